@@ -1,0 +1,76 @@
+"""Every error that mq raises, by whose fault it is.
+
+* :class:`CallerError`: the request was wrong. Nothing was changed; sending it again as it is fails again.
+* :class:`StorageError`: the medium could not do its part. The request was right.
+* :class:`CorruptMessage`: bytes on the medium are not those that were published.
+* :class:`BrokerClosed`: the broker has ended, or is ending.
+
+The text of each says, in one line, what is wrong and what to do. Doors translate by class, never by text.
+"""
+
+from __future__ import annotations
+
+
+class MQError(Exception):
+    """The root of every error that mq raises on purpose."""
+
+
+class CallerError(MQError):
+    """The caller's fault: nothing was changed."""
+
+
+class InvalidName(CallerError):
+    """A queue's name that is outside the grammar."""
+
+
+class InvalidId(CallerError):
+    """A message id that is not a version 1 UUID in standard text form."""
+
+
+class InvalidSetting(CallerError):
+    """A setting out of its range, of the wrong type, or unknown; the text names where it came from."""
+
+
+class NoSuchQueue(CallerError):
+    """The queue does not exist, or was deleted while the request ran."""
+
+
+class NoSuchMessage(CallerError):
+    """No message with that id is in the queue (it may have been removed already)."""
+
+
+class BodyTooLarge(CallerError):
+    """The body is over the configured limit."""
+
+
+class BodyIncomplete(CallerError):
+    """The body ended before its announced length, or could not be read."""
+
+
+class StorageError(MQError):
+    """The medium's fault."""
+
+
+class StorageUnusable(StorageError):
+    """The store cannot be opened: wrong path, no permission, in use, or unable to keep mq's promises."""
+
+
+class StorageFull(StorageError):
+    """No room, or no file handles, just now. Try again later; the store recovers by itself."""
+
+
+class StorageFailed(StorageError):
+    """A write or a sync failed. What is on the medium is unknown until the store is opened anew, so the
+    store changes nothing more until then; it can still be read."""
+
+
+class StorageSlow(StorageError):
+    """The barrier took longer than a lease's margin, so the lease was not given out. Try again."""
+
+
+class CorruptMessage(MQError):
+    """The stored bytes do not match the length or checksum noted when they were published."""
+
+
+class BrokerClosed(MQError):
+    """The broker is closed or closing: open it again."""

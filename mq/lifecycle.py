@@ -1,0 +1,103 @@
+"""The states of a message, and every move between them that is legal.
+
+The table is data: the simulator checks against it, observers receive it as events, and the picture in
+``docs/lifecycle.md`` is drawn from it by :func:`diagram`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from mq.message import MessageId
+
+
+class State(enum.Enum):
+    """Where a message is. The value is the name of its folder on a POSIX root."""
+
+    NEW = "new"
+    READY = "queues"
+    DELAYED = "delay"
+    REMOVED = "remove"
+
+
+class Kind(enum.Enum):
+    """What happened to a message."""
+
+    PUBLISH = "publish"
+    DELIVER = "deliver"
+    DELAY = "delay"
+    LEASE = "lease"
+    REQUEUE = "requeue"
+    EXTEND = "extend"
+    REMOVE = "remove"
+    REAP = "reap"
+    REROUTE = "reroute"
+
+
+Step = tuple[State | None, State | None]
+
+TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
+    Kind.PUBLISH: frozenset({(None, State.NEW)}),
+    Kind.DELIVER: frozenset({(State.NEW, State.READY)}),
+    Kind.DELAY: frozenset({(State.NEW, State.DELAYED)}),
+    Kind.LEASE: frozenset({(State.READY, State.DELAYED)}),
+    Kind.REQUEUE: frozenset({(State.DELAYED, State.READY)}),
+    Kind.EXTEND: frozenset({(State.DELAYED, State.DELAYED)}),
+    Kind.REMOVE: frozenset({(state, State.REMOVED) for state in (State.NEW, State.READY, State.DELAYED)}),
+    Kind.REAP: frozenset({(State.REMOVED, None)}),
+    Kind.REROUTE: frozenset({(State.READY, State.READY), (State.DELAYED, State.READY)}),
+}
+"""Kind -> the (from, to) pairs it may take; None is outside the store. REROUTE also changes the queue."""
+
+LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
+    step for steps in TRANSITIONS.values() for step in steps if None not in step
+)
+"""Every pair of states between which a store may be asked to move a message."""
+
+
+class Transition(NamedTuple):
+    """One thing that happened to one message, told to observers after it is done.
+
+    Attributes:
+        kind: what happened.
+        queue: the queue the message was in.
+        id: the message.
+        source: the state it left; None for a publish.
+        target: the state it entered; None for a reap.
+        time_ns: wall clock, nanoseconds since 1970.
+        size: length of the body in bytes, where the broker knows it.
+        receives: how often it has been handed out so far.
+        destination: the queue it went to, when that is another one.
+    """
+
+    kind: Kind
+    queue: str
+    id: MessageId
+    source: State | None
+    target: State | None
+    time_ns: int
+    size: int | None = None
+    receives: int = 0
+    destination: str | None = None
+
+
+class Observer(Protocol):
+    """Somebody who is told of transitions. The broker knows nothing else of observers."""
+
+    def saw(self, transitions: Sequence[Transition]) -> None:
+        """These are done. Must not block and must not raise."""
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2"]
+    for kind, steps in TRANSITIONS.items():
+        for source, target in sorted(steps, key=str):
+            lines.append(f"    {_name(source)} --> {_name(target)}: {kind.value}")
+    return "\n".join(lines) + "\n"
+
+
+def _name(state: State | None) -> str:
+    return "[*]" if state is None else state.name

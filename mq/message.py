@@ -1,0 +1,210 @@
+"""What a message is: its queue's name, its id, its body and what is known of it.
+
+Values only: frozen, without I/O, importable anywhere. Clocks are injected.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from mq.errors import InvalidId, InvalidName
+
+QUEUE_NAME_BYTES: Final = 100
+"""The longest queue name, in bytes. With the id's 36 it leaves 118 of a file name's 255 for the suffix."""
+
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
+_MESSAGE_ID = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-1([0-9a-f]{3})-([89ab][0-9a-f]{3})-([0-9a-f]{12})")
+
+_GREGORIAN_TO_UNIX_TICKS: Final = 0x01B21DD213814000
+"""100 ns ticks between 1582-10-15, where UUID time begins, and 1970-01-01 (RFC 9562, section 5.1)."""
+_TICKS_LIMIT: Final = 1 << 60
+_PLAUSIBLE_LEAD_TICKS: Final = 400 * 86_400 * 10_000_000
+
+
+class QueueName(str):
+    """A queue's name: ``[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}``.
+
+    Raises:
+        InvalidName: the text is outside that grammar.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> QueueName:
+        if _QUEUE_NAME.fullmatch(text) is None:
+            raise InvalidName(
+                f"not a queue name: {shorten(text)}. Use 1 to 100 letters, digits and . _ @ -, "
+                "beginning with a letter, a digit or _"
+            )
+        return super().__new__(cls, text)
+
+
+class MessageId(str):
+    """A message's id: a UUID of version 1 in standard, lower-case text form.
+
+    Ids order by :attr:`key`, that is by time first; their *text* does not order by time.
+
+    Raises:
+        InvalidId: the text is anything else.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> MessageId:
+        if _MESSAGE_ID.fullmatch(text) is None:
+            raise InvalidId(f"not a message id: {shorten(text)}. Give the X-Message-Id of a publish or a fetch")
+        return super().__new__(cls, text)
+
+    @property
+    def time(self) -> int:
+        """When the id was made, in 100 ns ticks since 1582-10-15 (UUID time)."""
+        return int(self[15:18] + self[9:13] + self[0:8], 16)
+
+    @property
+    def key(self) -> int:
+        """The integer by which ids are ordered: time, then clock sequence, then node. Unique to the id."""
+        return int(self[15:18] + self[9:13] + self[0:8] + self[19:23] + self[24:36], 16)
+
+    @property
+    def published_ns(self) -> int:
+        """When the id was made, in nanoseconds since 1970."""
+        return (self.time - _GREGORIAN_TO_UNIX_TICKS) * 100
+
+    @classmethod
+    def from_key(cls, key: int) -> MessageId:
+        """The id whose :attr:`key` is `key`."""
+        digits = f"{key:031x}"
+        time_high, time_mid, time_low = digits[0:3], digits[3:7], digits[7:15]
+        return str.__new__(cls, f"{time_low}-{time_mid}-1{time_high}-{digits[15:19]}-{digits[19:31]}")
+
+
+class MessageIds:
+    """Makes ids whose time strictly increases, whatever the clock does.
+
+    Args:
+        clock_ns: wall clock, nanoseconds since 1970.
+        node: 48 random bits that tell this process from others; drawn when not given.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns, node: int | None = None) -> None:
+        if node is None:
+            node = secrets.randbits(48) | 1 << 40  # the multicast bit: not a network card's address
+        clock_sequence = 0x8000 | (node ^ node >> 16) & 0x3FFF
+        self._clock_ns = clock_ns
+        self._tail = f"{clock_sequence:04x}-{node:012x}"
+        self._last = 0
+
+    def new(self) -> MessageId:
+        """The next id."""
+        ticks = self._clock_ns() // 100 + _GREGORIAN_TO_UNIX_TICKS
+        if ticks <= self._last:
+            ticks = self._last + 1
+        self._last = ticks
+        digits = f"{ticks:015x}"
+        return str.__new__(MessageId, f"{digits[7:]}-{digits[3:7]}-1{digits[:3]}-{self._tail}")
+
+    def observe(self, ticks: int) -> None:
+        """Make every later id younger than `ticks`: what stood in the store before comes out first.
+
+        A time more than 400 days ahead of the clock is taken for a foreign id and not followed.
+        """
+        ceiling = self._clock_ns() // 100 + _GREGORIAN_TO_UNIX_TICKS + _PLAUSIBLE_LEAD_TICKS
+        if self._last < ticks <= min(ceiling, _TICKS_LIMIT - 1):
+            self._last = ticks
+
+
+class Properties(NamedTuple):
+    """What is fixed when a message is written.
+
+    Attributes:
+        size: length of the body in bytes.
+        checksum: CRC-32 of the body (zlib's), or None where the medium did not keep one.
+        attributes: what the publisher said of it, as JSON values by name (``content_type``, ...).
+    """
+
+    size: int
+    checksum: int | None
+    attributes: Mapping[str, Any] = {}
+
+
+class Body(Protocol):
+    """A message's bytes, wherever they are. Read it once, then close it."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+
+    async def read(self) -> bytes:
+        """All of it.
+
+        Raises:
+            CorruptMessage: the bytes are not those that were published.
+        """
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Chunk by chunk; raises CorruptMessage at the end at the latest."""
+
+    async def aclose(self) -> None:
+        """Give back what it holds (an open file)."""
+
+
+class BytesBody:
+    """A body that is in memory."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return len(self._data)
+
+    async def read(self) -> bytes:
+        """All of it."""
+        return self._data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """All of it in one chunk."""
+        if self._data:
+            yield self._data
+
+    async def aclose(self) -> None:
+        """Nothing to give back."""
+
+
+class Message(NamedTuple):
+    """A message as a fetch hands it out.
+
+    Attributes:
+        queue: the queue it was fetched from.
+        id: give it back to remove the message.
+        body: its bytes.
+        properties: what was fixed when it was published.
+        receives: how often it has been handed out, this time included.
+        receipt: unique to this delivery.
+    """
+
+    queue: str
+    id: MessageId
+    body: Body
+    properties: Properties
+    receives: int
+    receipt: str
+
+
+def checksum(data: bytes, start: int = 0) -> int:
+    """CRC-32 of `data`, going on from `start`."""
+    return zlib.crc32(data, start)
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """`text` as an error line may show it: escaped, in quotes, cut at `limit` characters."""
+    shown = ascii(text if len(text) <= limit else text[:limit] + "...")
+    return '"' + shown[1:-1] + '"'

@@ -1,0 +1,264 @@
+"""The narrow waist: what every store can do, and what it promises.
+
+Few verbs, batch first. A store keeps *entries* (messages) and *records* (what else must be durable). It knows
+nothing of leases, order or waiting: that is the broker's. Every backend is held to this page by
+:mod:`mq.storage.conformance`.
+
+The one promise that carries the rest: when :meth:`Storage.commit` returns, every operation in the batch whose
+outcome is ``DONE`` and whose ``durable`` is true survives the loss of power at any later instant.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, NamedTuple, Protocol
+
+from mq.lifecycle import State
+from mq.message import Body, MessageId, Properties
+
+QUEUE: Final = "queue"
+"""The kind of record that makes a queue: its key is the queue's name, its value the queue's settings."""
+
+
+class Meta(NamedTuple):
+    """What moves change. A fresh message has the default everywhere.
+
+    Attributes:
+        deadline_ms: when a DELAYED entry falls due, in milliseconds since 1970.
+        receives: how often the message has been handed out.
+        claim: unique to whoever holds the entry; 16 lower-case hexadecimal digits.
+        order: the time (UUID ticks) by which the message stands in its queue, where that is not its id's.
+    """
+
+    deadline_ms: int | None = None
+    receives: int = 0
+    claim: str | None = None
+    order: int | None = None
+
+
+FRESH: Final = Meta()
+
+
+class Entry(NamedTuple):
+    """One message in one place.
+
+    Attributes:
+        queue: the queue's name.
+        id: the message's id.
+        state: where it is.
+        meta: what moves have changed so far.
+    """
+
+    queue: str
+    id: MessageId
+    state: State
+    meta: Meta = FRESH
+
+
+class Staged(Protocol):
+    """A large body that lies in the store under a temporary name, waiting for its :class:`Write`."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of the bytes."""
+
+    async def discard(self) -> None:
+        """Take it away again. Does nothing once its Write is done."""
+
+
+class Write(NamedTuple):
+    """Make a message. Its outcome's entry is in NEW.
+
+    Attributes:
+        queue: the queue it is for; whether that exists is the broker's to know.
+        id: its id; EXISTS when NEW holds that id of that queue already.
+        body: its bytes, or what :meth:`Storage.stage` gave.
+        attributes: kept with the message and given back by :meth:`Storage.read`.
+        durable: as everywhere.
+    """
+
+    queue: str
+    id: MessageId
+    body: bytes | Staged
+    attributes: Mapping[str, Any] = {}
+    durable: bool = True
+
+
+class Move(NamedTuple):
+    """Move a message from where `entry` says to `state`, with new `meta`: a compare-and-move.
+
+    GONE when it is not (or no longer) exactly there; of many racers exactly one gets DONE, provided that the
+    targets differ, so a move to DELAYED carries a claim of its own. NO_QUEUE when it leads into a queue that
+    is not there. EXISTS when the target is taken: nothing is overwritten.
+    """
+
+    entry: Entry
+    state: State
+    meta: Meta = FRESH
+    queue: str | None = None
+    durable: bool = True
+
+
+class Unlink(NamedTuple):
+    """Take an entry out of REMOVED, for good. For a deleted queue a part at a time: MORE until it is gone."""
+
+    entry: Entry
+    durable: bool = False
+
+
+Operation = Write | Move | Unlink
+
+
+class Result(enum.Enum):
+    """How an operation of a batch ended."""
+
+    DONE = "done"
+    MORE = "more"
+    """A part is done: ask again (only for Unlink)."""
+    GONE = "gone"
+    """Not there (any more): the race is lost, or it never was."""
+    EXISTS = "exists"
+    """The target is taken; nothing was changed."""
+    NO_QUEUE = "no queue"
+    """The queue that it leads to is not there."""
+    FULL = "full"
+    """No room or no handles now; nothing was changed. Try later."""
+    FAILED = "failed"
+    """The medium failed; whether the operation is on it will be known when the store is opened anew."""
+    UNKNOWN = "unknown"
+    """May have landed (network stores). Repeating it is safe."""
+    FENCED = "fenced"
+    """Somebody else is in charge now; nothing was changed."""
+
+
+class Outcome(NamedTuple):
+    """What became of one operation.
+
+    Attributes:
+        result: how it ended.
+        entry: where the message is now, for a Write or Move that is DONE.
+        reason: one line for FULL and FAILED.
+    """
+
+    result: Result
+    entry: Entry | None = None
+    reason: str = ""
+
+
+class Stored(NamedTuple):
+    """A message read from the store.
+
+    Attributes:
+        properties: what was fixed when it was written.
+        body: its bytes; the caller closes it.
+    """
+
+    properties: Properties
+    body: Body
+
+
+class Change(NamedTuple):
+    """Something that happened to the medium from outside this process.
+
+    Attributes:
+        entry: what appeared or vanished; None for "unknown: look again at everything".
+        present: it appeared (True) or vanished (False).
+    """
+
+    entry: Entry | None
+    present: bool = True
+
+
+class Description(NamedTuple):
+    """What a store is.
+
+    Attributes:
+        name: its address, as given to the registry.
+        durable: what it answers survives the loss of power.
+        shared: other processes may change it at the same time.
+        ordered: it can serve messages in the order of their ids.
+        max_body: the longest body in bytes; None for no limit of its own.
+        journaled: its moves are atomic over a crash without a barrier. Where False, a move is made whole by a
+            barrier of its own even if it was allowed to ride on the next one.
+    """
+
+    name: str
+    durable: bool
+    shared: bool
+    ordered: bool
+    max_body: int | None
+    journaled: bool
+
+
+class Storage(Protocol):
+    """A store. Verbs raise nothing but :class:`mq.errors.StorageError` and what is named here."""
+
+    @property
+    def description(self) -> Description:
+        """What it is. Complete once it is open."""
+
+    async def open(self) -> None:
+        """Make it ready: create what is missing, repair what a crash left, durably.
+
+        Raises:
+            StorageUnusable: it cannot serve; the text says why and what to do.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of it. Safe to call twice."""
+
+    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        """Keep `value` (JSON) under (kind, key), durably, replacing what was there. True when it is new."""
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        """Forget (kind, key), durably. False when it was not there.
+
+        Dropping a QUEUE takes its messages in READY with it, and none of its messages in NEW or DELAYED
+        belongs to a queue that is made later under the same name.
+        """
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """All records of a kind, by key."""
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
+        """Bring a large body to the medium under a temporary name. What `chunks` raises passes through, and
+        nothing is left behind.
+
+        Raises:
+            StorageFull: no room.
+            StorageFailed: the medium failed.
+        """
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do all of them, in order, with one durability barrier. A batch is not a transaction: each operation
+        has its own outcome, in the same order.
+
+        With ``durable=False`` an operation may ride on the next barrier instead.
+        """
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        """Open the messages at these places; None for one that is not (any more) there.
+
+        A body that is damaged raises CorruptMessage when it is read.
+        """
+
+    async def find(self, queue: str, id: MessageId) -> Entry | None:
+        """Where that message is now, in NEW, READY or DELAYED, tried in this order."""
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """Entries in a state, of one queue or of all, at most `limit`; in no promised order.
+
+        READY needs a queue. REMOVED includes deleted queues, as entries to Unlink.
+        """
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
+        """What other processes do to the medium, as it happens; None where the medium cannot tell.
+
+        Everything that happens after the block is entered is told, if only as "look again at everything".
+        """
