@@ -1,0 +1,44 @@
+# One line a target: what is longer lives in tools/.
+.DEFAULT_GOAL := help
+READY := .venv/.ready
+BIN := .venv/bin
+
+.PHONY: help setup venv run test quick lint format types docs dist bench clean
+
+help: ## show the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
+	@bash tools/setup.sh
+
+setup venv: $(READY) ## make .venv with everything in it
+
+run: $(READY) ## serve on 127.0.0.1:8080 with the root /tmp/mq
+	$(BIN)/mq
+
+test: lint types ## everything, slow tests included
+	$(BIN)/pytest
+
+quick: $(READY) ## the tests that take seconds
+	$(BIN)/pytest -m "not slow" -q
+
+lint: $(READY) ## style
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: $(READY) ## put the style right
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+types: $(READY) ## strict types
+	$(BIN)/mypy
+
+docs: $(READY) ## are the pages true: links, examples, the table of seeds
+	$(BIN)/pytest tests/test_docs.py
+
+dist: $(READY) ## build the wheel and the one-file program into dist/
+	$(BIN)/python tools/dist.py dist
+
+bench: $(READY) ## benchmarks, as ratios against a bare loop
+	$(BIN)/python -m benchmarks
+
+clean: ## forget what was built
+	rm -rf .venv .tox build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Installs the system packages that some tests use, with apt, as root, in CI or when asked (--yes).
+# Anywhere else it installs nothing: those tests skip, and say why.
+set -euo pipefail
+
+packages=(
+    curl      # the session in the README
+    e2fsprogs # file systems of a test's own, in a file
+)
+
+if [ "${CI:-}" != true ] && [ "${1:-}" != --yes ]; then
+    echo "setup-system: not in CI and not asked (--yes); nothing installed" >&2
+elif [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "setup-system: needs root and apt; nothing installed" >&2
+else
+    missing=()
+    for package in "${packages[@]}"; do
+        dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+    done
+    if [ ${#missing[@]} -gt 0 ]; then
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}"
+    fi
+fi
