@@ -1,0 +1,29 @@
+"""What every test may use. What only one room needs lives in that room's own conftest."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def temp_root() -> Iterator[Path]:
+    """A root that does not exist yet, on a real disk, with a path short enough for anything."""
+    folder = tempfile.mkdtemp(prefix="mq-")
+    try:
+        yield Path(folder) / "root"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
