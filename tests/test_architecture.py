@@ -1,0 +1,180 @@
+"""Who may import what, and the habits that no linter knows. The tables are the house's plan."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+TREE = Path(__file__).resolve().parent.parent
+LONGEST_FILE = 450
+
+DOMAIN: Final = ("mq.errors", "mq.message", "mq.lifecycle")
+
+MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
+    "mq": ("mq.errors", "mq.message"),
+    "mq.errors": (),
+    "mq.message": ("mq.errors",),
+    "mq.lifecycle": ("mq.message",),
+    "mq.vsqs": DOMAIN,
+    "mq.spark": DOMAIN,
+    "mq.storage": (*DOMAIN, "mq.storage"),
+    "mq.storage.interface": DOMAIN,
+    "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface"),
+    "mq.broker.open": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
+    "mq.observers": (*DOMAIN, "mq.observers"),
+    "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker"),
+    "mq.web": (*DOMAIN, "mq.web", "mq.broker"),
+    "mq.settings": DOMAIN,
+    "mq.cli": ("mq",),
+    "mq.__main__": ("mq.cli",),
+}
+"""Module or package -> what of mq it may import. The longest entry that fits a module counts."""
+
+TRIO_FREE: Final = (
+    *DOMAIN,
+    "mq",
+    "mq.vsqs",
+    "mq.spark",
+    "mq.storage.calls",
+    "mq.storage.folders",
+    "mq.storage.interface",
+    "mq.storage.names",
+)
+"""Modules that somebody without an event loop imports."""
+
+ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
+    "click": ("mq.cli",),
+    "hypercorn": ("mq.web",),
+    "inotify_simple": ("mq.storage",),
+    "pyfakefs": ("mq.storage.fake",),
+    "quart": ("mq.web",),
+    "quart_trio": ("mq.web",),
+    "tqdm": ("mq.cli",),
+    "werkzeug": ("mq.web",),
+}
+"""Package from outside -> the rooms that may know of it."""
+
+SURVIVES_EVERYTHING: Final[dict[str, str]] = {}
+"""Module -> why it may catch every exception and go on. Elsewhere such a handler must raise again."""
+
+
+def fits(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def rule(module: str) -> str:
+    """The longest entry of MAY_IMPORT that fits. The entry `mq` stands for the package's own file alone."""
+    if module == "mq":
+        return module
+    found = [prefix for prefix in MAY_IMPORT if prefix != "mq" and (fits(module, prefix) or is_program(module, prefix))]
+    return max(found, key=len, default="nothing")
+
+
+def is_program(module: str, prefix: str) -> bool:
+    """The programs are cli.py, cli_mover.py, cli_reaper.py: all of them compose."""
+    return prefix == "mq.cli" and module.startswith("mq.cli_")
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted((TREE / "mq").rglob("*.py")):
+        parts = path.relative_to(TREE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@functools.cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text())
+
+
+def imported(module: str) -> Iterator[str]:
+    """Every module that `module` imports; `from mq.a import b` is mq.a.b where that is a module."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in modules() else str(node.module)
+
+
+each_module = pytest.mark.parametrize("module", sorted(modules()))
+
+
+@each_module
+def test_imports_run_one_way(module: str) -> None:
+    allowed = MAY_IMPORT.get(rule(module))
+    assert allowed is not None, f"{module} has no line in MAY_IMPORT"
+    for name in imported(module):
+        if fits(name, "mq"):
+            assert name == module or any(fits(name, prefix) for prefix in allowed), f"{module} imports {name}"
+
+
+@each_module
+def test_packages_from_outside_stay_in_their_room(module: str) -> None:
+    for name in imported(module):
+        rooms = ONLY_IN.get(name.partition(".")[0], ("mq",))
+        assert any(fits(module, room) or is_program(module, room) for room in rooms), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", sorted(set(TRIO_FREE) & set(modules())))
+def test_trio_stays_out(module: str) -> None:
+    assert not [name for name in imported(module) if name.partition(".")[0] in ("trio", "trio_util")]
+
+
+def test_import_mq_is_light() -> None:
+    code = "import sys; before = set(sys.modules); import mq; print(*sorted(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+    assert foreign == {"mq"}
+    assert {name for name in loaded if fits(name, "mq")} == {"mq", "mq.errors", "mq.message"}
+
+
+@each_module
+def test_no_import_inside_a_function(module: str) -> None:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = [n.lineno for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+            assert not inside, f"{module}, lines {inside}"
+
+
+@each_module
+def test_nothing_catches_everything_and_goes_on(module: str) -> None:
+    if module in SURVIVES_EVERYTHING:
+        return
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ExceptHandler) and catches_everything(node):
+            last = node.body[-1]
+            assert isinstance(last, ast.Raise), f"{module}, line {node.lineno}"
+
+
+def catches_everything(handler: ast.ExceptHandler) -> bool:
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(
+        kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")) for kind in caught
+    )
+
+
+def test_exceptions_to_the_rule_are_still_needed() -> None:
+    assert set(SURVIVES_EVERYTHING) <= set(modules())
+    assert all(SURVIVES_EVERYTHING.values())
+
+
+@each_module
+def test_every_module_says_what_lives_in_it(module: str) -> None:
+    assert ast.get_docstring(tree(module))
+
+
+@each_module
+def test_files_stay_small(module: str) -> None:
+    assert len(modules()[module].read_text().splitlines()) <= LONGEST_FILE
