@@ -1,0 +1,131 @@
+"""The one file: built here, run by interpreters that have nothing but Python's standard library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).resolve().parent.parent
+MINORS = range(11, 20)
+PATIENCE_SECONDS = 60
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def interpreters() -> dict[str, str]:
+    """Version -> path, for the Python below this venv and for others that lie around."""
+    candidates = [sys._base_executable]
+    candidates += [path for minor in MINORS if (path := shutil.which(f"python3.{minor}"))]
+    candidates += [str(path) for path in Path.home().glob(".pyenv/versions/3.*/bin/python3")]
+    found: dict[str, str] = {}
+    for path in candidates:
+        asked = subprocess.run(
+            [path, "-c", "import sys; print('3.%d' % sys.version_info[1])"], capture_output=True, text=True, check=False
+        )
+        version = asked.stdout.strip()
+        if asked.returncode == 0 and int(version.partition(".")[2]) in MINORS:
+            found.setdefault(version, path)
+    return found
+
+
+INTERPRETERS = interpreters()
+
+
+@pytest.fixture(scope="module")
+def one_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    build(folder)
+    return folder / "mq.pyz"
+
+
+def build(folder: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, TREE / "tools" / "dist.py", folder], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+
+
+@pytest.fixture
+def bare(one_file: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the one file with an empty environment, without site-packages, with a HOME of its own."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(interpreter: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [interpreter, "-I", "-S", str(one_file), *arguments]
+        environment = {"HOME": str(tmp_path / "home"), "SHIV_ROOT": str(tmp_path / "unpacked")}
+        process = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def request(url: str, method: str, body: bytes | None = None) -> tuple[int, bytes, str]:
+    with urllib.request.urlopen(urllib.request.Request(url, data=body, method=method), timeout=10) as reply:
+        return reply.status, reply.read(), reply.headers["X-Message-Id"]
+
+
+def wait_until_served(url: str, process: subprocess.Popen[str]) -> None:
+    """Real time: another process unpacks itself and starts."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"ended with {process.returncode}: {process.communicate()[0]}")
+        try:
+            request(f"{url}/unknown", "GET")
+        except urllib.error.HTTPError:
+            return
+        except urllib.error.URLError:
+            time.sleep(0.05)
+    pytest.fail("did not serve in time")
+
+
+@pytest.mark.parametrize("version", sorted(INTERPRETERS))
+def test_one_file_serves_with_nothing_but_python(
+    bare: Callable[..., subprocess.Popen[str]], free_port: int, temp_root: Path, version: str
+) -> None:
+    process = bare(INTERPRETERS[version], "--port", str(free_port), "--root", str(temp_root))
+    url = f"http://127.0.0.1:{free_port}"
+    wait_until_served(url, process)
+
+    assert request(f"{url}/queue001", "PUT")[0] == 201
+    status, _, posted = request(f"{url}/queue001/messages", "POST", b"hello\n")
+    assert status == 201
+    assert request(f"{url}/queue001/messages", "GET") == (200, b"hello\n", posted)
+    assert request(f"{url}/queue001/messages/{posted}", "DELETE")[0] == 202
+    assert request(f"{url}/queue001/messages", "GET")[0] == 204
+
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+
+
+def test_one_file_tells_its_version(bare: Callable[..., subprocess.Popen[str]]) -> None:
+    process = bare(sys._base_executable, "--version")
+    assert process.communicate(timeout=PATIENCE_SECONDS)[0].strip().endswith("0.1.0")
+
+
+def test_one_file_is_reproducible(one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    mask = os.umask(0o027)
+    try:
+        build(tmp_path / "again")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "again" / "mq.pyz").read_bytes() == one_file.read_bytes()

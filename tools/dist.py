@@ -1,0 +1,86 @@
+"""Builds the wheel, and mq.pyz: the whole program with all it needs in one file, for any Python from 3.11 on.
+
+Usage: python tools/dist.py FOLDER
+
+The file is the same, byte for byte, wherever and whenever it is built from the same tree and pins: names are
+sorted, times and permissions fixed, and what pip notes of this machine is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+TREE = Path(__file__).resolve().parent.parent
+ENTRY_POINT = "mq.cli:main"
+SHEBANG = b"#!/usr/bin/env python3\n"
+
+PURE_FALLBACK = {"markupsafe/_speedups"}
+"""Compiled modules that their package works without. They fit one version of Python, so they stay out."""
+
+MACHINE_NOTES = ("bin", "*.dist-info/RECORD", "*.dist-info/direct_url.json", "*.dist-info/REQUESTED")
+"""What pip writes about this machine: scripts with its path in them, and lists of hashes of those scripts."""
+
+
+def main(folder: Path) -> None:
+    """Build both into `folder`."""
+    os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980-01-01: the first a zip can name
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        wheel = build_wheel(Path(scratch) / "wheel")
+        packages = Path(scratch) / "packages"
+        gather(wheel, packages)
+        raw = Path(scratch) / "mq.pyz"
+        run("shiv", "--site-packages", str(packages), "--entry-point", ENTRY_POINT, "--reproducible", "-o", str(raw))
+        shutil.copy(wheel, folder / wheel.name)
+        normalise(raw, folder / "mq.pyz")
+    for name in (wheel.name, "mq.pyz"):
+        print(f"{folder / name}: {(folder / name).stat().st_size:,} bytes")
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this tree."""
+    run("build", "--wheel", "--outdir", str(folder), str(TREE))
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def gather(wheel: Path, packages: Path) -> None:
+    """Install the wheel and what it needs into `packages`, without anything that fits this machine only."""
+    pins = TREE / "constraints.txt"
+    run("pip", "install", "--quiet", "--no-compile", "--target", str(packages), "--constraint", str(pins), str(wheel))
+    for pattern in MACHINE_NOTES:
+        for path in packages.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in packages.rglob("*.so"):
+        module = str(path.relative_to(packages)).partition(".")[0]
+        if module not in PURE_FALLBACK:
+            raise SystemExit(f"{module} is compiled: one file cannot serve several Pythons with it")
+        path.unlink()
+
+
+def normalise(raw: Path, target: Path) -> None:
+    """Copy a zipapp with its entries sorted and their permissions fixed."""
+    with zipfile.ZipFile(raw) as source, target.open("wb") as file:
+        file.write(SHEBANG)
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for entry in sorted(source.infolist(), key=lambda entry: entry.filename):
+                entry.external_attr = 0o100644 << 16
+                archive.writestr(entry, source.read(entry))
+    target.chmod(0o755)
+
+
+def run(module: str, *arguments: str) -> None:
+    """Run a tool of this Python's, or end with its message."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{module} failed:\n{done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
