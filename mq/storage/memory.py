@@ -1,0 +1,209 @@
+"""``memory:`` keeps everything in this process: the store of transient queues and messages.
+
+Not durable, not shared. What a message's leaving takes with it is taken at once:
+
+* Dropping a queue forgets its READY messages on the spot, so nothing of it appears in REMOVED.
+* Making a queue forgets what NEW and DELAYED hold under its name: that belonged to the one before it. Until then
+  those messages can still be removed, as in every other store.
+
+Attributes and records are kept as JSON text, so that nobody can change them from outside, and what comes back is
+what every other store would give.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import trio
+
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.message import BytesBody, MessageId, Properties, checksum
+from mq.storage.interface import (
+    QUEUE,
+    Description,
+    Entry,
+    Meta,
+    Move,
+    Operation,
+    Outcome,
+    Result,
+    Staged,
+    Stored,
+    Unlink,
+    Write,
+)
+from mq.storage.options import StorageOptions
+
+
+def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
+    """The factory of ``memory:``.
+
+    Raises:
+        StorageUnusable: something follows the colon, or another process is to take part.
+    """
+    if rest:
+        raise StorageUnusable("memory: stands alone: nothing follows its colon")
+    if options.shared or options.watched:
+        raise StorageUnusable("memory: lives in one process: no peers, no separate mover or reaper can work on it")
+    return MemoryStorage()
+
+
+class _Kept(NamedTuple):
+    meta: Meta
+    data: bytes
+    checksum: int
+    attributes: str
+
+
+class _StagedBytes:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.size = len(data)
+        self.checksum = checksum(data)
+
+    async def discard(self) -> None:
+        """Nothing to do: it goes when nobody holds it."""
+
+
+class MemoryStorage:
+    """A :class:`~mq.storage.interface.Storage` of dictionaries. Its life is that of the object, from open to close."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[State, str], dict[MessageId, _Kept]] = {}
+        self._records: dict[str, dict[str, str]] = {}
+
+    @property
+    def description(self) -> Description:
+        """What it is."""
+        return Description("memory:", durable=False, shared=False, ordered=True, max_body=None, journaled=True)
+
+    async def open(self) -> None:
+        """Nothing to make ready."""
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        """Forget everything."""
+        self._places.clear()
+        self._records.clear()
+        await trio.lowlevel.checkpoint()
+
+    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        """Keep a record until the store is closed."""
+        await trio.lowlevel.checkpoint()
+        records = self._records.setdefault(kind, {})
+        new = key not in records
+        records[key] = json.dumps(value)
+        if new and kind == QUEUE:
+            self._places.pop((State.NEW, key), None)
+            self._places.pop((State.DELAYED, key), None)
+        return new
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        """Forget a record; with a queue's, its READY messages."""
+        await trio.lowlevel.checkpoint()
+        if self._records.get(kind, {}).pop(key, None) is None:
+            return False
+        if kind == QUEUE:
+            self._places.pop((State.READY, key), None)
+        return True
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """All records of a kind, by key."""
+        await trio.lowlevel.checkpoint()
+        return {key: json.loads(value) for key, value in self._records.get(kind, {}).items()}
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
+        """Collect a body."""
+        return _StagedBytes(b"".join([chunk async for chunk in chunks]))
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do all of them, in order. The checkpoint comes first: once something is done, its outcome is told."""
+        await trio.lowlevel.checkpoint()
+        return [self._do(operation) for operation in operations]
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        """The messages at these places."""
+        await trio.lowlevel.checkpoint()
+        return [_stored(self._at(entry)) for entry in entries]
+
+    async def find(self, queue: str, id: MessageId) -> Entry | None:
+        """Where that message is."""
+        await trio.lowlevel.checkpoint()
+        for state in (State.NEW, State.READY, State.DELAYED):
+            kept = self._places.get((state, queue), {}).get(id)
+            if kept is not None:
+                return Entry(queue, id, state, kept.meta)
+        return None
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """Entries in a state."""
+        await trio.lowlevel.checkpoint()
+        return list(itertools.islice(self._entries(state, queue), limit))
+
+    def changes(self) -> None:
+        """No other process can reach it."""
+
+    def _entries(self, state: State, queue: str | None) -> Iterator[Entry]:
+        for (place, name), messages in self._places.items():
+            if place is state and queue in (None, name):
+                for id, kept in messages.items():
+                    yield Entry(name, id, state, kept.meta)
+
+    def _do(self, operation: Operation) -> Outcome:
+        match operation:
+            case Write():
+                return self._write(operation)
+            case Move():
+                return self._move(operation)
+            case Unlink(entry):
+                assert entry.state is State.REMOVED, f"not removed yet: {entry}"
+                return Outcome(Result.GONE if self._take(entry) is None else Result.DONE)
+
+    def _write(self, write: Write) -> Outcome:
+        body = write.body
+        if not isinstance(body, bytes):
+            assert isinstance(body, _StagedBytes), "a body that another store staged"
+            body = body.data
+        entry = Entry(write.queue, write.id, State.NEW)
+        kept = _Kept(entry.meta, body, checksum(body), json.dumps(write.attributes))
+        return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
+
+    def _move(self, move: Move) -> Outcome:
+        target = Entry(move.queue or move.entry.queue, move.entry.id, move.state, move.meta)
+        if target.state is State.READY and target.queue not in self._records.get(QUEUE, {}):
+            return Outcome(Result.NO_QUEUE)
+        kept = self._take(move.entry)
+        if kept is None:
+            return Outcome(Result.GONE)
+        if not self._put(target, kept._replace(meta=target.meta)):
+            self._put(move.entry, kept)
+            return Outcome(Result.EXISTS)
+        return Outcome(Result.DONE, target)
+
+    def _at(self, entry: Entry) -> _Kept | None:
+        kept = self._places.get((entry.state, entry.queue), {}).get(entry.id)
+        return kept if kept is not None and kept.meta == entry.meta else None
+
+    def _put(self, entry: Entry, kept: _Kept) -> bool:
+        place = self._places.setdefault((entry.state, entry.queue), {})
+        return place.setdefault(entry.id, kept) is kept
+
+    def _take(self, entry: Entry) -> _Kept | None:
+        kept = self._at(entry)
+        if kept is not None:
+            place = self._places[entry.state, entry.queue]
+            del place[entry.id]
+            if not place:  # queues come and go: an empty place is not kept
+                del self._places[entry.state, entry.queue]
+        return kept
+
+
+def _stored(kept: _Kept | None) -> Stored | None:
+    if kept is None:
+        return None
+    properties = Properties(len(kept.data), kept.checksum, json.loads(kept.attributes))
+    return Stored(properties, BytesBody(kept.data))
