@@ -1,0 +1,30 @@
+"""Reads Markdown as far as the tests of the pages need it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return [text for name, text in _FENCE.findall(page.read_text()) if name == language]
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks and code spans."""
+    return re.sub(r"`[^`\n]+`", "", _FENCE.sub("", page.read_text()))
+
+
+def links(page: Path) -> list[str]:
+    """Where the page's links lead, without addresses of other hosts."""
+    return [target for target in _LINK.findall(prose(page)) if "://" not in target]
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of the page's headings, as Git hosts make them."""
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in _HEADING.findall(page.read_text())}
