@@ -23,8 +23,8 @@ SHEBANG = b"#!/usr/bin/env python3\n"
 PURE_FALLBACK = {"markupsafe/_speedups"}
 """Compiled modules that their package works without. They fit one version of Python, so they stay out."""
 
-MACHINE_NOTES = ("bin", "*.dist-info/RECORD", "*.dist-info/direct_url.json", "*.dist-info/REQUESTED")
-"""What pip writes about this machine: scripts with its path in them, and lists of hashes of those scripts."""
+MACHINE_NOTES = ("bin", *(f"*.dist-info/{name}" for name in ("RECORD", "REQUESTED", "WHEEL", "direct_url.json")))
+"""What tells of this machine and its Python: scripts with a path in them and their hashes, tags of wheels."""
 
 
 def main(folder: Path) -> None:
