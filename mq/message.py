@@ -12,7 +12,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from mq.errors import InvalidId, InvalidName
+from mq.errors import CorruptMessage, InvalidId, InvalidName
 
 QUEUE_NAME_BYTES: Final = 100
 """The longest queue name, in bytes. With the id's 36 it leaves 118 of a file name's 255 for the suffix."""
@@ -174,6 +174,27 @@ class BytesBody:
         """All of it in one chunk."""
         if self._data:
             yield self._data
+
+    async def aclose(self) -> None:
+        """Nothing to give back."""
+
+
+class DamagedBody:
+    """A body whose bytes are known to be damaged: whoever reads it gets the error."""
+
+    __slots__ = ("reason", "size")
+
+    def __init__(self, size: int, reason: str) -> None:
+        self.size = size
+        self.reason = reason
+
+    async def read(self) -> bytes:
+        """Raises CorruptMessage."""
+        raise CorruptMessage(self.reason)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Raises CorruptMessage."""
+        yield await self.read()
 
     async def aclose(self) -> None:
         """Nothing to give back."""

@@ -214,7 +214,11 @@ class Storage(Protocol):
         """Let go of it. Safe to call twice."""
 
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep `value` (JSON) under (kind, key), durably, replacing what was there. True when it is new."""
+        """Keep `value` (JSON) under (kind, key), durably, replacing what was there. True when it is new.
+
+        The value of a QUEUE carries ``created``: an instant in UUID ticks. Messages of that queue in NEW or
+        DELAYED whose id is earlier belong to a deleted queue of the same name.
+        """
 
     async def drop_record(self, kind: str, key: str) -> bool:
         """Forget (kind, key), durably. False when it was not there.

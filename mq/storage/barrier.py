@@ -1,0 +1,92 @@
+"""One durability barrier: which syncs make a batch of changes durable.
+
+A few files and folders are synced one by one; many by one syncfs(2) of the whole file system, whose errors the
+kernel reports since 5.8. Every result is checked; an error is never tried again (the second fsync after an error
+says OK and the bytes are not there).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from typing import Final
+
+from mq.storage.calls import OPEN_FOLDER, Calls
+
+FEW_FILES: Final = 2
+FEW_FOLDERS: Final = 4
+
+
+class Barrier:
+    """What has to be synced together.
+
+    Args:
+        calls: the system.
+        root_fd: any folder of the file system, opened before what is written.
+        syncfs: whether syncfs may be used.
+        files: how many files will be written at the most; decides whether they are kept open for fsync.
+    """
+
+    def __init__(self, calls: Calls, root_fd: int, *, syncfs: bool, files: int = 0) -> None:
+        self._calls = calls
+        self._root_fd = root_fd
+        self._syncfs = syncfs
+        self._one_by_one = not syncfs or files <= FEW_FILES
+        self._files: list[int] = []
+        self._folders: set[str] = set()
+        self._everything = False
+
+    def add_file(self, fd: int) -> None:
+        """This open file was written. The barrier closes it."""
+        if self._one_by_one:
+            self._files.append(fd)
+        else:
+            self._everything = True
+            self._calls.close(fd)
+
+    def add_folders(self, *paths: str) -> None:
+        """Names in these folders were changed."""
+        self._folders.update(paths)
+
+    def settle(self) -> frozenset[str] | None:
+        """Wait until all of it is on the medium. The folders that were synced; None for all there are.
+
+        Raises:
+            OSError: the medium failed; nothing of the batch is known to be durable.
+        """
+        try:
+            if self._everything or (self._syncfs and len(self._folders) > FEW_FOLDERS):
+                self._calls.syncfs(self._root_fd)
+                return None
+            for fd in self._files:
+                self._calls.fsync(fd)
+        finally:
+            self.close()
+        try:
+            for folder in self._folders:
+                self._sync_folder(folder)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._syncfs:
+                raise
+            self._calls.syncfs(self._root_fd)  # needs no handle of its own
+            return None
+        return frozenset(self._folders)
+
+    def close(self) -> None:
+        """Close the files that wait for their sync."""
+        files, self._files = self._files, []
+        for fd in files:
+            self._calls.close(fd)
+
+    def _sync_folder(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # deleted by hand meanwhile: nothing of it can be kept
+            sync_folder(self._calls, path)
+
+
+def sync_folder(calls: Calls, path: str) -> None:
+    """Make the names in a folder durable."""
+    fd = calls.open(path, OPEN_FOLDER)
+    try:
+        calls.fsync(fd)
+    finally:
+        calls.close(fd)

@@ -1,0 +1,300 @@
+"""One commit: what a batch of operations does to the four folders.
+
+Two ways to move a name, by what the file system keeps over a power cut (:mod:`mq.storage.mount`):
+
+* *rename*, where that is atomic. Moves that need not be durable ride on the next barrier.
+* *link, barrier, unlink* elsewhere: at no instant is a message without a durable name.
+
+An error that can pass refuses one operation. Any other, and any at all from a barrier, leaves the state on the
+medium unknown: the store has failed, and every operation of the batch with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from mq.lifecycle import State
+from mq.message import Properties, checksum
+from mq.storage.barrier import Barrier
+from mq.storage.calls import OPEN_NEW, FileKind
+from mq.storage.folders import Folders
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
+from mq.storage.properties import ATTRIBUTES, LARGEST_ATTRIBUTES, SUM, Sum, encode_attributes, encode_side
+from mq.storage.staging import StagedBody, write_all
+
+PASSING: Final = frozenset(
+    {
+        errno.ENOSPC,  # no room
+        errno.EDQUOT,  # quota used up
+        errno.EMFILE,  # this process has too many files open
+        errno.ENFILE,  # the machine has
+        errno.ENOMEM,  # the kernel could not allocate
+        errno.EROFS,  # remounted read-only
+        errno.EACCES,  # permissions taken away
+        errno.EPERM,  # likewise
+    }
+)
+"""Errors after which nothing was changed, and which can pass: the caller tries again later."""
+
+UNLINKED_AT_ONCE: Final = 256
+"""Files of a deleted queue that one Unlink takes away."""
+
+_DONE: Final = Outcome(Result.DONE)
+_MORE: Final = Outcome(Result.MORE)
+_GONE: Final = Outcome(Result.GONE)
+_EXISTS: Final = Outcome(Result.EXISTS)
+_NO_QUEUE: Final = Outcome(Result.NO_QUEUE)
+
+
+class _Link(NamedTuple):
+    position: int
+    source: str
+    target: str
+
+
+class Batch:
+    """One commit of `folders`. Use it once."""
+
+    def __init__(self, folders: Folders, operations: Sequence[Operation]) -> None:
+        self._folders = folders
+        self._calls = folders.calls
+        self._layout = folders.layout
+        self._operations = operations
+        self._outcomes = [_DONE] * len(operations)
+        self._links: list[_Link] = []
+        writes = sum(type(operation) is Write for operation in operations)
+        self._barrier = Barrier(self._calls, folders.root_fd, syncfs=folders.syncfs, files=writes)
+
+    def run(self) -> list[Outcome]:
+        """Do it all. One outcome for each operation, in order."""
+        if not self._folders.failure:
+            try:
+                self._write_sides()
+                self._write_and_move()
+                self._unlink_removed()
+                return self._outcomes
+            except OSError as error:
+                self._folders.fail(error)
+            finally:
+                self._barrier.close()
+        return [Outcome(Result.FAILED, reason=self._folders.failure)] * len(self._operations)
+
+    def _write_and_move(self) -> None:
+        durable = False
+        for index, operation in enumerate(self._operations):
+            if self._outcomes[index] is not _DONE:
+                continue  # refused already, with its side file
+            try:
+                if isinstance(operation, Write):
+                    outcome = self._write(operation)
+                elif isinstance(operation, Move):
+                    outcome = self._move(operation, index)
+                else:
+                    continue
+            except OSError as error:
+                outcome = _refusal(error)
+            self._outcomes[index] = outcome
+            durable |= operation.durable and outcome.result is Result.DONE
+        if durable or self._links:
+            self._settle(self._barrier)
+        if self._links:
+            self._finish_links()
+
+    def _settle(self, barrier: Barrier) -> None:
+        synced = barrier.settle()
+        self._folders.loose = set() if synced is None else self._folders.loose - synced
+
+    # Writing
+
+    def _write(self, operation: Write) -> Outcome:
+        entry = Entry(operation.queue, operation.id, State.NEW)
+        target = self._layout.path(entry)
+        if isinstance(operation.body, bytes):
+            path = f"{self._layout.stage}/{operation.id}" if self._folders.whole else target
+            fd = self._calls.open(path, OPEN_NEW)
+            size, crc = len(operation.body), checksum(operation.body)
+        else:
+            assert isinstance(operation.body, StagedBody), "staged in another store"
+            staged = operation.body.file
+            path, fd, size, crc = staged.path, staged.take(), staged.size, staged.checksum
+        try:
+            self._note(fd, operation, size, crc)
+            if isinstance(operation.body, bytes):
+                write_all(self._calls, fd, operation.body)
+            if path != target:
+                self._calls.rename(path, target) if self._folders.mount.atomic_rename else self._relink(path, target)
+        except OSError:
+            self._calls.close(fd)
+            with contextlib.suppress(OSError):  # what is left is torn, and recovery takes it away
+                self._calls.unlink(path)
+            raise
+        self._barrier.add_file(fd)
+        self._barrier.add_folders(self._layout.new)
+        return Outcome(Result.DONE, entry)
+
+    def _relink(self, source: str, target: str) -> None:
+        """Let a complete file appear under its name. Its temporary name may stay after a crash."""
+        self._calls.link(source, target)
+        self._calls.unlink(source)
+
+    def _note(self, fd: int, operation: Write, size: int, crc: int) -> None:
+        """Set the checksum before the first byte, so that a torn file can be told from a whole one."""
+        if not self._folders.xattrs:
+            return
+        attributes = encode_attributes(operation.attributes)
+        where = "" if not attributes else "a" if len(attributes) <= LARGEST_ATTRIBUTES else "f"
+        self._calls.set_attribute(fd, SUM, Sum(size, crc, where).encode())
+        if where == "a":
+            self._calls.set_attribute(fd, ATTRIBUTES, attributes)
+
+    def _write_sides(self) -> None:
+        """Side files, durable before the names of their messages appear."""
+        needed = [
+            (index, operation)
+            for index, operation in enumerate(self._operations)
+            if isinstance(operation, Write) and self._needs_side(operation)
+        ]
+        if not needed:
+            return
+        self._folders.sides = True
+        barrier = Barrier(self._calls, self._folders.root_fd, syncfs=self._folders.syncfs, files=len(needed))
+        barrier.add_folders(self._layout.properties)
+        try:
+            for index, operation in needed:
+                try:
+                    barrier.add_file(self._write_side(operation))
+                except OSError as error:
+                    self._outcomes[index] = _refusal(error)
+            self._settle(barrier)
+        finally:
+            barrier.close()
+
+    def _needs_side(self, operation: Write) -> bool:
+        return not self._folders.xattrs or (
+            bool(operation.attributes) and len(encode_attributes(operation.attributes)) > LARGEST_ATTRIBUTES
+        )
+
+    def _write_side(self, operation: Write) -> int:
+        body = operation.body
+        size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
+        path = f"{self._layout.properties}/{operation.id}"
+        fd = self._calls.open(path, OPEN_NEW)
+        try:
+            write_all(self._calls, fd, encode_side(Properties(size, crc, operation.attributes)))
+        except OSError:
+            self._calls.close(fd)
+            with contextlib.suppress(OSError):  # recovery takes away a side file without a message
+                self._calls.unlink(path)
+            raise
+        return fd
+
+    # Moving
+
+    def _move(self, operation: Move, index: int) -> Outcome:
+        entry = operation.entry
+        moved = Entry(operation.queue or entry.queue, entry.id, operation.state, operation.meta)
+        source, target = self._layout.path(entry), self._layout.path(moved)
+        try:
+            if self._folders.mount.atomic_rename:
+                self._calls.rename(source, target)
+            else:
+                self._calls.link(source, target)
+                self._links.append(_Link(index, source, target))
+        except FileNotFoundError:
+            return _GONE if self._queue_is_there(moved) else _NO_QUEUE
+        left = self._layout.folder(entry.state, entry.queue)
+        self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))
+        if operation.durable and self._folders.mount.atomic_rename:
+            self._barrier.add_folders(left)
+        if not self._folders.mount.ordered:
+            self._folders.loose.add(left)
+        return Outcome(Result.DONE, moved)
+
+    def _queue_is_there(self, entry: Entry) -> bool:
+        return entry.state is not State.READY or self._calls.kind(f"{self._layout.queues}/{entry.queue}") is not None
+
+    def _finish_links(self) -> None:
+        """The new names are durable: take the old ones away. Whoever takes a name away has moved the message."""
+        barrier = Barrier(self._calls, self._folders.root_fd, syncfs=self._folders.syncfs)
+        durable = False
+        for position, source, target in self._links:
+            operation = self._operations[position]
+            assert isinstance(operation, Move)
+            try:
+                self._calls.unlink(source)
+            except FileNotFoundError:
+                self._calls.unlink(target)
+                self._outcomes[position] = _GONE
+                continue
+            if operation.durable:
+                durable = True
+                barrier.add_folders(self._layout.folder(operation.entry.state, operation.entry.queue))
+        if durable:
+            self._settle(barrier)
+
+    # Unlinking
+
+    def _unlink_removed(self) -> None:
+        """Take removed messages away, when no older name of theirs can come back any more."""
+        unlinks = [(i, operation) for i, operation in enumerate(self._operations) if isinstance(operation, Unlink)]
+        if not unlinks:
+            return
+        if self._folders.loose:
+            barrier = Barrier(self._calls, self._folders.root_fd, syncfs=self._folders.syncfs)
+            barrier.add_folders(*self._folders.loose)
+            self._settle(barrier)
+        durable = False
+        for index, operation in unlinks:
+            try:
+                self._outcomes[index] = self._unlink(operation.entry)
+            except OSError as error:
+                self._outcomes[index] = _refusal(error)
+            durable |= operation.durable
+        if durable:
+            barrier = Barrier(self._calls, self._folders.root_fd, syncfs=self._folders.syncfs)
+            barrier.add_folders(self._layout.remove)
+            self._settle(barrier)
+
+    def _unlink(self, entry: Entry) -> Outcome:
+        path = self._layout.path(entry)
+        try:
+            self._calls.unlink(path)
+        except FileNotFoundError:
+            return _GONE
+        except IsADirectoryError:
+            return self._unlink_folder(path)
+        self._unlink_side(entry.id)
+        return _DONE
+
+    def _unlink_folder(self, path: str) -> Outcome:
+        """A deleted queue: its messages, some at a time, then the folder. Foreign things in it stay."""
+        listed = [name for name, kind in self._calls.names(path) if kind is FileKind.FILE]
+        for name in listed[:UNLINKED_AT_ONCE]:
+            self._calls.unlink(f"{path}/{name}")
+            self._unlink_side(name.partition(",")[0])
+        if len(listed) > UNLINKED_AT_ONCE:
+            return _MORE
+        try:
+            self._calls.rmdir(path)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return _EXISTS
+        return _DONE
+
+    def _unlink_side(self, id: str) -> None:
+        if self._folders.sides:
+            with contextlib.suppress(FileNotFoundError):
+                self._calls.unlink(f"{self._layout.properties}/{id}")
+
+
+def _refusal(error: OSError) -> Outcome:
+    """The outcome of an operation that changed nothing; raises when that is not known."""
+    if error.errno == errno.EEXIST:
+        return _EXISTS
+    if error.errno in PASSING:
+        return Outcome(Result.FULL, reason=error.strerror or str(error))
+    raise error

@@ -1,0 +1,86 @@
+"""What the file system under a root keeps over a power cut, read from the kernel's own tables.
+
+Measured, not assumed: docs/on-disk.md has the table. What is not known here gets the protocol that needs the
+least of a file system.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Final, NamedTuple
+
+
+class Mount(NamedTuple):
+    """A file system's traits.
+
+    Attributes:
+        kind: its name as in /proc/mounts.
+        persistent: its content is still there after a power cut.
+        atomic_rename: after a crash a rename has happened or has not, never half (both names, or none).
+        ordered: name changes reach the disk in the order in which they were made, across folders.
+        flaw: why mq must not use it at all; empty when it may.
+    """
+
+    kind: str
+    persistent: bool = True
+    atomic_rename: bool = False
+    ordered: bool = False
+    flaw: str = ""
+
+
+_KNOWN: Final = {
+    "xfs": Mount("xfs", atomic_rename=True, ordered=True),
+    "btrfs": Mount("btrfs", atomic_rename=True),
+    "zfs": Mount("zfs", atomic_rename=True, ordered=True),
+    "tmpfs": Mount("tmpfs", persistent=False, atomic_rename=True, ordered=True),
+    "ramfs": Mount("ramfs", persistent=False, atomic_rename=True, ordered=True),
+    "nfs": Mount("nfs", atomic_rename=True),
+    "nfs4": Mount("nfs4", atomic_rename=True),
+    "ceph": Mount("ceph", atomic_rename=True),
+    "fuse.glusterfs": Mount("fuse.glusterfs", atomic_rename=True),
+    "fuse.mfs": Mount("fuse.mfs", atomic_rename=True),
+}
+
+
+def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/proc/fs/jbd2") -> Mount:
+    """The traits of the file system that holds `path`.
+
+    Args:
+        path: an existing file or folder.
+        mounts: the kernel's table of mounts.
+        journals: where the kernel lists the journals of ext3 and ext4.
+    """
+    device = os.lstat(path).st_dev
+    kind, source, options = _find(f"{os.major(device)}:{os.minor(device)}", path, mounts)
+    if kind == "overlay" and "volatile" in options:
+        return Mount(kind, flaw="is an overlay mounted 'volatile', which ignores every sync; mount it without")
+    if kind in ("ext3", "ext4"):
+        journaled = os.path.isdir(f"{journals}/{os.path.basename(os.path.realpath(source))}-8")
+        return Mount(kind, atomic_rename=journaled, ordered=journaled)
+    return _KNOWN.get(kind, Mount(kind))
+
+
+def syncfs_reports_errors(release: str | None = None) -> bool:
+    """Whether syncfs(2) tells of write errors: since Linux 5.8."""
+    parts = (release or platform.release()).split(".")
+    try:
+        return (int(parts[0]), int(parts[1])) >= (5, 8)
+    except (IndexError, ValueError):
+        return False
+
+
+def _find(device: str, path: str, mounts: str) -> tuple[str, str, set[str]]:
+    """(file system, source, options) of the mount: by device number, else by the longest mount point."""
+    best: tuple[int, str, str, set[str]] = (-1, "unknown", "", set())
+    real = os.path.realpath(path)
+    with open(mounts, encoding="utf-8", errors="surrogateescape") as table:
+        for line in table:
+            left, _, right = line.partition(" - ")
+            fields, tail = left.split(), right.split()
+            point = fields[4].encode().decode("unicode_escape")
+            rank = len(point) + (1 << 20 if fields[2] == device else 0)
+            inside = real == point or real.startswith(point.rstrip("/") + "/")
+            if inside and rank > best[0]:
+                best = (rank, tail[0], tail[1], set(fields[5].split(",")) | set(tail[2].split(",")))
+    return best[1:]

@@ -1,0 +1,151 @@
+"""Opening a root: check it, lock it, make its folders, learn what its file system can do, repair it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import NamedTuple
+
+from mq.errors import StorageUnusable
+from mq.message import shorten
+from mq.storage.barrier import sync_folder
+from mq.storage.calls import OPEN_FOLDER, OPEN_NEW, Calls, FileKind
+from mq.storage.folders import Folders
+from mq.storage.layout import Layout
+from mq.storage.mount import Mount
+from mq.storage.options import StorageOptions
+from mq.storage.properties import SUM
+from mq.storage.records import Records
+from mq.storage.recovery import recover
+
+
+class RootBusy(StorageUnusable):
+    """Another daemon has the root for itself: for good, or just while it repairs it."""
+
+
+class OpenRoot(NamedTuple):
+    """A root that is ready to serve.
+
+    Attributes:
+        folders: its messages.
+        records: its records.
+        handles: open files to keep for as long as it is served, and then to close.
+    """
+
+    folders: Folders
+    records: Records
+    handles: tuple[int, ...]
+
+
+def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syncfs: bool = False) -> OpenRoot:
+    """Make a root ready. `mount` is what its file system keeps; `syncfs` whether that call may be used.
+
+    Raises:
+        StorageUnusable: in one line, why not and what to do.
+    """
+    if mount.flaw:
+        raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
+    layout = Layout.under(root)
+    handles: list[int] = []
+    try:
+        _make_folders(calls, layout, root)
+        handles.append(lock := calls.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW))
+        alone = _lock(calls, lock, root, shared=options.shared)
+        handles.append(root_fd := calls.open(root, OPEN_FOLDER))
+        folders = Folders(
+            calls,
+            layout,
+            mount,
+            root_fd,
+            syncfs=syncfs,
+            xattrs=_has_xattrs(calls, layout),
+            whole=options.shared or options.watched,
+        )
+        records = Records(calls, layout.records)
+        if alone:
+            recover(folders, records)
+        if options.shared:
+            calls.lock(lock, exclusive=False)
+    except OSError as error:
+        _close(calls, handles)
+        raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(error)}") from error
+    except StorageUnusable:
+        _close(calls, handles)
+        raise
+    return OpenRoot(folders, records, tuple(handles))
+
+
+def explain(error: OSError) -> str:
+    """An error from the system as an operator wants to read it."""
+    advice = {
+        errno.EACCES: "; give this user the right to write there, or choose another --root",
+        errno.EROFS: "; choose a --root on a file system that can be written",
+        errno.ENOTDIR: "; choose a folder as --root",
+        errno.ENOSPC: "; make room first",
+    }
+    return f"{error.strerror or error}{advice.get(error.errno or 0, '')}"
+
+
+def _make_folders(calls: Calls, layout: Layout, root: str) -> None:
+    if calls.kind(root) not in (FileKind.FOLDER, None):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
+    _make_root(calls, root)
+    for folder in layout.all():
+        with contextlib.suppress(FileExistsError):
+            calls.mkdir(folder)
+    for folder in (root, layout.state):
+        sync_folder(calls, folder)
+
+
+def _make_root(calls: Calls, root: str) -> None:
+    """The root and what is missing above it, each durable in its parent."""
+    if calls.kind(root) is None:
+        parent = os.path.dirname(root.rstrip("/")) or "."
+        _make_root(calls, parent)
+        with contextlib.suppress(FileExistsError):
+            calls.mkdir(root)
+        sync_folder(calls, parent)
+
+
+def _lock(calls: Calls, lock: int, root: str, *, shared: bool) -> bool:
+    """Take the root's lock. True when nobody else serves the root."""
+    try:
+        calls.lock(lock, exclusive=True)
+        return True
+    except BlockingIOError as error:
+        if not shared:
+            raise StorageUnusable(
+                f"root {shorten(root)} is already served by another daemon; stop that one, choose another --root, "
+                "or start all of them with --peers=N, N being the number of the others"
+            ) from error
+    try:
+        calls.lock(lock, exclusive=False)
+        return False
+    except BlockingIOError as error:
+        raise RootBusy(
+            f"root {shorten(root)} is served by a daemon with --peers=0; restart that one with --peers=1 or more"
+        ) from error
+
+
+def _has_xattrs(calls: Calls, layout: Layout) -> bool:
+    """Whether files here can have user extended attributes: by trying."""
+    path = f"{layout.stage}/probe-{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        calls.unlink(path)
+    fd = calls.open(path, OPEN_NEW)
+    try:
+        calls.set_attribute(fd, SUM, b"0:00000000")
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return False
+    finally:
+        calls.close(fd)
+        calls.unlink(path)
+
+
+def _close(calls: Calls, handles: list[int]) -> None:
+    for fd in handles:
+        calls.close(fd)

@@ -1,0 +1,314 @@
+"""The POSIX store: the four folders on a disk, as async verbs. Here, and nowhere else, a batch hops to a thread.
+
+Address: ``posix:/var/lib/mq``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, ParamSpec, TypeVar
+
+import trio
+
+from mq.errors import CorruptMessage, StorageError, StorageFailed, StorageFull, StorageUnusable
+from mq.lifecycle import State
+from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, checksum, shorten
+from mq.storage import names
+from mq.storage.barrier import sync_folder
+from mq.storage.batch import PASSING, Batch
+from mq.storage.calls import Calls, FileKind, LinuxCalls
+from mq.storage.folders import Folders, Opened
+from mq.storage.interface import QUEUE, Change, Description, Entry, Operation, Outcome, Stored
+from mq.storage.mount import Mount, mount_of, syncfs_reports_errors
+from mq.storage.opening import OpenRoot, RootBusy, explain, open_root
+from mq.storage.options import StorageOptions
+from mq.storage.staging import Hop, StagedBody, StagedFile
+from mq.storage.watch import watch_folders
+
+logger = logging.getLogger("mq.storage")
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_STAGED_AT_ONCE: Final = 1024 * 1024
+_BUSY_TRIES: Final = 50
+_BUSY_PAUSE_SECONDS: Final = 0.1
+_READERS: Final = 4
+_WATCHED: Final = frozenset({State.NEW, State.READY, State.DELAYED, State.REMOVED})
+
+
+def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
+    """A store in the folders below the root `rest`."""
+    return FolderStorage(f"posix:{rest}", rest, LinuxCalls(), options, mount=mount_of_root)
+
+
+def mount_of_root(root: str) -> Mount:
+    """The traits of the file system that holds, or will hold, a root."""
+    while not os.path.lexists(root):
+        root = os.path.dirname(root.rstrip("/")) or "."
+    return mount_of(root)
+
+
+class FolderStorage:
+    """The four folders below one root.
+
+    Args:
+        name: the store's address.
+        root: its folder; made when missing.
+        calls: the system.
+        options: how it will be used.
+        mount: tells the traits of the file system below.
+        threads: whether the system's calls can block, and so belong in a thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: str,
+        calls: Calls,
+        options: StorageOptions,
+        *,
+        mount: Callable[[str], Mount],
+        threads: bool = True,
+    ) -> None:
+        if not root:
+            raise StorageUnusable(f"{shorten(name)} names no folder. Write NAME:/a/folder")
+        self._name = name
+        self._root = os.path.abspath(root)
+        self._calls = calls
+        self._options = options
+        self._mount_of = mount
+        self._hop: Hop = trio.to_thread.run_sync if threads else _at_once
+        self._syncfs = threads and syncfs_reports_errors()
+        self._mount = Mount("unknown")
+        self._open: OpenRoot | None = None
+        self._ids = MessageIds()
+        self._changing = trio.Lock()
+        self._readers = trio.CapacityLimiter(_READERS)
+
+    @property
+    def description(self) -> Description:
+        """What it is."""
+        return Description(
+            name=self._name,
+            durable=self._mount.persistent,
+            shared=self._options.shared,
+            ordered=True,
+            max_body=None,
+            journaled=self._mount.atomic_rename,
+        )
+
+    async def open(self) -> None:
+        """Check, lock and repair the root.
+
+        Raises:
+            StorageUnusable: in one line, why not and what to do.
+        """
+        try:
+            self._mount = await self._hop(self._mount_of, self._root)
+        except OSError as error:
+            raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {explain(error)}") from error
+        opening = functools.partial(open_root, self._calls, self._root, self._mount, self._options, syncfs=self._syncfs)
+        for _ in range(_BUSY_TRIES):
+            with contextlib.suppress(RootBusy):
+                self._open = await self._hop(opening)
+                return
+            await trio.sleep(_BUSY_PAUSE_SECONDS)  # another daemon may be repairing the root just now
+        self._open = await self._hop(opening)
+
+    async def aclose(self) -> None:
+        """Let go of the root."""
+        opened, self._open = self._open, None
+        for fd in opened.handles if opened else ():
+            self._calls.close(fd)
+
+    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        """Keep a record; for a QUEUE, make its folder."""
+        async with self._changing:
+            new: bool = await self._change(self._put_record, kind, key, value)
+            return new
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        """Forget a record; a QUEUE's folder goes to remove/ in one move."""
+        async with self._changing:
+            found: bool = await self._change(self._drop_record, kind, key)
+            return found
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """All records of a kind. A folder in queues/ is a queue, whether it has settings or not."""
+        found: Mapping[str, Mapping[str, Any]] = await self._read_only(self._records, kind)
+        return found
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> StagedBody:
+        """Write a large body to state/stage/."""
+        path = f"{self._root_open.folders.layout.stage}/{self._ids.new()}"
+        staged = StagedBody(await self._change(StagedFile, self._calls, path), self._hop)
+        try:
+            waiting = bytearray()
+            async for chunk in chunks:
+                waiting += chunk
+                if len(waiting) >= _STAGED_AT_ONCE:
+                    await self._change(staged.file.add, bytes(waiting))
+                    waiting.clear()
+            await self._change(staged.file.add, bytes(waiting))
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await staged.discard()
+            raise
+        return staged
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do a batch in one hop."""
+        async with self._changing:
+            outcomes: list[Outcome] = await self._hop(Batch(self._root_open.folders, operations).run)
+            return outcomes
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        """Open messages in one hop."""
+        opened: list[Opened | None] = await self._read_only(self._read, entries)
+        return [None if found is None else Stored(found.properties, self._body(found)) for found in opened]
+
+    async def find(self, queue: str, id: MessageId) -> Entry | None:
+        """Look in NEW, READY and DELAYED."""
+        found: Entry | None = await self._read_only(self._root_open.folders.find, queue, id)
+        return found
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """List a folder."""
+        found: list[Entry] = await self._read_only(self._root_open.folders.scan, state, queue, limit)
+        return found
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
+        """By inotify, on a real file system of this machine."""
+        if not isinstance(self._calls, LinuxCalls):
+            return None
+        return watch_folders(self._root_open.folders, _WATCHED)
+
+    @property
+    def _root_open(self) -> OpenRoot:
+        if self._open is None:
+            raise StorageUnusable(f"{shorten(self._name)} is not open")
+        return self._open
+
+    async def _change(self, verb: Callable[..., _T], *args: object) -> _T:
+        """A verb that changes the medium, with its errors translated."""
+        folders = self._root_open.folders
+        if folders.failure:
+            raise StorageFailed(f"the store has failed ({folders.failure}); repair the disk and restart mq")
+        try:
+            result: _T = await self._hop(verb, *args)
+            return result
+        except OSError as error:
+            if error.errno in PASSING:
+                raise StorageFull(f"cannot store now: {error.strerror}. Try again later") from error
+            folders.fail(error)
+            raise StorageFailed(f"the store has failed ({folders.failure}); repair the disk and restart mq") from error
+
+    async def _read_only(self, verb: Callable[..., _T], *args: object) -> _T:
+        try:
+            async with self._readers:
+                result: _T = await self._hop(verb, *args)
+                return result
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    def _read(self, entries: Sequence[Entry]) -> list[Opened | None]:
+        return [self._root_open.folders.read(entry) for entry in entries]
+
+    def _body(self, opened: Opened) -> BytesBody | DamagedBody | FileBody:
+        if opened.damage:
+            return DamagedBody(opened.properties.size, opened.damage)
+        if opened.fd is None:
+            return BytesBody(opened.data)
+        return FileBody(self._root_open.folders, opened.fd, opened, self._hop)
+
+    def _records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        found = self._root_open.records.all(kind)
+        if kind != QUEUE:
+            return found
+        return {name: found.get(name, {}) for name in self._root_open.folders.queues()}
+
+    def _put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        new = self._root_open.records.put(kind, key, value)
+        if kind != QUEUE:
+            return new
+        folders = self._root_open.folders
+        folder = f"{folders.layout.queues}/{key}"
+        if self._calls.kind(folder) is FileKind.FOLDER:
+            return False
+        self._calls.mkdir(folder)
+        sync_folder(self._calls, folders.layout.queues)
+        return True
+
+    def _drop_record(self, kind: str, key: str) -> bool:
+        if kind != QUEUE:
+            return self._root_open.records.drop(kind, key)
+        layout = self._root_open.folders.layout
+        try:
+            self._calls.rename(f"{layout.queues}/{key}", f"{layout.remove}/{names.flat(key, self._ids.new())}")
+        except FileNotFoundError:
+            return False
+        sync_folder(self._calls, layout.remove)
+        sync_folder(self._calls, layout.queues)
+        self._root_open.records.drop(kind, key)
+        return True
+
+
+class FileBody:
+    """A large body, read from its open file: it stays readable wherever the message moves."""
+
+    def __init__(self, folders: Folders, fd: int, opened: Opened, hop: Hop) -> None:
+        self._folders = folders
+        self._fd: int | None = fd
+        self._expected = opened.properties
+        self._hop = hop
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return self._expected.size
+
+    async def read(self) -> bytes:
+        """All of it."""
+        return b"".join([chunk async for chunk in self])
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Chunk by chunk; the last one only when the checksum is right."""
+        assert self._fd is not None, "the body was closed"
+        found, left = 0, self.size
+        while left:
+            try:
+                chunk: bytes = await self._hop(self._folders.read_chunk, self._fd)
+            except OSError as error:
+                raise CorruptMessage(f"cannot be read: {error.strerror}") from error
+            found, left = checksum(chunk, found), left - len(chunk)
+            wrong = left == 0 and self._expected.checksum not in (None, found)
+            if not chunk or left < 0 or wrong:
+                raise CorruptMessage("the bytes are not those that were published")
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._folders.calls.close(fd)
+
+    def __del__(self) -> None:
+        if self._fd is not None:
+            self._folders.calls.close(self._fd)
+
+
+def _unreadable(error: OSError) -> StorageError:
+    if error.errno in PASSING:
+        return StorageFull(f"cannot read now: {error.strerror}. Try again later")
+    return StorageFailed(f"cannot read: {error.strerror}; repair the disk and restart mq")
+
+
+async def _at_once(verb: Callable[..., _T], *args: object) -> _T:
+    await trio.lowlevel.checkpoint()
+    return verb(*args)

@@ -1,0 +1,153 @@
+"""What is done to a root before it is served, when nobody else serves it: every state that a crash can leave is
+brought back to one that the rest of mq knows. Interrupted anywhere, it does the same again at the next start.
+
+* A message under several names keeps one: REMOVED before READY, DELAYED, NEW; of several leases the latest.
+* A torn message in NEW was never acknowledged: it goes.
+* A message in NEW or DELAYED older than its queue belongs to a deleted queue of that name: it goes.
+* Bodies that were still arriving, side files without a message, records without a queue: they go.
+
+What it does not understand it leaves alone. All repairs are durable when it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.barrier import sync_folder
+from mq.storage.calls import FileKind
+from mq.storage.folders import Folders
+from mq.storage.interface import QUEUE, Entry
+from mq.storage.records import Records
+
+logger = logging.getLogger("mq.storage")
+
+
+class Repairs(NamedTuple):
+    """What recovery did.
+
+    Attributes:
+        torn: messages that were half written, taken away.
+        doubled: second names of a message, taken away.
+        orphaned: messages of deleted queues, taken away.
+        leftovers: temporary files, taken away.
+    """
+
+    torn: int = 0
+    doubled: int = 0
+    orphaned: int = 0
+    leftovers: int = 0
+
+
+def recover(folders: Folders, records: Records) -> Repairs:
+    """Repair a root that nobody else serves.
+
+    Raises:
+        OSError: the medium failed.
+    """
+    settings = records.all(QUEUE)
+    queues = set(folders.queues())
+    for name in settings.keys() - queues:
+        records.drop(QUEUE, name)
+    moving = {state: folders.scan(state) for state in (State.REMOVED, State.DELAYED, State.NEW)}
+    orphaned = _drop_orphans(folders, moving, settings)
+    doubled = _drop_doubles(folders, moving, queues)
+    torn = _drop_torn(folders, moving[State.NEW])
+    leftovers = _clear(folders, folders.layout.stage) + _drop_sides(folders, queues)
+    repairs = Repairs(torn, doubled, orphaned, leftovers)
+    _sync_everything(folders)
+    if any(repairs):
+        logger.warning("repaired after a crash: %s", ", ".join(f"{n} {what}" for what, n in repairs._asdict().items()))
+    return repairs
+
+
+def _drop_orphans(folders: Folders, moving: dict[State, list[Entry]], settings: Mapping[str, Mapping[str, Any]]) -> int:
+    dropped = 0
+    for state in (State.DELAYED, State.NEW):
+        kept = []
+        for entry in moving[state]:
+            made = settings.get(entry.queue, {}).get("created", 0)
+            if isinstance(made, int) and entry.id.time < made:
+                folders.calls.unlink(folders.layout.path(entry))
+                dropped += 1
+            else:
+                kept.append(entry)
+        moving[state] = kept
+    return dropped
+
+
+def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:
+    """Keep one name a message. Only ids outside READY are held in memory: READY is looked at as it is listed."""
+    best: dict[MessageId, Entry] = {}
+    losers: list[Entry] = []
+    for state in (State.REMOVED, State.DELAYED, State.NEW):
+        for entry in moving[state]:
+            other = best.setdefault(entry.id, entry)
+            if other is not entry:
+                best[entry.id] = max(entry, other, key=_rank)
+                losers.append(min(entry, other, key=_rank))
+    if best:
+        for queue in queues:
+            ready = (entry for entry in folders.scan(State.READY, queue) if entry.id in best)
+            losers += [min(entry, best[entry.id], key=_rank) for entry in ready]
+    for entry in losers:
+        with contextlib.suppress(FileNotFoundError):
+            folders.calls.unlink(folders.layout.path(entry))
+    gone = set(losers)
+    for state, entries in moving.items():
+        moving[state] = [entry for entry in entries if entry not in gone]
+    return len(losers)
+
+
+def _rank(entry: Entry) -> tuple[int, int, int]:
+    """Which of two names of a message counts."""
+    place = (State.NEW, State.DELAYED, State.READY, State.REMOVED).index(entry.state)
+    return place, entry.meta.receives, entry.meta.deadline_ms or 0
+
+
+def _drop_torn(folders: Folders, entries: list[Entry]) -> int:
+    dropped = 0
+    for entry in entries:
+        flaw = folders.flaw(entry)
+        if flaw:
+            logger.warning("a message that was never acknowledged is torn (%s): %s %s", flaw, entry.queue, entry.id)
+            with contextlib.suppress(FileNotFoundError):
+                folders.calls.unlink(folders.layout.path(entry))
+            dropped += 1
+    return dropped
+
+
+def _clear(folders: Folders, folder: str) -> int:
+    listed = [name for name, kind in folders.calls.names(folder) if kind is FileKind.FILE]
+    for name in listed:
+        folders.calls.unlink(f"{folder}/{name}")
+    return len(listed)
+
+
+def _drop_sides(folders: Folders, queues: set[str]) -> int:
+    """Side files whose message is nowhere."""
+    listed = {name for name, kind in folders.calls.names(folders.layout.properties) if kind is FileKind.FILE}
+    if not listed:
+        return 0
+    folders.sides = True
+    for state in (State.NEW, State.DELAYED, State.REMOVED):
+        listed -= {str(entry.id) for entry in folders.scan(state)}
+    for queue in queues:
+        listed -= {str(entry.id) for entry in folders.scan(State.READY, queue)}
+    for name in listed:
+        folders.calls.unlink(f"{folders.layout.properties}/{name}")
+    return len(listed)
+
+
+def _sync_everything(folders: Folders) -> None:
+    if folders.syncfs:
+        folders.calls.syncfs(folders.root_fd)
+        return
+    for folder in folders.layout.all():
+        sync_folder(folders.calls, folder)
+    for queue in folders.queues():
+        sync_folder(folders.calls, f"{folders.layout.queues}/{queue}")

@@ -1,0 +1,84 @@
+"""A large body on its way to the medium: a file in state/stage/ under a name that means nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mq.message import checksum
+from mq.storage.calls import OPEN_NEW, Calls
+
+Hop = Callable[..., Awaitable[Any]]
+"""How a synchronous verb is called: in a thread, or at once where nothing can block."""
+
+
+class StagedFile:
+    """A body that is written chunk by chunk. It holds its file open until it is taken or discarded.
+
+    Args:
+        calls: the system.
+        path: the temporary name; must not exist.
+
+    Raises:
+        OSError: from the system, here and in :meth:`add`.
+    """
+
+    def __init__(self, calls: Calls, path: str) -> None:
+        self.path = path
+        self.size = 0
+        self.checksum = 0
+        self._calls = calls
+        self._fd: int | None = calls.open(path, OPEN_NEW)
+
+    def add(self, chunk: bytes) -> None:
+        """Append a chunk."""
+        assert self._fd is not None, "the staged body was already taken"
+        write_all(self._calls, self._fd, chunk)
+        self.size += len(chunk)
+        self.checksum = checksum(chunk, self.checksum)
+
+    def take(self) -> int:
+        """Hand over the open file: from now on whoever called closes it and answers for the name."""
+        assert self._fd is not None, "the staged body was already taken"
+        fd, self._fd = self._fd, None
+        return fd
+
+    def discard(self) -> None:
+        """Take it away, unless it has been taken."""
+        if self._fd is not None:
+            self._calls.close(self.take())
+            with contextlib.suppress(FileNotFoundError):
+                self._calls.unlink(self.path)
+
+
+class StagedBody:
+    """A large body in state/stage/."""
+
+    def __init__(self, file: StagedFile, hop: Hop) -> None:
+        self.file = file
+        self._hop = hop
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return self.file.size
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of the bytes."""
+        return self.file.checksum
+
+    async def discard(self) -> None:
+        """Take it away, unless its Write is done."""
+        await self._hop(self.file.discard)
+
+
+def write_all(calls: Calls, fd: int, data: bytes) -> None:
+    """Write every byte, however few the system takes at a time."""
+    written = calls.write(fd, data)
+    if written == len(data):
+        return
+    rest = memoryview(data)[written:]
+    while rest:
+        rest = rest[calls.write(fd, rest) :]
