@@ -13,6 +13,7 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
+[ -f .venv ] && rm .venv # tox leaves a note of its own environment under this name
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 packages=(-e '.[dev]')
 for plugin in plugins/*/pyproject.toml; do
