@@ -1,0 +1,149 @@
+"""A batch is not a transaction: every operation has its own outcome, in order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+import trio
+
+from mq.lifecycle import State
+from mq.storage.checks.kit import (
+    Check,
+    body_of,
+    bring,
+    is_at,
+    leased,
+    make_queue,
+    new_id,
+    publish,
+)
+from mq.storage.interface import Entry, Move, Operation, Result, Storage, Unlink, Write
+
+MANY: Final = 300
+"""More than any store that splits a batch does at once."""
+
+
+async def outcomes_stand_in_order(storage: Storage) -> None:
+    """One for each operation; a bad one does not disturb the others."""
+    queue = await make_queue(storage)
+    ready, removed = await bring(storage, queue, State.READY), await bring(storage, queue, State.REMOVED)
+    first, second = new_id(), new_id()
+    batch: list[tuple[Operation, Result]] = [
+        (Unlink(removed), Result.DONE),
+        (Write(queue, first, b"1"), Result.DONE),
+        (Write(queue, first, b"again"), Result.EXISTS),
+        (Move(ready._replace(id=new_id()), State.DELAYED, leased()), Result.GONE),
+        (Move(ready, State.READY, queue="nowhere"), Result.NO_QUEUE),
+        (Unlink(removed._replace(id=new_id())), Result.GONE),
+        (Move(ready, State.DELAYED, leased()), Result.DONE),
+        (Move(ready, State.DELAYED, leased()), Result.GONE),
+        (Write(queue, second, b"2"), Result.DONE),
+    ]
+    outcomes = await storage.commit([operation for operation, _ in batch])
+    results = [outcome.result for outcome in outcomes]
+    assert results == [result for _, result in batch], f"outcomes are {results}, not {[r for _, r in batch]}"
+    assert await body_of(storage, Entry(queue, first, State.NEW)) == b"1", "the body of the first Write"
+    assert await body_of(storage, Entry(queue, second, State.NEW)) == b"2", "the body of the last Write"
+
+
+async def outcomes_carry_their_own_entry(storage: Storage) -> None:
+    """Also in a batch that is larger than a store would do at once."""
+    queue = await make_queue(storage)
+    ids = [new_id() for _ in range(MANY)]
+    written = await storage.commit([Write(queue, id, id.encode()) for id in ids])
+    assert [outcome.result for outcome in written] == [Result.DONE] * MANY, "not every Write of a large batch is DONE"
+    entries = [outcome.entry for outcome in written if outcome.entry is not None]
+    assert [entry.id for entry in entries] == ids, "the entries of a large batch are not in the order of its Writes"
+    moved = await storage.commit([Move(entry, State.READY) for entry in entries])
+    targets = [outcome.entry for outcome in moved]
+    assert targets == [Entry(queue, id, State.READY) for id in ids], "the entries of a large batch of Moves"
+    for entry in (entries[0], entries[-1]):
+        ready = entry._replace(state=State.READY)
+        assert await body_of(storage, ready) == entry.id.encode(), f"the body of another message at {ready}"
+
+
+async def operations_see_those_before_them(storage: Storage) -> None:
+    """A message may be written and moved in one batch."""
+    queue = await make_queue(storage)
+    id = new_id()
+    path = (State.NEW, State.READY, State.DELAYED, State.READY, State.REMOVED)
+    places = [Entry(queue, id, state, leased()) for state in path]
+    places[0] = Entry(queue, id, State.NEW)
+    moves = [Move(source, target.state, target.meta) for source, target in itertools.pairwise(places)]
+    outcomes = await storage.commit([Write(queue, id, b"body"), *moves])
+    assert [outcome.entry for outcome in outcomes] == places, f"outcomes of a chain of moves: {outcomes}"
+    await is_at(storage, places[-1])
+
+
+async def operations_may_wait_for_the_next_barrier(storage: Storage) -> None:
+    """``durable=False`` changes what a loss of power may take, nothing that can be seen without one."""
+    queue = await make_queue(storage)
+    id = new_id()
+    new, ready = Entry(queue, id, State.NEW), Entry(queue, id, State.READY)
+    lease = Entry(queue, id, State.DELAYED, leased())
+    removed = Entry(queue, id, State.REMOVED)
+    batches: list[list[Operation]] = [
+        [Write(queue, id, b"body", durable=False), Move(new, State.READY, durable=False)],
+        [Move(ready, State.DELAYED, lease.meta, durable=True)],
+        [Move(lease, State.REMOVED, durable=False)],
+        [Unlink(removed, durable=True)],
+    ]
+    for batch, place in zip(batches, (ready, lease, removed, None), strict=True):
+        results = [outcome.result for outcome in await storage.commit(batch)]
+        assert results == [Result.DONE] * len(batch), f"{results} of {batch}"
+        if place is not None:
+            await is_at(storage, place)
+
+
+async def an_empty_batch_is_nothing(storage: Storage) -> None:
+    """No operations, no outcomes."""
+    assert await storage.commit([]) == [], "outcomes of an empty batch"
+
+
+async def batches_run_side_by_side(storage: Storage) -> None:
+    """What many tasks commit at once is all there, each with its own outcomes."""
+    queue = await make_queue(storage)
+    ready: list[Entry] = []
+
+    async def publish_some(number: int) -> None:
+        for _ in range(5):
+            ids = [new_id() for _ in range(4)]
+            batch: list[Operation] = []
+            for id in ids:
+                batch += (Write(queue, id, b"%d" % number), Move(Entry(queue, id, State.NEW), State.READY))
+            outcomes = await storage.commit(batch)
+            entries = [outcome.entry for outcome in outcomes[1::2]]
+            expected = [Entry(queue, id, State.READY) for id in ids]
+            assert entries == expected, f"outcomes of another batch: {outcomes}"
+            ready.extend(expected)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(publish_some, number)
+    listed = await storage.scan(State.READY, queue)
+    assert sorted(listed) == sorted(ready), f"{len(ready)} messages were published, {len(listed)} are there"
+
+
+async def a_cancelled_commit_leaves_the_store_in_order(storage: Storage) -> None:
+    """Each operation is done or it is not, and the store goes on."""
+    queue = await make_queue(storage)
+    entry = Entry(queue, new_id(), State.NEW)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await storage.commit([Write(queue, entry.id, b"body")])
+    if await storage.find(queue, entry.id) is None:
+        entry = await publish(storage, queue, id=entry.id)
+    await is_at(storage, entry)
+    assert await body_of(storage, entry) == b"body", "a cancelled Write left something else"
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    outcomes_stand_in_order,
+    outcomes_carry_their_own_entry,
+    operations_see_those_before_them,
+    operations_may_wait_for_the_next_barrier,
+    an_empty_batch_is_nothing,
+    batches_run_side_by_side,
+    a_cancelled_commit_leaves_the_store_in_order,
+)

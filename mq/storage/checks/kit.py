@@ -1,0 +1,187 @@
+"""What the checks have in common: messages brought where a check wants them, and what is asserted again and again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+from mq.lifecycle import State
+from mq.message import Body, MessageId, MessageIds
+from mq.storage.interface import (
+    FRESH,
+    QUEUE,
+    Entry,
+    Meta,
+    Move,
+    Operation,
+    Outcome,
+    Result,
+    Storage,
+    Stored,
+    Unlink,
+    Write,
+)
+
+Opener = Callable[[], AbstractAsyncContextManager[Storage]]
+"""Gives an open store for the length of a block."""
+
+Check = Callable[[Storage], Awaitable[None]]
+"""Raises AssertionError when the store, open and fresh, breaks a promise."""
+
+ReopeningCheck = Callable[[Opener, Opener], Awaitable[None]]
+"""(make, reopen) -> the same of a store that is closed and opened again."""
+
+LARGE_BYTES: Final = 1 << 20
+LARGE_ATTRIBUTES: Final = {"note": "ü" * 5_000}
+"""More than an extended attribute, or a small column, would hold."""
+
+PATIENCE: Final = 10_000
+"""How often an Unlink may answer MORE before a check takes it for endless."""
+
+_ids: Final = MessageIds()
+_claims: Final = itertools.count(1)
+
+
+def new_id() -> MessageId:
+    """An id that no check has used."""
+    return _ids.new()
+
+
+def new_claim() -> str:
+    """A claim that no check has used."""
+    return f"{next(_claims):016x}"
+
+
+def leased() -> Meta:
+    """The meta of a lease that nobody else holds."""
+    return Meta(deadline_ms=1_700_000_000_000, receives=1, claim=new_claim())
+
+
+def large_body(storage: Storage) -> bytes:
+    """A mebibyte in which no two blocks are equal, or what the store takes if that is less."""
+    size = min(LARGE_BYTES, storage.description.max_body or LARGE_BYTES)
+    return b"".join(number.to_bytes(8, "big") for number in range(size // 8))
+
+
+async def chunked(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """`chunks`, as :meth:`Storage.stage` takes them."""
+    for chunk in chunks:
+        yield chunk
+
+
+async def one(storage: Storage, operation: Operation) -> Outcome:
+    """The outcome of an operation in a batch of its own."""
+    outcomes = await storage.commit([operation])
+    assert len(outcomes) == 1, f"{len(outcomes)} outcomes of one operation: {outcomes}"
+    return outcomes[0]
+
+
+async def done(storage: Storage, operation: Write | Move) -> Entry:
+    """Do it; where the message is now."""
+    outcome = await one(storage, operation)
+    assert outcome.result is Result.DONE, f"{outcome} of {operation}, not DONE"
+    assert outcome.entry is not None, f"DONE without an entry, of {operation}"
+    return outcome.entry
+
+
+async def refused(storage: Storage, operation: Operation, *results: Result) -> None:
+    """Try it; it must end with one of `results`."""
+    outcome = await one(storage, operation)
+    assert outcome.result in results, f"{outcome} of {operation}, not {' or '.join(r.name for r in results)}"
+
+
+async def make_queue(storage: Storage, name: str = "orders") -> str:
+    """A queue of that name, which must be new."""
+    assert await storage.put_record(QUEUE, name, {}), f"put_record of the new queue {name} was not True"
+    return name
+
+
+async def publish(
+    storage: Storage,
+    queue: str,
+    body: bytes = b"body",
+    attributes: Mapping[str, Any] | None = None,
+    id: MessageId | None = None,
+) -> Entry:
+    """A message in NEW."""
+    return await done(storage, Write(queue, id or new_id(), body, attributes or {}))
+
+
+async def bring(storage: Storage, queue: str, state: State, meta: Meta = FRESH) -> Entry:
+    """A message in `state`, with `meta` where the state allows one."""
+    entry = await publish(storage, queue)
+    return entry if state is State.NEW else await done(storage, Move(entry, state, meta))
+
+
+async def stored(storage: Storage, entry: Entry) -> Stored:
+    """Read a message that must be there; the caller closes its body."""
+    found = (await storage.read([entry]))[0]
+    assert found is not None, f"read gave None for {entry}, which is there"
+    return found
+
+
+async def body_of(storage: Storage, entry: Entry) -> bytes:
+    """The bytes of a message that must be there."""
+    return await whole((await stored(storage, entry)).body)
+
+
+async def whole(body: Body) -> bytes:
+    """All of a body at once; it is closed then."""
+    try:
+        return await body.read()
+    finally:
+        await body.aclose()
+
+
+async def streamed(body: Body) -> bytes:
+    """All of a body, chunk by chunk; it is closed then."""
+    try:
+        return b"".join([chunk async for chunk in body])
+    finally:
+        await body.aclose()
+
+
+async def is_at(storage: Storage, entry: Entry) -> None:
+    """The message is exactly there, by find, by scan and by read."""
+    found = await storage.find(entry.queue, entry.id)
+    expected = None if entry.state is State.REMOVED else entry
+    assert found == expected, f"find gave {found}, not {expected}"
+    listed = await storage.scan(entry.state, entry.queue)
+    assert listed.count(entry) == 1, f"scan of {entry.state.name} gave {listed}, not {entry} once"
+    if expected is not None:
+        await body_of(storage, entry)
+
+
+async def is_not_at(storage: Storage, entry: Entry) -> None:
+    """The message is not there, by find, by scan and by read."""
+    found = await storage.find(entry.queue, entry.id)
+    assert found != entry, f"find still gives {entry}"
+    listed = await storage.scan(entry.state, entry.queue)
+    assert entry not in listed, f"scan of {entry.state.name} still lists {entry}"
+    read = await storage.read([entry])
+    assert read == [None], f"read gave {read} for {entry}, which is not there"
+
+
+async def discard(storage: Storage, entry: Entry) -> None:
+    """Take a message out of the store altogether."""
+    removed = entry if entry.state is State.REMOVED else await done(storage, Move(entry, State.REMOVED))
+    await reap(storage, removed)
+
+
+async def reap(storage: Storage, entry: Entry) -> None:
+    """Unlink an entry of REMOVED, however many parts that takes."""
+    for _ in range(PATIENCE):
+        outcome = await one(storage, Unlink(entry))
+        if outcome.result is not Result.MORE:
+            break
+    assert outcome.result is Result.DONE, f"{outcome} of the Unlink of {entry}, not DONE"
+
+
+async def reap_all(storage: Storage) -> None:
+    """Empty REMOVED."""
+    for entry in await storage.scan(State.REMOVED):
+        await reap(storage, entry)
+    left = await storage.scan(State.REMOVED)
+    assert left == [], f"still in REMOVED after every Unlink: {left}"

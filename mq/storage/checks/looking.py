@@ -1,0 +1,138 @@
+"""What find and scan tell, what changes() is, and what a store says of itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.lifecycle import State
+from mq.storage.checks.kit import (
+    Check,
+    bring,
+    discard,
+    done,
+    leased,
+    make_queue,
+    new_id,
+    publish,
+)
+from mq.storage.interface import Move, Storage, Write
+
+NEIGHBOURS: Final = ("a", "A", "aa", "a.b", "a-b", "a@b", "_")
+"""Queues whose names begin alike, or differ only in case."""
+
+
+async def find_tells_where_a_message_is(storage: Storage) -> None:
+    """In NEW, READY and DELAYED; in REMOVED it is no longer found."""
+    queue = await make_queue(storage)
+    for state in (State.NEW, State.READY, State.DELAYED):
+        entry = await bring(storage, queue, state, leased())
+        found = await storage.find(queue, entry.id)
+        assert found == entry, f"find in {state.name} gave {found}, not {entry}"
+    removed = await bring(storage, queue, State.REMOVED)
+    assert await storage.find(queue, removed.id) is None, "find found a removed message"
+
+
+async def find_tells_that_a_message_is_not_there(storage: Storage) -> None:
+    """An unknown id, an unknown queue, another queue's message."""
+    queue = await make_queue(storage)
+    entry = await bring(storage, queue, State.READY)
+    for name, id in ((queue, new_id()), ("nowhere", entry.id), ("nowhere", new_id())):
+        found = await storage.find(name, id)
+        assert found is None, f"find of an unknown message gave {found}"
+
+
+async def find_looks_in_order(storage: Storage) -> None:
+    """NEW before READY before DELAYED, should an id be in several."""
+    queue = await make_queue(storage)
+    id = new_id()
+    for state in (State.DELAYED, State.READY, State.NEW):
+        entry = await publish(storage, queue, id=id)
+        if state is not State.NEW:
+            entry = await done(storage, Move(entry, state))
+        found = await storage.find(queue, id)
+        assert found == entry, f"find gave {found}, not {entry}, which comes first"
+    for _ in range(3):
+        found = await storage.find(queue, id)
+        assert found is not None, "find lost a message that was in several states"
+        await discard(storage, found)
+
+
+async def scan_lists_a_state(storage: Storage) -> None:
+    """Every entry in it, once, of one queue or of all; an empty one is an empty list."""
+    queues = [await make_queue(storage, name) for name in NEIGHBOURS]
+    for state in State:
+        assert await storage.scan(state, queues[0]) == [], f"scan of {state.name} in a fresh store"
+        here = [await bring(storage, queue, state) for queue in queues for _ in range(3)]
+        for queue in queues:
+            expected = [entry for entry in here if entry.queue == queue]
+            listed = await storage.scan(state, queue)
+            assert sorted(listed) == sorted(expected), f"scan of {state.name} in {queue}: {listed}, not {expected}"
+        if state is not State.READY:  # which needs a queue
+            listed = await storage.scan(state)
+            assert sorted(listed) == sorted(here), f"scan of {state.name} in all queues: {listed}, not {here}"
+
+
+async def scan_lists_many(storage: Storage) -> None:
+    """More than a medium hands over at once."""
+    queue = await make_queue(storage)
+    ids = [new_id() for _ in range(1500)]
+    for start in range(0, len(ids), 500):
+        await storage.commit([Write(queue, id, b"", durable=False) for id in ids[start : start + 500]])
+    listed = await storage.scan(State.NEW)
+    assert sorted(entry.id for entry in listed) == sorted(ids), f"scan lists {len(listed)} of {len(ids)} messages"
+
+
+async def scan_stops_at_its_limit(storage: Storage) -> None:
+    """At most so many, and some as long as there are any."""
+    queue, other = await make_queue(storage), await make_queue(storage, "other")
+    for state in (State.NEW, State.READY, State.DELAYED, State.REMOVED):
+        here = [await bring(storage, queue, state) for _ in range(5)]
+        elsewhere = [await bring(storage, other, state) for _ in range(5)]
+        for limit in (1, 3, 5, 50):
+            listed = await storage.scan(state, queue, limit)
+            assert 0 < len(listed) <= limit, f"scan of {state.name} with limit {limit}: {len(listed)} of 5"
+            assert len(set(listed) & set(here)) == len(listed), f"scan of {state.name} with limit {limit}: {listed}"
+        if state is not State.READY:
+            listed = await storage.scan(state, limit=7)
+            assert 0 < len(set(listed) & {*here, *elsewhere}) == len(listed) <= 7, f"scan with limit 7: {listed}"
+
+
+async def scan_of_an_unknown_queue_is_empty(storage: Storage) -> None:
+    """It is not an error."""
+    for state in State:
+        listed = await storage.scan(state, "nowhere")
+        assert listed == [], f"scan of {state.name} in a queue that is not there: {listed}"
+
+
+async def changes_can_be_entered_and_left(storage: Storage) -> None:
+    """Where the medium can tell; None where it cannot."""
+    changes = storage.changes()
+    if changes is not None:
+        async with changes as told:
+            assert hasattr(told, "__anext__"), f"changes() gives {told!r}, which cannot be iterated"
+    queue = await make_queue(storage)
+    await bring(storage, queue, State.READY)
+
+
+async def the_description_is_sane(storage: Storage) -> None:
+    """Of the right types, and the same each time."""
+    description = storage.description
+    assert ":" in description.name, f"the name is the address, NAME:rest, not {description.name!r}"
+    for field in ("durable", "shared", "ordered", "journaled"):
+        value = getattr(description, field)
+        assert isinstance(value, bool), f"description.{field} is {value!r}, not True or False"
+    assert description.max_body is None or description.max_body > 0, f"max_body is {description.max_body}"
+    assert storage.description == description, "the description changes"
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    find_tells_where_a_message_is,
+    find_tells_that_a_message_is_not_there,
+    find_looks_in_order,
+    scan_lists_a_state,
+    scan_lists_many,
+    scan_stops_at_its_limit,
+    scan_of_an_unknown_queue_is_empty,
+    changes_can_be_entered_and_left,
+    the_description_is_sane,
+)

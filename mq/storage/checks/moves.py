@@ -1,0 +1,246 @@
+"""A move is compare-and-move: from exactly where the entry says, to a place that is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from mq.lifecycle import LEGAL_MOVES, State
+from mq.storage.checks.kit import (
+    Check,
+    body_of,
+    bring,
+    discard,
+    done,
+    is_at,
+    is_not_at,
+    leased,
+    make_queue,
+    new_claim,
+    new_id,
+    one,
+    publish,
+    reap,
+    refused,
+)
+from mq.storage.interface import FRESH, Entry, Meta, Move, Operation, Result, Storage, Unlink
+
+METAS: Final = {
+    "fresh": FRESH,
+    "deadline": Meta(deadline_ms=1_700_000_000_123),
+    "deadline zero": Meta(deadline_ms=0),
+    "deadline far off": Meta(deadline_ms=99_999_999_999_999),
+    "receives": Meta(receives=7),
+    "many receives": Meta(receives=999_999_999),
+    "claim": Meta(claim="00000000000000ff"),
+    "order": Meta(order=139_000_000_000_000_000),
+    "order zero": Meta(order=0),
+    "latest order": Meta(order=(1 << 60) - 1),
+    "everything": Meta(1_700_000_000_123, 12, "f" * 16, 139_000_000_000_000_001),
+}
+LONGEST_QUEUE: Final = "q" * 100
+
+
+async def every_legal_move_is_done(storage: Storage) -> None:
+    """The message is then where it should be, whole, and no longer where it was."""
+    queue = await make_queue(storage)
+    for source, target in sorted(LEGAL_MOVES, key=str):
+        assert source, "a move from outside the store"
+        assert target, "a move to outside the store"
+        entry = await bring(storage, queue, source, leased() if source is State.DELAYED else FRESH)
+        meta = leased() if source is target or target is State.DELAYED else FRESH
+        moved = await done(storage, Move(entry, target, meta))
+        expected = Entry(queue, entry.id, target, meta)
+        assert moved == expected, f"moved from {source.name} to {moved}, not {expected}"
+        await is_at(storage, moved)
+        await is_not_at(storage, entry)
+
+
+async def a_move_may_lead_to_another_queue(storage: Storage) -> None:
+    """One move, from READY or DELAYED."""
+    first, second = await make_queue(storage, "first"), await make_queue(storage, "second")
+    for source in (State.READY, State.DELAYED):
+        entry = await bring(storage, first, source)
+        moved = await done(storage, Move(entry, State.READY, Meta(receives=2), second))
+        assert moved == Entry(second, entry.id, State.READY, Meta(receives=2)), f"rerouted to {moved}"
+        await is_at(storage, moved)
+        await is_not_at(storage, entry)
+
+
+async def meta_comes_back(storage: Storage) -> None:
+    """Every field, in DELAYED and in READY, beside the longest name of a queue."""
+    queue = await make_queue(storage, LONGEST_QUEUE)
+    for name, meta in METAS.items():
+        entry = await publish(storage, queue)
+        for state in (State.DELAYED, State.READY):
+            entry = await done(storage, Move(entry, state, meta))
+            assert entry.meta == meta, f"meta ({name}) in {state.name} is {entry.meta}, not {meta}"
+            await is_at(storage, entry)
+
+
+async def a_move_replaces_all_of_meta(storage: Storage) -> None:
+    """What the new meta does not say is not kept."""
+    queue = await make_queue(storage)
+    entry = await bring(storage, queue, State.DELAYED, METAS["everything"])
+    await is_at(storage, await done(storage, Move(entry, State.READY)))
+
+
+async def a_stale_entry_is_gone(storage: Storage) -> None:
+    """Wrong in its meta, its state, its queue or its id: GONE, and the message stays where it is."""
+    queue, other = await make_queue(storage), await make_queue(storage, "other")
+    here = await bring(storage, queue, State.DELAYED, leased())
+    stale = (
+        here._replace(meta=leased()),
+        here._replace(meta=FRESH),
+        here._replace(meta=here.meta._replace(receives=2)),
+        here._replace(meta=here.meta._replace(deadline_ms=None)),
+        here._replace(meta=here.meta._replace(order=1)),
+        here._replace(state=State.READY),
+        Entry(queue, here.id, State.NEW),
+        here._replace(queue=other),
+        here._replace(id=new_id()),
+    )
+    for entry in stale:
+        for operation in (Move(entry, State.READY), Move(entry, State.DELAYED, leased()), Move(entry, State.REMOVED)):
+            await refused(storage, operation, Result.GONE)
+    await is_at(storage, here)
+
+
+async def a_second_move_is_gone(storage: Storage) -> None:
+    """Who comes second with the same entry has lost, whatever they wanted."""
+    queue = await make_queue(storage)
+    entry = await bring(storage, queue, State.READY)
+    lease = await done(storage, Move(entry, State.DELAYED, leased()))
+    await refused(storage, Move(entry, State.DELAYED, leased()), Result.GONE)
+    await refused(storage, Move(entry, State.REMOVED), Result.GONE)
+    await is_at(storage, lease)
+
+
+async def of_racing_leases_one_is_done(storage: Storage) -> None:
+    """Each racer has a claim of its own; the one DONE holds the message."""
+    await _race(storage, lambda entry: Move(entry, State.DELAYED, leased()))
+
+
+async def of_racing_extensions_one_is_done(storage: Storage) -> None:
+    """From DELAYED to DELAYED too."""
+    await _race(storage, lambda entry: Move(entry, State.DELAYED, leased()), State.DELAYED)
+
+
+async def of_a_lease_and_a_removal_one_is_done(storage: Storage) -> None:
+    """Racers need not want the same."""
+
+    def either(entry: Entry) -> Move:
+        meta = leased()
+        return Move(entry, State.REMOVED if int(meta.claim or "", 16) % 2 else State.DELAYED, meta)
+
+    await _race(storage, either)
+
+
+async def of_leases_in_one_batch_one_is_done(storage: Storage) -> None:
+    """The first of them."""
+    queue = await make_queue(storage)
+    entry = await bring(storage, queue, State.READY)
+    moves = [Move(entry, State.DELAYED, leased()) for _ in range(5)]
+    outcomes = await storage.commit(moves)
+    results = [outcome.result for outcome in outcomes]
+    assert results == [Result.DONE] + [Result.GONE] * 4, f"of five leases of one message in one batch: {results}"
+    await is_at(storage, Entry(queue, entry.id, State.DELAYED, moves[0].meta))
+
+
+async def a_move_overwrites_nothing(storage: Storage) -> None:
+    """EXISTS where the target is taken, and both messages stay as they were."""
+    queue, other = await make_queue(storage), await make_queue(storage, "other")
+    meta = Meta(receives=3, claim=new_claim())
+    targets = (
+        Entry(queue, new_id(), State.READY),
+        Entry(queue, new_id(), State.DELAYED, meta),
+        Entry(queue, new_id(), State.REMOVED),
+    )
+    for target in targets:
+        first = await publish(storage, queue, b"first", id=target.id)
+        taken = await done(storage, Move(first, target.state, target.meta))
+        entry = await publish(storage, queue, b"second", id=target.id)
+        await _collides(storage, entry, taken)
+    rerouted = await bring(storage, queue, State.READY)
+    taken = await done(storage, Move(await publish(storage, other, b"first", id=rerouted.id), State.READY))
+    await _collides(storage, rerouted, taken)
+
+
+async def a_move_needs_its_queue(storage: Storage) -> None:
+    """NO_QUEUE, and the message stays where it was."""
+    queue = await make_queue(storage)
+    orphan = await publish(storage, "nowhere")
+    await refused(storage, Move(orphan, State.READY), Result.NO_QUEUE)
+    await is_at(storage, orphan)
+    for state in (State.READY, State.DELAYED):
+        entry = await bring(storage, queue, state)
+        await refused(storage, Move(entry, State.READY, queue="nowhere"), Result.NO_QUEUE)
+        await is_at(storage, entry)
+
+
+async def an_orphan_can_be_removed(storage: Storage) -> None:
+    """A message for a queue that is not there does not stay for ever."""
+    await discard(storage, await publish(storage, "nowhere"))
+
+
+async def an_unlinked_entry_is_gone(storage: Storage) -> None:
+    """For good: a second Unlink is GONE, and so is that of an entry that never was."""
+    queue = await make_queue(storage)
+    entry = await bring(storage, queue, State.REMOVED)
+    await refused(storage, Unlink(entry._replace(id=new_id())), Result.GONE)
+    await refused(storage, Unlink(entry._replace(meta=leased())), Result.GONE)
+    await is_at(storage, entry)
+    await reap(storage, entry)
+    await is_not_at(storage, entry)
+    await refused(storage, Unlink(entry), Result.GONE)
+
+
+async def of_racing_unlinks_one_is_done(storage: Storage) -> None:
+    """Two reapers do not count one message twice."""
+    await _race(storage, Unlink, State.REMOVED)
+
+
+async def _race(storage: Storage, attempt: Callable[[Entry], Operation], state: State = State.READY) -> None:
+    queue = await make_queue(storage)
+    for _ in range(10):
+        entry = await bring(storage, queue, state)
+        results: list[Result] = []
+
+        async def run(operation: Operation, results: list[Result] = results) -> None:
+            results.append((await one(storage, operation)).result)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(run, attempt(entry))
+        assert results.count(Result.DONE) == 1, f"of eight racers {results.count(Result.DONE)} were DONE: {results}"
+        assert results.count(Result.GONE) == 7, f"of eight racers seven should be GONE: {results}"
+        await is_not_at(storage, entry)
+
+
+async def _collides(storage: Storage, entry: Entry, taken: Entry) -> None:
+    await refused(storage, Move(entry, taken.state, taken.meta, taken.queue), Result.EXISTS)
+    for place, body in ((entry, await body_of(storage, entry)), (taken, b"first")):
+        assert await body_of(storage, place) == body, f"after EXISTS, another body at {place}"
+    await discard(storage, taken)
+    await discard(storage, entry)
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    every_legal_move_is_done,
+    a_move_may_lead_to_another_queue,
+    meta_comes_back,
+    a_move_replaces_all_of_meta,
+    a_stale_entry_is_gone,
+    a_second_move_is_gone,
+    of_racing_leases_one_is_done,
+    of_racing_extensions_one_is_done,
+    of_a_lease_and_a_removal_one_is_done,
+    of_leases_in_one_batch_one_is_done,
+    a_move_overwrites_nothing,
+    a_move_needs_its_queue,
+    an_orphan_can_be_removed,
+    an_unlinked_entry_is_gone,
+    of_racing_unlinks_one_is_done,
+)
