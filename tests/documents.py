@@ -8,6 +8,12 @@ from pathlib import Path
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_VOLATILE = (
+    (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"), "ID"),
+    (re.compile(r",d[0-9]{13}"), ",dDEADLINE"),
+    (re.compile(r",c[0-9a-f]{16}"), ",cCLAIM"),
+    (re.compile(r"^date: .+$", re.MULTILINE), "date: DATE"),
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -28,3 +34,16 @@ def links(page: Path) -> list[str]:
 def headings(page: Path) -> set[str]:
     """The anchors of the page's headings, as Git hosts make them."""
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in _HEADING.findall(page.read_text())}
+
+
+def commands(session: str) -> list[tuple[str, str]]:
+    """(command, what it prints) of a block that shows a console."""
+    parts = re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]
+    return [(command, printed) for command, _, printed in (part.partition("\n") for part in parts)]
+
+
+def mask(text: str) -> str:
+    """The text without what differs each time: ids, deadlines, claims, dates."""
+    for pattern, name in _VOLATILE:
+        text = pattern.sub(name, text)
+    return text.replace("\r\n", "\n")
