@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Final
 
 import trio
@@ -17,6 +18,7 @@ from mq.storage.checks.kit import (
     make_queue,
     new_id,
     publish,
+    together,
 )
 from mq.storage.interface import Entry, Move, Operation, Result, Storage, Unlink, Write
 
@@ -104,23 +106,18 @@ async def an_empty_batch_is_nothing(storage: Storage) -> None:
 async def batches_run_side_by_side(storage: Storage) -> None:
     """What many tasks commit at once is all there, each with its own outcomes."""
     queue = await make_queue(storage)
-    ready: list[Entry] = []
-
-    async def publish_some(number: int) -> None:
-        for _ in range(5):
-            ids = [new_id() for _ in range(4)]
-            batch: list[Operation] = []
-            for id in ids:
-                batch += (Write(queue, id, b"%d" % number), Move(Entry(queue, id, State.NEW), State.READY))
-            outcomes = await storage.commit(batch)
-            entries = [outcome.entry for outcome in outcomes[1::2]]
-            expected = [Entry(queue, id, State.READY) for id in ids]
-            assert entries == expected, f"outcomes of another batch: {outcomes}"
-            ready.extend(expected)
-
-    async with trio.open_nursery() as nursery:
-        for number in range(8):
-            nursery.start_soon(publish_some, number)
+    batches: list[list[Operation]] = []
+    for number in range(40):
+        ids = [new_id() for _ in range(4)]
+        writes = [Write(queue, id, b"%d" % number) for id in ids]
+        batches.append([*writes, *(Move(Entry(queue, id, State.NEW), State.READY) for id in ids)])
+    ready = []
+    answers = await together(partial(storage.commit, batch) for batch in batches)
+    for batch, outcomes in zip(batches, answers, strict=True):
+        expected = [Entry(queue, write.id, State.READY) for write in batch if isinstance(write, Write)]
+        moved = [outcome.entry for outcome in outcomes[4:]]
+        assert moved == expected, f"a batch beside others ended with {outcomes}"
+        ready += expected
     listed = await storage.scan(State.READY, queue)
     assert sorted(listed) == sorted(ready), f"{len(ready)} messages were published, {len(listed)} are there"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import trio
 
 from mq.lifecycle import State
 from mq.message import Body, MessageId, MessageIds
@@ -40,6 +42,7 @@ LARGE_ATTRIBUTES: Final = {"note": "ü" * 5_000}
 PATIENCE: Final = 10_000
 """How often an Unlink may answer MORE before a check takes it for endless."""
 
+_T = TypeVar("_T")
 _ids: Final = MessageIds()
 _claims: Final = itertools.count(1)
 
@@ -69,6 +72,19 @@ async def chunked(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
     """`chunks`, as :meth:`Storage.stage` takes them."""
     for chunk in chunks:
         yield chunk
+
+
+async def together(jobs: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    """Run all of them at once; their answers, in the order of the jobs. What is asserted is asserted afterwards."""
+    answers: dict[int, _T] = {}
+
+    async def run(number: int, job: Callable[[], Awaitable[_T]]) -> None:
+        answers[number] = await job()
+
+    async with trio.open_nursery() as nursery:
+        for number, job in enumerate(jobs):
+            nursery.start_soon(run, number, job)
+    return [answers[number] for number in sorted(answers)]
 
 
 async def one(storage: Storage, operation: Operation) -> Outcome:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any, Final
-
-import trio
 
 from mq.lifecycle import State
 from mq.message import checksum
@@ -24,6 +24,7 @@ from mq.storage.checks.kit import (
     refused,
     stored,
     streamed,
+    together,
     whole,
 )
 from mq.storage.interface import Entry, Move, Result, Storage, Write
@@ -122,20 +123,15 @@ async def a_write_overwrites_nothing(storage: Storage) -> None:
 async def of_equal_writes_one_is_done(storage: Storage) -> None:
     """However many write the same id at once."""
     queue = await make_queue(storage)
-    id = new_id()
-    winners: list[bytes] = []
-
-    async def write(body: bytes) -> None:
-        outcome = await one(storage, Write(queue, id, body))
-        assert outcome.result in (Result.DONE, Result.EXISTS), f"{outcome} of a Write among equal ones"
-        if outcome.result is Result.DONE:
-            winners.append(body)
-
-    async with trio.open_nursery() as nursery:
-        for number in range(8):
-            nursery.start_soon(write, b"body %d" % number)
-    assert len(winners) == 1, f"{len(winners)} Writes of one id were DONE"
-    assert await body_of(storage, Entry(queue, id, State.NEW)) == winners[0], "the body is not that of the one DONE"
+    writes = [Write(queue, new_id(), b"body %d" % number) for number in range(8)]
+    writes = [write._replace(id=writes[0].id) for write in writes]
+    outcomes = await together(partial(one, storage, write) for write in writes)
+    results = [outcome.result for outcome in outcomes]
+    assert results.count(Result.DONE) == 1, f"of eight Writes of one id {results.count(Result.DONE)} were DONE"
+    assert results.count(Result.EXISTS) == 7, f"of eight Writes of one id seven should be EXISTS: {results}"
+    winner = writes[results.index(Result.DONE)]
+    body = await body_of(storage, Entry(queue, winner.id, State.NEW))
+    assert body == winner.body, "the body is not that of the one DONE"
 
 
 async def one_id_in_two_queues_is_two_messages(storage: Storage) -> None:
@@ -195,8 +191,10 @@ async def a_body_can_be_closed_unread(storage: Storage) -> None:
     unread = await stored(storage, entry)
     await unread.body.aclose()
     half = await stored(storage, entry)
-    async for _ in half.body:
-        break
+    chunks = aiter(half.body)
+    await anext(chunks)
+    if isinstance(chunks, AsyncGenerator):  # one that is left to the garbage collector is a warning of Trio's
+        await chunks.aclose()
     await half.body.aclose()
     assert await body_of(storage, entry) == large_body(storage), "the body changed by being read"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
-
-import trio
 
 from mq.lifecycle import LEGAL_MOVES, State
 from mq.storage.checks.kit import (
@@ -24,6 +23,7 @@ from mq.storage.checks.kit import (
     publish,
     reap,
     refused,
+    together,
 )
 from mq.storage.interface import FRESH, Entry, Meta, Move, Operation, Result, Storage, Unlink
 
@@ -206,14 +206,8 @@ async def _race(storage: Storage, attempt: Callable[[Entry], Operation], state: 
     queue = await make_queue(storage)
     for _ in range(10):
         entry = await bring(storage, queue, state)
-        results: list[Result] = []
-
-        async def run(operation: Operation, results: list[Result] = results) -> None:
-            results.append((await one(storage, operation)).result)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(8):
-                nursery.start_soon(run, attempt(entry))
+        outcomes = await together([partial(one, storage, attempt(entry)) for _ in range(8)])
+        results = [outcome.result for outcome in outcomes]
         assert results.count(Result.DONE) == 1, f"of eight racers {results.count(Result.DONE)} were DONE: {results}"
         assert results.count(Result.GONE) == 7, f"of eight racers seven should be GONE: {results}"
         await is_not_at(storage, entry)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
-import trio
-
-from mq.storage.checks.kit import Check
+from mq.storage.checks.kit import Check, together
 from mq.storage.interface import QUEUE, Storage
 
 KINDS: Final = ("exchange", "binding", "claim")
@@ -109,9 +108,7 @@ async def records_are_put_side_by_side(storage: Storage) -> None:
         await storage.put_record(KINDS[0], f"own {number}", {"number": number})
         await storage.put_record(KINDS[0], "shared", {"number": number, "text": f"{number}" * 5000})
 
-    async with trio.open_nursery() as nursery:
-        for number in range(10):
-            nursery.start_soon(put, number)
+    await together(partial(put, number) for number in range(10))
     found = await storage.records(KINDS[0])
     own = {key: value for key, value in found.items() if key != "shared"}
     assert own == {f"own {number}": {"number": number} for number in range(10)}, f"ten were put: {sorted(own)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 import trio
@@ -24,8 +25,9 @@ from mq.storage.checks.kit import (
     refused,
     stored,
     streamed,
+    together,
 )
-from mq.storage.interface import Entry, Move, Result, Storage, Write
+from mq.storage.interface import Move, Result, Storage, Write
 
 CHUNKS: Final = {
     "none": (),
@@ -132,20 +134,12 @@ async def staging_can_be_cancelled(storage: Storage) -> None:
 async def bodies_are_staged_side_by_side(storage: Storage) -> None:
     """And written in one batch; each comes with its own message."""
     queue = await make_queue(storage)
-    writes: list[Write] = []
-
-    async def stage(number: int) -> None:
-        staged = await storage.stage(chunked([b"%d " % number] * 1000))
-        writes.append(Write(queue, new_id(), staged, {"number": number}))
-
-    async with trio.open_nursery() as nursery:
-        for number in range(8):
-            nursery.start_soon(stage, number)
-    outcomes = await storage.commit(writes)
-    assert [outcome.result for outcome in outcomes] == [Result.DONE] * 8, f"outcomes of staged Writes: {outcomes}"
-    for write in writes:
-        body = await body_of(storage, Entry(queue, write.id, State.NEW))
-        assert body == b"%d " % write.attributes["number"] * 1000, "the body that another task staged"
+    bodies = [b"%d " % number * 1000 for number in range(8)]
+    staged = await together(partial(storage.stage, chunked([body[:500], body[500:]])) for body in bodies)
+    outcomes = await storage.commit([Write(queue, new_id(), body) for body in staged])
+    for outcome, body in zip(outcomes, bodies, strict=True):
+        assert outcome.entry is not None, f"{outcome} of a staged Write, not DONE"
+        assert await body_of(storage, outcome.entry) == body, "the body that another task staged"
 
 
 async def _is_empty(storage: Storage, when: str) -> None:

@@ -1,0 +1,32 @@
+"""Stores for the tests of this room. Every one of them is looked over when its test ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from mq.storage.interface import Storage
+from tests.storage.places import BACKENDS, MEMORY_FOLDER, Places, places
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of each backend in turn; a test may parametrize it with fewer."""
+    if request.param == "tmpfs" and not MEMORY_FOLDER.is_dir():
+        pytest.skip(f"no {MEMORY_FOLDER} on this machine")
+    return request.param
+
+
+@pytest.fixture
+def backend_places(backend: str) -> Iterator[Places]:
+    """Fresh places of that backend."""
+    with places(backend) as found:
+        yield found
+
+
+@pytest.fixture
+async def storage(backend_places: Places) -> AsyncIterator[Storage]:
+    """An open store of that backend, looked over at the end."""
+    async with backend_places.checked() as storage:
+        yield storage

@@ -1,0 +1,53 @@
+"""What is particular to ``memory:``; what it has in common with every store is the conformance checks'."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.message import MessageIds
+from mq.storage.interface import QUEUE, Description, Move, Storage, Write
+from mq.storage.registry import open_storage
+
+pytestmark = pytest.mark.parametrize("backend", ["memory"], indirect=True)
+
+
+async def test_says_that_it_is_not_durable(storage: Storage) -> None:
+    assert storage.description == Description("memory:", False, False, True, None, True)
+
+
+async def test_hears_nothing_from_other_processes(storage: Storage) -> None:
+    assert storage.changes() is None
+
+
+async def test_two_stores_share_nothing(storage: Storage) -> None:
+    await storage.put_record(QUEUE, "orders", {})
+    async with open_storage("memory:") as other:
+        assert await other.records(QUEUE) == {}
+
+
+async def test_forgets_everything_when_closed(storage: Storage) -> None:
+    await storage.put_record(QUEUE, "orders", {})
+    await storage.commit([Write("orders", MessageIds().new(), b"body")])
+    await storage.aclose()
+    assert await storage.records(QUEUE) == {}
+    assert await storage.scan(State.NEW) == []
+
+
+async def test_keeps_no_trace_of_empty_places(storage: Storage) -> None:
+    await storage.put_record(QUEUE, "orders", {})
+    [outcome] = await storage.commit([Write("orders", MessageIds().new(), b"body")])
+    assert outcome.entry is not None
+    await storage.commit([Move(outcome.entry, State.READY)])
+    await storage.drop_record(QUEUE, "orders")
+    assert storage._places == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("address", "options"), [("memory:x", {}), ("memory:", {"shared": True}), ("memory:", {"watched": True})]
+)
+async def test_refuses_what_it_cannot_do(backend: str, address: str, options: dict[str, bool]) -> None:
+    with pytest.raises(StorageUnusable, match=r"^memory: "):
+        async with open_storage(address, **options):
+            pass
