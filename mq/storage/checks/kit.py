@@ -98,8 +98,16 @@ async def done(storage: Storage, operation: Write | Move) -> Entry:
     """Do it; where the message is now."""
     outcome = await one(storage, operation)
     assert outcome.result is Result.DONE, f"{outcome} of {operation}, not DONE"
-    assert outcome.entry is not None, f"DONE without an entry, of {operation}"
-    return outcome.entry
+    expected = _target(operation)
+    assert outcome.entry == expected, f"{operation} is DONE with {outcome.entry}, not {expected}"
+    return expected
+
+
+def _target(operation: Write | Move) -> Entry:
+    if isinstance(operation, Write):
+        return Entry(operation.queue, operation.id, State.NEW)
+    entry, state, meta, queue, _ = operation
+    return Entry(queue or entry.queue, entry.id, state, meta)
 
 
 async def refused(storage: Storage, operation: Operation, *results: Result) -> None:

@@ -1,0 +1,91 @@
+"""Stores that mix their outcomes up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from mq.storage.interface import (
+    Move,
+    Operation,
+    Outcome,
+    Result,
+    Write,
+)
+from mq.storage.memory import MemoryStorage
+from tests.storage.mutants.kit import (
+    caught_by,
+)
+
+
+@caught_by("outcomes_stand_in_order")
+@caught_by("outcomes_carry_their_own_entry")
+class ReversesOutcomes(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        return (await super().commit(operations))[::-1]
+
+
+@caught_by("outcomes_stand_in_order")
+class StopsAtTheFirstBad(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for operation in operations:
+            bad = any(outcome.result is not Result.DONE for outcome in outcomes)
+            outcomes += [Outcome(Result.GONE)] if bad else await super().commit([operation])
+        return outcomes
+
+
+@caught_by("outcomes_stand_in_order")
+class LeavesBadOutcomesOut(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        outcomes = await super().commit(operations)
+        return [outcome for outcome in outcomes if outcome.result is not Result.NO_QUEUE]
+
+
+@caught_by("outcomes_carry_their_own_entry")
+class DropsTheEndOfLargeBatches(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        return await super().commit(operations[:128])
+
+
+@caught_by("operations_see_those_before_them")
+class MovesBeforeItWrites(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        order = sorted(range(len(operations)), key=lambda number: isinstance(operations[number], Write))
+        outcomes = await super().commit([operations[number] for number in order])
+        return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True), key=lambda pair: pair[0])]
+
+
+@caught_by("operations_may_wait_for_the_next_barrier")
+class ForgetsWhatMayWait(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        lost = [isinstance(operation, Move) and not operation.durable for operation in operations]
+        done = iter(await super().commit([op for op, gone in zip(operations, lost, strict=True) if not gone]))
+        return [Outcome(Result.DONE) if gone else next(done) for gone in lost]
+
+
+@caught_by("an_empty_batch_is_nothing")
+class AnswersAnEmptyBatch(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        return await super().commit(operations) or [Outcome(Result.DONE)]
+
+
+@caught_by("batches_run_side_by_side")
+class MixesBatches(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        self.operations = list(operations)
+        await trio.lowlevel.checkpoint()
+        return await super().commit(self.operations)
+
+
+@caught_by("a_cancelled_commit_leaves_the_store_in_order")
+class LeavesCancelledWritesHalf(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        try:
+            return await super().commit(operations)
+        except trio.Cancelled:
+            for operation in operations:
+                if isinstance(operation, Write):
+                    self._write(operation._replace(body=b""))
+            raise
