@@ -1,0 +1,92 @@
+"""What the broker knows of its store: every queue's index, which messages are on their way, and who must be told.
+
+Every move, whoever makes it, is bracketed by :meth:`Catalog.begin` and :meth:`Catalog.end`; nothing else changes an
+index.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from mq.broker.index import QueueIndex
+from mq.broker.transit import Transit
+from mq.lifecycle import Kind, Observer, State, Transition
+from mq.storage.interface import Entry
+
+logger = logging.getLogger("mq.broker")
+
+
+class Place(Protocol):
+    """Told of an entry that has arrived where it must do something about it."""
+
+    def __call__(self, entry: Entry, due: float | None) -> None:
+        """`entry` is there; `due` is when its lease ends (Trio's clock), where that is known exactly."""
+
+
+class Catalog:
+    """The queues, and the messages on their way.
+
+    Args:
+        observers: told of every transition.
+        clock_ns: wall clock, nanoseconds since 1970.
+    """
+
+    def __init__(self, observers: Sequence[Observer], clock_ns: Callable[[], int]) -> None:
+        self.queues: dict[str, QueueIndex] = {}
+        self.transit = Transit()
+        self.arrivals: dict[State, Place] = {}
+        self.orphaned: Callable[[Entry], None] = _ignore
+        self._observers = observers
+        self._clock_ns = clock_ns
+
+    def begin(self, entry: Entry) -> None:
+        """`entry` leaves its place: out of the index, and locked."""
+        self.transit.begin(entry.id)
+        index = self.queues.get(entry.queue)
+        if index is not None:
+            index.discard(entry.id)
+
+    def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None) -> None:
+        """The move is over: the message is at `now`; that is `left` when it did not move, None when it is gone."""
+        self.transit.end(left.id)
+        if now is not None:
+            self.place(now, due)
+            if now is not left:
+                self.tell(kind, left, now)
+
+    def place(self, entry: Entry, due: float | None = None) -> None:
+        """`entry` is there: into the index of its queue, and on to whoever has to do something about it."""
+        index = self.queues.get(entry.queue)
+        if entry.state is not State.REMOVED:
+            if index is None or entry.id.time < index.created:
+                self.orphaned(entry)
+                return
+            index.add(entry)
+        arrived = self.arrivals.get(entry.state)
+        if arrived is not None:
+            arrived(entry, due)
+
+    def tell(self, kind: Kind, left: Entry | None, now: Entry | None, size: int | None = None) -> None:
+        """Let the observers know."""
+        entry = now or left
+        if not self._observers or entry is None:
+            return
+        transition = Transition(
+            kind,
+            left.queue if left else entry.queue,
+            entry.id,
+            left.state if left else None,
+            now.state if now else None,
+            self._clock_ns(),
+            size,
+            entry.meta.receives,
+            entry.queue if left and left.queue != entry.queue else None,
+        )
+        for observer in self._observers:
+            observer.saw([transition])
+
+
+def _ignore(entry: Entry) -> None:
+    """Nobody takes care of messages of deleted queues yet."""

@@ -1,0 +1,74 @@
+"""Group commit: what many tasks want done at the same time shares one durability barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from mq.broker.mailbox import Mailbox
+from mq.errors import MQError, NoSuchMessage, NoSuchQueue, StorageError, StorageFailed, StorageFull
+from mq.storage.interface import Operation, Outcome, Result, Storage
+
+LARGEST_BATCH: Final = 1024
+"""Groups of operations that are committed together at the most."""
+
+
+class _Group:
+    __slots__ = ("done", "operations", "outcomes")
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.operations = operations
+        self.outcomes: list[Outcome] = []
+        self.done = trio.Event()
+
+
+class Committer:
+    """Commits to one store, one batch at a time; what arrives meanwhile is the next batch.
+
+    So a waiter is satisfied only by a barrier that began after its own operation was done, and under load the batches
+    grow to what one barrier's time lets in.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._waiting: Mailbox[_Group] = Mailbox()
+        self.failure = ""
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do these together with whatever else waits. One outcome each, in order."""
+        group = _Group(operations)
+        self._waiting.put(group)
+        await group.done.wait()
+        return group.outcomes
+
+    async def run(self) -> None:
+        """Commit for ever."""
+        while True:
+            groups = await self._waiting.drain(LARGEST_BATCH)
+            operations = [operation for group in groups for operation in group.operations]
+            outcomes = iter(await self._commit(operations))
+            for group in groups:
+                group.outcomes = [next(outcomes) for _ in group.operations]
+                group.done.set()
+
+    async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        outcomes = await self._storage.commit(operations)
+        failed = next((outcome for outcome in outcomes if outcome.result is Result.FAILED), None)
+        if failed is not None:
+            self.failure = self.failure or failed.reason or "the medium failed"
+        return outcomes
+
+
+def error_of(outcome: Outcome, what: str) -> MQError:
+    """The error that an outcome other than DONE means to whoever asked for it."""
+    if outcome.result is Result.FULL:
+        return StorageFull(f"cannot {what} now: {outcome.reason}. Try again later")
+    if outcome.result is Result.NO_QUEUE:
+        return NoSuchQueue("the queue does not exist any more")
+    if outcome.result is Result.GONE:
+        return NoSuchMessage("the message is not in the queue any more")
+    if outcome.result is Result.FAILED:
+        return StorageFailed(f"the store has failed ({outcome.reason}); repair the disk and restart mq")
+    return StorageError(f"cannot {what}: {outcome.result.value}. Try again")

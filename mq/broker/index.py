@@ -1,0 +1,116 @@
+"""What the broker knows of a queue, so that a fetch never lists a folder.
+
+The disk is the truth. At peers = 0 the index mirrors it exactly; on a shared store it is a hint, and whoever acts on it
+finds out at the move.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.interface import FRESH, Entry
+
+_TAIL_BITS: Final = 64
+_TAIL: Final = (1 << _TAIL_BITS) - 1
+
+
+class QueueIndex:
+    """One queue's messages by place. READY ones in order, the others by id.
+
+    A READY message that was never leased costs one integer in the heap and one key in a dictionary.
+
+    Args:
+        name: the queue's name.
+        created: when it was made, in UUID ticks; earlier messages are a deleted queue's.
+    """
+
+    def __init__(self, name: str, created: int) -> None:
+        self.name = name
+        self.created = created
+        self.deleted = False
+        self.new: dict[MessageId, Entry] = {}
+        self.delayed: dict[MessageId, Entry] = {}
+        self._heap: list[int] = []
+        self._ready: dict[int, Entry | None] = {}
+        self._reordered: dict[MessageId, int] = {}
+
+    @property
+    def ready(self) -> int:
+        """How many messages are READY."""
+        return len(self._ready)
+
+    def add(self, entry: Entry) -> None:
+        """This message is there."""
+        if entry.state is State.NEW:
+            self.new[entry.id] = entry
+        elif entry.state is State.DELAYED:
+            self.delayed[entry.id] = entry
+        elif entry.state is State.READY:
+            self._add_ready(entry)
+
+    def take(self) -> Entry | None:
+        """Take the first READY message out of the index."""
+        while self._heap:
+            key = heapq.heappop(self._heap)
+            if key in self._ready:
+                return self._take_key(key)
+        return None
+
+    def first(self, count: int) -> list[Entry]:
+        """The first `count` READY messages; they stay in the index."""
+        keys: list[int] = []
+        while self._heap and len(keys) < count:
+            key = heapq.heappop(self._heap)
+            if key in self._ready and key not in keys:
+                keys.append(key)
+        for key in keys:
+            heapq.heappush(self._heap, key)
+        return [self._entry(key) for key in keys]
+
+    def find(self, id: MessageId) -> Entry | None:
+        """Where the message is, as far as is known here."""
+        key = self._reordered.get(id) or id.key
+        if key in self._ready:
+            return self._entry(key)
+        return self.new.get(id) or self.delayed.get(id)
+
+    def ids(self, state: State) -> set[MessageId]:
+        """The messages in a state."""
+        if state is State.READY:
+            return {self._entry(key).id for key in self._ready}
+        return set(self.new if state is State.NEW else self.delayed)
+
+    def discard(self, id: MessageId) -> Entry | None:
+        """Take a message out of the index, wherever it is. None when it was not in it."""
+        key = self._reordered.get(id) or id.key
+        if key in self._ready:
+            entry = self._take_key(key)
+            self._compact()
+            return entry
+        return self.new.pop(id, None) or self.delayed.pop(id, None)
+
+    def _add_ready(self, entry: Entry) -> None:
+        key = entry.id.key
+        if entry.meta.order is not None:
+            key = self._reordered[entry.id] = entry.meta.order << _TAIL_BITS | key & _TAIL
+        if key not in self._ready:
+            heapq.heappush(self._heap, key)
+        self._ready[key] = None if entry.meta == FRESH else entry
+
+    def _entry(self, key: int) -> Entry:
+        return self._ready[key] or Entry(self.name, MessageId.from_key(key), State.READY)
+
+    def _take_key(self, key: int) -> Entry:
+        entry = self._entry(key)
+        del self._ready[key]
+        self._reordered.pop(entry.id, None)
+        return entry
+
+    def _compact(self) -> None:
+        """Messages removed from the middle leave their keys in the heap: rebuild it before they outnumber the rest."""
+        if len(self._heap) > 2 * len(self._ready) + 64:
+            self._heap = list(self._ready)
+            heapq.heapify(self._heap)

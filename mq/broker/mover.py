@@ -1,0 +1,116 @@
+"""The mover: delivers what is in NEW at once, and requeues what is in DELAYED when its timer ends.
+
+One heap for all timers, one task, no polling. The same class serves inside the broker and as the program ``mq-mover``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from mq.broker.config import RETRY_SECONDS
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result
+
+logger = logging.getLogger("mq.mover")
+
+Commit = Callable[[Sequence[Operation]], Awaitable[list[Outcome]]]
+
+LARGEST_ROUND: Final = 1024
+AT_ONCE: Final = -math.inf
+
+
+class Mover:
+    """Moves entries to READY when they are due.
+
+    Args:
+        commit: does operations.
+        begin: told before an entry is moved; False when it is not to be moved (any more).
+        end: told what became of it.
+    """
+
+    def __init__(self, commit: Commit, begin: Callable[[Entry], bool], end: Callable[[Entry, Outcome], None]) -> None:
+        self._commit = commit
+        self._begin = begin
+        self._end = end
+        self._due: dict[MessageId, tuple[float, int, Entry]] = {}
+        self._heap: list[tuple[float, int, MessageId]] = []
+        self._count = 0
+        self._changed = trio.Event()
+        self._round = trio.Event()
+
+    def add(self, entry: Entry, due: float = AT_ONCE) -> None:
+        """Move `entry` at `due` (Trio's clock, seconds); replaces its earlier timer."""
+        self._count += 1
+        self._due[entry.id] = (due, self._count, entry)
+        heapq.heappush(self._heap, (due, self._count, entry.id))
+        if self._heap[0][1] == self._count:
+            self._changed.set()
+
+    def cancel(self, id: MessageId) -> None:
+        """Do not move it after all."""
+        if self._due.pop(id, None) is not None and len(self._heap) > 2 * len(self._due) + 64:
+            self._heap = [(due, count, other) for other, (due, count, _) in self._due.items()]
+            heapq.heapify(self._heap)
+
+    async def finished_round(self) -> None:
+        """Until the round of moves that is running, or else the next one, has ended."""
+        await self._round.wait()
+
+    async def run(self) -> None:
+        """Move for ever."""
+        while True:
+            await self._wait()
+            entries = [entry for entry in self._take_due() if self._begin(entry)]
+            if entries:
+                await self._move(entries)
+            finished, self._round = self._round, trio.Event()
+            finished.set()
+
+    async def _wait(self) -> None:
+        """Until something is due."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            self._changed = trio.Event()
+            next_due = self._next_due()
+            if next_due <= trio.current_time():
+                return
+            with trio.move_on_at(next_due):
+                await self._changed.wait()
+
+    def _next_due(self) -> float:
+        while self._heap:
+            due, count, id = self._heap[0]
+            known = self._due.get(id)
+            if known is not None and known[1] == count:
+                return due
+            heapq.heappop(self._heap)
+        return math.inf
+
+    def _take_due(self) -> list[Entry]:
+        now = trio.current_time()
+        taken: list[Entry] = []
+        while self._next_due() <= now and len(taken) < LARGEST_ROUND:
+            _, _, id = heapq.heappop(self._heap)
+            taken.append(self._due.pop(id)[2])
+        return taken
+
+    async def _move(self, entries: list[Entry]) -> None:
+        moves = [Move(entry, State.READY, _meta(entry), durable=False) for entry in entries]
+        outcomes = await self._commit(moves)
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            self._end(entry, outcome)
+            if outcome.result in (Result.FULL, Result.UNKNOWN):
+                logger.warning("cannot move %s of %s now: %s", entry.id, entry.queue, outcome.reason)
+                self.add(entry, trio.current_time() + RETRY_SECONDS)
+
+
+def _meta(entry: Entry) -> Meta:
+    """What stays of a message's meta when it becomes READY again: no deadline, no claim."""
+    return Meta(receives=entry.meta.receives, order=entry.meta.order)
