@@ -27,7 +27,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.storage": (*DOMAIN, "mq.storage"),
     "mq.storage.interface": DOMAIN,
     "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface"),
-    "mq.broker.open": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
+    "mq.broker.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.observers": (*DOMAIN, "mq.observers"),
     "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker"),
     "mq.web": (*DOMAIN, "mq.web", "mq.broker"),
@@ -61,7 +61,9 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
 }
 """Package from outside -> the rooms that may know of it."""
 
-SURVIVES_EVERYTHING: Final[dict[str, str]] = {}
+SURVIVES_EVERYTHING: Final[dict[str, str]] = {
+    "mq.broker.broker": "the error of the block around a broker is raised again once the broker's tasks have ended",
+}
 """Module -> why it may catch every exception and go on. Elsewhere such a handler must raise again."""
 
 
