@@ -43,7 +43,7 @@ def commands(session: str) -> list[tuple[str, str]]:
 
 
 def mask(text: str) -> str:
-    """The text without what differs each time: ids, deadlines, claims, dates."""
+    """The text without what differs each time (ids, deadlines, claims, dates), and without space at ends of lines."""
     for pattern, name in _VOLATILE:
         text = pattern.sub(name, text)
-    return text.replace("\r\n", "\n")
+    return "\n".join(line.rstrip() for line in text.rstrip().splitlines())

@@ -10,6 +10,7 @@ import pytest
 
 import mq
 from mq.lifecycle import diagram
+from mq.settings import LINES
 from tests.documents import blocks, headings, links
 
 TREE = Path(__file__).resolve().parent.parent
@@ -45,6 +46,13 @@ def test_python_examples_compile() -> None:
 
 def test_lifecycle_page_holds_the_table_as_it_is() -> None:
     assert diagram() in blocks(TREE / "docs" / "lifecycle.md", "mermaid")
+
+
+def test_readme_lists_every_setting() -> None:
+    table = README.read_text()
+    for line in LINES:
+        row = f"| `{line.flag}` | `{line.variable}` | `{line.name}` | {line.shown or 'off'} | {line.help} |"
+        assert row in table
 
 
 def test_changelog_knows_this_version() -> None:
