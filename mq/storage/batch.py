@@ -97,11 +97,14 @@ class Batch:
             except OSError as error:
                 outcome = _refusal(error)
             self._outcomes[index] = outcome
-            durable |= operation.durable and outcome.result is Result.DONE
+            durable |= self._is_durable(operation) and outcome.result is Result.DONE
         if durable or self._links:
             self._settle(self._barrier)
         if self._links:
             self._finish_links()
+
+    def _is_durable(self, operation: Operation) -> bool:
+        return operation.durable or self._folders.careful
 
     def _settle(self, barrier: Barrier) -> None:
         synced = barrier.settle()
@@ -112,6 +115,7 @@ class Batch:
     def _write(self, operation: Write) -> Outcome:
         entry = Entry(operation.queue, operation.id, State.NEW)
         target = self._layout.path(entry)
+        fd: int | None
         if isinstance(operation.body, bytes):
             path = f"{self._layout.stage}/{operation.id}" if self._folders.whole else target
             fd = self._calls.open(path, OPEN_NEW)
@@ -120,6 +124,8 @@ class Batch:
             assert isinstance(operation.body, StagedBody), "staged in another store"
             staged = operation.body.file
             path, fd, size, crc = staged.path, staged.take(), staged.size, staged.checksum
+        if fd is None:
+            return _GONE  # discarded by whoever staged it
         try:
             self._note(fd, operation, size, crc)
             if isinstance(operation.body, bytes):
@@ -207,7 +213,7 @@ class Batch:
             return _GONE if self._queue_is_there(moved) else _NO_QUEUE
         left = self._layout.folder(entry.state, entry.queue)
         self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))
-        if operation.durable and self._folders.mount.atomic_rename:
+        if self._is_durable(operation) and self._folders.mount.atomic_rename:
             self._barrier.add_folders(left)
         if not self._folders.mount.ordered:
             self._folders.loose.add(left)
@@ -229,7 +235,7 @@ class Batch:
                 self._calls.unlink(target)
                 self._outcomes[position] = _GONE
                 continue
-            if operation.durable:
+            if self._is_durable(operation):
                 durable = True
                 barrier.add_folders(self._layout.folder(operation.entry.state, operation.entry.queue))
         if durable:

@@ -68,6 +68,8 @@ class Folders:
         self.syncfs = syncfs
         self.xattrs = xattrs
         self.whole = whole
+        self.careful = whole and not mount.ordered
+        """Whether every move must be durable: others unlink, and cannot know which names could come back."""
         self.sides = whole or not xattrs
         """Whether a message may have a side file."""
         self.loose: set[str] = set()

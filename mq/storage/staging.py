@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from mq.message import checksum
@@ -33,21 +34,24 @@ class StagedFile:
 
     def add(self, chunk: bytes) -> None:
         """Append a chunk."""
-        assert self._fd is not None, "the staged body was already taken"
+        assert self._fd is not None, "the staged body is closed"
         write_all(self._calls, self._fd, chunk)
         self.size += len(chunk)
         self.checksum = checksum(chunk, self.checksum)
 
-    def take(self) -> int:
-        """Hand over the open file: from now on whoever called closes it and answers for the name."""
-        assert self._fd is not None, "the staged body was already taken"
+    def take(self) -> int | None:
+        """Hand over the open file: from now on whoever called closes it and answers for the name.
+
+        None when it was taken or discarded before.
+        """
         fd, self._fd = self._fd, None
         return fd
 
     def discard(self) -> None:
         """Take it away, unless it has been taken."""
-        if self._fd is not None:
-            self._calls.close(self.take())
+        fd = self.take()
+        if fd is not None:
+            self._calls.close(fd)
             with contextlib.suppress(FileNotFoundError):
                 self._calls.unlink(self.path)
 
@@ -55,9 +59,10 @@ class StagedFile:
 class StagedBody:
     """A large body in state/stage/."""
 
-    def __init__(self, file: StagedFile, hop: Hop) -> None:
+    def __init__(self, file: StagedFile, hop: Hop, changing: AbstractAsyncContextManager[object]) -> None:
         self.file = file
         self._hop = hop
+        self._changing = changing
 
     @property
     def size(self) -> int:
@@ -71,7 +76,8 @@ class StagedBody:
 
     async def discard(self) -> None:
         """Take it away, unless its Write is done."""
-        await self._hop(self.file.discard)
+        async with self._changing:
+            await self._hop(self.file.discard)
 
 
 def write_all(calls: Calls, fd: int, data: bytes) -> None:

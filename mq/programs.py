@@ -1,0 +1,72 @@
+"""What the programs have in common: how they start, stop and say no."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, NoReturn
+
+import click
+import trio
+
+from mq.errors import MQError
+
+logger = logging.getLogger(__name__)
+
+CANNOT_START: Final = 2
+"""The exit status when a setting, the store or the port does not let a program start."""
+
+
+def run_program(
+    name: str, main: Callable[[trio.Event], Awaitable[None]], refusals: tuple[type[MQError], ...], log_level: str
+) -> None:
+    """Run `main` until it returns; SIGTERM and SIGINT set the event that it gets, a second one ends the process.
+
+    Args:
+        name: the program's name, for its one line on stderr.
+        main: does the work; returns soon after the event is set.
+        refusals: errors that are answered by one line and exit status 2. Any other leaves as it is.
+        log_level: "debug", "info", ...
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    refusal: BaseException | None = None
+    try:
+        trio.run(_until_signalled, main)
+    except* refusals as group:
+        refusal = _first(group)
+    except* Exception:
+        logger.critical("%s ends on an unexpected error. What it acknowledged is in the store: start it again", name)
+        raise
+    if refusal is not None:
+        click.echo(f"{name}: {refusal}", err=True)
+        sys.exit(CANNOT_START)
+
+
+async def _until_signalled(main: Callable[[trio.Event], Awaitable[None]]) -> None:
+    stop = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_heed, signals, stop)
+            await main(stop)
+            nursery.cancel_scope.cancel()
+
+
+async def _heed(signals: AsyncIterator[int], stop: trio.Event) -> None:
+    async for number in signals:
+        if stop.is_set():
+            _leave(number)
+        logger.info("stopping on %s; once more stops at once", signal.Signals(number).name)
+        stop.set()
+
+
+def _leave(number: int) -> NoReturn:
+    os._exit(128 + number)  # nothing is lost: what was acknowledged is durable
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

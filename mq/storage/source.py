@@ -1,0 +1,96 @@
+"""One folder of a root, for a program that empties it: ``mq-mover`` or ``mq-reaper``.
+
+No lock, no records, no recovery: those are the broker's, which may be running or not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import trio
+
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.message import shorten
+from mq.storage.batch import Batch
+from mq.storage.calls import OPEN_FOLDER, LinuxCalls
+from mq.storage.folders import Folders
+from mq.storage.interface import Change, Entry, Operation, Outcome
+from mq.storage.layout import Layout
+from mq.storage.mount import mount_of, syncfs_reports_errors
+from mq.storage.opening import explain
+from mq.storage.watch import watch_folders
+
+
+class SourceFolder:
+    """A folder of messages in one state.
+
+    Args:
+        state: what its messages are in.
+        source: the folder.
+        destination: the folder that holds a folder a queue; only for moves.
+
+    Raises:
+        StorageUnusable: one of them is no folder, or not to be read or written.
+    """
+
+    def __init__(self, state: State, source: str, destination: str = "") -> None:
+        self.state = state
+        self._calls = LinuxCalls()
+        layout = Layout(source, destination, source, source, os.path.join(os.path.dirname(source), "state"))
+        for path in filter(None, (source, destination)):
+            _check(path)
+        self._root_fd = self._calls.open(source, OPEN_FOLDER)
+        self._folders = Folders(
+            self._calls,
+            layout,
+            mount_of(source),
+            self._root_fd,
+            syncfs=syncfs_reports_errors(),
+            xattrs=True,
+            whole=True,
+        )
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._calls.close(self._root_fd)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing more can be changed; empty while the medium is well."""
+        return self._folders.failure
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """As :meth:`mq.storage.interface.Storage.commit`."""
+        return await trio.to_thread.run_sync(Batch(self._folders, operations).run)
+
+    async def scan(self) -> list[Entry]:
+        """All that is in the folder."""
+        return await trio.to_thread.run_sync(functools.partial(self._folders.scan, self.state))
+
+    async def flaw(self, entry: Entry) -> str | None:
+        """As :meth:`mq.storage.folders.Folders.flaw`."""
+        return await trio.to_thread.run_sync(self._folders.flaw, entry)
+
+    async def arrived_ns(self, entry: Entry) -> int | None:
+        """When the message came into the folder, nanoseconds since 1970; None when it has left."""
+        try:
+            return await trio.to_thread.run_sync(self._calls.changed_ns, self._folders.layout.path(entry))
+        except FileNotFoundError:
+            return None
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+        """What arrives and leaves, as it happens."""
+        return watch_folders(self._folders, frozenset({self.state}))
+
+
+def _check(path: str) -> None:
+    try:
+        os.listdir(path)
+    except OSError as error:
+        raise StorageUnusable(f"cannot work on {shorten(path)}: {explain(error)}") from error
+    if not os.access(path, os.W_OK):
+        raise StorageUnusable(f"cannot work on {shorten(path)}: it is not writable for this user")
