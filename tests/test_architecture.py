@@ -32,6 +32,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker"),
     "mq.web": (*DOMAIN, "mq.web", "mq.broker"),
     "mq.settings": DOMAIN,
+    "mq.programs": DOMAIN,
     "mq.cli": ("mq",),
     "mq.__main__": ("mq.cli",),
 }
@@ -50,7 +51,7 @@ TRIO_FREE: Final = (
 """Modules that somebody without an event loop imports."""
 
 ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
-    "click": ("mq.cli",),
+    "click": ("mq.cli", "mq.programs"),
     "hypercorn": ("mq.web",),
     "inotify_simple": ("mq.storage",),
     "pyfakefs": ("mq.storage.fake",),
