@@ -1,0 +1,80 @@
+"""``python -m benchmarks``: run some or all of the benchmarks and print what came out."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from benchmarks import backlog, counted, embedded, idle, report
+from benchmarks.figures import Figure
+from benchmarks.machine import facts
+
+Benchmark = Callable[[str, argparse.Namespace], list[Figure]]
+
+
+def _embedded(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return trio.run(embedded.measure, folder, options.rounds, options.messages)
+
+
+def _backlog(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return trio.run(functools.partial(backlog.measure, folder, options.rounds * 4, long=options.backlog))
+
+
+def _counted(folder: str, options: argparse.Namespace) -> list[Figure]:
+    alone = trio.run(counted.measure, folder, min(options.messages, 500), 1)
+    return alone + trio.run(counted.measure, folder, options.messages, embedded.CLIENTS)
+
+
+def _idle(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return idle.measure(folder)
+
+
+BENCHMARKS: Final[dict[str, Benchmark]] = {
+    "embedded": _embedded,
+    "backlog": _backlog,
+    "counted": _counted,
+    "idle": _idle,
+}
+
+
+def main() -> None:
+    options = _options()
+    folder = tempfile.mkdtemp(prefix="mq-bench-", dir=options.root)
+    try:
+        figures: list[Figure] = []
+        for name in options.names or BENCHMARKS:
+            print(f"benchmarks: {name} ...", file=sys.stderr, flush=True)
+            figures += BENCHMARKS[name](folder, options)
+        where = facts(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(report.as_markdown(where, figures))
+    if options.json:
+        Path(options.json).write_text(report.as_json(where, figures), "utf-8")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What mq costs beside a bare loop.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default all")
+    parser.add_argument("--root", metavar="FOLDER", help="on the file system to measure; default the temporary one")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of mq and of the bare loop")
+    parser.add_argument("--messages", type=int, default=5000, metavar="N", help="messages a turn")
+    parser.add_argument("--backlog", type=int, default=backlog.LONG, metavar="N", help="length of the long backlog")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures there")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no benchmark named {', '.join(sorted(unknown))}")
+    return options
+
+
+if __name__ == "__main__":
+    main()

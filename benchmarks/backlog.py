@@ -1,0 +1,108 @@
+"""What a fetch costs in front of a short and of a long backlog: in turns, on one broker.
+
+The messages that were fetched are requeued afterwards, out of the measured time, so that the backlogs keep their
+lengths.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Final
+
+import trio
+
+from benchmarks.figures import Figure, at_most, median_ratio, spread
+from benchmarks.recorded import CountingCalls, open_recorded
+from mq.broker import Broker, BrokerConfig, open_broker
+from mq.message import MessageId
+
+SHORT: Final = 200
+LONG: Final = 200_000
+FETCHES: Final = 50
+WANTED: Final = 1.3
+_PUBLISHERS: Final = 1000
+_LEASE_SECONDS: Final = 3600.0
+
+
+class Costs:
+    """What the fetches of one queue cost, in microseconds each."""
+
+    def __init__(self) -> None:
+        self.elapsed: list[float] = []
+        self.computed: list[float] = []
+
+
+async def measure(folder: str, rounds: int, long: int = LONG, short: int = SHORT) -> list[Figure]:
+    """The ratio of the costs of a fetch.
+
+    Args:
+        folder: where the root is made.
+        rounds: how often each backlog gets its turn, with FETCHES fetches.
+        long: messages in the long backlog.
+        short: messages in the short one.
+    """
+    calls = CountingCalls()
+    costs = {"short": Costs(), "long": Costs()}
+    listings = 0
+    try:
+        async with (
+            open_recorded(f"{folder}/backlog", calls) as storage,
+            open_broker(storage, BrokerConfig(delay_seconds=_LEASE_SECONDS)) as broker,
+        ):
+            await _fill(broker, "short", short)
+            await _fill(broker, "long", long)
+            for turn in range(rounds + 1):
+                for queue, cost in costs.items():
+                    before = calls.counts["names"]
+                    await _fetch(broker, queue, Costs() if turn == 0 else cost)
+                    listings += calls.counts["names"] - before
+    finally:
+        shutil.rmtree(f"{folder}/backlog", ignore_errors=True)
+    near, far = costs["short"], costs["long"]
+    return [
+        at_most(
+            f"fetch at a backlog of {long:,} against {short:,}",
+            median_ratio(far.elapsed, near.elapsed),
+            WANTED,
+            note=f"{spread(far.elapsed, 'µs')} against {spread(near.elapsed, 'µs')}",
+        ),
+        at_most(
+            "the same in processor time",
+            median_ratio(far.computed, near.computed),
+            WANTED,
+            note=f"{spread(far.computed, 'µs')} against {spread(near.computed, 'µs')}, means of {FETCHES} fetches",
+        ),
+        at_most("folders listed by these fetches", listings, 0, note=f"{2 * rounds * FETCHES + 2 * FETCHES} fetches"),
+    ]
+
+
+async def _fill(broker: Broker, queue: str, messages: int) -> None:
+    await broker.create_queue(queue)
+    left = messages
+
+    async def publisher() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await broker.publish(queue, b"body")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(_PUBLISHERS, messages)):
+            nursery.start_soon(publisher)
+
+
+async def _fetch(broker: Broker, queue: str, costs: Costs) -> None:
+    fetched: list[MessageId] = []
+    computed = time.process_time()
+    for _ in range(FETCHES):
+        started = time.perf_counter()
+        message = await broker.fetch(queue)
+        costs.elapsed.append((time.perf_counter() - started) * 1e6)
+        assert message is not None, "the backlog was filled"
+        await message.body.aclose()
+        fetched.append(message.id)
+    costs.computed.append((time.process_time() - computed) / FETCHES * 1e6)
+    async with trio.open_nursery() as nursery:
+        for id in fetched:
+            nursery.start_soon(broker.requeue, queue, id)

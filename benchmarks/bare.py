@@ -1,0 +1,121 @@
+"""The bare loop: what mq does to its files, and nothing else. No ids, no tasks, no threads, no answers.
+
+It is given the groups that mq made, and does as many creations, moves and syncs in each. Its syncs are those of
+mq's barrier: one ``syncfs`` where files were written, else one ``fsync`` of each folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from benchmarks.recorded import Group, Step
+from mq.lifecycle import State
+
+_FOLDERS: Final = {State.NEW: "new", State.READY: "queues/q", State.DELAYED: "delay", State.REMOVED: "remove"}
+_PREFIXES: Final = {State.NEW: "q:", State.READY: "", State.DELAYED: "q:", State.REMOVED: "q:"}
+_LEASED: Final = ",d1700000000000,r1,c0123456789abcdef"
+_CREATE: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class BareLoop:
+    """The four folders of one queue.
+
+    Args:
+        root: a folder that does not exist yet.
+        body: what is written as each message.
+        renames: move by a rename; else by a link, a sync and an unlink.
+    """
+
+    def __init__(self, root: str, body: bytes, *, renames: bool) -> None:
+        self._body = body
+        self._renames = renames
+        self._checksum = f"{len(body)}:01234567".encode()
+        self._paths = {state: f"{root}/{folder}" for state, folder in _FOLDERS.items()}
+        for path in self._paths.values():
+            os.makedirs(path)
+        self._handles = {state: os.open(path, os.O_RDONLY) for state, path in self._paths.items()}
+        self._ids = (f"00000000-0000-1000-8000-{number:012x}" for number in itertools.count())
+        self._messages: dict[State, deque[str]] = {state: deque() for state in State}
+        self._leased: deque[str] = deque()
+
+    def close(self) -> None:
+        """Close its handles."""
+        for handle in self._handles.values():
+            os.close(handle)
+
+    def run(self, groups: Sequence[Group]) -> float:
+        """Do the groups one after another. How long it took, in seconds."""
+        started = time.perf_counter()
+        for group in groups:
+            self._do(group)
+        return time.perf_counter() - started
+
+    def _do(self, group: Group) -> None:
+        moves = Counter(dict(group.moves))
+        for _ in range(group.writes):
+            self._write()
+        old = [path for step, number in moves.items() for path in self._move(step, number)]
+        if group.durable or old:
+            self._sync(group, {target for _, target in moves})
+        for path in old:
+            os.unlink(path)
+        if group.durable and old:
+            self._sync_folders(source for source, target in moves if target is not State.READY)
+        for _ in range(group.unlinks):
+            os.unlink(self._path(State.REMOVED, self._messages[State.REMOVED].popleft()))
+        for _ in range(group.reads):
+            self._read(self._leased.popleft())
+
+    def _write(self) -> None:
+        id = next(self._ids)
+        handle = os.open(self._path(State.NEW, id), _CREATE, 0o600)
+        os.setxattr(handle, "user.mq.sum", self._checksum)
+        os.write(handle, self._body)
+        os.close(handle)
+        self._messages[State.NEW].append(id)
+
+    def _move(self, step: Step, number: int) -> list[str]:
+        """Move the oldest messages. The old names, where they are still to be taken away."""
+        source, target = step
+        old = []
+        for _ in range(number):
+            id = self._messages[source].popleft()
+            before, after = self._path(source, id), self._path(target, id)
+            if self._renames:
+                os.rename(before, after)
+            else:
+                os.link(before, after)
+                old.append(before)
+            self._messages[target].append(id)
+            if target is State.DELAYED:
+                self._leased.append(id)
+        return old
+
+    def _sync(self, group: Group, targets: Iterable[State]) -> None:
+        if group.writes:
+            if _libc.syncfs(self._handles[State.NEW]) != 0:
+                raise OSError(ctypes.get_errno(), "syncfs")
+            return
+        sources = [source for (source, target), _ in group.moves if target is not State.READY]
+        self._sync_folders({*targets, *(sources if self._renames else ())})
+
+    def _sync_folders(self, states: Iterable[State]) -> None:
+        for state in set(states):
+            os.fsync(self._handles[state])
+
+    def _read(self, id: str) -> None:
+        handle = os.open(self._path(State.DELAYED, id), os.O_RDONLY | os.O_CLOEXEC)
+        os.getxattr(handle, "user.mq.sum")
+        assert os.read(handle, len(self._body) + 1) == self._body
+        os.close(handle)
+
+    def _path(self, state: State, id: str) -> str:
+        return f"{self._paths[state]}/{_PREFIXES[state]}{id}{_LEASED if state is State.DELAYED else ''}"

@@ -1,0 +1,48 @@
+"""What a benchmark hands back: single figures, each with what is wanted of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Figure(NamedTuple):
+    """One number.
+
+    Attributes:
+        name: what was measured.
+        value: the number.
+        unit: what it counts; empty for a ratio.
+        wanted: the bound, as people write it; empty where none is set.
+        reached: whether the value keeps the bound; None where none is set.
+        note: how the number came about.
+    """
+
+    name: str
+    value: float
+    unit: str = ""
+    wanted: str = ""
+    reached: bool | None = None
+    note: str = ""
+
+
+def at_least(name: str, value: float, bound: float, note: str = "") -> Figure:
+    """A ratio that has to be `bound` or more."""
+    return Figure(name, value, "", f"≥ {bound:g}", value >= bound, note)
+
+
+def at_most(name: str, value: float, bound: float, unit: str = "", note: str = "") -> Figure:
+    """A number that has to be `bound` or less."""
+    return Figure(name, value, unit, f"≤ {bound:g}", value <= bound, note)
+
+
+def spread(values: Iterable[float], unit: str) -> str:
+    """The median of some numbers and how far they lie apart, for a note."""
+    ordered = sorted(values)
+    return f"{statistics.median(ordered):,.0f} ({ordered[0]:,.0f} to {ordered[-1]:,.0f}) {unit}"
+
+
+def median_ratio(numbers: Sequence[float], others: Sequence[float]) -> float:
+    """The ratio of the medians."""
+    return statistics.median(numbers) / statistics.median(others)
