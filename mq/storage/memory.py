@@ -1,11 +1,6 @@
 """``memory:`` keeps everything in this process: the store of transient queues and messages.
 
-Not durable, not shared. What a message's leaving takes with it is taken at once:
-
-* Dropping a queue forgets its READY messages on the spot, so nothing of it appears in REMOVED.
-* Making a queue forgets what NEW and DELAYED hold under its name: that belonged to the one before it. Until then
-  those messages can still be removed, as in every other store.
-
+Not durable, not shared. Dropping a queue forgets its READY messages on the spot, so nothing of it appears in REMOVED.
 Attributes and records are kept as JSON text, so that nobody can change them from outside, and what comes back is
 what every other store would give.
 """
@@ -97,9 +92,6 @@ class MemoryStorage:
         records = self._records.setdefault(kind, {})
         new = key not in records
         records[key] = json.dumps(value)
-        if new and kind == QUEUE:
-            self._places.pop((State.NEW, key), None)
-            self._places.pop((State.DELAYED, key), None)
         return new
 
     async def drop_record(self, kind: str, key: str) -> bool:

@@ -22,13 +22,13 @@ async def test_hears_nothing_from_other_processes(storage: Storage) -> None:
 
 
 async def test_two_stores_share_nothing(storage: Storage) -> None:
-    await storage.put_record(QUEUE, "orders", {})
+    await storage.put_record(QUEUE, "orders", {"created": 0})
     async with open_storage("memory:") as other:
         assert await other.records(QUEUE) == {}
 
 
 async def test_forgets_everything_when_closed(storage: Storage) -> None:
-    await storage.put_record(QUEUE, "orders", {})
+    await storage.put_record(QUEUE, "orders", {"created": 0})
     await storage.commit([Write("orders", MessageIds().new(), b"body")])
     await storage.aclose()
     assert await storage.records(QUEUE) == {}
@@ -36,7 +36,7 @@ async def test_forgets_everything_when_closed(storage: Storage) -> None:
 
 
 async def test_keeps_no_trace_of_empty_places(storage: Storage) -> None:
-    await storage.put_record(QUEUE, "orders", {})
+    await storage.put_record(QUEUE, "orders", {"created": 0})
     [outcome] = await storage.commit([Write("orders", MessageIds().new(), b"body")])
     assert outcome.entry is not None
     await storage.commit([Move(outcome.entry, State.READY)])

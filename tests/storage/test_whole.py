@@ -64,7 +64,7 @@ class ClosesOnce(MemoryStorage):
 async def filled(store: type[MemoryStorage]) -> MemoryStorage:
     """A store with one message in READY."""
     storage = store()
-    await storage.put_record(QUEUE, "orders", {})
+    await storage.put_record(QUEUE, "orders", {"created": 0})
     await storage.commit([Write("orders", ID, b"body"), Move(Entry("orders", ID, State.NEW), State.READY)])
     return storage
 
@@ -80,7 +80,7 @@ async def test_finds_nothing_wrong() -> None:
         (TooLong, "size 5"),
         (TooShort, "size 4, body 3"),
         (Damaged, "checksum"),
-        (ListsForeign, "lists"),
+        (ListsForeign, "scan of NEW in all queues lists|scan of READY in orders lists"),
     ],
 )
 async def test_sees_what_is_wrong(store: type[MemoryStorage], text: str) -> None:

@@ -117,8 +117,9 @@ async def refused(storage: Storage, operation: Operation, *results: Result) -> N
 
 
 async def make_queue(storage: Storage, name: str = "orders") -> str:
-    """A queue of that name, which must be new."""
-    assert await storage.put_record(QUEUE, name, {}), f"put_record of the new queue {name} was not True"
+    """A queue of that name, which must be new; whatever is published from now on belongs to it."""
+    settings = {"created": new_id().time}
+    assert await storage.put_record(QUEUE, name, settings), f"put_record of the new queue {name} was not True"
     return name
 
 

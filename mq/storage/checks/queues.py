@@ -13,6 +13,7 @@ from mq.storage.checks.kit import (
     is_not_at,
     leased,
     make_queue,
+    new_id,
     publish,
     reap_all,
     refused,
@@ -24,7 +25,8 @@ async def new_settings_leave_messages_alone(storage: Storage) -> None:
     """Putting a queue's record again is not making it again."""
     queue = await make_queue(storage)
     entries = [await bring(storage, queue, state) for state in State]
-    assert not await storage.put_record(QUEUE, queue, {"limit": 5}), "put_record of a queue that is there was True"
+    settings = {**(await storage.records(QUEUE))[queue], "limit": 5}
+    assert not await storage.put_record(QUEUE, queue, settings), "put_record of a queue that is there was True"
     for entry in entries:
         await is_at(storage, entry)
     await done(storage, Move(entries[0], State.READY))
@@ -51,8 +53,17 @@ async def nothing_is_delivered_to_a_dropped_queue(storage: Storage) -> None:
         await refused(storage, Move(entry, State.READY), Result.NO_QUEUE, Result.GONE)
 
 
+async def messages_may_come_before_their_queue(storage: Storage) -> None:
+    """What counts is their id: not earlier than the queue's ``created``, they belong to it."""
+    created = new_id().time
+    entries = [await publish(storage, "orders"), await bring(storage, "orders", State.DELAYED, leased())]
+    await storage.put_record(QUEUE, "orders", {"created": created})
+    for entry in entries:
+        await is_at(storage, await done(storage, Move(entry, State.READY)))
+
+
 async def a_queue_made_again_is_empty(storage: Storage) -> None:
-    """Nothing of the one before it belongs to it, and it works like any other."""
+    """What is left of the one before it can be told from its own messages, and it works like any other."""
     queue = await make_queue(storage)
     for _ in range(3):  # each is dropped and made again in its turn
         leftovers = await dropped(storage, queue)
@@ -99,15 +110,21 @@ async def dropped(storage: Storage, queue: str) -> list[Entry]:
 
 
 async def stay_out(storage: Storage, leftovers: list[Entry]) -> None:
-    """Leftovers of a queue do not come into the one that was made again under its name."""
-    for entry in leftovers:
-        await refused(storage, Move(entry, State.READY), Result.GONE, Result.NO_QUEUE)
-        ready = await storage.scan(State.READY, entry.queue)
-        assert ready == [] or entry.id not in {other.id for other in ready}, f"{entry} came into the queue made again"
+    """Leftovers of a queue do not come by themselves into the one that was made again under its name.
+
+    They may be gone, or stay where they are: then they are told by their ids, which are earlier than the queue.
+    """
+    queue = leftovers[0].queue
+    created = (await storage.records(QUEUE))[queue]["created"]
+    came = {entry.id for entry in leftovers} & {entry.id for entry in await storage.scan(State.READY, queue)}
+    assert not came, f"messages of a deleted queue came into the one that was made again: {came}"
+    early = all(entry.id.time < created for entry in leftovers)
+    assert early, f"the queue is said to be made at {created}, before the messages of the one before it"
 
 
 CHECKS: Final[tuple[Check, ...]] = (
     new_settings_leave_messages_alone,
+    messages_may_come_before_their_queue,
     dropping_a_queue_takes_what_is_ready,
     nothing_is_delivered_to_a_dropped_queue,
     a_queue_made_again_is_empty,

@@ -25,8 +25,10 @@ from mq.storage.checks.kit import (
     stored,
 )
 from mq.storage.checks.queues import dropped, stay_out
-from mq.storage.checks.records import KINDS, ODD_KEYS
+from mq.storage.checks.records import CREATED, KINDS, ODD_KEYS
 from mq.storage.interface import QUEUE, Move, Storage, Write
+
+SETTINGS: Final = {"created": CREATED, "limit": 5}
 
 
 async def messages_stay_where_they_are(make: Opener, reopen: Opener) -> None:
@@ -62,6 +64,20 @@ async def bodies_and_attributes_stay(make: Opener, reopen: Opener) -> None:
             assert await body_of(storage, entry) == body, "a body changed while the store was closed"
 
 
+async def one_id_in_two_queues_stays_two_messages(make: Opener, reopen: Opener) -> None:
+    """Neither is taken for a second name of the other."""
+    async with make() as storage:
+        first, second = await make_queue(storage, "first"), await make_queue(storage, "second")
+        id = new_id()
+        places = [
+            await publish(storage, first, b"to the first", id=id),
+            await done(storage, Move(await publish(storage, second, b"second", id=id), State.READY)),
+        ]
+    async with reopen() as storage:
+        bodies = [await body_of(storage, place) for place in places]
+        assert bodies == [b"to the first", b"second"], f"one id in two queues came back as {bodies}"
+
+
 async def what_left_stays_away(make: Opener, reopen: Opener) -> None:
     """Unlinked messages, the places that messages left, bodies that were staged and never written."""
     async with make() as storage:
@@ -86,14 +102,14 @@ async def records_stay(make: Opener, reopen: Opener) -> None:
             await storage.put_record(KINDS[0], key, {"new": key})
         await storage.put_record(KINDS[0], "dropped", {})
         await storage.drop_record(KINDS[0], "dropped")
-        await storage.put_record(QUEUE, "kept", {"limit": 5})
-        await storage.put_record(QUEUE, "dropped", {"limit": 5})
+        await storage.put_record(QUEUE, "kept", SETTINGS)
+        await storage.put_record(QUEUE, "dropped", SETTINGS)
         await storage.drop_record(QUEUE, "dropped")
     async with reopen() as storage:
-        assert await storage.records(QUEUE) == {"kept": {"limit": 5}}, "queues changed while the store was closed"
+        assert await storage.records(QUEUE) == {"kept": SETTINGS}, "queues changed while the store was closed"
         found = await storage.records(KINDS[0])
         assert found == {key: {"new": key} for key in ODD_KEYS}, f"records changed while the store was closed: {found}"
-        assert not await storage.put_record(QUEUE, "kept", {}), "a queue from before is taken for a new one"
+        assert not await storage.put_record(QUEUE, "kept", SETTINGS), "a queue from before is taken for a new one"
 
 
 async def a_dropped_queue_stays_away(make: Opener, reopen: Opener) -> None:
@@ -137,6 +153,7 @@ async def _works(storage: Storage, queue: str) -> None:
 CHECKS: Final[tuple[ReopeningCheck, ...]] = (
     messages_stay_where_they_are,
     bodies_and_attributes_stay,
+    one_id_in_two_queues_stays_two_messages,
     what_left_stays_away,
     records_stay,
     a_dropped_queue_stays_away,

@@ -114,10 +114,6 @@ class Database:
         with self._changing():
             new = self._run("SELECT 1 FROM record WHERE kind = ? AND key = ?", kind, key).fetchone() is None
             self._run("REPLACE INTO record VALUES (?, ?, ?)", kind, key, json.dumps(value))
-            if new and kind == QUEUE:
-                # What is left under this name belonged to the queue before it.
-                self._forget(key, State.NEW)
-                self._forget(key, State.DELAYED)
         return new
 
     def drop_record(self, kind: str, key: str) -> bool:
@@ -129,7 +125,7 @@ class Database:
         with self._changing():
             found = self._run("DELETE FROM record WHERE kind = ? AND key = ?", kind, key).rowcount > 0
             if kind == QUEUE:
-                self._forget(key, State.READY)
+                self._run("DELETE FROM entry WHERE state = ? AND queue = ?", State.READY.value, key)
         return found
 
     def _do(self, operation: Operation) -> Outcome:
@@ -163,9 +159,6 @@ class Database:
         columns = "queue = ?, id = ?, state = ?, deadline_ms = ?, receives = ?, claim = ?, position = ?"
         moved = self._run(f"UPDATE entry SET {columns} WHERE {EXACTLY}", *_row(target), *_row(move.entry)).rowcount
         return Outcome(Result.DONE, target) if moved else Outcome(Result.GONE)
-
-    def _forget(self, queue: str, state: State) -> None:
-        self._run("DELETE FROM entry WHERE state = ? AND queue = ?", state.value, queue)
 
     def _has_queue(self, queue: str) -> bool:
         return self._run("SELECT 1 FROM record WHERE kind = ? AND key = ?", QUEUE, queue).fetchone() is not None

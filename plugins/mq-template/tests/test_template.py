@@ -68,7 +68,7 @@ async def storage(place: Place) -> AsyncIterator[TemplateStorage]:
     """An open store with the queue `orders`; looked over at the end, and once more when it is opened again."""
     async with place.make() as storage:
         assert isinstance(storage, TemplateStorage)
-        await storage.put_record(QUEUE, "orders", {})
+        await storage.put_record(QUEUE, "orders", {"created": 0})
         yield storage
         await check_whole(storage)
     async with place.reopen() as again:
@@ -89,6 +89,13 @@ async def test_promise_is_kept(place: Place, check: Check) -> None:
 @pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
 async def test_promise_is_kept_over_reopening(place: Place, check: ReopeningCheck) -> None:
     await run_reopening_check(check, place.make, place.reopen)
+
+
+async def test_every_commit_is_synced(storage: TemplateStorage) -> None:
+    """By what SQLite says of itself: a write-ahead log, and FULL, which is 2."""
+    found = [storage._database._run(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    assert found == ["wal", 2]
+    await publish(storage)
 
 
 @pytest.mark.parametrize(("setting", "value"), SETTINGS.items())
@@ -146,12 +153,12 @@ async def test_after_a_failed_sync_nothing_more_is_changed(storage: TemplateStor
         assert outcome.result is Result.FAILED
         assert "disk I/O error" in outcome.reason
     with pytest.raises(StorageFailed, match="opened anew"):
-        await storage.put_record(QUEUE, "other", {})
+        await storage.put_record(QUEUE, "other", {"created": 0})
     assert await storage.scan(State.NEW) == [kept], "it can still be read"
     await storage.aclose()
     async with place.reopen() as again:
         assert await again.scan(State.NEW) == [kept]
-        await again.put_record(QUEUE, "other", {})
+        await again.put_record(QUEUE, "other", {"created": 0})
     await storage.open()  # for the look over it
 
 
@@ -171,7 +178,7 @@ from mq.storage.registry import open_storage
 async def main():
     ids = MessageIds()
     async with open_storage(sys.argv[1]) as storage:
-        await storage.put_record(QUEUE, "orders", {})
+        await storage.put_record(QUEUE, "orders", {"created": 0})
         while True:
             [outcome] = await storage.commit([Write("orders", ids.new(), b"body")])
             print(outcome.entry.id, flush=True)

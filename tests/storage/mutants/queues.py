@@ -56,22 +56,43 @@ class DeliversToDroppedQueues(MemoryStorage):
         return outcome
 
 
-@caught_by("a_queue_made_again_is_empty")
-class KeepsLeftovers(MemoryStorage):
+class MakesAgain(MemoryStorage):
+    """Does something to the messages under the name of a queue that is new."""
+
+    def touch(self, queue: str) -> None:
+        raise NotImplementedError
+
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        kept = {place: messages for place, messages in self._places.items() if place[1] == key}
         new = await super().put_record(kind, key, value)
-        self._places.update(kept)
+        if new and kind == QUEUE:
+            self.touch(key)
         return new
 
 
 @caught_by("a_queue_made_again_is_empty")
-class KeepsLeasedLeftovers(MemoryStorage):
+class DeliversLeftovers(MakesAgain):
+    def touch(self, queue: str) -> None:
+        for state in (State.NEW, State.DELAYED):
+            for entry in list(self._entries(state, queue)):
+                self._move(Move(entry, State.READY))
+
+
+@caught_by("messages_may_come_before_their_queue")
+class ForgetsEarlyMessages(MakesAgain):
+    def touch(self, queue: str) -> None:
+        self._places.pop((State.NEW, queue), None)
+
+
+@caught_by("messages_may_come_before_their_queue")
+class ForgetsEarlyLeases(MakesAgain):
+    def touch(self, queue: str) -> None:
+        self._places.pop((State.DELAYED, queue), None)
+
+
+@caught_by("a_queue_made_again_is_empty")
+class ForgetsWhenItWasMade(MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        kept = {place: messages for place, messages in self._places.items() if place == (State.DELAYED, key)}
-        new = await super().put_record(kind, key, value)
-        self._places.update(kept)
-        return new
+        return await super().put_record(kind, key, {**value, "created": 0} if kind == QUEUE else value)
 
 
 @caught_by("a_queue_made_again_can_be_dropped_unreaped")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mq.lifecycle import State
-from mq.storage.interface import FRESH, QUEUE, Description, Operation, Outcome, Unlink
+from mq.message import MessageId
+from mq.storage.interface import FRESH, QUEUE, Description, Move, Operation, Outcome, Unlink
 from mq.storage.memory import MemoryStorage
 from tests.storage.mutants.kit import caught_by
 
@@ -100,15 +98,29 @@ class BringsDroppedQueuesBack(Kept):
 
 
 @caught_by("a_queue_made_again_stays_empty")
-class BringsLeftoversBack(Kept):
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        if kind == QUEUE:
-            self.old = dict(self._places)
-        return await super().put_record(kind, key, value)
-
+class DeliversLeftoversOnOpening(Kept):
     def forget(self) -> None:
-        for place, messages in getattr(self, "old", {}).items():
-            self._places[place] = {**messages, **self._places.get(place, {})}
+        for entry in list(self._entries(State.NEW, None)):
+            self._move(Move(entry, State.READY))
+
+
+@caught_by("a_queue_made_again_stays_empty")
+class ForgetsLeasesOfYoungQueues(Kept):
+    def forget(self) -> None:
+        for state, queue in list(self._places):
+            if state is State.DELAYED:
+                del self._places[state, queue]
+
+
+@caught_by("one_id_in_two_queues_stays_two_messages")
+class TakesOneIdForOneMessage(Kept):
+    def forget(self) -> None:
+        seen: set[MessageId] = set()
+        for state in State:
+            for entry in list(self._entries(state, None)):
+                if entry.id in seen:
+                    self._take(entry)
+                seen.add(entry.id)
 
 
 @caught_by("the_description_stays")

@@ -86,6 +86,15 @@ class OverwritesWhenStaged(MemoryStorage):
         return super()._write(write)
 
 
+@caught_by("a_refused_write_leaves_its_staged_body")
+class WritesStagedBodiesOnce(MemoryStorage):
+    def _write(self, write: Write) -> Outcome:
+        outcome = super()._write(write)
+        if not isinstance(write.body, bytes):
+            write.body.data = b""  # type: ignore[attr-defined]
+        return outcome
+
+
 @caught_by("what_chunks_raise_passes_through")
 class HidesWhatChunksRaise(MemoryStorage):
     async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
