@@ -1,0 +1,8 @@
+"""The HTTP door, best read in this order.
+
+* :mod:`mq.web.exchange`: a request and a reply, as plain values.
+* :mod:`mq.web.endpoints`: from one to the other, and nothing else: no sockets, no framework.
+* :mod:`mq.web.arriving`: a body, taken from the network no faster than it is used.
+* :mod:`mq.web.app`: the two of them as a Quart-Trio app.
+* :mod:`mq.web.serve`: Hypercorn on a socket, and how it stops.
+"""

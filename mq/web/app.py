@@ -1,0 +1,196 @@
+"""The Quart-Trio app: from Quart's request to ours, and from our reply to Quart's response.
+
+Quart decides nothing. There is no routing, so there are no redirects, no merged slashes and no automatic OPTIONS; its
+error pages are never reached; and a body is read as it is used, where Quart's own would gather all that arrives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from types import TracebackType
+from typing import Final, cast
+
+import h11
+import trio
+from hypercorn.typing import (
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    HTTPResponseBodyEvent,
+    HTTPResponseStartEvent,
+    HTTPScope,
+    WebsocketResponseBodyEvent,
+    WebsocketResponseStartEvent,
+)
+from quart import Quart, Response
+from quart.ctx import RequestContext
+from quart.typing import ResponseReturnValue
+from quart.wrappers.base import BaseRequestWebsocket
+from quart.wrappers.response import DataBody, ResponseBody
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
+from quart_trio.wrappers import TrioRequest, TrioResponse
+from werkzeug.datastructures import Headers
+
+from mq.errors import CorruptMessage, StorageError
+from mq.message import Body
+from mq.web.arriving import Arriving
+from mq.web.endpoints import NO_WEBSOCKET, Endpoints
+from mq.web.exchange import DISCARD_SECONDS, Reply, Request, problem
+
+logger = logging.getLogger(__name__)
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+_BUG: Final = problem(500, "an error in mq itself: see its log")
+_END: Final = HTTPResponseBodyEvent(type="http.response.body", body=b"", more_body=False)
+
+
+class _QuartRequest(TrioRequest):
+    arriving: Arriving
+
+
+class _QuartResponse(TrioResponse):
+    is_last = False
+
+
+class _StoredBody(ResponseBody):
+    """A message's body, closed whatever happens."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._chunks = aiter(body)
+
+    async def __aenter__(self) -> AsyncIterator[bytes]:
+        return self._chunks
+
+    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with trio.CancelScope(shield=True):
+            if isinstance(self._chunks, AsyncGenerator):
+                await self._chunks.aclose()
+            await self._body.aclose()
+
+
+class _Connection(TrioASGIHTTPConnection):
+    """One request and its response, between Hypercorn and Quart.
+
+    A client that ends its side of the connection after a whole request still gets its answer: what it asked for is
+    done anyway, and a lease that nobody hears of would hold up a message.
+    """
+
+    def __init__(self, app: Quart, scope: HTTPScope) -> None:
+        super().__init__(app, cast(HTTPScope, {**scope, "path": "/"}))  # raw_path is the one that counts
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        request = cast(_QuartRequest, self._create_request_from_scope(send))
+        request.arriving = Arriving(receive)
+        response = cast(_QuartResponse, await self.app.handle_request(request))
+        try:
+            await self._respond(response, request.arriving, send)
+        except* (h11.ProtocolError, trio.BusyResourceError):
+            # what came after the request was malformed, and Hypercorn has ended the connection by itself
+            logger.debug("a connection ended before its response did")
+
+    async def _respond(self, response: _QuartResponse, arriving: Arriving, send: ASGISendCallable) -> None:
+        async with response.response as chunks, trio.open_nursery() as nursery:
+            body_has_ended = trio.Event()
+            nursery.start_soon(self._discard, arriving, body_has_ended, nursery.cancel_scope)
+            await send(self._start(response))
+            if await self._send_chunks(send, chunks):
+                with trio.move_on_after(DISCARD_SECONDS):
+                    await body_has_ended.wait()
+                await send(_END)
+            nursery.cancel_scope.cancel()
+
+    async def _discard(self, arriving: Arriving, body_has_ended: trio.Event, sending: trio.CancelScope) -> None:
+        """Hypercorn waits for room in its queue, so that queue is kept empty for as long as the response takes."""
+        await arriving.discard(body_has_ended)
+        if self._is_http2:  # nobody empties the buffer of a stream that was reset: sending would never end
+            sending.cancel()
+
+    def _start(self, response: _QuartResponse) -> HTTPResponseStartEvent:
+        headers = _raw(response.headers.items())
+        if response.is_last and not self._is_http2:
+            headers.append((b"connection", b"close"))
+        return HTTPResponseStartEvent(type="http.response.start", status=response.status_code, headers=headers)
+
+    async def _send_chunks(self, send: ASGISendCallable, chunks: AsyncIterable[bytes]) -> bool:
+        """Send the body. False when the response must not be ended as if it were whole."""
+        try:
+            async for chunk in chunks:
+                await send(HTTPResponseBodyEvent(type="http.response.body", body=chunk, more_body=True))
+        except (CorruptMessage, StorageError) as error:
+            logger.error("a response was broken off: %s", error)
+            # In HTTP/1.1 the connection breaks. A stream cannot be reset from here, so it ends short of its
+            # content-length, which every client must notice (RFC 9113, section 8.1.1).
+            return self._is_http2
+        return True
+
+    @property
+    def _is_http2(self) -> bool:
+        return self.scope["http_version"] == "2"
+
+
+class _NoWebsocket(TrioASGIWebsocketConnection):
+    """A WebSocket handshake, which Hypercorn does not give out as the plain GET that it also is."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        status, headers, body, _ = NO_WEBSOCKET
+        assert isinstance(body, bytes)
+        await send(
+            WebsocketResponseStartEvent(type="websocket.http.response.start", status=status, headers=_raw(headers))
+        )
+        await send(WebsocketResponseBodyEvent(type="websocket.http.response.body", body=body, more_body=False))
+
+
+class WebApp(QuartTrio):
+    """The app that serves `endpoints`."""
+
+    asgi_http_class = _Connection
+    asgi_websocket_class = _NoWebsocket
+    request_class = _QuartRequest
+    response_class = _QuartResponse
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        super().__init__("mq", static_folder=None, template_folder=None)
+        self._endpoints = endpoints
+
+    def create_url_adapter(self, request: BaseRequestWebsocket | None) -> None:
+        """No routing: the endpoints have their own."""
+
+    async def dispatch_request(self, request_context: RequestContext | None = None) -> ResponseReturnValue:
+        """Hand any request to the endpoints."""
+        assert request_context is not None
+        request = cast(_QuartRequest, request_context.request)
+        return _to_quart(await self._endpoints.handle(_from_quart(request)))
+
+    async def handle_exception(self, error: Exception) -> Response:
+        """An error that no endpoint foresaw."""
+        logger.error("an error in mq itself", exc_info=error)
+        return _to_quart(_BUG)
+
+
+def _from_quart(request: _QuartRequest) -> Request:
+    scope = cast(HTTPScope, request.scope)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    length = headers.get("content-length")  # Hypercorn has refused whatever is not a number
+    return Request(
+        method=scope["method"],
+        path=scope["raw_path"],
+        query=scope["query_string"],
+        headers=headers,
+        body=request.arriving,
+        content_length=int(length) if length is not None else None,
+    )
+
+
+def _to_quart(reply: Reply) -> _QuartResponse:
+    body = DataBody(reply.body) if isinstance(reply.body, bytes) else _StoredBody(reply.body)
+    response = _QuartResponse(body, reply.status)
+    response.headers = Headers(list(reply.headers))  # these and no others, such as a default content-type
+    response.is_last = reply.is_last
+    return response
+
+
+def _raw(headers: Iterable[tuple[str, str]]) -> RawHeaders:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -1,0 +1,83 @@
+"""A request and a reply as plain values, whatever parsed the one and sends the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from mq.errors import CallerError
+from mq.message import Body
+
+STALLED_SECONDS: Final = 30
+"""How long a client may keep us waiting for its body, all pauses together."""
+SLOWEST_BYTES_PER_SECOND: Final = 1024
+"""Bytes that make up for a second's pause."""
+DISCARD_SECONDS: Final = 2
+"""How long a door goes on taking a body that nobody wants, after its reply. Closing a socket while the client still
+sends would take the reply away from it."""
+
+
+class BodyTooSlow(CallerError):
+    """The body did not arrive in time."""
+
+
+class Request(NamedTuple):
+    """A request, as far as it is known before its body is read.
+
+    Attributes:
+        method: in capitals.
+        path: as it came: percent-encoded, without the query.
+        query: what followed the question mark, as it came.
+        headers: by name in small letters.
+        body: chunks, in order. Raises BodyIncomplete when the client ends before its end, BodyTooSlow when it
+            pauses for too long. What is not read here, the door discards for at most DISCARD_SECONDS.
+        content_length: the announced length in bytes, or None.
+    """
+
+    method: str
+    path: bytes
+    query: bytes
+    headers: Mapping[str, str]
+    body: AsyncIterable[bytes]
+    content_length: int | None
+
+
+class Reply(NamedTuple):
+    """A reply. Its headers are complete but for those of the connection.
+
+    Attributes:
+        status: as in RFC 9110.
+        headers: names in small letters, values in Latin-1.
+        body: whoever sends it also closes it.
+        is_last: the connection should end with it (HTTP/1.1: ``Connection: close``).
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | Body = b""
+    is_last: bool = False
+
+
+def empty(status: int, *headers: tuple[str, str]) -> Reply:
+    """A reply without a body."""
+    length = () if status == HTTPStatus.NO_CONTENT else (("content-length", "0"),)
+    return Reply(status, (*length, *headers))
+
+
+def document(status: int, value: Mapping[str, Any], *headers: tuple[str, str], type: str = "application/json") -> Reply:
+    """A reply whose body is `value` as JSON."""
+    body = json.dumps(value).encode() + b"\n"
+    return Reply(status, (("content-type", type), ("content-length", str(len(body))), *headers), body)
+
+
+def problem(status: int, detail: str, *headers: tuple[str, str]) -> Reply:
+    """A refusal as RFC 9457 has it, with `detail` on one line."""
+    value = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": " ".join(detail.split()),
+    }
+    return document(status, value, *headers, type="application/problem+json")

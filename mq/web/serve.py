@@ -1,0 +1,154 @@
+"""Hypercorn on a socket: accept, serve, stop.
+
+Hypercorn's own ``serve`` is not used, for three reasons. A fault in its protocol code, which any client can cause,
+would end the whole process; here it ends that connection. Its sends are shielded from cancellation, so one client that
+reads nothing could keep the process from stopping; here a connection that is cancelled loses its socket. And some of
+its waits have no end once the client is gone; here a silent connection is closed. The price is that
+:class:`hypercorn.trio.tcp_server.TCPServer` is not a documented interface.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final
+
+import h2.exceptions
+import h11
+import hyperframe.exceptions
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, LifespanState
+from priority.priority import PriorityError
+
+from mq.errors import MQError
+from mq.message import shorten
+from mq.web.watched import WatchedStream
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS: Final = 10
+"""How long requests may run on after a stop."""
+SILENT_SECONDS: Final = 120
+"""How long a connection may stay open without a byte in either direction, whatever it waits for."""
+
+FAULTS: Final[Mapping[type[Exception], str]] = {
+    KeyError: "HTTP/2: DATA for a stream whose response has ended; a frame for a stream that is gone",
+    UnboundLocalError: "HTTP/2: CONNECT without a path",
+    ValueError: "HTTP/2: a method or path outside ASCII; an upgrade whose settings are not base64",
+    h2.exceptions.H2Error: "HTTP/2: a frame that does not fit the state",
+    h11.ProtocolError: "HTTP/1.1: a WebSocket handshake with something right behind it",
+    hyperframe.exceptions.HyperframeError: "an upgrade to HTTP/2 whose settings are no SETTINGS frame",
+    PriorityError: "HTTP/2: PRIORITY for more than 1000 streams",
+    trio.BusyResourceError: "any: a malformed request while the answer to the one before is being sent",
+}
+"""What comes out of Hypercorn's protocol code through a client's doing -> how it is done."""
+
+
+class CannotListen(MQError):
+    """The address cannot be listened on: in use, not this machine's, or not allowed."""
+
+
+async def serve(
+    app: ASGIFramework,
+    address: str,
+    port: int,
+    *,
+    stop: Callable[[], Awaitable[None]],
+    grace_seconds: float = GRACE_SECONDS,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` over HTTP/1.1 and HTTP/2 until `stop` returns; then accept nobody and finish what runs.
+
+    Started with the URLs it listens on.
+
+    Args:
+        app: an ASGI app. It gets no lifespan events.
+        address: IP address or host name.
+        port: 0 takes a free one.
+        stop: returns when it is time to stop.
+        grace_seconds: what still runs that long after the stop is cut off.
+        task_status: of :meth:`trio.Nursery.start`.
+
+    Raises:
+        CannotListen: somebody else has the port, or the address is not to be had.
+    """
+    listeners = await _listen(address, port)
+    connections = _Connections(app)
+    async with trio.open_nursery() as running:
+        async with trio.open_nursery() as accepting:
+            accepting.start_soon(_accept, connections.serve, listeners, running)
+            task_status.started([_url(listener) for listener in listeners])
+            await stop()
+            accepting.cancel_scope.cancel()
+        await connections.finish()
+        running.cancel_scope.deadline = trio.current_time() + grace_seconds
+
+
+class _Connections:
+    """Serves connections, each on its own."""
+
+    def __init__(self, app: ASGIFramework) -> None:
+        self._app = ASGIWrapper(app)
+        self._config = _hypercorn_config()
+        self._context = WorkerContext(None)
+        self._state = LifespanState()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Serve one connection to its end."""
+        watched = WatchedStream(stream)
+        server = TCPServer(self._app, self._config, self._context, self._state, watched)  # type: ignore[arg-type]
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_run_then_cancel, partial(watched.close_when_silent, SILENT_SECONDS), nursery)
+                nursery.start_soon(_run_then_cancel, server.run, nursery)
+        except* tuple(FAULTS) as faults:
+            logger.warning("a connection was dropped, its client confused the server: %r", faults.exceptions[0])
+
+    async def finish(self) -> None:
+        """Close the connections that are idle, and the others as they become so."""
+        await self._context.terminated.set()
+
+
+def _hypercorn_config() -> Config:
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logger
+    config.include_server_header = False
+    config.h11_max_incomplete_size = 32 * 1024  # the request line and the headers, else 431
+    config.h2_max_header_list_size = 32 * 1024
+    config.h2_max_concurrent_streams = 128
+    config.keep_alive_timeout = 30  # also for the first request: its headers have to come within that
+    config.keep_alive_max_requests = sys.maxsize  # over HTTP/2 the limit would cut off answers that are under way
+    config.max_app_queue_size = 4  # pieces of a body, of at most 64 KiB, that wait to be asked for
+    return config
+
+
+async def _listen(address: str, port: int) -> list[trio.SocketListener]:
+    try:
+        return await trio.open_tcp_listeners(port, host=address)
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {address} port {port}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise CannotListen(f"cannot listen on {shorten(address)}: not an address or a host name") from error
+
+
+async def _accept(
+    serve: Callable[[trio.SocketStream], Awaitable[None]], listeners: list[trio.SocketListener], running: trio.Nursery
+) -> None:
+    await trio.serve_listeners(serve, listeners, handler_nursery=running)
+
+
+async def _run_then_cancel(run: Callable[[], Awaitable[None]], nursery: trio.Nursery) -> None:
+    await run()
+    nursery.cancel_scope.cancel()
+
+
+def _url(listener: trio.SocketListener) -> str:
+    host, port = listener.socket.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,53 @@
+"""A connection that ends by itself once it is of no use."""
+
+from __future__ import annotations
+
+import trio
+
+
+class WatchedStream:
+    """A TCP stream that notes when bytes last passed. It has the verbs that a server of streams uses.
+
+    Args:
+        stream: what carries the bytes.
+
+    Attributes:
+        socket: that of the stream.
+        last_used: when bytes last passed in or out, on Trio's clock.
+    """
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.socket = stream.socket
+        self.last_used = trio.current_time()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """As :meth:`trio.abc.ReceiveStream.receive_some`."""
+        data = await self._stream.receive_some(max_bytes)
+        self.last_used = trio.current_time()
+        return data
+
+    async def send_all(self, data: bytes) -> None:
+        """As :meth:`trio.abc.SendStream.send_all`."""
+        await self._stream.send_all(data)
+        self.last_used = trio.current_time()
+
+    async def send_eof(self) -> None:
+        """As :meth:`trio.abc.HalfCloseableStream.send_eof`."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """As :meth:`trio.abc.AsyncResource.aclose`."""
+        await self._stream.aclose()
+
+    async def close_when_silent(self, seconds: float) -> None:
+        """Return once no bytes have passed for so long. Then, or when cancelled, the socket is closed, at once: that
+        ends even a send that is shielded from cancellation."""
+        try:
+            while True:
+                remaining = self.last_used + seconds - trio.current_time()
+                if remaining <= 0:
+                    return
+                await trio.sleep(remaining)
+        finally:
+            self.socket.close()

@@ -1,0 +1,42 @@
+"""A broker, and a server over it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+import trio
+
+from mq.broker import Broker, BrokerConfig, open_broker
+from mq.storage.memory import MemoryStorage
+from mq.web.app import WebApp
+from mq.web.endpoints import Endpoints
+from mq.web.serve import serve
+from tests.web.talking import MAX_BODY, Server
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[MemoryStorage]:
+    store = MemoryStorage()
+    await store.open()
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+async def broker(store: MemoryStorage) -> AsyncIterator[Broker]:
+    async with open_broker(store, BrokerConfig(max_body=MAX_BODY)) as broker:
+        yield broker
+
+
+@pytest.fixture
+def endpoints(broker: Broker) -> Endpoints:
+    return Endpoints(broker, MAX_BODY)
+
+
+@pytest.fixture
+async def server(endpoints: Endpoints, nursery: trio.Nursery) -> Server:
+    stop = trio.Event()
+    [url] = await nursery.start(partial(serve, WebApp(endpoints), "127.0.0.1", 0, stop=stop.wait))
+    return Server(url, stop)
