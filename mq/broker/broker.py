@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -190,7 +190,8 @@ class Broker:
             BodyTooLarge: it is over the limit.
         """
         self._check_open()
-        return await self._storage.stage(self._limited(chunks))
+        async with aclosing(self._limited(chunks)) as limited:
+            return await self._storage.stage(limited)
 
     async def publish(self, queue: str, body: bytes | Staged, attributes: Mapping[str, Any] | None = None) -> MessageId:
         """Store a message. On return it is durable, and its queue has it or will have it after any crash.
@@ -343,7 +344,7 @@ class Broker:
     async def _settle(self, index: QueueIndex) -> None:
         """Until what is in NEW now has been delivered: one round of moves may be running, the next has all of it."""
         for _ in range(2):
-            if index.new and self.config.mover and not self._committer.failure:
+            if index.undelivered and self.config.mover and not self._committer.failure:
                 await self._mover.finished_round()
 
     def _give_back(self, entry: Entry) -> None:
@@ -373,10 +374,15 @@ class Broker:
         if index is None or entry.id in self._catalog.transit or index.find(entry.id) != entry:
             return False
         self._catalog.begin(entry)
+        if entry.state is State.NEW:
+            index.delivering += 1
         return True
 
     def _end_move(self, entry: Entry, outcome: Outcome) -> None:
         kind = Kind.DELIVER if entry.state is State.NEW else Kind.REQUEUE
+        index = self._catalog.queues.get(entry.queue)
+        if kind is Kind.DELIVER and index is not None:
+            index.delivering -= 1
         if outcome.result is Result.DONE:
             self._catalog.end(entry, outcome.entry, kind)
         elif outcome.result is Result.GONE:
@@ -384,7 +390,6 @@ class Broker:
         else:
             self._catalog.end(entry, entry, kind)
             self._mover.cancel(entry.id)
-            index = self._catalog.queues.get(entry.queue)
             if outcome.result is Result.NO_QUEUE and index is not None:
                 logger.warning("the folder of queue %s is gone; its other messages are left where they are", index.name)
                 self._forget(index, remove=False)
@@ -405,7 +410,7 @@ class Broker:
         if size > limit:
             raise BodyTooLarge(f"the body is longer than {limit} bytes, the limit here")
 
-    async def _limited(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    async def _limited(self, chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
         size = 0
         async for chunk in chunks:
             size += len(chunk)

@@ -60,7 +60,7 @@ class Catalog:
         """`entry` is there: into the index of its queue, and on to whoever has to do something about it."""
         index = self.queues.get(entry.queue)
         if entry.state is not State.REMOVED:
-            if index is None or entry.id.time < index.created:
+            if index is None or entry.joined < index.created:
                 self.orphaned(entry)
                 return
             index.add(entry)

@@ -31,11 +31,17 @@ class QueueIndex:
         self.name = name
         self.created = created
         self.deleted = False
+        self.delivering = 0
         self.new: dict[MessageId, Entry] = {}
         self.delayed: dict[MessageId, Entry] = {}
         self._heap: list[int] = []
         self._ready: dict[int, Entry | None] = {}
         self._reordered: dict[MessageId, int] = {}
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether messages are in NEW, or on their way from there."""
+        return bool(self.new) or self.delivering > 0
 
     @property
     def ready(self) -> int:

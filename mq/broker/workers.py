@@ -216,7 +216,7 @@ class FetchWorker:
 
     async def _prepare(self, index: QueueIndex, wanted: int) -> None:
         """See that what is there can be seen."""
-        if index.ready < wanted and index.new:
+        if index.ready < wanted and index.undelivered:
             await self._settle(index)
         if self._peers and index.ready <= self._peers:
             await trio.sleep(self._random.uniform(0, _LONGEST_PAUSE_SECONDS))

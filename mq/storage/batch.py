@@ -133,13 +133,20 @@ class Batch:
             if path != target:
                 self._calls.rename(path, target) if self._folders.mount.atomic_rename else self._relink(path, target)
         except OSError:
-            self._calls.close(fd)
-            with contextlib.suppress(OSError):  # what is left is torn, and recovery takes it away
-                self._calls.unlink(path)
+            self._undo_write(operation, fd, path)
             raise
         self._barrier.add_file(fd)
         self._barrier.add_folders(self._layout.new)
         return Outcome(Result.DONE, entry)
+
+    def _undo_write(self, operation: Write, fd: int, path: str) -> None:
+        """A refused Write leaves nothing behind, and a staged body as it was."""
+        if isinstance(operation.body, StagedBody):
+            operation.body.file.give_back(fd)
+            return
+        self._calls.close(fd)
+        with contextlib.suppress(OSError):  # what is left is torn, and recovery takes it away
+            self._calls.unlink(path)
 
     def _relink(self, source: str, target: str) -> None:
         """Let a complete file appear under its name. Its temporary name may stay after a crash."""

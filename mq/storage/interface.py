@@ -56,6 +56,11 @@ class Entry(NamedTuple):
     state: State
     meta: Meta = FRESH
 
+    @property
+    def joined(self) -> int:
+        """When the message came into its queue, in UUID ticks: by its order where it has one, else by its id."""
+        return self.id.time if self.meta.order is None else self.meta.order
+
 
 class Staged(Protocol):
     """A large body that lies in the store under a temporary name, waiting for its :class:`Write`."""
@@ -77,7 +82,7 @@ class Write(NamedTuple):
 
     Attributes:
         queue: the queue it is for; whether that exists is the broker's to know.
-        id: its id; EXISTS when NEW holds that id of that queue already.
+        id: its id, which no other message of the store has or had; EXISTS when NEW holds it already.
         body: its bytes, or what :meth:`Storage.stage` gave.
         attributes: kept with the message and given back by :meth:`Storage.read`.
         durable: as everywhere.
@@ -95,7 +100,8 @@ class Move(NamedTuple):
 
     GONE when it is not (or no longer) exactly there; of many racers exactly one gets DONE, provided that the
     targets differ, so a move to DELAYED carries a claim of its own. NO_QUEUE when it leads into a queue that
-    is not there. EXISTS when the target is taken: nothing is overwritten.
+    is not there. EXISTS when the target is taken: nothing is overwritten. A move into another `queue` carries an
+    order: the instant at which the message joins that queue.
     """
 
     entry: Entry
@@ -106,7 +112,10 @@ class Move(NamedTuple):
 
 
 class Unlink(NamedTuple):
-    """Take an entry out of REMOVED, for good. For a deleted queue a part at a time: MORE until it is gone."""
+    """Take an entry out of REMOVED, for good. For a deleted queue a part at a time: MORE until it is gone.
+
+    EXISTS when nothing of mq's is left in the deleted queue, but something foreign is: asking again changes nothing.
+    """
 
     entry: Entry
     durable: bool = False
@@ -217,7 +226,7 @@ class Storage(Protocol):
         """Keep `value` (JSON) under (kind, key), durably, replacing what was there. True when it is new.
 
         The value of a QUEUE carries ``created``: an instant in UUID ticks. Messages of that queue in NEW or
-        DELAYED whose id is earlier belong to a deleted queue of the same name.
+        DELAYED that joined it earlier (:attr:`Entry.joined`) belong to a deleted queue of the same name.
         """
 
     async def drop_record(self, kind: str, key: str) -> bool:

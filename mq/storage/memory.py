@@ -56,12 +56,13 @@ class _Kept(NamedTuple):
 
 class _StagedBytes:
     def __init__(self, data: bytes) -> None:
-        self.data = data
+        self.data: bytes | None = data
         self.size = len(data)
         self.checksum = checksum(data)
 
     async def discard(self) -> None:
-        """Nothing to do: it goes when nobody holds it."""
+        """Let go of the bytes."""
+        self.data = None
 
 
 class MemoryStorage:
@@ -159,6 +160,8 @@ class MemoryStorage:
         body = write.body
         if not isinstance(body, bytes):
             assert isinstance(body, _StagedBytes), "a body that another store staged"
+            if body.data is None:
+                return Outcome(Result.GONE)
             body = body.data
         entry = Entry(write.queue, write.id, State.NEW)
         kept = _Kept(entry.meta, body, checksum(body), json.dumps(write.attributes))

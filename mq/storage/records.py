@@ -1,18 +1,21 @@
 """Durable records: small JSON files below state/records/<kind>/, replaced without ever being half there.
 
-A record's file is ``<key>.<version>``. A new version is written beside the old one and synced with its folder;
-only then the old one goes. The highest version that is whole JSON counts: an object torn anywhere is not JSON.
-This needs no atomic rename, so it holds on every file system.
+A record's file is ``<key>.<version>``: ``k`` and the key percent-encoded, or ``d`` and its SHA-256 where that would be
+too long for a file name. The file itself holds the whole key.
+
+A new version is written beside the old one and synced with its folder; only then the old one goes. The highest version
+that is whole JSON counts: an object torn anywhere is not JSON. This needs no atomic rename, so it holds everywhere.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from mq.storage.barrier import sync_folder
 from mq.storage.calls import OPEN_NEW, OPEN_READ, Calls, FileKind
@@ -22,7 +25,8 @@ logger = logging.getLogger("mq.storage")
 
 _LARGEST: Final = 16 * 1024 * 1024
 _KIND: Final = re.compile(r"[a-z0-9_-]+")
-_NAME: Final = re.compile(r"([A-Za-z0-9_~%-]+)\.([0-9]{1,18})")
+_NAME: Final = re.compile(r"([kd][A-Za-z0-9_~%-]*)\.([0-9]{1,18})")
+_LONGEST_FILE: Final = 200
 
 
 class Records:
@@ -44,18 +48,19 @@ class Records:
             OSError: the old value stands, or nothing is known of the record.
         """
         self._make_kind(kind)
-        versions = self._versions(kind, key)
-        self._write(f"{self._folder}/{kind}/{_file(key)}.{max(versions, default=0) + 1}", value)
+        file, versions = self._versions(kind, key)
+        content = json.dumps({"key": key, "value": dict(value)}, ensure_ascii=False, sort_keys=True)
+        self._write(f"{self._folder}/{kind}/{file}.{max(versions, default=0) + 1}", content.encode())
         sync_folder(self._calls, f"{self._folder}/{kind}")
         for version in versions:
-            self._calls.unlink(f"{self._folder}/{kind}/{_file(key)}.{version}")
+            self._calls.unlink(f"{self._folder}/{kind}/{file}.{version}")
         return not versions
 
     def drop(self, kind: str, key: str) -> bool:
         """Forget a record; durable on return. False when there was none."""
-        versions = self._versions(kind, key)
+        file, versions = self._versions(kind, key)
         for version in sorted(versions):
-            self._calls.unlink(f"{self._folder}/{kind}/{_file(key)}.{version}")
+            self._calls.unlink(f"{self._folder}/{kind}/{file}.{version}")
         if versions:
             sync_folder(self._calls, f"{self._folder}/{kind}")
         return bool(versions)
@@ -63,16 +68,16 @@ class Records:
     def all(self, kind: str) -> dict[str, Mapping[str, Any]]:
         """Every record of a kind."""
         found: dict[str, Mapping[str, Any]] = {}
-        for key, version in sorted(self._listed(kind)):
-            value = self._read(f"{self._folder}/{kind}/{_file(key)}.{version}")
-            if value is not None:
-                found[key] = value
+        for file, version in sorted(self._listed(kind)):
+            record = self._read(f"{self._folder}/{kind}/{file}.{version}")
+            if record is not None:
+                found[record["key"]] = record["value"]
         return found
 
-    def _write(self, path: str, value: Mapping[str, Any]) -> None:
+    def _write(self, path: str, content: bytes) -> None:
         fd = self._calls.open(path, OPEN_NEW)
         try:
-            write_all(self._calls, fd, json.dumps(dict(value), ensure_ascii=False, sort_keys=True).encode())
+            write_all(self._calls, fd, content)
             self._calls.fsync(fd)
         except OSError:
             self._calls.unlink(path)
@@ -80,8 +85,10 @@ class Records:
         finally:
             self._calls.close(fd)
 
-    def _versions(self, kind: str, key: str) -> list[int]:
-        return [version for other, version in self._listed(kind) if other == key]
+    def _versions(self, kind: str, key: str) -> tuple[str, list[int]]:
+        """The first part of a record's file names, and the versions that are there."""
+        file = _file(key)
+        return file, [version for other, version in self._listed(kind) if other == file]
 
     def _listed(self, kind: str) -> list[tuple[str, int]]:
         try:
@@ -89,7 +96,7 @@ class Records:
         except FileNotFoundError:
             return []
         matches = (_NAME.fullmatch(name) for name, file in listed if file is FileKind.FILE)
-        return [(unquote(match[1]), int(match[2])) for match in matches if match is not None]
+        return [(match[1], int(match[2])) for match in matches if match is not None]
 
     def _make_kind(self, kind: str) -> None:
         assert _KIND.fullmatch(kind), f"not a kind of record: {kind!r}"
@@ -106,9 +113,10 @@ class Records:
             return None
         finally:
             self._calls.close(fd)
-        return value if isinstance(value, dict) else None
+        return value if isinstance(value, dict) and value.keys() == {"key", "value"} else None
 
 
 def _file(key: str) -> str:
     """A key as the first part of a file name."""
-    return quote(key, safe="").replace(".", "%2E")
+    plain = "k" + quote(key, safe="").replace(".", "%2E")
+    return plain if len(plain) <= _LONGEST_FILE else "d" + hashlib.sha256(key.encode()).hexdigest()

@@ -71,7 +71,7 @@ def _drop_orphans(folders: Folders, moving: dict[State, list[Entry]], settings: 
         kept = []
         for entry in moving[state]:
             made = settings.get(entry.queue, {}).get("created", 0)
-            if isinstance(made, int) and entry.id.time < made:
+            if isinstance(made, int) and entry.joined < made:
                 folders.calls.unlink(folders.layout.path(entry))
                 dropped += 1
             else:

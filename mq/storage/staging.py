@@ -47,6 +47,10 @@ class StagedFile:
         fd, self._fd = self._fd, None
         return fd
 
+    def give_back(self, fd: int) -> None:
+        """What was taken is not used after all."""
+        self._fd = fd
+
     def discard(self) -> None:
         """Take it away, unless it has been taken."""
         fd = self.take()

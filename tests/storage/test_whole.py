@@ -98,12 +98,6 @@ async def test_sees_a_message_in_two_places(state: State) -> None:
         await check_whole(storage)
 
 
-async def test_takes_one_id_in_two_queues_for_two_messages() -> None:
-    storage = await filled(MemoryStorage)
-    await storage.commit([Write("other", ID, b"body")])
-    await check_whole(storage)
-
-
 @pytest.mark.parametrize(("store", "text"), [(Damaged, "checksum"), (ClosesOnce, "closed twice")])
 async def test_every_check_ends_with_it(store: type[MemoryStorage], text: str) -> None:
     @asynccontextmanager

@@ -20,7 +20,6 @@ from mq.storage.checks.kit import (
     new_id,
     one,
     publish,
-    reap,
     refused,
     stored,
     streamed,
@@ -131,31 +130,6 @@ async def of_equal_writes_one_is_done(storage: Storage) -> None:
     assert body == winner.body, "the body is not that of the one DONE"
 
 
-async def one_id_in_two_queues_is_two_messages(storage: Storage) -> None:
-    """Each with its own body and attributes; one's end does not touch the other."""
-    first, second = await make_queue(storage, "first"), await make_queue(storage, "second")
-    for name in ("text", "large"):
-        id = new_id()
-        other = {"other": ATTRIBUTES[name]}
-        gone = await publish(storage, first, b"to the first", ATTRIBUTES[name], id)
-        kept = await publish(storage, second, b"second", other, id)
-        await _has_attributes(storage, gone, ATTRIBUTES[name], "in the first queue")
-        await reap(storage, await done(storage, Move(gone, State.REMOVED)))
-        assert await body_of(storage, kept) == b"second", "the body is not that of this queue's message"
-        await _has_attributes(storage, kept, other, "in the second queue")
-
-
-async def an_id_may_be_written_again_once_removed(storage: Storage) -> None:
-    """The end of the message that had it before does not touch the new one."""
-    queue = await make_queue(storage)
-    for name in ("text", "large"):
-        removed = await done(storage, Move(await publish(storage, queue, b"old", {"old": 1}), State.REMOVED))
-        again = await publish(storage, queue, b"again", ATTRIBUTES[name], removed.id)
-        await reap(storage, removed)
-        assert await body_of(storage, again) == b"again", "the body is not that of the second message"
-        await _has_attributes(storage, again, ATTRIBUTES[name], "of a message whose id was used before")
-
-
 async def reading_finds_only_what_is_there(storage: Storage) -> None:
     """None for each that is not, in the order that was asked for."""
     queue = await make_queue(storage)
@@ -213,8 +187,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     a_write_needs_no_queue,
     a_write_overwrites_nothing,
     of_equal_writes_one_is_done,
-    one_id_in_two_queues_is_two_messages,
-    an_id_may_be_written_again_once_removed,
     reading_finds_only_what_is_there,
     many_bodies_are_read_at_once,
     a_body_can_be_closed_unread,

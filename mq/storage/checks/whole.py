@@ -20,8 +20,8 @@ async def check_whole(storage: Storage) -> None:
             not that of its body.
     """
     entries = await _everything(storage)
-    places = Counter((entry.queue, entry.id) for entry in entries)
-    double = [entry for entry in entries if places[entry.queue, entry.id] > 1]
+    places = Counter(entry.id for entry in entries)
+    double = [entry for entry in entries if places[entry.id] > 1]
     assert not double, f"a message in two places: {double}"
     for start in range(0, len(entries), _READ_AT_ONCE):
         part = entries[start : start + _READ_AT_ONCE]

@@ -15,7 +15,6 @@ from mq.storage.interface import (
     Outcome,
     Result,
     Stored,
-    Unlink,
     Write,
 )
 from mq.storage.memory import MemoryStorage
@@ -121,21 +120,6 @@ class SaysDoneToEqualWrites(MemoryStorage):
     def _write(self, write: Write) -> Outcome:
         super()._write(write)
         return Outcome(Result.DONE, Entry(write.queue, write.id, State.NEW))
-
-
-@caught_by("one_id_in_two_queues_is_two_messages")
-class KnowsMessagesByIdAlone(SharesAttributes):
-    """The body is its own, but the attributes lie under the id."""
-
-
-@caught_by("an_id_may_be_written_again_once_removed")
-class LosesWhatIsBesideByAnOldId(SharesAttributes):
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        outcomes = await super().commit(operations)
-        for operation in operations:
-            if isinstance(operation, Unlink):
-                self.attributes[operation.entry.id] = {}
-        return outcomes
 
 
 @caught_by("reading_finds_only_what_is_there")

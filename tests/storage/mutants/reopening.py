@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
 from mq.lifecycle import State
-from mq.message import MessageId
 from mq.storage.interface import FRESH, QUEUE, Description, Move, Operation, Outcome, Unlink
 from mq.storage.memory import MemoryStorage
 from tests.storage.mutants.kit import caught_by
@@ -112,15 +113,13 @@ class ForgetsLeasesOfYoungQueues(Kept):
                 del self._places[state, queue]
 
 
-@caught_by("one_id_in_two_queues_stays_two_messages")
-class TakesOneIdForOneMessage(Kept):
+@caught_by("a_message_moved_into_a_younger_queue_stays")
+class JudgesByIdAlone(Kept):
     def forget(self) -> None:
-        seen: set[MessageId] = set()
-        for state in State:
-            for entry in list(self._entries(state, None)):
-                if entry.id in seen:
-                    self._take(entry)
-                seen.add(entry.id)
+        made = {queue: json.loads(text)["created"] for queue, text in self._records[QUEUE].items()}
+        for entry in list(self._entries(State.DELAYED, None)):
+            if entry.id.time < made[entry.queue]:
+                self._take(entry)
 
 
 @caught_by("the_description_stays")

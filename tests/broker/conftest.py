@@ -1,0 +1,105 @@
+"""Brokers over stores in memory, on virtual time; what they leave behind is looked over at the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from mq.broker import Broker, BrokerConfig, open_broker
+from mq.lifecycle import LEGAL_MOVES, TRANSITIONS, Transition
+from mq.storage.conformance import check_whole
+from mq.storage.registry import open_storage
+
+Opener = Callable[..., AbstractAsyncContextManager[Broker]]
+
+START_NS: Final = 1_700_000_000 * 10**9
+_roots = itertools.count()
+
+
+class Legal:
+    """An observer that checks every transition against the table, and keeps them."""
+
+    def __init__(self) -> None:
+        self.seen: list[Transition] = []
+
+    def saw(self, transitions: Sequence[Transition]) -> None:
+        for transition in transitions:
+            assert (transition.source, transition.target) in TRANSITIONS[transition.kind]
+            assert None in (transition.source, transition.target) or transition[3:5] in LEGAL_MOVES
+            self.seen.append(transition)
+
+
+class WallClock:
+    """A wall clock that goes with Trio's, and can be set."""
+
+    def __init__(self) -> None:
+        self.ahead_seconds = 0.0
+
+    def __call__(self) -> int:
+        return START_NS + round((trio.current_time() + self.ahead_seconds) * 1e9)
+
+
+def run_on_virtual_time(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """As trio.run, with a clock that jumps to the next timer when every task waits."""
+    return trio.run(function, *args, **{**options, "clock": MockClock(autojump_threshold=0)})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever uses the wall clock, through whatever fixture, runs on virtual time."""
+    for item in items:
+        if "wall_clock" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.trio(run=run_on_virtual_time), append=False)
+
+
+@pytest.fixture
+def wall_clock() -> WallClock:
+    return WallClock()
+
+
+@pytest.fixture
+def observer() -> Legal:
+    return Legal()
+
+
+@pytest.fixture(params=["memory", "fake"])
+def address(request: pytest.FixtureRequest) -> str:
+    """A fresh place in each store that never blocks."""
+    return "memory:" if request.param == "memory" else f"fake:/broker-{next(_roots)}"
+
+
+@pytest.fixture
+def fake_address() -> str:
+    """A fresh place in the fake file system, which outlives a broker."""
+    return f"fake:/broker-{next(_roots)}"
+
+
+@pytest.fixture
+def opened(wall_clock: WallClock, observer: Legal) -> Opener:
+    """Opens a broker on an address; when it ends, its store is looked over."""
+
+    @asynccontextmanager
+    async def open_checked(address: str, **config: Any) -> AsyncIterator[Broker]:
+        settings = BrokerConfig(**config)
+        async with open_storage(
+            address, shared=settings.peers > 0, watched=not (settings.mover and settings.reaper)
+        ) as storage:
+            async with open_broker(storage, settings, observers=[observer], clock_ns=wall_clock) as broker:
+                yield broker
+            await check_whole(storage)
+
+    return open_checked
+
+
+@pytest.fixture
+async def broker(address: str, opened: Opener) -> AsyncIterator[Broker]:
+    """A broker with a queue ``q`` and leases of 30 seconds."""
+    async with opened(address) as broker:
+        await broker.create_queue("q")
+        yield broker

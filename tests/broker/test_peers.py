@@ -1,0 +1,107 @@
+"""Two brokers on one store: what one does the other sees, and of a message each lease is one broker's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+import trio
+
+from mq.broker import Broker
+from mq.broker.config import STRANDED_SECONDS
+from mq.errors import NoSuchMessage, StorageUnusable
+from mq.message import MessageIds
+from mq.storage.interface import State, Write
+from mq.storage.registry import open_storage
+from tests.broker.conftest import Opener
+from tests.broker.test_broker import take
+
+
+async def test_what_one_publishes_the_other_hands_out(fake_address: str, opened: Opener) -> None:
+    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+        await one.create_queue("q")
+        id = await one.publish("q", b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await take(other) == b"x"
+        assert await take(one) is None
+        await one.remove("q", id)
+        with pytest.raises(NoSuchMessage):
+            await other.remove("q", id)
+
+
+async def test_every_message_is_leased_once(fake_address: str, opened: Opener) -> None:
+    got: Counter[bytes] = Counter()
+
+    async def consume(broker: Broker) -> None:
+        while (message := await broker.fetch("q")) is not None:
+            got[await message.body.read()] += 1
+            await broker.remove("q", message.id)
+
+    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+        await one.create_queue("q")
+        for number in range(200):
+            await (one if number % 2 else other).publish("q", b"%d" % number)
+        await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery:
+            for broker in (one, other) * 4:
+                nursery.start_soon(consume, broker)
+    assert got == Counter(b"%d" % number for number in range(200))
+
+
+async def test_a_candidate_is_chosen_from_the_first_peers_plus_one(fake_address: str, opened: Opener) -> None:
+    async with opened(fake_address, peers=2) as broker:
+        await broker.create_queue("q")
+        for number in range(60):
+            await broker.publish("q", b"%d" % number)
+        await trio.testing.wait_all_tasks_blocked()
+        left, ahead = list(range(60)), set()
+        while left:
+            body = await take(broker)
+            assert body is not None
+            place = left.index(int(body))
+            assert place <= 2
+            ahead.add(place)
+            left.pop(place)
+    assert ahead == {0, 1, 2}
+
+
+async def test_a_lease_of_a_dead_peer_ends(fake_address: str, opened: Opener) -> None:
+    async with opened(fake_address, peers=1) as one:
+        await one.create_queue("q")
+        await one.publish("q", b"x")
+        async with opened(fake_address, peers=1) as other:
+            await trio.testing.wait_all_tasks_blocked()
+            assert await take(other) == b"x"
+        await trio.sleep(20)
+        assert await take(one) is None
+        await trio.sleep(20)
+        assert await take(one) == b"x"
+
+
+async def test_what_a_dead_peer_left_in_new_is_delivered(fake_address: str, opened: Opener) -> None:
+    async with opened(fake_address, peers=1) as broker:
+        await broker.create_queue("q")
+        async with open_storage(fake_address, shared=True) as storage:
+            await storage.commit([Write("q", MessageIds(broker._clock_ns).new(), b"stranded")])
+        assert await take(broker) is None
+        await trio.sleep(3 * STRANDED_SECONDS)
+        assert await take(broker) == b"stranded"
+    async with open_storage(fake_address) as storage:
+        assert await storage.scan(State.NEW) == []
+
+
+async def test_one_that_wants_the_store_alone_is_refused(fake_address: str, opened: Opener) -> None:
+    async with opened(fake_address, peers=1):
+        with pytest.raises(StorageUnusable, match="already served"):
+            async with opened(fake_address):
+                pass
+    async with opened(fake_address):
+        with pytest.raises(StorageUnusable, match="--peers=0"):
+            async with opened(fake_address, peers=1):
+                pass
+
+
+def test_each_process_has_its_own_sequence_of_choices() -> None:
+    """The original never seeded its generator, so that all peers chose alike."""
+    assert Random().random() != Random().random()
