@@ -9,7 +9,7 @@ A message that was never leased is just its id. Numbers are decimal without lead
 hexadecimal digits; each field stands at most once and in this order, so that an entry has exactly one name.
 Whatever does not fit the grammar is not mq's.
 
-The longest name: 100 (queue) + 1 + 36 (id) + 16 + 11 + 18 + 21 = 203 of the 255 bytes that a name may have.
+The longest name: 100 (queue) + 1 + 36 (id) + 17 + 11 + 18 + 21 = 204 of the 255 bytes that a name may have.
 """
 
 from __future__ import annotations

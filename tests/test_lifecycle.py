@@ -1,0 +1,79 @@
+"""The table of transitions: what is legal, and the picture that is drawn from it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Final
+
+from mq.lifecycle import LEGAL_MOVES, TRANSITIONS, Kind, State, Transition, diagram
+from mq.message import MessageIds
+
+STEPS: Final = [step for steps in TRANSITIONS.values() for step in steps]
+
+
+def test_states_are_the_seeds_folders() -> None:
+    assert [state.value for state in State] == ["new", "queues", "delay", "remove"]
+
+
+def test_every_kind_has_its_steps() -> None:
+    assert set(TRANSITIONS) == set(Kind)
+    assert all(TRANSITIONS.values())
+
+
+def test_a_message_is_written_once_and_unlinked_once() -> None:
+    assert [step for step in STEPS if step[0] is None] == [(None, State.NEW)]
+    assert [step for step in STEPS if step[1] is None] == [(State.REMOVED, None)]
+
+
+def test_removed_is_the_end() -> None:
+    assert not [step for step in LEGAL_MOVES if step[0] is State.REMOVED]
+
+
+def test_nothing_comes_back_to_new() -> None:
+    assert not [step for step in LEGAL_MOVES if step[1] is State.NEW]
+
+
+def test_legal_moves_are_the_steps_inside_the_store() -> None:
+    assert {step for step in STEPS if None not in step} == LEGAL_MOVES
+    assert len(LEGAL_MOVES) == 9
+
+
+def test_a_message_can_be_removed_from_everywhere() -> None:
+    assert TRANSITIONS[Kind.REMOVE] == {(state, State.REMOVED) for state in State if state is not State.REMOVED}
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    reached, waiting = set(), [None]
+    while waiting:
+        here = waiting.pop()
+        for source, target in STEPS:
+            if source is here and target not in reached:
+                reached.add(target)
+                waiting.append(target)
+    assert reached == {*State, None}
+
+
+def test_only_a_reroute_shares_its_step_with_another_kind() -> None:
+    shared = [step for step, count in Counter(STEPS).items() if count > 1]
+    assert shared == [(State.DELAYED, State.READY)]
+
+
+def test_diagram_shows_every_step_once() -> None:
+    arrows = re.findall(r"^    (\S+) --> (\S+): (\w+)$", diagram(), re.MULTILINE)
+    names = {"[*]": None, **{state.name: state for state in State}}
+    assert sorted(arrows) == sorted(set(arrows))
+    drawn = {(Kind(kind), (names[source], names[target])) for source, target, kind in arrows}
+    assert drawn == {(kind, step) for kind, steps in TRANSITIONS.items() for step in steps}
+    assert diagram().startswith("stateDiagram-v2\n")
+
+
+def test_diagram_is_the_same_each_time() -> None:
+    assert diagram() == diagram()
+
+
+def test_transition_is_a_frozen_value() -> None:
+    id = MessageIds().new()
+    event = Transition(Kind.PUBLISH, "q", id, None, State.NEW, 1)
+    assert event == Transition(Kind.PUBLISH, "q", id, None, State.NEW, 1, None, 0, None)
+    assert hash(event)
