@@ -17,14 +17,16 @@ from pyfakefs.fake_os import FakeOsModule
 from mq.storage.calls import FileKind
 from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage
+from mq.storage.posix import FolderStorage, at_once
 
 _MOUNT: Final = Mount("fake", persistent=False, atomic_rename=True, ordered=True)
 
 
 def make_fake(rest: str, options: StorageOptions) -> FolderStorage:
     """A store below the root `rest` of this process's fake file system."""
-    return FolderStorage(f"fake:{rest}", rest, _SHARED_CALLS, options, mount=lambda root: _MOUNT, threads=False)
+    return FolderStorage(
+        f"fake:{rest}", rest, _SHARED_CALLS, options, mount=lambda root: _MOUNT, hop=at_once, syncfs=False
+    )
 
 
 class FakeCalls:

@@ -63,7 +63,8 @@ class FolderStorage:
         calls: the system.
         options: how it will be used.
         mount: tells the traits of the file system below.
-        threads: whether the system's calls can block, and so belong in a thread.
+        hop: how a call that may block is made.
+        syncfs: whether syncfs(2) may be used; where not given, when the kernel reports its errors.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class FolderStorage:
         options: StorageOptions,
         *,
         mount: Callable[[str], Mount],
-        threads: bool = True,
+        hop: Hop = trio.to_thread.run_sync,
+        syncfs: bool | None = None,
     ) -> None:
         if not root:
             raise StorageUnusable(f"{shorten(name)} names no folder. Write NAME:/a/folder")
@@ -83,8 +85,8 @@ class FolderStorage:
         self._calls = calls
         self._options = options
         self._mount_of = mount
-        self._hop: Hop = trio.to_thread.run_sync if threads else _at_once
-        self._syncfs = threads and syncfs_reports_errors()
+        self._hop = hop
+        self._syncfs = syncfs_reports_errors() if syncfs is None else syncfs
         self._mount = Mount("unknown")
         self._open: OpenRoot | None = None
         self._ids = MessageIds()
@@ -309,6 +311,7 @@ def _unreadable(error: OSError) -> StorageError:
     return StorageFailed(f"cannot read: {error.strerror}; repair the disk and restart mq")
 
 
-async def _at_once(verb: Callable[..., _T], *args: object) -> _T:
+async def at_once(verb: Callable[..., _T], *args: object) -> _T:
+    """A hop that goes nowhere, for calls that cannot block."""
     await trio.lowlevel.checkpoint()
     return verb(*args)

@@ -13,7 +13,7 @@ from mq.message import MessageId
 from mq.storage.fake import FakeCalls, make_calls
 from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage
+from mq.storage.posix import FolderStorage, at_once
 
 MESSAGES = 300
 
@@ -37,7 +37,9 @@ class Listings:
     async def broker(self, peers: int = 0) -> AsyncIterator[Broker]:
         """A broker on that file system. What its start lists is forgotten."""
         options = StorageOptions(shared=peers > 0)
-        storage = FolderStorage("fake:/root", "/root", self.calls, options, mount=lambda _: self.mount, threads=False)
+        storage = FolderStorage(
+            "fake:/root", "/root", self.calls, options, mount=lambda _: self.mount, hop=at_once, syncfs=False
+        )
         await storage.open()
         try:
             async with open_broker(storage, BrokerConfig(peers=peers)) as broker:
