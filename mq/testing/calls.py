@@ -1,0 +1,222 @@
+"""Hands inside the medium: calls that are written down, and calls that fail when a test says so.
+
+Both stand between a folder store and any other :class:`~mq.storage.calls.Calls`, real or fake::
+
+    calls = FaultyCalls(LinuxCalls(), root)
+    calls.fail("fsync", errno.EIO, nth=2)
+    storage = FolderStorage("test:", root, calls, StorageOptions(), mount=lambda root: Mount("test"))
+
+They forget nothing over a power cut: that is the simulation's part.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from mq.storage.calls import Calls, FileKind
+
+
+class Call(NamedTuple):
+    """One call.
+
+    Attributes:
+        verb: its name in :class:`~mq.storage.calls.Calls`.
+        path: of the file or folder, below the root; a file that is open has the path it was opened by.
+        detail: the target of a rename or link, the name of an attribute, how many bytes were written.
+    """
+
+    verb: str
+    path: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self))
+
+
+class RecordingCalls:
+    """Passes every call on, and writes it down.
+
+    Args:
+        inner: does the work.
+        root: is left out of the paths.
+
+    Attributes:
+        log: the calls, in order; clear it at will.
+    """
+
+    def __init__(self, inner: Calls, root: str = "") -> None:
+        self.log: list[Call] = []
+        self._inner = inner
+        self._root = root.rstrip("/") + "/"
+        self._opened: dict[int, str] = {}
+
+    def said(self, *verbs: str) -> list[str]:
+        """The calls so far, as text; only those verbs, if any are given."""
+        return [str(call) for call in self.log if not verbs or call.verb in verbs]
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        """As in Calls."""
+        self._meet("open", path, "new" if flags & os.O_CREAT else "")
+        fd = self._inner.open(path, flags, mode)
+        self._opened[fd] = path
+        return fd
+
+    def close(self, fd: int) -> None:
+        """As in Calls."""
+        self._meet("close", self._opened.pop(fd, ""))
+        self._inner.close(fd)
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        """As in Calls."""
+        self._meet("write", self._path(fd), str(len(data)))
+        return self._inner.write(fd, data)
+
+    def read(self, fd: int, size: int) -> bytes:
+        """As in Calls."""
+        self._meet("read", self._path(fd))
+        return self._inner.read(fd, size)
+
+    def fsync(self, fd: int) -> None:
+        """As in Calls."""
+        self._meet("fsync", self._path(fd))
+        self._inner.fsync(fd)
+
+    def syncfs(self, fd: int) -> None:
+        """As in Calls."""
+        self._meet("syncfs", self._path(fd))
+        self._inner.syncfs(fd)
+
+    def file_size(self, fd: int) -> int | None:
+        """As in Calls."""
+        self._meet("file_size", self._path(fd))
+        return self._inner.file_size(fd)
+
+    def changed_ns(self, path: str) -> int:
+        """As in Calls."""
+        self._meet("changed_ns", path)
+        return self._inner.changed_ns(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """As in Calls."""
+        self._meet("rename", source, self._short(target))
+        self._inner.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        """As in Calls."""
+        self._meet("link", source, self._short(target))
+        self._inner.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        """As in Calls."""
+        self._meet("unlink", path)
+        self._inner.unlink(path)
+
+    def mkdir(self, path: str, mode: int = 0o700) -> None:
+        """As in Calls."""
+        self._meet("mkdir", path)
+        self._inner.mkdir(path, mode)
+
+    def rmdir(self, path: str) -> None:
+        """As in Calls."""
+        self._meet("rmdir", path)
+        self._inner.rmdir(path)
+
+    def names(self, path: str) -> list[tuple[str, FileKind]]:
+        """As in Calls."""
+        self._meet("names", path)
+        return self._inner.names(path)
+
+    def kind(self, path: str) -> FileKind | None:
+        """As in Calls."""
+        self._meet("kind", path)
+        return self._inner.kind(path)
+
+    def lock(self, fd: int, *, exclusive: bool) -> None:
+        """As in Calls."""
+        self._meet("lock", self._path(fd), "exclusive" if exclusive else "shared")
+        self._inner.lock(fd, exclusive=exclusive)
+
+    def set_attribute(self, fd: int, name: str, value: bytes) -> None:
+        """As in Calls."""
+        self._meet("set_attribute", self._path(fd), name)
+        self._inner.set_attribute(fd, name, value)
+
+    def get_attribute(self, fd: int, name: str) -> bytes | None:
+        """As in Calls."""
+        self._meet("get_attribute", self._path(fd), name)
+        return self._inner.get_attribute(fd, name)
+
+    def _meet(self, verb: str, path: str, detail: str = "") -> None:
+        """Told of every call before it is passed on; what is raised here takes its place."""
+        self.log.append(Call(verb, self._short(path), detail))
+
+    def _path(self, fd: int) -> str:
+        return self._opened.get(fd, f"fd {fd}")
+
+    def _short(self, path: str) -> str:
+        return path.removeprefix(self._root) if path != self._root[:-1] else "."
+
+
+@dataclass
+class Fault:
+    """A call that is going to fail.
+
+    Attributes:
+        verb: its name, or "*" for any.
+        number: the errno.
+        path: only on paths, below the root, that match this pattern.
+        nth: the first that fails, of those that match, from 1.
+        times: how many fail from there on; None for all.
+        met: how many have matched so far.
+    """
+
+    verb: str
+    number: int
+    path: str = "*"
+    nth: int = 1
+    times: int | None = 1
+    met: int = 0
+
+    def strikes(self, call: Call) -> bool:
+        """Whether this call fails."""
+        if self.verb not in ("*", call.verb) or not fnmatchcase(call.path, self.path):
+            return False
+        self.met += 1
+        return self.nth <= self.met and (self.times is None or self.met < self.nth + self.times)
+
+
+class FaultyCalls(RecordingCalls):
+    """Calls of which chosen ones fail: with an errno, and without having done anything.
+
+    Args:
+        inner: does the work.
+        root: is left out of the paths.
+
+    Attributes:
+        faults: what is going to fail; clear it to heal the medium.
+        most_written: how many bytes one write takes; None for all.
+    """
+
+    def __init__(self, inner: Calls, root: str = "") -> None:
+        super().__init__(inner, root)
+        self.faults: list[Fault] = []
+        self.most_written: int | None = None
+
+    def fail(self, verb: str, number: int, *, path: str = "*", nth: int = 1, times: int | None = 1) -> Fault:
+        """Let a call fail; see :class:`Fault`."""
+        fault = Fault(verb, number, path, nth, times)
+        self.faults.append(fault)
+        return fault
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        """As in Calls: takes at most `most_written` bytes."""
+        return super().write(fd, data if self.most_written is None else data[: self.most_written])
+
+    def _meet(self, verb: str, path: str, detail: str = "") -> None:
+        super()._meet(verb, path, detail)
+        struck = [fault for fault in self.faults if fault.strikes(self.log[-1])]
+        if struck:
+            raise OSError(struck[0].number, os.strerror(struck[0].number), path)
