@@ -3,7 +3,7 @@
 READY := .venv/.ready
 BIN := .venv/bin
 
-.PHONY: help setup venv run test quick lint format types docs dist bench clean
+.PHONY: help setup venv run test quick lint format types docs dist bench torture clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -39,6 +39,9 @@ dist: $(READY) ## build the wheel and the one-file program into dist/
 
 bench: $(READY) ## benchmarks, as ratios against a bare loop
 	$(BIN)/python -m benchmarks
+
+torture: $(READY) ## kill -9 for hours: nothing acknowledged is lost
+	$(BIN)/pytest tests/e2e/test_kill.py --kills=2000 -s
 
 clean: ## forget what was built
 	rm -rf .venv .tox build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
