@@ -63,7 +63,7 @@ class Barrier:
         finally:
             self.close()
         try:
-            for folder in self._folders:
+            for folder in sorted(self._folders):  # one order, so that a simulation repeats
                 self._sync_folder(folder)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._syncfs:
