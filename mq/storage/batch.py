@@ -222,7 +222,7 @@ class Batch:
         self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))
         if self._is_durable(operation) and self._folders.mount.atomic_rename:
             self._barrier.add_folders(left)
-        if not self._folders.mount.ordered:
+        if self._folders.mount.atomic_rename and not self._folders.mount.ordered:
             self._folders.loose.add(left)
         return Outcome(Result.DONE, moved)
 
@@ -242,9 +242,11 @@ class Batch:
                 self._calls.unlink(target)
                 self._outcomes[position] = _GONE
                 continue
+            left = self._layout.folder(operation.entry.state, operation.entry.queue)
+            self._folders.loose.add(left)  # not before: the first barrier may have synced it
             if self._is_durable(operation):
                 durable = True
-                barrier.add_folders(self._layout.folder(operation.entry.state, operation.entry.queue))
+                barrier.add_folders(left)
         if durable:
             self._settle(barrier)
 

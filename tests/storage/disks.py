@@ -16,7 +16,7 @@ from mq.storage.folders import Folders
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Write
 from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage
+from mq.storage.posix import FolderStorage, at_once
 from mq.testing.calls import FaultyCalls
 
 MOUNTS: Final = {
@@ -45,18 +45,18 @@ class Disk:
         mount: what the store is told of the file system.
         inner: does the work; a fake file system of its own when not given.
         root: the root.
-        threads: let the store hop to threads, and so use syncfs.
+        syncfs: whether the store may use that call.
         options: how the store is used.
     """
 
     def __init__(
-        self, mount: Mount, inner: Calls | None = None, root: str = "/root", *, threads: bool = False, **options: bool
+        self, mount: Mount, inner: Calls | None = None, root: str = "/root", *, syncfs: bool = False, **options: bool
     ) -> None:
         self.mount = mount
         self.root = root
         self.inner = inner or make_calls()
         self.calls = FaultyCalls(self.inner, root)
-        self.threads = threads
+        self.syncfs = syncfs
         self.options = StorageOptions(**options)
         self._storage: FolderStorage | None = None
 
@@ -73,9 +73,14 @@ class Disk:
 
     def another(self, **options: bool) -> FolderStorage:
         """A store on the same root, not open yet."""
-        chosen = StorageOptions(**options) if options else self.options
         return FolderStorage(
-            f"test:{self.root}", self.root, self.calls, chosen, mount=lambda root: self.mount, threads=self.threads
+            f"test:{self.root}",
+            self.root,
+            self.calls,
+            StorageOptions(**options) if options else self.options,
+            mount=lambda root: self.mount,
+            hop=at_once,
+            syncfs=self.syncfs,
         )
 
     async def open(self) -> FolderStorage:

@@ -1,0 +1,483 @@
+"""What one commit does to the four folders: in which order, what it leaves when it is refused, and when it fails."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pytest
+
+from mq.lifecycle import State
+from mq.storage.batch import PASSING
+from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Unlink, Write
+from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
+
+SHOWN: Final = ("open", "set_attribute", "write", "fsync", "syncfs", "rename", "link", "unlink", "rmdir")
+_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+_LEASE: Final = re.compile(r",d[0-9]+,r[0-9]+,c[0-9a-f]{16}")
+
+Maker = Callable[[Disk], Awaitable[Operation]]
+
+every_mount = pytest.mark.parametrize("mount", MOUNTS)
+renaming_mounts = pytest.mark.parametrize("mount", ["rename", "unordered"])
+
+
+def shown(disk: Disk) -> list[str]:
+    """What was done to the medium, with ID for an id and +lease for a lease's suffix; then forget it."""
+    said = [_LEASE.sub("+lease", _ID.sub("ID", line)) for line in disk.calls.said(*SHOWN)]
+    disk.calls.log.clear()
+    return said
+
+
+def syncing(folder: str) -> list[str]:
+    """How a folder is synced."""
+    return [f"open {folder}", f"fsync {folder}"]
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+@asynccontextmanager
+async def no_attributes(mount: str) -> AsyncIterator[Disk]:
+    """A disk whose file system has no extended attributes."""
+    disk = Disk(MOUNTS[mount])
+    disk.calls.fail("set_attribute", errno.ENOTSUP, times=None)
+    await disk.open()
+    await disk.make_queue()
+    disk.calls.log.clear()
+    yield disk
+    await disk.check_whole()
+
+
+# The order of calls
+
+
+@every_mount
+async def test_a_write_is_noted_written_synced_and_then_its_folder(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        await disk.done(Write("q", new_id(), b"body", {"a": 1}))
+        assert shown(disk) == [
+            "open new/q:ID new",
+            "set_attribute new/q:ID user.mq.sum",
+            "set_attribute new/q:ID user.mq.attributes",
+            "write new/q:ID 4",
+            "fsync new/q:ID",
+            *syncing("new"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("mount", "appears"),
+    [
+        ("rename", ["rename state/stage/ID new/q:ID"]),
+        ("link", ["link state/stage/ID new/q:ID", "unlink state/stage/ID"]),
+    ],
+)
+@pytest.mark.parametrize("how", ["shared", "watched"])
+async def test_where_others_watch_a_name_appears_when_its_file_is_complete(
+    mount: str, appears: list[str], how: str
+) -> None:
+    async with open_disk(MOUNTS[mount], **{how: True}) as disk:
+        await disk.done(Write("q", new_id(), b"body"))
+        assert shown(disk) == [
+            "open state/stage/ID new",
+            "set_attribute state/stage/ID user.mq.sum",
+            "write state/stage/ID 4",
+            *appears,
+            "fsync state/stage/ID",
+            *syncing("new"),
+        ]
+
+
+async def test_several_writes_share_one_barrier() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.commit(*(Write("q", new_id(), b"body") for _ in range(3)))
+        assert disk.calls.said("fsync")[3:] == ["fsync new"]
+        assert [line for line in shown(disk) if "sync" in line][:3] == ["fsync new/q:ID"] * 3
+
+
+async def test_many_writes_are_synced_at_once_and_hold_no_files_open() -> None:
+    async with open_disk(MOUNTS["rename"], syncfs=True) as disk:
+        await disk.commit(*(Write("q", new_id(), b"body") for _ in range(20)))
+        assert disk.calls.said("fsync", "syncfs") == ["syncfs ."]
+        opened = 0
+        for call in disk.calls.log:
+            opened += (call.verb == "open") - (call.verb == "close")
+            assert opened <= 1
+        assert disk.calls.log[-1].verb == "syncfs"
+
+
+@renaming_mounts
+async def test_a_durable_move_is_a_rename_and_both_folders_are_synced(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        entry = await disk.bring(State.READY)
+        shown(disk)
+        await disk.done(Move(entry, State.DELAYED, LEASE))
+        first, *rest = shown(disk)
+        assert first == "rename queues/q/ID delay/q:ID+lease"
+        assert rest == [*syncing("delay"), *syncing("queues/q")]
+
+
+async def test_a_durable_move_by_links_is_never_without_a_durable_name() -> None:
+    async with open_disk(MOUNTS["link"]) as disk:
+        entry = await disk.bring(State.READY)
+        shown(disk)
+        await disk.done(Move(entry, State.DELAYED, LEASE))
+        assert shown(disk) == [
+            "link queues/q/ID delay/q:ID+lease",
+            *syncing("delay"),
+            "unlink queues/q/ID",
+            *syncing("queues/q"),
+        ]
+
+
+@every_mount
+@pytest.mark.parametrize("state", [State.NEW, State.READY, State.DELAYED])
+async def test_a_removal_is_durable_in_both_folders(mount: str, state: State) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        entry = await disk.bring(state)
+        left = disk.path(entry).rpartition("/")[0]
+        shown(disk)
+        await disk.done(Move(entry, State.REMOVED))
+        said = shown(disk)
+        named = next(i for i, line in enumerate(said) if line.split()[0] in ("rename", "link"))
+        assert said.index("fsync remove") > named
+        vanished = next((i for i, line in enumerate(said) if line.startswith("unlink")), named)
+        assert said.index(f"fsync {left}") > vanished
+
+
+@renaming_mounts
+async def test_a_move_that_may_wait_is_a_rename_and_no_more(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        entry = await disk.bring(State.NEW)
+        shown(disk)
+        await disk.done(Move(entry, State.READY, durable=False))
+        assert shown(disk) == ["rename new/q:ID queues/q/ID"]
+
+
+async def test_a_move_that_may_wait_has_a_barrier_of_its_own_where_names_are_links() -> None:
+    async with open_disk(MOUNTS["link"]) as disk:
+        entry = await disk.bring(State.NEW)
+        shown(disk)
+        await disk.done(Move(entry, State.READY, durable=False))
+        assert shown(disk) == ["link new/q:ID queues/q/ID", *syncing("queues/q"), "unlink new/q:ID"]
+
+
+@pytest.mark.parametrize("mount", ["unordered", "link"])
+async def test_where_others_unlink_no_move_may_wait(mount: str) -> None:
+    async with open_disk(MOUNTS[mount], shared=True) as disk:
+        entry = await disk.bring(State.NEW)
+        shown(disk)
+        await disk.done(Move(entry, State.READY, durable=False))
+        assert {"fsync new", "fsync queues/q"} <= set(shown(disk))
+
+
+async def test_where_names_are_ordered_an_unlink_needs_no_sync() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.bring(State.NEW)
+        ready = await disk.done(Move(entry, State.READY, durable=False))
+        removed = await disk.done(Move(ready, State.REMOVED))
+        shown(disk)
+        assert await disk.one(Unlink(removed)) is Result.DONE
+        assert shown(disk) == ["unlink remove/q:ID"]
+
+
+async def test_a_durable_unlink_syncs_its_folder() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        removed = await disk.bring(State.REMOVED)
+        shown(disk)
+        assert await disk.one(Unlink(removed, durable=True)) is Result.DONE
+        assert shown(disk) == ["unlink remove/q:ID", *syncing("remove")]
+
+
+@pytest.mark.parametrize("mount", ["unordered", "link"])
+async def test_elsewhere_what_could_come_back_is_synced_before_an_unlink(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        entry = await disk.bring(State.NEW)
+        ready = await disk.done(Move(entry, State.READY, durable=False))  # the name in new/ may come back
+        removed = await disk.done(Move(ready, State.REMOVED))
+        shown(disk)
+        assert await disk.one(Unlink(removed)) is Result.DONE
+        assert shown(disk) == [*syncing("new"), "unlink remove/q:ID"]
+        other = await disk.bring(State.REMOVED)
+        shown(disk)
+        assert await disk.one(Unlink(other)) is Result.DONE
+        assert shown(disk) == ["unlink remove/q:ID"]
+
+
+@pytest.mark.parametrize("mount", ["unordered", "link"])
+@pytest.mark.parametrize("syncfs", [False, True])
+async def test_a_name_that_left_after_the_barrier_of_its_batch_can_come_back(mount: str, syncfs: bool) -> None:
+    """The requeue's old name in delay/ goes after the lease of another message has synced that folder."""
+    async with open_disk(MOUNTS[mount], syncfs=syncfs) as disk:
+        leased, waiting = await disk.bring(State.DELAYED), await disk.bring(State.READY)
+        outcomes = await disk.commit(Move(leased, State.READY, durable=False), Move(waiting, State.DELAYED, LEASE))
+        ready = outcomes[0].entry
+        assert ready is not None
+        removed = await disk.done(Move(ready, State.REMOVED))
+        shown(disk)
+        assert await disk.one(Unlink(removed)) is Result.DONE
+        expected = [] if mount == "unordered" else syncing("delay")  # one barrier there, after both renames
+        assert shown(disk) == [*expected, "unlink remove/q:ID"]
+
+
+async def test_a_staged_body_appears_by_one_rename() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        staged = await disk.storage.stage(chunks(b"one", b"two"))
+        disk.calls.log.clear()
+        entry = await disk.done(Write("q", new_id(), staged))
+        assert shown(disk) == [
+            "set_attribute state/stage/ID user.mq.sum",
+            "rename state/stage/ID new/q:ID",
+            "fsync state/stage/ID",
+            *syncing("new"),
+        ]
+        assert await disk.body(entry) == b"onetwo"
+
+
+@every_mount
+async def test_a_write_goes_on_until_every_byte_is_taken(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        disk.calls.most_written = 3
+        entry = await disk.done(Write("q", new_id(), b"0123456789", LARGE))
+        staged = await disk.storage.stage(chunks(b"abcdefg"))
+        other = await disk.done(Write("q", new_id(), staged))
+        disk.heal()
+        assert await disk.body(entry) == b"0123456789"
+        assert await disk.attributes(entry) == LARGE
+        assert await disk.body(other) == b"abcdefg"
+
+
+# Refused: one operation, and nothing is left behind
+
+
+async def _write(disk: Disk) -> Operation:
+    return Write("q", new_id(), b"0123456789", {"a": 1})
+
+
+async def _large_write(disk: Disk) -> Operation:
+    return Write("q", new_id(), b"0123456789", LARGE)
+
+
+async def _move(disk: Disk) -> Operation:
+    return Move(await disk.bring(State.READY), State.DELAYED, LEASE)
+
+
+async def _unlink(disk: Disk) -> Operation:
+    return Unlink(await disk.bring(State.REMOVED))
+
+
+REFUSALS: Final = [
+    ("rename", _write, "open", 1),
+    ("rename", _write, "set_attribute", 1),
+    ("rename", _write, "set_attribute", 2),
+    ("rename", _write, "write", 1),
+    ("rename", _write, "write", 2),
+    ("rename", _write, "write", 4),
+    ("rename", _large_write, "open", 1),
+    # L3
+    ("rename", _large_write, "write", 2),
+    ("rename", _move, "rename", 1),
+    ("rename", _unlink, "unlink", 1),
+    ("link", _write, "write", 2),
+    ("link", _move, "link", 1),
+]
+
+
+@pytest.mark.parametrize(("mount", "make", "verb", "nth"), REFUSALS)
+@pytest.mark.parametrize("number", sorted(PASSING), ids=errno.errorcode.get)
+async def test_an_error_that_can_pass_refuses_one_operation(
+    mount: str, make: Maker, verb: str, nth: int, number: int
+) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        operation = await make(disk)
+        before = disk.tree()
+        disk.calls.most_written = 3
+        disk.calls.fail(verb, number, nth=nth)
+        outcome = (await disk.commit(operation))[0]
+        assert outcome.result is Result.FULL
+        assert outcome.reason
+        assert disk.tree() == before
+        disk.heal()
+        assert await disk.one(operation) is Result.DONE
+
+
+@every_mount
+async def test_one_that_is_refused_does_not_disturb_the_others(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        writes = [Write("q", new_id(), b"body") for _ in range(3)]
+        disk.calls.fail("write", errno.ENOSPC, nth=2)
+        results = [outcome.result for outcome in await disk.commit(*writes)]
+        assert results == [Result.DONE, Result.FULL, Result.DONE]
+        assert {entry.id for entry in await disk.everything()} == {writes[0].id, writes[2].id}
+
+
+async def test_no_handles_for_a_folder_are_no_failure_where_the_whole_file_system_can_be_synced() -> None:
+    async with open_disk(MOUNTS["rename"], syncfs=True) as disk:
+        ready = await disk.bring(State.READY)
+        disk.calls.log.clear()
+        disk.calls.fail("open", errno.EMFILE, path="delay", times=None)
+        assert await disk.one(Move(ready, State.DELAYED, LEASE)) is Result.DONE
+        assert disk.calls.said("fsync", "syncfs") == ["syncfs ."]
+
+
+async def test_no_handles_for_a_folder_are_a_failure_where_it_cannot() -> None:
+    """The move is made and cannot be made durable: neither DONE nor refused."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        kept, ready = await disk.bring(State.READY, b"kept"), await disk.bring(State.READY)
+        disk.calls.fail("open", errno.EMFILE, path="delay", times=None)
+        assert await disk.one(Move(ready, State.DELAYED, LEASE)) is Result.FAILED
+        await assert_failed(disk, kept)
+
+
+async def test_a_queue_deleted_by_hand_is_no_failure() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.bring(State.NEW)
+        disk.calls.fail("open", errno.ENOENT, path="queues/q")
+        assert await disk.one(Move(entry, State.READY)) is Result.DONE
+
+
+# Failed: nothing more is changed until the store is opened anew
+
+FAILURES: Final = [
+    ("rename", _write, "open", 1, errno.EIO),
+    ("rename", _write, "set_attribute", 1, errno.EIO),
+    ("rename", _write, "write", 1, errno.EIO),
+    ("rename", _write, "fsync", 1, errno.EIO),
+    ("rename", _write, "fsync", 1, errno.ENOSPC),
+    ("rename", _write, "fsync", 2, errno.EIO),
+    ("rename", _write, "open", 2, errno.EIO),
+    ("rename", _large_write, "fsync", 1, errno.EIO),
+    ("rename", _large_write, "fsync", 2, errno.EDQUOT),
+    ("rename", _move, "rename", 1, errno.EIO),
+    ("rename", _move, "fsync", 1, errno.EIO),
+    ("rename", _move, "fsync", 2, errno.EROFS),
+    ("rename", _unlink, "unlink", 1, errno.EIO),
+    ("link", _move, "link", 1, errno.EIO),
+    ("link", _move, "fsync", 1, errno.EIO),
+    ("link", _move, "unlink", 1, errno.EIO),
+    ("link", _move, "unlink", 1, errno.EACCES),  # the message has two durable names: neither done nor not
+    ("link", _move, "fsync", 2, errno.EIO),
+]
+
+
+@pytest.mark.parametrize(("mount", "make", "verb", "nth", "number"), FAILURES)
+async def test_any_other_error_fails_the_store(
+    mount: str, make: Maker, verb: str, nth: int, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        kept = await disk.bring(State.READY, b"kept")
+        operation = await make(disk)
+        disk.calls.fail(verb, number, nth=nth)
+        bystander = Write("q", new_id(), b"body")
+        first = await disk.commit(operation, bystander)
+        assert [outcome.result for outcome in first] == [Result.FAILED] * 2
+        await assert_failed(disk, kept)
+        assert len([record for record in caplog.records if "the medium failed" in record.message]) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+async def test_a_failed_sync_of_everything_fails_the_store(number: int) -> None:
+    async with open_disk(MOUNTS["rename"], syncfs=True) as disk:
+        kept = await disk.bring(State.READY, b"kept")
+        disk.calls.fail("syncfs", number)
+        outcomes = await disk.commit(*(Write("q", new_id(), b"body") for _ in range(5)))
+        assert {outcome.result for outcome in outcomes} == {Result.FAILED}
+        await assert_failed(disk, kept)
+
+
+async def assert_failed(disk: Disk, kept: Entry) -> None:
+    """The store changes nothing more, and can be read. Nobody tried a sync again."""
+    struck = max(i for i, call in enumerate(disk.calls.log) if call.verb in {f.verb for f in disk.calls.faults})
+    assert not {"fsync", "syncfs"} & {call.verb for call in disk.calls.log[struck + 1 :]}
+    disk.heal()
+    before = disk.tree()
+    disk.calls.log.clear()
+    operations = [
+        Write("q", new_id(), b"b"),
+        Move(kept, State.DELAYED, LEASE),
+        Unlink(kept._replace(state=State.REMOVED)),
+    ]
+    outcomes = await disk.commit(*operations)
+    assert {outcome.result for outcome in outcomes} == {Result.FAILED}
+    assert all(outcome.reason for outcome in outcomes)
+    assert disk.calls.log == []
+    assert disk.tree() == before
+    assert await disk.body(kept) == b"kept"
+    assert kept in await disk.storage.scan(State.READY, "q")
+    assert await disk.storage.find("q", kept.id) == kept
+
+
+# Side files
+
+
+@pytest.mark.parametrize("attributes", [{}, {"a": 1}, LARGE], ids=["none", "few", "many"])
+@pytest.mark.parametrize("mount", ["rename", "link"])
+async def test_without_extended_attributes_a_side_file_is_durable_before_its_message_appears(
+    mount: str, attributes: dict[str, object]
+) -> None:
+    async with no_attributes(mount) as disk:
+        entry = await disk.done(Write("q", new_id(), b"body", attributes))
+        said = shown(disk)
+        assert said[0] == "open state/properties/ID new"
+        assert said[1].startswith("write state/properties/ID ")
+        assert said[2:] == [
+            "fsync state/properties/ID",
+            *syncing("state/properties"),
+            "open new/q:ID new",
+            "write new/q:ID 4",
+            "fsync new/q:ID",
+            *syncing("new"),
+        ]
+        assert await disk.attributes(entry) == attributes
+        disk.overwrite(disk.path(entry), b"b0dy")
+        found = (await disk.storage.read([entry]))[0]
+        assert found is not None
+        with pytest.raises(Exception, match="checksum"):
+            await found.body.read()
+        disk.overwrite(disk.path(entry), b"body")
+
+
+async def test_attributes_that_are_many_stand_in_a_side_file() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.done(Write("q", new_id(), b"body", LARGE))
+        assert disk.files("state/properties") == {f"state/properties/{entry.id}"}
+        for move in (State.READY, State.DELAYED, State.READY):
+            entry = await disk.done(Move(entry, move, LEASE if move is State.DELAYED else Meta()))
+            assert await disk.attributes(entry) == LARGE
+        await disk.open()
+        assert await disk.attributes(entry) == LARGE
+
+
+@pytest.mark.parametrize("size", [1999, 2000, 2001])
+async def test_attributes_come_back_around_the_limit(size: int) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        attributes = {"a": "x" * (size - len('{"a":""}'))}
+        entry = await disk.done(Write("q", new_id(), b"body", attributes))
+        assert bool(disk.files("state/properties")) == (size > 2000)
+        assert await disk.attributes(entry) == attributes
+
+
+@every_mount
+async def test_a_side_file_vanishes_with_its_message(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        entry = await disk.bring(State.READY, **LARGE)
+        kept = await disk.bring(State.READY, **LARGE)
+        removed = await disk.done(Move(entry, State.REMOVED))
+        assert await disk.one(Unlink(removed)) is Result.DONE
+        assert disk.files("state/properties") == {f"state/properties/{kept.id}"}
+        assert await disk.attributes(kept) == LARGE
+
+
+async def test_side_files_vanish_with_their_queue() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        for _ in range(3):
+            await disk.bring(State.READY, **LARGE)
+        await disk.storage.drop_record(QUEUE, "q")
+        assert [await disk.one(Unlink(entry)) for entry in await disk.storage.scan(State.REMOVED)] == [Result.DONE]
+        assert disk.files("state/properties") == set()
