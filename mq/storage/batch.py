@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.message import Properties, checksum
+from mq.message import MessageId, Properties, checksum
 from mq.storage.barrier import Barrier
 from mq.storage.calls import OPEN_NEW, FileKind
 from mq.storage.folders import Folders
@@ -65,6 +65,7 @@ class Batch:
         self._operations = operations
         self._outcomes = [_DONE] * len(operations)
         self._links: list[_Link] = []
+        self._sides: dict[int, MessageId] = {}
         writes = sum(type(operation) is Write for operation in operations)
         self._barrier = Barrier(self._calls, folders.root_fd, syncfs=folders.syncfs, files=writes)
 
@@ -98,6 +99,8 @@ class Batch:
                 outcome = _refusal(error)
             self._outcomes[index] = outcome
             durable |= self._is_durable(operation) and outcome.result is Result.DONE
+            if index in self._sides and outcome.result is not Result.DONE:
+                self._undo_side(self._sides[index])
         if durable or self._links:
             self._settle(self._barrier)
         if self._links:
@@ -179,6 +182,7 @@ class Batch:
             for index, operation in needed:
                 try:
                     barrier.add_file(self._write_side(operation))
+                    self._sides[index] = operation.id
                 except OSError as error:
                     self._outcomes[index] = _refusal(error)
             self._settle(barrier)
@@ -199,10 +203,13 @@ class Batch:
             write_all(self._calls, fd, encode_side(Properties(size, crc, operation.attributes)))
         except OSError:
             self._calls.close(fd)
-            with contextlib.suppress(OSError):  # recovery takes away a side file without a message
-                self._calls.unlink(path)
+            self._undo_side(operation.id)
             raise
         return fd
+
+    def _undo_side(self, id: MessageId) -> None:
+        with contextlib.suppress(OSError):  # recovery takes away a side file without a message
+            self._calls.unlink(f"{self._layout.properties}/{id}")
 
     # Moving
 

@@ -280,7 +280,7 @@ REFUSALS: Final = [
     ("rename", _write, "write", 2),
     ("rename", _write, "write", 4),
     ("rename", _large_write, "open", 1),
-    # L3
+    ("rename", _large_write, "open", 3),  # after the side file and the sync of its folder
     ("rename", _large_write, "write", 2),
     ("rename", _move, "rename", 1),
     ("rename", _unlink, "unlink", 1),
@@ -305,6 +305,26 @@ async def test_an_error_that_can_pass_refuses_one_operation(
         assert disk.tree() == before
         disk.heal()
         assert await disk.one(operation) is Result.DONE
+
+
+@pytest.mark.parametrize(("mount", "verb"), [("rename", "rename"), ("link", "link")])
+@pytest.mark.parametrize("body", ["bytes", "staged"])
+async def test_a_refused_appearance_leaves_nothing_but_a_staged_body(mount: str, verb: str, body: str) -> None:
+    async with open_disk(MOUNTS[mount], shared=True) as disk:
+        staged = await disk.storage.stage(chunks(b"body")) if body == "staged" else b"body"
+        before = disk.tree()
+        disk.calls.fail(verb, errno.ENOSPC)
+        assert await disk.one(Write("q", new_id(), staged, LARGE)) is Result.FULL
+        assert disk.tree() == before
+        assert await disk.body(await disk.done(Write("q", new_id(), staged))) == b"body"
+
+
+async def test_a_name_that_is_taken_leaves_no_side_file() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.bring(State.NEW)
+        before = disk.tree()
+        assert await disk.one(Write("q", entry.id, b"other", LARGE)) is Result.EXISTS
+        assert disk.tree() == before
 
 
 @every_mount
