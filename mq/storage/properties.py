@@ -25,6 +25,8 @@ ATTRIBUTES: Final = "user.mq.attributes"
 LARGEST_ATTRIBUTES: Final = 2000
 """Bytes of JSON above which a side file is used: ext4 holds all attributes of a file in one block."""
 
+_NOT_OURS: Final = (ValueError, OverflowError, RecursionError)
+"""What JSON that mq never wrote can raise."""
 _SUM = re.compile(rb"(0|[1-9][0-9]{0,18}):([0-9a-f]{8})(?::([af]))?")
 
 
@@ -59,22 +61,21 @@ def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
     """Attributes as JSON; empty for none."""
     if not attributes:
         return b""
-    return json.dumps(dict(attributes), separators=(",", ":"), ensure_ascii=False).encode()
+    return _encode(dict(attributes))
 
 
 def decode_attributes(value: bytes | None) -> Mapping[str, Any]:
     """The attributes in `value`; none when it is not a JSON object."""
     try:
         found = json.loads(value or b"{}")
-    except ValueError:
+    except _NOT_OURS:
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def encode_side(properties: Properties) -> bytes:
     """A side file's content."""
-    content = {"size": properties.size, "crc32": properties.checksum, "attributes": dict(properties.attributes)}
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    return _encode({"size": properties.size, "crc32": properties.checksum, "attributes": dict(properties.attributes)})
 
 
 def decode_side(content: bytes) -> Properties | None:
@@ -82,5 +83,10 @@ def decode_side(content: bytes) -> Properties | None:
     try:
         found = json.loads(content)
         return Properties(int(found["size"]), int(found["crc32"]), dict(found["attributes"]))
-    except (ValueError, KeyError, TypeError):
+    except (*_NOT_OURS, KeyError, TypeError):
         return None
+
+
+def _encode(value: Mapping[str, Any]) -> bytes:
+    """JSON that json.loads reads back exactly, half characters (lone surrogates) included."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")

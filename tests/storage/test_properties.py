@@ -1,0 +1,132 @@
+"""What lies beside a message's bytes is written in one way, and anything else is not believed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.message import Properties
+from mq.storage.properties import (
+    Sum,
+    decode_attributes,
+    decode_side,
+    encode_attributes,
+    encode_side,
+)
+
+texts: Final = st.text(st.characters(codec=None), max_size=20)
+values: Final = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=10,
+)
+mappings: Final = st.dictionaries(texts, values, max_size=4)
+sizes: Final = st.integers(0, 10**19 - 1)
+checksums: Final = st.integers(0, 2**32 - 1)
+
+
+@given(sizes, checksums, st.sampled_from(["", "a", "f"]))
+def test_sum_comes_back(size: int, checksum: int, where: str) -> None:
+    assert Sum.decode(Sum(size, checksum, where).encode()) == Sum(size, checksum, where)
+
+
+@pytest.mark.parametrize(
+    ("noted", "text"),
+    [(Sum(0, 0), b"0:00000000"), (Sum(5, 0xABC, "a"), b"5:00000abc:a"), (Sum(7, 2**32 - 1, "f"), b"7:ffffffff:f")],
+)
+def test_sum_is_written_so(noted: Sum, text: bytes) -> None:
+    assert noted.encode() == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b":",
+        b"5",
+        b"5:abc",
+        b"5:ABCDEF01",
+        b"05:00000000",
+        b"-1:00000000",
+        b"+1:00000000",
+        b"5:00000000:",
+        b"5:00000000:x",
+        b"5:00000000:af",
+        b"5:00000000\n",
+        b" 5:00000000",
+        b"5:000000000",
+        b"10000000000000000000:00000000",
+        "٥:00000000".encode(),
+        b"\xff\xfe",
+        b"5:00000000\0",
+    ],
+)
+def test_sum_is_not_believed(value: bytes | None) -> None:
+    assert Sum.decode(value) is None
+
+
+@given(mappings)
+def test_attributes_come_back(attributes: dict[str, Any]) -> None:
+    assert decode_attributes(encode_attributes(attributes)) == attributes
+
+
+def test_no_attributes_are_no_bytes() -> None:
+    assert encode_attributes({}) == b""
+    assert decode_attributes(b"") == decode_attributes(None) == {}
+
+
+def test_attributes_are_plain_json() -> None:
+    assert (
+        encode_attributes({"content_type": "text/plain", "ü": [1]}) == '{"content_type":"text/plain","ü":[1]}'.encode()
+    )
+
+
+@pytest.mark.parametrize("value", [b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000])
+def test_attributes_are_not_believed(value: bytes) -> None:
+    assert decode_attributes(value) == {}
+
+
+@given(sizes, checksums, mappings)
+def test_side_file_comes_back(size: int, checksum: int, attributes: dict[str, Any]) -> None:
+    properties = Properties(size, checksum, attributes)
+    assert decode_side(encode_side(properties)) == properties
+
+
+def test_side_file_is_plain_json() -> None:
+    side = json.loads(encode_side(Properties(4, 255, {"a": 1})))
+    assert side == {"size": 4, "crc32": 255, "attributes": {"a": 1}}
+
+
+WHOLE: Final = encode_side(Properties(4, 255, {"a": "x" * 50}))
+
+
+@pytest.mark.parametrize("length", range(len(WHOLE)))
+def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
+    assert decode_side(WHOLE[:length]) is None
+    assert decode_side(WHOLE[:length] + b"\0" * (len(WHOLE) - length)) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"4",
+        b"null",
+        b"{}",
+        b'{"size":4,"crc32":null,"attributes":{}}',
+        b'{"size":"x","crc32":1,"attributes":{}}',
+        b'{"size":4,"crc32":1,"attributes":7}',
+        b'{"size":4,"crc32":1,"attributes":null}',
+        b'{"size":4,"crc32":1}',
+        b'{"size":1e999,"crc32":1,"attributes":{}}',
+        b"[" * 100_000,
+        b"\xff\xfe\xfd",
+    ],
+)
+def test_side_file_is_not_believed(content: bytes) -> None:
+    assert decode_side(content) is None
