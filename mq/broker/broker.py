@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from random import Random
 from typing import Any
 
@@ -22,7 +22,7 @@ from mq.broker.mailbox import Mailbox, Reply
 from mq.broker.mover import LARGEST_ROUND, Mover
 from mq.broker.reaper import Reaper
 from mq.broker.workers import Change, FetchRequest, FetchWorker, Job, Leases, Publish, SaveWorker
-from mq.errors import BodyTooLarge, BrokerClosed, MQError, NoSuchMessage, NoSuchQueue
+from mq.errors import BodyTooLarge, BrokerClosed, MQError, NoSuchMessage, NoSuchQueue, StorageFailed
 from mq.lifecycle import Kind, Observer, State
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
 from mq.storage.interface import QUEUE, Description, Entry, Meta, Move, Outcome, Result, Staged, Storage
@@ -151,7 +151,7 @@ class Broker:
 
     async def has_queue(self, queue: str) -> bool:
         """Whether the queue exists."""
-        return await self._look_up(queue) is not None
+        return await self._look_up(queue, surely=True) is not None
 
     async def create_queue(self, queue: str) -> bool:
         """Make a queue. False when it is there already.
@@ -162,10 +162,11 @@ class Broker:
         name = QueueName(queue)
         self._check_open()
         async with self._topology:
-            if await self._look_up(name) is not None:
+            if await self._look_up(name, surely=True) is not None:
                 return False
             created = self._ids.new().time
-            await self._storage.put_record(QUEUE, name, {"created": created})
+            with self._noting_failure():
+                await self._storage.put_record(QUEUE, name, {"created": created})
             self._catalog.queues[name] = QueueIndex(name, created)
             return True
 
@@ -178,7 +179,8 @@ class Broker:
         self._check_open()
         async with self._topology:
             index = await self._index(queue)
-            dropped = await self._storage.drop_record(QUEUE, queue)
+            with self._noting_failure():
+                dropped = await self._storage.drop_record(QUEUE, queue)
             self._forget(index, remove=dropped)
             if not dropped:
                 raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
@@ -190,8 +192,9 @@ class Broker:
             BodyTooLarge: it is over the limit.
         """
         self._check_open()
-        async with aclosing(self._limited(chunks)) as limited:
-            return await self._storage.stage(limited)
+        with self._noting_failure():
+            async with aclosing(self._limited(chunks)) as limited:
+                return await self._storage.stage(limited)
 
     async def publish(self, queue: str, body: bytes | Staged, attributes: Mapping[str, Any] | None = None) -> MessageId:
         """Store a message. On return it is durable, and its queue has it or will have it after any crash.
@@ -320,12 +323,11 @@ class Broker:
             raise NoSuchQueue(f"queue {shorten(queue)} does not exist. Create it with PUT /{queue}")
         return index
 
-    async def _look_up(self, queue: str) -> QueueIndex | None:
-        index = self._catalog.queues.get(queue)
-        if index is None and self.config.followed:
+    async def _look_up(self, queue: str, *, surely: bool = False) -> QueueIndex | None:
+        """The queue's index. On a followed store what is known is a hint: `surely` looks at the store itself."""
+        if self.config.followed and (surely or queue not in self._catalog.queues):
             await self._follower.load_queues()
-            index = self._catalog.queues.get(queue)
-        return index
+        return self._catalog.queues.get(queue)
 
     def _forget(self, index: QueueIndex, *, remove: bool) -> None:
         """The queue is no more. What is left of it outside its folder goes too, if it was deleted through us."""
@@ -404,6 +406,17 @@ class Broker:
     def _check_open(self) -> None:
         if self._closed:
             raise BrokerClosed("the broker is closing; connect to another one, or try again when it is back")
+        if self._committer.failure:
+            raise StorageFailed(f"the store has failed ({self._committer.failure}); repair the disk and restart mq")
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """What fails outside a batch stops the batches, too: what is on the medium is unknown."""
+        try:
+            yield
+        except StorageFailed as error:
+            self._committer.failure = self._committer.failure or str(error)
+            raise
 
     def _check_size(self, size: int) -> None:
         limit = min(self.config.max_body, self._storage.description.max_body or self.config.max_body)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Iterator
 from typing import Final
 
 from mq.storage.calls import OPEN_FOLDER, Calls
@@ -90,3 +91,18 @@ def sync_folder(calls: Calls, path: str) -> None:
         calls.fsync(fd)
     finally:
         calls.close(fd)
+
+
+@contextlib.contextmanager
+def synced_after(calls: Calls, *paths: str) -> Iterator[None]:
+    """Make the names in these folders durable after the block. No handle is missing then: they are opened before."""
+    fds: list[int] = []
+    try:
+        for path in paths:
+            fds.append(calls.open(path, OPEN_FOLDER))  # noqa: PERF401 - what is open is closed
+        yield
+        for fd in fds:
+            calls.fsync(fd)
+    finally:
+        for fd in fds:
+            calls.close(fd)

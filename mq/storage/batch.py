@@ -117,6 +117,8 @@ class Batch:
 
     def _write(self, operation: Write) -> Outcome:
         entry = Entry(operation.queue, operation.id, State.NEW)
+        if self._folders.whole and not self._queue_is_there(operation.queue):
+            return _NO_QUEUE  # deleted by another broker
         target = self._layout.path(entry)
         fd: int | None
         if isinstance(operation.body, bytes):
@@ -224,7 +226,8 @@ class Batch:
                 self._calls.link(source, target)
                 self._links.append(_Link(index, source, target))
         except FileNotFoundError:
-            return _GONE if self._queue_is_there(moved) else _NO_QUEUE
+            there = moved.state is not State.READY or self._queue_is_there(moved.queue)
+            return _GONE if there else _NO_QUEUE
         left = self._layout.folder(entry.state, entry.queue)
         self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))
         if self._is_durable(operation) and self._folders.mount.atomic_rename:
@@ -233,8 +236,8 @@ class Batch:
             self._folders.loose.add(left)
         return Outcome(Result.DONE, moved)
 
-    def _queue_is_there(self, entry: Entry) -> bool:
-        return entry.state is not State.READY or self._calls.kind(f"{self._layout.queues}/{entry.queue}") is not None
+    def _queue_is_there(self, queue: str) -> bool:
+        return self._calls.kind(f"{self._layout.queues}/{queue}") is not None
 
     def _finish_links(self) -> None:
         """The new names are durable: take the old ones away. Whoever takes a name away has moved the message."""

@@ -81,7 +81,8 @@ class Write(NamedTuple):
     """Make a message. Its outcome's entry is in NEW.
 
     Attributes:
-        queue: the queue it is for; whether that exists is the broker's to know.
+        queue: the queue it is for. Whether that exists is the broker's to know; a shared store answers NO_QUEUE
+            when another broker has deleted it.
         id: its id, which no other message of the store has or had; EXISTS when NEW holds it already.
         body: its bytes, or what :meth:`Storage.stage` gave.
         attributes: kept with the message and given back by :meth:`Storage.read`.

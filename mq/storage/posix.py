@@ -19,7 +19,7 @@ from mq.errors import CorruptMessage, StorageError, StorageFailed, StorageFull, 
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, checksum, shorten
 from mq.storage import names
-from mq.storage.barrier import sync_folder
+from mq.storage.barrier import synced_after
 from mq.storage.batch import PASSING, Batch
 from mq.storage.calls import Calls, FileKind, LinuxCalls
 from mq.storage.folders import Folders, Opened
@@ -64,6 +64,7 @@ class FolderStorage:
         options: how it will be used.
         mount: tells the traits of the file system below.
         hop: how a call that may block is made.
+        ids: names what has no id of its own.
         syncfs: whether syncfs(2) may be used; where not given, when the kernel reports its errors.
     """
 
@@ -77,6 +78,7 @@ class FolderStorage:
         mount: Callable[[str], Mount],
         hop: Hop = trio.to_thread.run_sync,
         syncfs: bool | None = None,
+        ids: MessageIds | None = None,
     ) -> None:
         if not root:
             raise StorageUnusable(f"{shorten(name)} names no folder. Write NAME:/a/folder")
@@ -89,7 +91,7 @@ class FolderStorage:
         self._syncfs = syncfs_reports_errors() if syncfs is None else syncfs
         self._mount = Mount("unknown")
         self._open: OpenRoot | None = None
-        self._ids = MessageIds()
+        self._ids = ids or MessageIds()
         self._changing = trio.Lock()
         self._readers = trio.CapacityLimiter(_READERS)
 
@@ -241,24 +243,24 @@ class FolderStorage:
             return new
         folders = self._root_open.folders
         folder = f"{folders.layout.queues}/{key}"
-        if self._calls.kind(folder) is FileKind.FOLDER:
-            return False
-        self._calls.mkdir(folder)
-        sync_folder(self._calls, folders.layout.queues)
-        return True
+        made = self._calls.kind(folder) is not FileKind.FOLDER
+        with synced_after(self._calls, folders.layout.queues):  # also when it is there: for an earlier try
+            if made:
+                self._calls.mkdir(folder)
+        return made
 
     def _drop_record(self, kind: str, key: str) -> bool:
         if kind != QUEUE:
             return self._root_open.records.drop(kind, key)
         layout = self._root_open.folders.layout
-        try:
-            self._calls.rename(f"{layout.queues}/{key}", f"{layout.remove}/{names.flat(key, self._ids.new())}")
-        except FileNotFoundError:
-            return False
-        sync_folder(self._calls, layout.remove)
-        sync_folder(self._calls, layout.queues)
-        self._root_open.records.drop(kind, key)
-        return True
+        found = self._calls.kind(f"{layout.queues}/{key}") is FileKind.FOLDER
+        removed = f"{layout.remove}/{names.flat(key, self._ids.new())}"
+        with synced_after(self._calls, layout.remove, layout.queues):  # also when it is gone: for an earlier try
+            if found:
+                self._calls.rename(f"{layout.queues}/{key}", removed)
+        with contextlib.suppress(FileNotFoundError):
+            self._root_open.records.drop(kind, key)
+        return found
 
 
 class FileBody:

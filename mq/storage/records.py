@@ -61,8 +61,8 @@ class Records:
         file, versions = self._versions(kind, key)
         for version in sorted(versions):
             self._calls.unlink(f"{self._folder}/{kind}/{file}.{version}")
-        if versions:
-            sync_folder(self._calls, f"{self._folder}/{kind}")
+        if self._calls.kind(f"{self._folder}/{kind}") is not None:
+            sync_folder(self._calls, f"{self._folder}/{kind}")  # also when none is left: an earlier try may have failed
         return bool(versions)
 
     def all(self, kind: str) -> dict[str, Mapping[str, Any]]:

@@ -56,7 +56,7 @@ class StagedFile:
         fd = self.take()
         if fd is not None:
             self._calls.close(fd)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # what is left in state/stage/ goes at the next start
                 self._calls.unlink(self.path)
 
 

@@ -1,0 +1,217 @@
+"""What clients asked for and were told, and the promises P1 to P7 checked against it.
+
+The checks know only what a client can know, and the transitions that the broker reports. Times are Trio's, in seconds,
+and go on over restarts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mq.lifecycle import TRANSITIONS, Kind, Transition
+from mq.message import MessageId
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Deletion(NamedTuple):
+    """A queue was deleted, or somebody tried to.
+
+    Attributes:
+        begun: when it was asked for.
+        done: when it was acknowledged; None when it was not.
+    """
+
+    begun: float
+    done: float | None
+
+
+class Fate(enum.Enum):
+    """What must be true of a message now."""
+
+    PRESENT = "present"
+    GONE = "gone"
+    EITHER = "either"
+
+
+class _Sent:
+    __slots__ = ("body", "done", "id", "queue", "removed", "removing", "sent")
+
+    def __init__(self, queue: str, body: bytes, sent: float) -> None:
+        self.queue = queue
+        self.body = body
+        self.sent = sent
+        self.done: float | None = None
+        self.id: MessageId | None = None
+        self.removing = False
+        self.removed: float | None = None
+
+
+class History:
+    """The record of one simulated run, over all its restarts.
+
+    Args:
+        now: Trio's clock.
+        lease_seconds: how long a lease lasts.
+        ordered: whether messages must come in order (no peers).
+    """
+
+    def __init__(self, now: Callable[[], float], lease_seconds: float, *, ordered: bool) -> None:
+        self.violations: list[str] = []
+        self.deliveries = 0
+        self.in_order = ordered
+        self._now = now
+        self._lease_seconds = lease_seconds
+        self._sent: dict[bytes, _Sent] = {}
+        self._by_id: dict[MessageId, _Sent] = {}
+        self._deletions: dict[str, list[Deletion]] = {}
+        self._queues: dict[str, bool | None] = {}
+        self._leased_until: dict[MessageId, float] = {}
+        self._held_until: dict[MessageId, float] = {}
+        self._requeued_by_hand: set[MessageId] = set()
+        self._never_leased: dict[MessageId, _Sent] = {}
+
+    # What clients do
+
+    def sending(self, queue: str, body: bytes) -> None:
+        """A publish begins; `body` is like no other."""
+        self._sent[body] = _Sent(queue, body, self._now())
+
+    def published(self, body: bytes, id: MessageId) -> None:
+        """It was acknowledged."""
+        sent = self._sent[body]
+        if id in self._by_id and self._by_id[id] is not sent:
+            self._violate(f"P3: id {id} was given to two messages")
+        sent.id, sent.done = id, self._now()
+        self._by_id[id] = sent
+        if sent.removed is None and id not in self._leased_until:
+            self._never_leased[id] = sent
+
+    def fetched(self, queue: str, id: MessageId, body: bytes, asked: float) -> None:
+        """A fetch that was asked for at `asked` gave this."""
+        self.deliveries += 1
+        sent = self._sent.get(body)
+        if sent is None:
+            self._violate(f"P2/P3: {id} came with {len(body)} bytes that nobody published: {body[:40]!r}")
+            return
+        if sent.queue != queue:
+            self._violate(f"P3: {id} of {sent.queue} came out of {queue}")
+        if sent.id is None:  # its publish was never acknowledged: now its id is known
+            sent.id, self._by_id[id] = id, sent
+        elif sent.id != id:
+            self._violate(f"P3: one message came as {sent.id} and as {id}")
+        if self._fate(sent, asked) is Fate.GONE:
+            self._violate(f"P5: {id} came back after its removal was acknowledged")
+        self._held_until[id] = self._leased_until.get(id, self._now())
+
+    def removing(self, id: MessageId) -> None:
+        """A removal begins."""
+        self._by_id[id].removing = True
+        self._held_until.pop(id, None)
+        self._never_leased.pop(id, None)
+
+    def removed(self, id: MessageId) -> None:
+        """It was acknowledged."""
+        self._by_id[id].removed = self._now()
+
+    def requeueing(self, id: MessageId) -> None:
+        """A lease is given up, perhaps by one whose lease has run out and is another's now."""
+        self._held_until.pop(id, None)
+        self._requeued_by_hand.add(id)
+
+    def queue_making(self, queue: str) -> None:
+        """A queue's creation begins."""
+        self._queues[queue] = None
+
+    def queue_made(self, queue: str) -> None:
+        """It was acknowledged."""
+        self._queues[queue] = True
+
+    def queue_deleting(self, queue: str) -> int:
+        """A queue's deletion begins; give the result to :meth:`queue_deleted`."""
+        self._queues[queue] = None
+        self._deletions.setdefault(queue, []).append(Deletion(self._now(), None))
+        self._never_leased = {id: sent for id, sent in self._never_leased.items() if sent.queue != queue}
+        self._held_until = {id: at for id, at in self._held_until.items() if self._by_id[id].queue != queue}
+        return len(self._deletions[queue]) - 1
+
+    def queue_deleted(self, queue: str, number: int) -> None:
+        """It was acknowledged."""
+        self._deletions[queue][number] = self._deletions[queue][number]._replace(done=self._now())
+        self._queues[queue] = False
+
+    def cut_off(self) -> None:
+        """The brokers ended in the middle of what they did: a lease that nobody was told of may stand."""
+        self._never_leased.clear()
+
+    # What the broker says
+
+    def saw(self, transitions: Sequence[Transition]) -> None:
+        """As :meth:`mq.lifecycle.Observer.saw`."""
+        for transition in transitions:
+            if (transition.source, transition.target) not in TRANSITIONS[transition.kind]:
+                self._violate(f"not a legal transition: {transition}")
+            if transition.kind is Kind.LEASE:
+                self._lease(transition.id)
+            elif transition.kind is Kind.REQUEUE:
+                self._requeue(transition.id)
+
+    def _lease(self, id: MessageId) -> None:
+        now = self._now()
+        if now < self._held_until.get(id, now):
+            self._violate(f"P6: {id} is leased again {self._held_until[id] - now:.3f} s before its lease ends")
+        self._leased_until[id] = now + self._lease_seconds
+        sent = self._never_leased.pop(id, None)
+        if sent is not None and self.in_order:
+            older = [other.id for other in self._never_leased.values() if _before(other, sent)]
+            if older:
+                self._violate(f"order: {id} is leased before {older[0]}, which was published earlier")
+
+    def _requeue(self, id: MessageId) -> None:
+        now = self._now()
+        if id in self._requeued_by_hand:
+            self._held_until.pop(id, None)
+        if now < self._held_until.get(id, now):
+            self._violate(f"P6: {id} is requeued {self._held_until[id] - now:.3f} s before its lease ends")
+
+    # What must be true in the end
+
+    def missing(self) -> list[tuple[str, MessageId]]:
+        """Messages that must be there now: everyone that is fetched is to be removed from the history first."""
+        now = self._now()
+        return [(sent.queue, id) for id, sent in sorted(self._by_id.items()) if self._fate(sent, now) is Fate.PRESENT]
+
+    def queue_is(self, queue: str, there: bool) -> None:
+        """A queue is found to be there, or not."""
+        expected = self._queues.get(queue, False)
+        if expected is not None and expected is not there:
+            self._violate(f"P1: queue {queue} is {'there' if there else 'not there'}, against what was acknowledged")
+
+    def violate(self, text: str) -> None:
+        """Some other promise was broken."""
+        self._violate(text)
+
+    def _fate(self, sent: _Sent, asked: float) -> Fate:
+        deletions = self._deletions.get(sent.queue, [])
+        if sent.removed is not None and sent.removed < asked:
+            return Fate.GONE
+        for deletion in deletions:
+            acknowledged_before = sent.done is not None and sent.done <= deletion.begun
+            if deletion.done is not None and deletion.done < asked and acknowledged_before:
+                return Fate.GONE
+        if sent.removing or sent.done is None:
+            return Fate.EITHER
+        overlapping = any(deletion.done is None or deletion.done > sent.sent for deletion in deletions)
+        return Fate.EITHER if overlapping else Fate.PRESENT
+
+    def _violate(self, text: str) -> None:
+        self.violations.append(f"{self._now():.3f} s: {text}")
+
+
+def _before(one: _Sent, other: _Sent) -> bool:
+    """Whether one was acknowledged before the other's publish began."""
+    return one.queue == other.queue and one.done is not None and one.done < other.sent

@@ -1,0 +1,54 @@
+"""Run seeds of the simulation: ``python -m mq.testing.simulate [SEED | FIRST-LAST] [--verbose] [--processes N]``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import click
+from tqdm import tqdm
+
+from mq.testing.simulation import Report, run_seed
+
+
+@click.command()
+@click.argument("seeds", default="0-1999")
+@click.option("--verbose", is_flag=True, help="Print everything that happens.")
+@click.option("--processes", default=2, show_default=True, help="How many run side by side.")
+def main(seeds: str, verbose: bool, processes: int) -> None:
+    """Run seeds; exit 1 when one of them breaks a promise."""
+    first, _, last = seeds.partition("-")
+    wanted = range(int(first), int(last or first) + 1)
+    total: Counter[str] = Counter()
+    for report in tqdm(_reports(wanted, processes), total=len(wanted), disable=None, unit=" seeds"):
+        total.update(
+            seeds=1, calls=report.calls, deliveries=report.deliveries, faults=report.faults, bad=bool(report.violations)
+        )
+        if verbose:
+            click.echo("\n".join(report.log))
+        if report.violations or verbose:
+            click.echo(describe(report))
+    click.echo(", ".join(f"{count} {what}" for what, count in total.items()))
+    sys.exit(1 if total["bad"] else 0)
+
+
+def describe(report: Report) -> str:
+    """A run's outcome, and the one command that repeats it."""
+    lines = [f"seed {report.seed}: {len(report.violations)} violations; {report.plan}"]
+    lines += [f"  {violation}" for violation in report.violations[:10]]
+    lines.append(f"  again: python -m mq.testing.simulate {report.seed} --verbose")
+    return "\n".join(lines)
+
+
+def _reports(seeds: range, processes: int) -> Iterator[Report]:
+    if processes == 1 or len(seeds) == 1:
+        yield from map(run_seed, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap(run_seed, seeds, chunksize=20)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""One seeded run of the real broker, endpoints and store over a disk that forgets, with everything going wrong.
+
+A seed decides all: the file system, the faults, the power cuts, the clients and when they vanish, the scheduling. The
+same seed gives the same run, in any process::
+
+    python -m mq.testing.simulate 4711 --verbose
+
+Trio's deterministic scheduling is a private switch of its own: constraints.txt pins the version, and a test holds the
+same seed to the same trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import trio
+from trio.testing import MockClock
+
+from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS
+from mq.errors import MQError
+from mq.message import MessageIds
+from mq.storage.conformance import check_whole
+from mq.storage.mount import Mount
+from mq.storage.options import StorageOptions
+from mq.storage.posix import FolderStorage
+from mq.testing.clients import Clients
+from mq.testing.disk import Disk, Medium
+from mq.testing.faults import KINDS, Faults, PowerCut
+from mq.testing.history import History
+
+START_NS: Final = 1_700_000_000 * 10**9
+STUCK_SECONDS: Final = 7200.0
+"""Virtual seconds after which a phase that should have ended is stuck (P9). No fault lasts nearly as long."""
+
+MOUNTS: Final = {
+    Medium.ORDERED: Mount("ordered", atomic_rename=True, ordered=True),
+    Medium.UNORDERED: Mount("unordered", atomic_rename=True),
+    Medium.ADVERSARIAL: Mount("adversarial"),
+}
+
+
+class Plan(NamedTuple):
+    """What a seed has in store.
+
+    Attributes:
+        medium: the file system.
+        brokers: how many work on the store at the same time.
+        syncfs: whether the store may use syncfs(2).
+        lives: how often the store is served, and cut off, before the last look.
+        lease_seconds: how long a lease lasts.
+        slow: the longest that one hop to the disk may take, in seconds.
+        faults: the kinds that happen.
+        clients: how many work at a time.
+    """
+
+    medium: Medium
+    brokers: int
+    syncfs: bool
+    lives: int
+    lease_seconds: float
+    slow: float
+    faults: tuple[str, ...]
+    clients: int
+
+
+class Report(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+        seed: as given.
+        plan: what was planned.
+        violations: promises that were broken, in words; empty is well.
+        trace: a digest of every call to the disk: the same for the same seed.
+        calls: how many there were.
+        deliveries: messages handed out.
+        faults: faults that happened.
+        log: what happened, line by line.
+    """
+
+    seed: int
+    plan: Plan
+    violations: tuple[str, ...]
+    trace: str
+    calls: int
+    deliveries: int
+    faults: int
+    log: tuple[str, ...]
+
+
+def run_seed(seed: int) -> Report:
+    """Run one seed to its end."""
+    return _Run(seed).run()
+
+
+def make_plan(random: Random) -> Plan:
+    """What a seed has in store."""
+    syncfs = random.random() < 0.5
+    kinds = sorted(KINDS.keys() - (set() if syncfs else {"no handles"}))  # a folder's fsync needs a handle, syncfs none
+    return Plan(
+        medium=random.choice(list(Medium)),
+        brokers=random.choice((1, 1, 1, 2)),
+        syncfs=syncfs,
+        lives=random.choice((1, 2, 3)),
+        lease_seconds=random.choice((0.5, 5.0, 30.0)),
+        slow=random.choice((0.0, 0.01, 0.3, 3.0)),
+        faults=tuple(random.sample(kinds, k=random.choice((0, 0, 1, 2)))),
+        clients=random.randint(2, 6),
+    )
+
+
+class _Run:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.plan = make_plan(self.random)
+        self.slow, self.brokers = self.plan.slow, self.plan.brokers
+        self.log: list[str] = []
+        self.faults = Faults(self.random, self._note)
+        self.disk = Disk(self.plan.medium, self.random, self.faults)
+        self.set_back_seconds = 0.0
+        self.elapsed = 0.0
+        self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
+
+    def run(self) -> Report:
+        logging.getLogger("mq").setLevel(logging.CRITICAL)
+        for life in range(self.plan.lives):
+            self._note(f"life {life}")
+            self._serve(self._live)
+            self._crash()
+            if self.random.random() < 0.3:
+                self._note("cut again during recovery")
+                self.faults.cut_at = self.faults.calls + self.random.randint(1, 40)
+                self._serve(self._only_open)
+                self._crash()
+        self._serve(self._last_look)
+        return Report(
+            self.seed,
+            self.plan,
+            tuple(self.history.violations),
+            self.disk.trace.hexdigest(),
+            self.faults.calls,
+            self.history.deliveries,
+            sum(self.faults.seen.values()),
+            tuple(self.log),
+        )
+
+    # Time
+
+    def _now(self) -> float:
+        try:
+            return trio.current_time()
+        except RuntimeError:
+            return self.elapsed
+
+    def _clock_ns(self) -> int:
+        return START_NS + round((self._now() - self.set_back_seconds) * 1e9)
+
+    def _note(self, text: str) -> None:
+        self.log.append(f"{self._now():10.3f} {text}")
+        self.disk_trace_note(text)
+
+    def disk_trace_note(self, text: str) -> None:
+        """Notes are a part of the trace, too."""
+        if hasattr(self, "disk"):
+            self.disk.trace.update(text.encode())
+
+    # A life
+
+    def _serve(self, phase: Callable[[], Awaitable[None]]) -> None:
+        clock = MockClock(autojump_threshold=0)
+        clock.jump(self.elapsed)
+        trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+        trio._core._run._r.seed(self.random.getrandbits(64))
+        try:
+            trio.run(self._bounded, phase, clock=clock)
+        except PowerCut:
+            pass
+        except BaseExceptionGroup as group:
+            rest = group.split(PowerCut)[1]
+            if rest is not None:
+                raise rest from None
+        self.elapsed = clock.current_time()
+
+    async def _bounded(self, phase: Callable[[], Awaitable[None]]) -> None:
+        with trio.move_on_after(STUCK_SECONDS * 12) as scope:
+            await phase()
+        if scope.cancelled_caught:
+            self.history.violate("P9: the run is stuck")
+
+    def _crash(self) -> None:
+        """The power is gone, or just the process."""
+        if self.random.random() < 0.8:
+            self.disk.crash()
+        else:
+            self._note("killed: the kernel lives on")
+            self.disk.forget_handles()
+        self.faults.lift()
+        self.history.cut_off()
+        self.elapsed += self.random.choice((0.0, 1.0, self.plan.lease_seconds, 100.0))
+
+    async def _live(self) -> None:
+        async with AsyncExitStack() as stack:
+            brokers = [await self._open(stack) for _ in range(self.brokers)]
+            self.faults.cut_at = self.faults.calls + self.random.randint(1, 600) if self.random.random() < 0.8 else None
+            self.faults.short_writes = self.random.choice((0.0, 0.1))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._trouble)
+                await Clients(brokers, self.history, self.random, self._note, self.plan.lease_seconds).run(
+                    self.plan.clients
+                )
+                nursery.cancel_scope.cancel()
+            self._check_health(brokers)
+            self._note("killed at the end of its life")
+            raise PowerCut
+
+    def _check_health(self, brokers: list[Broker]) -> None:
+        """P8: what passes leaves no mark; what does not, stops all changes until a restart."""
+        if not self.faults.broken and not all(broker.ready for broker in brokers):
+            failures = [broker._committer.failure for broker in brokers]
+            self.history.violate(f"P8: not ready, though nothing happened that does not pass: {failures}")
+
+    async def _trouble(self) -> None:
+        """Faults that come and go, and a clock that is set back."""
+        while True:
+            await trio.sleep(self.random.uniform(0, 10))
+            if self.plan.faults and self.random.random() < 0.7:
+                name = self.random.choice(self.plan.faults)
+                self.faults.active = {name: KINDS[name]}
+                self._note(f"trouble begins: {name}")
+                self.history.in_order = False  # what could not be delivered for a while comes late
+                await trio.sleep(self.random.uniform(0, 20))
+                self.faults.active = {}
+                self._note("trouble ends")
+            elif self.brokers == 1 and self.random.random() < 0.3:  # peers need clocks that agree: docs/on-disk.md
+                self.set_back_seconds += self.random.choice((0.5, 60.0, 86400.0))
+                self._note("the clock is set back")
+
+    async def _open(self, stack: AsyncExitStack) -> Broker:
+        shared = self.brokers > 1
+        storage = FolderStorage(
+            "simulated:",
+            "/mq",
+            self.disk,
+            StorageOptions(shared=shared),
+            mount=lambda root: MOUNTS[self.plan.medium],
+            hop=self._hop,
+            syncfs=self.plan.syncfs,
+            ids=MessageIds(self._clock_ns, self.random.getrandbits(48)),
+        )
+        await storage.open()
+        config = BrokerConfig(
+            workers=self.random.choice((1, 2, 8)), peers=self.brokers - 1, delay_seconds=self.plan.lease_seconds
+        )
+        return await stack.enter_async_context(
+            open_broker(
+                storage, config, observers=[self.history], clock_ns=self._clock_ns, random=Random(self.random.random())
+            )
+        )
+
+    async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
+        """A call to the disk takes its time; what it does, it does at once, and is not interrupted."""
+        with trio.CancelScope(shield=True):
+            slow = self.slow if self.random.random() < 0.1 else self.slow / 100
+            await trio.sleep(self.random.uniform(0, slow))
+            return verb(*args)
+
+    async def _only_open(self) -> None:
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            raise PowerCut
+
+    # The last look
+
+    async def _last_look(self) -> None:
+        """Nothing goes wrong any more: take out everything there is, and compare."""
+        self.slow, self.brokers = 0.0, 1
+        async with AsyncExitStack() as stack:
+            broker = await self._open(stack)
+            clients = Clients([broker], self.history, self.random, self._note, self.plan.lease_seconds)
+            await clients.check_queues()
+            await clients.drain()
+            await trio.sleep(LONGEST_LEASE_SECONDS + MARGIN_SECONDS + 1)  # a clock set back holds a lease for as long
+            await clients.drain()
+            for queue, id in self.history.missing():
+                self.history.violate(f"P1: {id} of {queue} was acknowledged and is not there")
+            await trio.testing.wait_all_tasks_blocked()
+            await self._look_over(broker)
+
+    async def _look_over(self, broker: Broker) -> None:
+        try:
+            await check_whole(broker._storage)
+        except (AssertionError, MQError) as error:
+            self.history.violate(f"the store is not whole: {error}")
+
+
+def digest(reports: list[Report]) -> str:
+    """One digest of many runs."""
+    together = hashlib.sha256()
+    for report in reports:
+        together.update(report.trace.encode())
+    return together.hexdigest()
