@@ -150,8 +150,10 @@ class FolderStorage:
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> StagedBody:
         """Write a large body to state/stage/."""
-        path = f"{self._root_open.folders.layout.stage}/{self._ids.new()}"
-        staged = StagedBody(await self._change(StagedFile, self._calls, path), self._hop, self._changing)
+        folders = self._root_open.folders
+        path = f"{folders.layout.stage}/{self._ids.new()}"
+        make = functools.partial(StagedFile, self._calls, path, xattrs=folders.xattrs)
+        staged = StagedBody(await self._change(make), self._hop, self._changing)
         try:
             waiting = bytearray()
             async for chunk in chunks:

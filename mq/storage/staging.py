@@ -9,6 +9,7 @@ from typing import Any
 
 from mq.message import checksum
 from mq.storage.calls import OPEN_NEW, Calls
+from mq.storage.properties import SUM, Sum
 
 Hop = Callable[..., Awaitable[Any]]
 """How a synchronous verb is called: in a thread, or at once where nothing can block."""
@@ -20,17 +21,28 @@ class StagedFile:
     Args:
         calls: the system.
         path: the temporary name; must not exist.
+        xattrs: whether the file system has extended attributes. One is set before the first byte, so that a name that
+            became durable before what its file holds does not make a part of a body a message.
 
     Raises:
         OSError: from the system, here and in :meth:`add`.
     """
 
-    def __init__(self, calls: Calls, path: str) -> None:
+    def __init__(self, calls: Calls, path: str, *, xattrs: bool) -> None:
         self.path = path
         self.size = 0
         self.checksum = 0
         self._calls = calls
         self._fd: int | None = calls.open(path, OPEN_NEW)
+        if xattrs:
+            self._note_unfinished(self._fd)
+
+    def _note_unfinished(self, fd: int) -> None:
+        try:
+            self._calls.set_attribute(fd, SUM, Sum(0, 0).encode())
+        except OSError:
+            self.discard()
+            raise
 
     def add(self, chunk: bytes) -> None:
         """Append a chunk."""

@@ -240,6 +240,15 @@ async def test_a_staged_body_appears_by_one_rename() -> None:
         assert await disk.body(entry) == b"onetwo"
 
 
+async def test_a_staged_body_can_be_told_from_a_torn_one_from_its_first_byte_on() -> None:
+    """Where a name can be durable before what its file holds, a part of a body must not pass for a foreign file."""
+    async with open_disk(MOUNTS["link"]) as disk:
+        staged = await disk.storage.stage(chunks(b"one", b"two"))
+        said = shown(disk)
+        assert said.index("set_attribute state/stage/ID user.mq.sum") < said.index("write state/stage/ID 6")
+        await staged.discard()
+
+
 @every_mount
 async def test_a_write_goes_on_until_every_byte_is_taken(mount: str) -> None:
     async with open_disk(MOUNTS[mount]) as disk:
@@ -481,6 +490,14 @@ async def test_attributes_come_back_around_the_limit(size: int) -> None:
         entry = await disk.done(Write("q", new_id(), b"body", attributes))
         assert bool(disk.files("state/properties")) == (size > 2000)
         assert await disk.attributes(entry) == attributes
+
+
+@pytest.mark.parametrize("text", ["\udcff", "\ud800x", "\0", "\U0001f600", '"\\'])
+@pytest.mark.parametrize("size", [1, 3000])
+async def test_attributes_may_hold_any_text(text: str, size: int) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.done(Write("q", new_id(), b"body", {"a": text * size, text: 1}))
+        assert await disk.attributes(entry) == {"a": text * size, text: 1}
 
 
 @every_mount
