@@ -249,7 +249,8 @@ class Batch:
             try:
                 self._calls.unlink(source)
             except FileNotFoundError:
-                self._calls.unlink(target)
+                with contextlib.suppress(FileNotFoundError):  # somebody has moved it on from there
+                    self._calls.unlink(target)
                 self._outcomes[position] = _GONE
                 continue
             left = self._layout.folder(operation.entry.state, operation.entry.queue)

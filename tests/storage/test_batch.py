@@ -6,12 +6,13 @@ import errno
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from fnmatch import fnmatchcase
 from typing import Final
 
 import pytest
 
 from mq.lifecycle import State
-from mq.storage.batch import PASSING
+from mq.storage.batch import PASSING, UNLINKED_AT_ONCE
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Unlink, Write
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
@@ -518,3 +519,68 @@ async def test_side_files_vanish_with_their_queue() -> None:
         await disk.storage.drop_record(QUEUE, "q")
         assert [await disk.one(Unlink(entry)) for entry in await disk.storage.scan(State.REMOVED)] == [Result.DONE]
         assert disk.files("state/properties") == set()
+
+
+# Others on the same root
+
+
+class Intruder:
+    """Somebody else, who does something just before a call of ours."""
+
+    def __init__(self, disk: Disk, verb: str, path: str, act: Callable[[], object]) -> None:
+        self._meet = disk.calls._meet
+        self._verb, self._path, self._act = verb, path, act
+        self.came = 0
+        disk.calls._meet = self.meet  # type: ignore[method-assign]
+
+    def meet(self, verb: str, path: str, detail: str = "") -> None:
+        if verb == self._verb and fnmatchcase(path, f"*{self._path}") and not self.came:
+            self.came += 1
+            self._act()
+        self._meet(verb, path, detail)
+
+
+async def test_who_finds_the_old_name_gone_has_lost_and_takes_the_new_one_back() -> None:
+    async with open_disk(MOUNTS["link"], shared=True) as disk:
+        entry = await disk.bring(State.READY)
+        source, target = f"/root/queues/q/{entry.id}", f"/root/delay/q:{entry.id},d1,r1,c{'f' * 16}"
+        other = Meta(1, 1, "f" * 16)
+
+        def lease() -> None:
+            disk.inner.link(source, target)
+            disk.inner.unlink(source)
+
+        intruder = Intruder(disk, "unlink", "queues/q/*", lease)
+        assert await disk.one(Move(entry, State.DELAYED, LEASE)) is Result.GONE
+        assert intruder.came
+        assert await disk.everything() == {Entry("q", entry.id, State.DELAYED, other)}
+
+
+async def test_whoever_took_the_new_name_further_does_no_harm() -> None:
+    """A removal that lost its race: its name in remove/ is already reaped when it is taken back."""
+    async with open_disk(MOUNTS["link"], shared=True) as disk:
+        entry = await disk.bring(State.READY)
+        source, target = f"/root/queues/q/{entry.id}", f"/root/delay/q:{entry.id},d1,r1,c{'f' * 16}"
+
+        def lease_and_reap() -> None:
+            disk.inner.link(source, target)
+            disk.inner.unlink(source)
+            disk.inner.unlink(f"/root/remove/q:{entry.id}")
+
+        Intruder(disk, "unlink", "queues/q/*", lease_and_reap)
+        assert await disk.one(Move(entry, State.REMOVED)) is Result.GONE
+        assert not disk.folders.failure
+        assert await disk.one(Write("q", new_id(), b"body")) is Result.DONE
+
+
+# What is not mq's
+
+
+async def test_a_deleted_queue_is_unlinked_a_part_at_a_time() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.commit(*(Write("q", new_id(), b"") for _ in range(UNLINKED_AT_ONCE + 1)))
+        await disk.commit(*(Move(entry, State.READY) for entry in await disk.everything()))
+        await disk.storage.drop_record(QUEUE, "q")
+        removed = (await disk.storage.scan(State.REMOVED))[0]
+        assert [await disk.one(Unlink(removed)) for _ in range(3)] == [Result.MORE, Result.DONE, Result.GONE]
+        assert disk.files() == set()
