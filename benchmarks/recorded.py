@@ -52,28 +52,28 @@ class CountingCalls(LinuxCalls):
 
 
 class RecordedStorage(FolderStorage):
-    """The POSIX store; `groups` says what it was asked for since it was last emptied."""
+    """The POSIX store, and what it was asked for. What it notes while the clock runs is next to nothing."""
 
     def __init__(self, root: str, calls: LinuxCalls) -> None:
         super().__init__(f"posix:{root}", root, calls, StorageOptions(), mount=mount_of_root)
-        self.groups: list[Group] = []
+        self._asked: list[Sequence[Operation] | int] = []
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As the store does it."""
         outcomes = await super().commit(operations)
-        self.groups.append(_group(operations))
+        self._asked.append(operations)
         return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """As the store does it."""
         found = await super().read(entries)
-        self.groups.append(Group(reads=len(entries)))
+        self._asked.append(len(entries))
         return found
 
     def take_groups(self) -> list[Group]:
-        """What was recorded, and begin anew."""
-        groups, self.groups = self.groups, []
-        return groups
+        """How the batches and reads since the last time were made up, in the order in which they ended."""
+        asked, self._asked = self._asked, []
+        return [Group(reads=each) if isinstance(each, int) else _group(each) for each in asked]
 
 
 @asynccontextmanager
