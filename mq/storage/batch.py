@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
+from mq.storage import names
 from mq.storage.barrier import Barrier
 from mq.storage.calls import OPEN_NEW, FileKind
 from mq.storage.folders import Folders
@@ -291,20 +292,26 @@ class Batch:
         except FileNotFoundError:
             return _GONE
         except IsADirectoryError:
-            return self._unlink_folder(path)
+            return self._unlink_folder(entry, path)
         self._unlink_side(entry.id)
         return _DONE
 
-    def _unlink_folder(self, path: str) -> Outcome:
+    def _unlink_folder(self, entry: Entry, path: str) -> Outcome:
         """A deleted queue: its messages, some at a time, then the folder. Foreign things in it stay."""
-        listed = [name for name, kind in self._calls.names(path) if kind is FileKind.FILE]
-        for name in listed[:UNLINKED_AT_ONCE]:
-            self._calls.unlink(f"{path}/{name}")
-            self._unlink_side(name.partition(",")[0])
-        if len(listed) > UNLINKED_AT_ONCE:
-            return _MORE
         try:
+            listed = [
+                name
+                for name, kind in self._calls.names(path)
+                if kind is FileKind.FILE and names.parse_leaf(name, entry.queue, State.READY)
+            ]
+            for name in listed[:UNLINKED_AT_ONCE]:
+                self._calls.unlink(f"{path}/{name}")
+                self._unlink_side(name.partition(",")[0])
+            if len(listed) > UNLINKED_AT_ONCE:
+                return _MORE
             self._calls.rmdir(path)
+        except FileNotFoundError:
+            return _MORE if self._calls.kind(path) else _GONE  # another reaper is at work on it
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise

@@ -573,6 +573,29 @@ async def test_whoever_took_the_new_name_further_does_no_harm() -> None:
         assert await disk.one(Write("q", new_id(), b"body")) is Result.DONE
 
 
+@pytest.mark.parametrize(
+    ("verb", "path"), [("unlink", "q:*/*"), ("names", "remove/q:*"), ("rmdir", "remove/q:*")], ids=lambda value: value
+)
+async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -> None:
+    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+        for _ in range(3):
+            await disk.bring(State.READY)
+        await disk.storage.drop_record(QUEUE, "q")
+        removed = (await disk.storage.scan(State.REMOVED))[0]
+        folder = f"/root/{disk.path(removed)}"
+
+        def reap() -> None:
+            for name, _ in disk.inner.names(folder):
+                disk.inner.unlink(f"{folder}/{name}")
+            disk.inner.rmdir(folder)
+
+        intruder = Intruder(disk, verb, path, reap)
+        assert await disk.one(Unlink(removed)) in (Result.GONE, Result.DONE)
+        assert intruder.came
+        assert not disk.folders.failure
+        assert await disk.storage.scan(State.REMOVED) == []
+
+
 # What is not mq's
 
 
@@ -584,3 +607,19 @@ async def test_a_deleted_queue_is_unlinked_a_part_at_a_time() -> None:
         removed = (await disk.storage.scan(State.REMOVED))[0]
         assert [await disk.one(Unlink(removed)) for _ in range(3)] == [Result.MORE, Result.DONE, Result.GONE]
         assert disk.files() == set()
+
+
+async def test_what_is_foreign_in_a_deleted_queue_stays() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.bring(State.READY)
+        disk.put("queues/q/README", b"kept")
+        disk.inner.mkdir("/root/queues/q/folder")
+        await disk.storage.drop_record(QUEUE, "q")
+        removed = (await disk.storage.scan(State.REMOVED))[0]
+        assert await disk.one(Unlink(removed)) is Result.EXISTS
+        assert await disk.one(Unlink(removed)) is Result.EXISTS
+        assert disk.files() == {f"{disk.path(removed)}/README"}
+        assert disk.bytes_of(f"{disk.path(removed)}/README") == b"kept"
+        disk.inner.unlink(f"/root/{disk.path(removed)}/README")
+        disk.inner.rmdir(f"/root/{disk.path(removed)}/folder")
+        assert await disk.one(Unlink(removed)) is Result.DONE
