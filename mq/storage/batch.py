@@ -226,9 +226,12 @@ class Batch:
             else:
                 self._calls.link(source, target)
                 self._links.append(_Link(index, source, target))
-        except FileNotFoundError:
-            there = moved.state is not State.READY or self._queue_is_there(moved.queue)
-            return _GONE if there else _NO_QUEUE
+        except OSError as error:
+            if moved.state is State.READY and not self._queue_is_there(moved.queue):
+                return _NO_QUEUE
+            if error.errno == errno.ENOENT:
+                return _GONE
+            raise
         left = self._layout.folder(entry.state, entry.queue)
         self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))
         if self._is_durable(operation) and self._folders.mount.atomic_rename:
@@ -238,7 +241,7 @@ class Batch:
         return Outcome(Result.DONE, moved)
 
     def _queue_is_there(self, queue: str) -> bool:
-        return self._calls.kind(f"{self._layout.queues}/{queue}") is not None
+        return self._calls.kind(f"{self._layout.queues}/{queue}") is FileKind.FOLDER
 
     def _finish_links(self) -> None:
         """The new names are durable: take the old ones away. Whoever takes a name away has moved the message."""

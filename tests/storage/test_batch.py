@@ -623,3 +623,14 @@ async def test_what_is_foreign_in_a_deleted_queue_stays() -> None:
         disk.inner.unlink(f"/root/{disk.path(removed)}/README")
         disk.inner.rmdir(f"/root/{disk.path(removed)}/folder")
         assert await disk.one(Unlink(removed)) is Result.DONE
+
+
+@every_mount
+async def test_what_lies_where_a_queue_should_be_is_no_queue(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        disk.put("queues/other", b"kept")
+        entry = await disk.bring(State.NEW, queue="other")
+        assert await disk.one(Move(entry, State.READY)) is Result.NO_QUEUE
+        assert disk.bytes_of("queues/other") == b"kept"
+        assert not disk.folders.failure
+        assert await disk.one(Move(entry, State.REMOVED)) is Result.DONE
