@@ -7,7 +7,7 @@ import errno
 import os
 from typing import NamedTuple
 
-from mq.errors import StorageUnusable
+from mq.errors import StorageFull, StorageUnusable
 from mq.message import shorten
 from mq.storage.barrier import sync_folder
 from mq.storage.calls import OPEN_FOLDER, OPEN_NEW, Calls, FileKind
@@ -70,6 +70,9 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
     except OSError as error:
         _close(calls, handles)
         raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(error)}") from error
+    except StorageFull as error:
+        _close(calls, handles)
+        raise StorageUnusable(f"cannot serve root {shorten(root)}: {error}") from error
     except StorageUnusable:
         _close(calls, handles)
         raise

@@ -165,7 +165,7 @@ class Fault:
     """A call that is going to fail.
 
     Attributes:
-        verb: its name, or "*" for any.
+        verb: its name, or "*" for any but close, which always closes.
         number: the errno.
         path: only on paths, below the root, that match this pattern.
         nth: the first that fails, of those that match, from 1.
@@ -182,7 +182,8 @@ class Fault:
 
     def strikes(self, call: Call) -> bool:
         """Whether this call fails."""
-        if self.verb not in ("*", call.verb) or not fnmatchcase(call.path, self.path):
+        wanted = call.verb != "close" if self.verb == "*" else call.verb == self.verb
+        if not wanted or not fnmatchcase(call.path, self.path):
             return False
         self.met += 1
         return self.nth <= self.met and (self.times is None or self.met < self.nth + self.times)

@@ -1,0 +1,345 @@
+"""Every state that a crash can leave is brought back to one that the rest of mq knows, however often it takes."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from typing import Final
+
+import pytest
+
+from mq.errors import CorruptMessage, StorageUnusable
+from mq.lifecycle import State
+from mq.message import checksum
+from mq.storage.calls import FileKind
+from mq.storage.folders import READ_AT_ONCE
+from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Unlink
+from mq.storage.properties import SUM, Sum
+from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
+
+ORDER: Final = (State.NEW, State.DELAYED, State.READY, State.REMOVED)
+"""Of two names of a message the one whose state stands later here counts."""
+
+every_mount = pytest.mark.parametrize("mount", MOUNTS)
+
+
+def meta(state: State) -> Meta:
+    return LEASE if state is State.DELAYED else Meta()
+
+
+def also(disk: Disk, entry: Entry, other: Entry) -> None:
+    """Let a message have a second name, as a crash in the middle of a move does."""
+    disk.inner.link(f"/root/{disk.path(entry)}", f"/root/{disk.path(other)}")
+
+
+async def repaired(disk: Disk, caplog: pytest.LogCaptureFixture) -> str:
+    """Start again. What it says it repaired; empty for nothing."""
+    caplog.clear()
+    await disk.open()
+    said = [record.getMessage() for record in caplog.records if "repaired after a crash" in record.getMessage()]
+    assert len(said) <= 1
+    return "".join(said)
+
+
+# Several names
+
+
+@every_mount
+@pytest.mark.parametrize("pair", [*itertools.permutations(State, 2)], ids=lambda pair: f"{pair[0].name}-{pair[1].name}")
+async def test_of_two_names_one_stays(mount: str, pair: tuple[State, State], caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        first = await disk.bring(pair[0])
+        second = Entry("q", first.id, pair[1], meta(pair[1]))
+        also(disk, first, second)
+        assert "1 doubled" in await repaired(disk, caplog)
+        assert await disk.everything() == {max(first, second, key=lambda entry: ORDER.index(entry.state))}
+        assert not await repaired(disk, caplog)
+
+
+@every_mount
+async def test_of_all_names_one_stays(mount: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        first = await disk.bring(State.NEW)
+        for state in (State.DELAYED, State.READY, State.REMOVED):
+            also(disk, first, Entry("q", first.id, state, meta(state)))
+        assert "3 doubled" in await repaired(disk, caplog)
+        assert await disk.everything() == {Entry("q", first.id, State.REMOVED)}
+        assert not await repaired(disk, caplog)
+
+
+LEASES: Final = {
+    "more receives": (Meta(2000, 1, "f" * 16), Meta(1000, 2, "0" * 16)),
+    "a later deadline": (Meta(1000, 1, "f" * 16), Meta(2000, 1, "0" * 16)),
+    "no deadline": (Meta(None, 1, "f" * 16), Meta(1, 1, "0" * 16)),
+}
+
+
+@pytest.mark.parametrize(("earlier", "later"), LEASES.values(), ids=LEASES)
+@pytest.mark.parametrize("turned", [False, True])
+async def test_of_several_leases_the_latest_stays(
+    earlier: Meta, later: Meta, turned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_disk(MOUNTS["link"]) as disk:
+        new = await disk.bring(State.NEW)
+        metas = (later, earlier) if turned else (earlier, later)
+        first = await disk.done(Move(new, State.DELAYED, metas[0]))
+        also(disk, first, Entry("q", first.id, State.DELAYED, metas[1]))
+        assert "1 doubled" in await repaired(disk, caplog)
+        assert await disk.everything() == {Entry("q", first.id, State.DELAYED, later)}
+
+
+async def test_a_message_between_two_queues_stays_in_one(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["link"], queues=("q", "other")) as disk:
+        held = await disk.bring(State.DELAYED)
+        joined = Entry("other", held.id, State.READY, Meta(order=new_id().time))
+        also(disk, held, joined)
+        assert "1 doubled" in await repaired(disk, caplog)
+        assert await disk.everything("q", "other") == {joined}
+
+
+# Torn ones
+
+
+async def lay(disk: Disk, content: bytes, noted: Sum | None = None, queue: str = "q") -> Entry:
+    """A file in new/, as a crash may leave it."""
+    entry = Entry(queue, new_id(), State.NEW)
+    disk.put(disk.path(entry), content, {SUM: noted.encode()} if noted else None)
+    return entry
+
+
+BIG: Final = b"x" * (READ_AT_ONCE + 10)
+
+TORN: Final = {
+    "without its bytes": (b"", Sum(4, checksum(b"body"))),
+    "with a part of them": (b"bo", Sum(4, checksum(b"body"))),
+    "with nothing in them": (b"\0\0\0\0", Sum(4, checksum(b"body"))),
+    "with other bytes": (b"b0dy", Sum(4, checksum(b"body"))),
+    "with more bytes": (b"bodybody", Sum(4, checksum(b"body"))),
+    "large, cut": (BIG[:-1], Sum(len(BIG), checksum(BIG))),
+    "large, with other bytes": (BIG[:-1] + b"y", Sum(len(BIG), checksum(BIG))),
+    "empty, without a checksum": (b"", None),
+    "unfinished": (b"a part", Sum(0, 0)),
+}
+
+WHOLE: Final = {
+    "with its checksum": (b"body", Sum(4, checksum(b"body"))),
+    "empty, with its checksum": (b"", Sum(0, 0)),
+    "large": (BIG, Sum(len(BIG), checksum(BIG))),
+    "foreign": (b"body", None),
+    "large and foreign": (BIG, None),
+}
+
+
+@pytest.mark.parametrize(("content", "noted"), TORN.values(), ids=TORN)
+async def test_a_torn_message_goes(content: bytes, noted: Sum | None, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        kept = await disk.bring(State.NEW)
+        torn = await lay(disk, content, noted)
+        assert "1 torn" in await repaired(disk, caplog)
+        assert str(torn.id) in caplog.text
+        assert await disk.everything() == {kept}
+        assert not await repaired(disk, caplog)
+
+
+@pytest.mark.parametrize(("content", "noted"), WHOLE.values(), ids=WHOLE)
+async def test_a_whole_message_stays(content: bytes, noted: Sum | None, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await lay(disk, content, noted)
+        assert not await repaired(disk, caplog)
+        ready = await disk.done(Move(entry, State.READY))
+        assert await disk.body(ready) == content
+        assert await disk.attributes(ready) == {}
+
+
+async def test_a_damaged_message_of_a_queue_stays_and_is_not_given_out(caplog: pytest.LogCaptureFixture) -> None:
+    """It was acknowledged: what is left of it is somebody's only copy."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.bring(State.READY)
+        disk.overwrite(disk.path(entry), b"bo")
+        assert not await repaired(disk, caplog)
+        with pytest.raises(CorruptMessage, match="2 bytes instead of 4"):
+            await disk.body(entry)
+        disk.overwrite(disk.path(entry), b"body")
+
+
+async def test_a_torn_message_that_is_also_ready_leaves_the_ready_one(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        ready = await disk.bring(State.READY)
+        disk.put(f"new/q:{ready.id}")
+        assert "1 doubled" in await repaired(disk, caplog)
+        assert await disk.everything() == {ready}
+
+
+# Deleted queues
+
+
+@pytest.mark.parametrize("state", [State.NEW, State.DELAYED])
+async def test_what_is_older_than_its_queue_goes(state: State, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.bring(state)
+        await disk.storage.drop_record(QUEUE, "q")
+        await disk.make_queue()
+        own = {await disk.bring(State.NEW), await disk.bring(State.DELAYED), await disk.bring(State.READY)}
+        assert "1 orphaned" in await repaired(disk, caplog)
+        assert {entry for entry in await disk.everything() if entry.state is not State.REMOVED} == own
+        assert not await repaired(disk, caplog)
+
+
+@pytest.mark.parametrize("state", [State.READY, State.DELAYED])
+async def test_what_joined_a_younger_queue_stays(state: State, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        ready = await disk.bring(State.READY)
+        await disk.make_queue("young")
+        joined = await disk.done(Move(ready, State.READY, Meta(order=new_id().time), "young"))
+        if state is State.DELAYED:
+            joined = await disk.done(Move(joined, state, LEASE._replace(order=joined.meta.order)))
+        assert not await repaired(disk, caplog)
+        assert await disk.everything("q", "young") == {joined}
+
+
+async def test_a_message_of_no_queue_stays(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody may make the queue yet."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entries = {await disk.bring(State.NEW, queue="nowhere"), await disk.bring(State.DELAYED, queue="nowhere")}
+        assert not await repaired(disk, caplog)
+        assert await disk.everything() == entries
+
+
+async def test_a_queue_whose_record_is_damaged_keeps_its_messages(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entries = {await disk.bring(state) for state in State}
+        record = next(path for path in disk.tree() if path.startswith("state/records/queue/"))
+        disk.overwrite(record, b"{")
+        assert not await repaired(disk, caplog)
+        assert await disk.everything() == entries
+        assert await disk.storage.records(QUEUE) == {"q": {}}
+
+
+async def test_a_record_without_a_folder_goes(caplog: pytest.LogCaptureFixture) -> None:
+    """The crash came between the two steps of making a queue, or of deleting one."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        disk.inner.rmdir("/root/queues/q")
+        await disk.open()
+        assert not [path for path in disk.tree() if path.startswith("state/records/queue/")]
+        assert await disk.storage.records(QUEUE) == {}
+        await disk.make_queue()
+
+
+async def test_a_folder_without_a_record_is_a_queue(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody made it by hand."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        disk.inner.mkdir("/root/queues/by-hand")
+        assert not await repaired(disk, caplog)
+        assert (await disk.storage.records(QUEUE))["by-hand"] == {}
+        await disk.bring(State.READY, queue="by-hand")
+
+
+async def test_a_deleted_queue_is_reaped_after_a_restart(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.bring(State.READY)
+        await disk.storage.drop_record(QUEUE, "q")
+        assert not await repaired(disk, caplog)
+        assert [await disk.one(Unlink(entry)) for entry in await disk.storage.scan(State.REMOVED)] == [Result.DONE]
+
+
+# Leftovers
+
+
+async def test_bodies_that_were_still_arriving_go(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        disk.put(f"state/stage/{new_id()}", b"a part")
+        disk.put("state/stage/probe-1", b"")
+        assert "2 leftovers" in await repaired(disk, caplog)
+        assert disk.files() == set()
+
+
+async def test_side_files_without_a_message_go(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        kept = {await disk.bring(state, **LARGE) for state in State}
+        disk.put(f"state/properties/{new_id()}", b"{}")
+        assert "1 leftovers" in await repaired(disk, caplog)
+        assert disk.files("state/properties") == {f"state/properties/{entry.id}" for entry in kept}
+        for entry in kept:
+            assert await disk.attributes(entry) == LARGE
+        for entry in await disk.storage.scan(State.REMOVED):
+            assert await disk.one(Unlink(entry)) is Result.DONE
+        assert len(disk.files("state/properties")) == 3
+
+
+async def test_a_message_without_its_side_file_is_torn_where_there_are_no_attributes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        disk.calls.fail("set_attribute", errno.ENOTSUP, times=None)
+        await disk.open()
+        kept = await disk.bring(State.NEW, b"body", a=1)
+        torn = await disk.bring(State.NEW, b"body", a=1)
+        disk.overwrite(disk.path(torn), b"bo")
+        assert "1 torn" in await repaired(disk, caplog)
+        assert "leftovers" in caplog.text  # its side file
+        assert disk.files("state/properties") == {f"state/properties/{kept.id}"}
+        assert await disk.attributes(kept) == {"a": 1}
+
+
+# What is not mq's
+
+
+async def test_what_is_foreign_stays(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        foreign = {}
+        for folder in ("new", "queues", "queues/q", "delay", "remove"):
+            for name in ("README", f"{new_id()}.part", ".hidden"):
+                foreign[f"{folder}/{name}"] = f"kept in {folder}".encode()
+            disk.inner.mkdir(f"/root/{folder}/lost+found,")
+        for path, content in foreign.items():
+            disk.put(path, content)
+        assert not await repaired(disk, caplog)
+        for path, content in foreign.items():
+            assert disk.bytes_of(path) == content
+        assert sum(what is FileKind.FOLDER and path.endswith(",") for path, what in disk.tree().items()) == 5
+
+
+# Interrupted
+
+
+async def _a_bit_of_everything(disk: Disk) -> None:
+    """Two orphans, two doubles, one torn, two leftovers and a record of no queue; four entries are to stay."""
+    await disk.bring(State.NEW)
+    await disk.bring(State.DELAYED)
+    await disk.storage.drop_record(QUEUE, "q")
+    await disk.make_queue()
+    doubled = await disk.bring(State.DELAYED)
+    also(disk, doubled, Entry("q", doubled.id, State.READY))
+    also(disk, doubled, Entry("q", doubled.id, State.DELAYED, LEASE._replace(claim="f" * 16)))
+    await disk.bring(State.READY, **LARGE)
+    await disk.bring(State.NEW)
+    await lay(disk, b"bo", Sum(4, checksum(b"body")))
+    disk.put(f"state/stage/{new_id()}", b"a part")
+    disk.put(f"state/properties/{new_id()}", b"{}")
+    disk.inner.mkdir("/root/queues/other")
+    await disk.storage.put_record(QUEUE, "other", {"created": 1})
+    disk.inner.rmdir("/root/queues/other")
+
+
+async def test_where_nothing_is_wrong_nothing_is_changed() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        for state in State:
+            await disk.bring(state, **LARGE)
+        before = disk.tree()
+        disk.calls.log.clear()
+        await disk.open()
+        assert disk.tree() == before
+        changed = [line for line in disk.calls.said("unlink", "rename", "link", "rmdir") if "stage/probe" not in line]
+        assert changed == []
+
+
+async def test_no_handles_while_repairing_is_one_clear_line(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.bring(State.NEW)
+        await disk.storage.aclose()
+        disk.calls.fail("open", errno.EMFILE, path="new/*")
+        with pytest.raises(StorageUnusable, match=r"cannot serve root .*Too many open files") as caught:
+            await disk.open()
+        assert "\n" not in str(caught.value)
+        assert disk.calls._opened == {}, "handles are left open, the lock's among them"
+        await disk.open()
