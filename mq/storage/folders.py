@@ -142,7 +142,7 @@ class Folders:
         return opened
 
     def flaw(self, entry: Entry) -> str | None:
-        """Why a message's file is not whole: "" when it is, None when nothing tells (no checksum, not empty).
+        """Why a message's file is not whole: "" when it is, None when nothing tells (no checksum, or not to be read).
 
         Our files carry their checksum before their first byte, so one without a checksum and without bytes is
         a torn one of ours; one with bytes was put there by somebody else.
@@ -153,10 +153,12 @@ class Folders:
         if opened.fd is not None:
             try:
                 return self._flaw_of_large(opened, opened.fd)
+            except OSError:
+                return None
             finally:
                 self.calls.close(opened.fd)
-        if opened.properties.checksum is None and not opened.damage:
-            return None if opened.properties.size else "without bytes and without a checksum"
+        if opened.properties.checksum is None:
+            return None if opened.properties.size or opened.damage else "without bytes and without a checksum"
         return opened.damage
 
     def read_chunk(self, fd: int) -> bytes:

@@ -151,6 +151,19 @@ async def test_a_whole_message_stays(content: bytes, noted: Sum | None, caplog: 
         assert await disk.attributes(ready) == {}
 
 
+@pytest.mark.parametrize(("verb", "number"), [("open", errno.EACCES), ("open", errno.EIO), ("read", errno.EIO)])
+@pytest.mark.parametrize("content", [b"body", BIG], ids=["small", "large"])
+async def test_what_cannot_be_read_is_not_taken_for_torn(
+    verb: str, number: int, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_disk(MOUNTS["rename"], syncfs=True) as disk:
+        entry = await lay(disk, content, Sum(len(content), checksum(content)))
+        disk.calls.fail(verb, number, path="new/*", times=None)
+        assert not await repaired(disk, caplog)
+        disk.heal()
+        assert await disk.body(entry) == content
+
+
 async def test_a_damaged_message_of_a_queue_stays_and_is_not_given_out(caplog: pytest.LogCaptureFixture) -> None:
     """It was acknowledged: what is left of it is somebody's only copy."""
     async with open_disk(MOUNTS["rename"]) as disk:
