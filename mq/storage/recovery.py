@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId
+from mq.storage import names
 from mq.storage.barrier import sync_folder
 from mq.storage.calls import FileKind
 from mq.storage.folders import Folders
@@ -84,16 +85,21 @@ def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: se
     """Keep one name a message. Only ids outside READY are held in memory: READY is looked at as it is listed."""
     best: dict[MessageId, Entry] = {}
     losers: list[Entry] = []
+
+    def compare(entry: Entry) -> None:
+        other = best.setdefault(entry.id, entry)
+        if other is not entry:
+            loser, best[entry.id] = sorted((entry, other), key=_rank)
+            losers.append(loser)
+
     for state in (State.REMOVED, State.DELAYED, State.NEW):
         for entry in moving[state]:
-            other = best.setdefault(entry.id, entry)
-            if other is not entry:
-                best[entry.id] = max(entry, other, key=_rank)
-                losers.append(min(entry, other, key=_rank))
+            compare(entry)
     if best:
         for queue in queues:
-            ready = (entry for entry in folders.scan(State.READY, queue) if entry.id in best)
-            losers += [min(entry, best[entry.id], key=_rank) for entry in ready]
+            for entry in folders.scan(State.READY, queue):
+                if entry.id in best:
+                    compare(entry)
     for entry in losers:
         with contextlib.suppress(FileNotFoundError):
             folders.calls.unlink(folders.layout.path(entry))
@@ -103,10 +109,10 @@ def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: se
     return len(losers)
 
 
-def _rank(entry: Entry) -> tuple[int, int, int]:
-    """Which of two names of a message counts."""
+def _rank(entry: Entry) -> tuple[int, int, int, str]:
+    """Which of two names of a message counts. No two are equal: racers of one batch differ in their claims alone."""
     place = (State.NEW, State.DELAYED, State.READY, State.REMOVED).index(entry.state)
-    return place, entry.meta.receives, entry.meta.deadline_ms or 0
+    return place, entry.meta.receives, entry.meta.deadline_ms or 0, names.flat(entry.queue, entry.id, entry.meta)
 
 
 def _drop_torn(folders: Folders, entries: list[Entry]) -> int:

@@ -88,6 +88,25 @@ async def test_of_several_leases_the_latest_stays(
         assert await disk.everything() == {Entry("q", first.id, State.DELAYED, later)}
 
 
+@pytest.mark.parametrize("among", [(), (State.NEW,), (State.READY,), (State.REMOVED,), (State.NEW, State.READY)])
+async def test_of_leases_that_are_equally_late_one_stays(
+    among: tuple[State, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Racers of one batch name the same deadline and count; only their claims differ."""
+    async with open_disk(MOUNTS["link"]) as disk:
+        first = await disk.bring(State.DELAYED)
+        places = [Entry("q", first.id, State.DELAYED, LEASE._replace(claim=claim * 16)) for claim in "fa5"]
+        places += [Entry("q", first.id, state) for state in among]
+        for place in places:
+            also(disk, first, place)
+        assert f"{len(places)} doubled" in await repaired(disk, caplog)
+        left = await disk.everything()
+        assert len(left) == 1
+        best = max([State.DELAYED, *among], key=ORDER.index)
+        assert left.pop().state is best
+        assert not await repaired(disk, caplog)
+
+
 async def test_a_message_between_two_queues_stays_in_one(caplog: pytest.LogCaptureFixture) -> None:
     async with open_disk(MOUNTS["link"], queues=("q", "other")) as disk:
         held = await disk.bring(State.DELAYED)
