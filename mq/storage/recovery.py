@@ -50,6 +50,7 @@ def recover(folders: Folders, records: Records) -> Repairs:
     Raises:
         OSError: the medium failed.
     """
+    _sync_everything(folders)  # a killed process may have left names in memory only: no repair relies on those
     settings = records.all(QUEUE)
     queues = set(folders.queues())
     for name in settings.keys() - queues:
@@ -60,8 +61,8 @@ def recover(folders: Folders, records: Records) -> Repairs:
     torn = _drop_torn(folders, moving[State.NEW])
     leftovers = _clear(folders, folders.layout.stage) + _drop_sides(folders, queues)
     repairs = Repairs(torn, doubled, orphaned, leftovers)
-    _sync_everything(folders)
     if any(repairs):
+        _sync_everything(folders)
         logger.warning("repaired after a crash: %s", ", ".join(f"{n} {what}" for what, n in repairs._asdict().items()))
     return repairs
 

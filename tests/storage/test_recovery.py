@@ -353,6 +353,48 @@ async def _a_bit_of_everything(disk: Disk) -> None:
     disk.inner.rmdir("/root/queues/other")
 
 
+@pytest.mark.parametrize("syncfs", [False, True])
+async def test_interrupted_anywhere_it_does_the_same_again(syncfs: bool) -> None:
+    """The n-th call of a recovery fails, for every n; the next start finishes it."""
+    struck, nth = True, 0
+    while struck:
+        nth += 1
+        async with open_disk(MOUNTS["link"], syncfs=syncfs) as disk:
+            await _a_bit_of_everything(disk)
+            expected = {entry.id for entry in await disk.everything()}
+            disk.calls.fail("*", errno.EIO, nth=nth)
+            try:
+                await disk.open()
+                struck = False
+            except StorageUnusable:
+                struck = True
+            disk.heal()
+            await disk.open()
+            found = await disk.everything()
+            assert {entry.id for entry in found} < expected
+            assert len(found) == 4, f"after a fault in call {nth}"
+            assert disk.files("state/stage") == set()
+            assert len(disk.files("state/properties")) == 1
+            assert set(await disk.storage.records(QUEUE)) == {"q"}
+    assert nth > 40
+
+
+@pytest.mark.parametrize("syncfs", [False, True])
+async def test_what_a_killed_process_left_is_durable_before_anything_is_taken_away(syncfs: bool) -> None:
+    """The name that stays may be in the kernel's memory only, while the one that goes is on the medium."""
+    async with open_disk(MOUNTS["link"], syncfs=syncfs) as disk:
+        held = await disk.bring(State.DELAYED)
+        also(disk, held, Entry("q", held.id, State.READY))
+        disk.calls.log.clear()
+        await disk.open()
+        said = disk.calls.said("fsync", "syncfs", "unlink")
+        first = next(i for i, line in enumerate(said) if line.startswith("unlink delay/"))
+        before, after = said[:first], said[first + 1 :]
+        for part in (before, after):
+            assert ("syncfs ." if syncfs else "fsync queues/q") in part
+            assert syncfs or "fsync delay" in part
+
+
 async def test_where_nothing_is_wrong_nothing_is_changed() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         for state in State:
