@@ -22,7 +22,7 @@ from mq.errors import InvalidSetting, StorageUnusable
 from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, Line, Settings, load_settings
 from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
-from mq.web.serve import CannotListen, serve
+from mq.web.serve import CannotListen, first_of, serve
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def _serve(flags: Mapping[str, str | None]) -> None:
         logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
         trio.run(_serve_until_signalled, settings)
     except* (InvalidSetting, StorageUnusable, CannotListen) as refusals:
-        refusal = _first(refusals)
+        refusal = first_of(refusals)
     except* Exception:
         logger.critical("mq ends on an unexpected error. What it acknowledged is in the store: start it again")
         raise
@@ -121,9 +121,3 @@ async def _serve_until(stop: trio.Event, settings: Settings) -> None:
         urls = await nursery.start(partial(serve, app, settings.address, settings.port, stop=stop.wait))
         durable = "durable" if broker.description.durable else "not durable"
         click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

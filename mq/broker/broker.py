@@ -407,7 +407,9 @@ class Broker:
         if self._closed:
             raise BrokerClosed("the broker is closing; connect to another one, or try again when it is back")
         if self._committer.failure:
-            raise StorageFailed(f"the store has failed ({self._committer.failure}); repair the disk and restart mq")
+            raise StorageFailed(
+                f"the store has failed ({self._committer.failure}); repair the disk, remount it, and start mq again"
+            )
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:

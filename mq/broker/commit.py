@@ -70,5 +70,7 @@ def error_of(outcome: Outcome, what: str) -> MQError:
     if outcome.result is Result.GONE:
         return NoSuchMessage("the message is not in the queue any more")
     if outcome.result is Result.FAILED:
-        return StorageFailed(f"the store has failed ({outcome.reason}); repair the disk and restart mq")
+        return StorageFailed(
+            f"the store has failed ({outcome.reason}); repair the disk, remount it, and start mq again"
+        )
     return StorageError(f"cannot {what}: {outcome.result.value}. Try again")

@@ -93,6 +93,18 @@ def sync_folder(calls: Calls, path: str) -> None:
         calls.close(fd)
 
 
+def make_folder(calls: Calls, path: str) -> None:
+    """Make a folder that is durable once its name is. Without a journal, what brings a new folder's name to the medium
+    does not bring the folder: after a power cut the name leads nowhere, and a repair takes it away."""
+    calls.mkdir(path)
+    try:
+        sync_folder(calls, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            calls.rmdir(path)
+        raise
+
+
 @contextlib.contextmanager
 def synced_after(calls: Calls, *paths: str) -> Iterator[None]:
     """Make the names in these folders durable after the block. No handle is missing then: they are opened before."""

@@ -20,7 +20,7 @@ from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
 from mq.storage.barrier import Barrier
-from mq.storage.calls import OPEN_NEW, FileKind
+from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
 from mq.storage.properties import ATTRIBUTES, LARGEST_ATTRIBUTES, SUM, Sum, encode_attributes, encode_side
@@ -66,6 +66,7 @@ class Batch:
         self._operations = operations
         self._outcomes = [_DONE] * len(operations)
         self._links: list[_Link] = []
+        self._must_settle = False
         self._sides: dict[int, MessageId] = {}
         writes = sum(type(operation) is Write for operation in operations)
         self._barrier = Barrier(self._calls, folders.root_fd, syncfs=folders.syncfs, files=writes)
@@ -80,9 +81,18 @@ class Batch:
                 return self._outcomes
             except OSError as error:
                 self._folders.fail(error)
+                self._take_back()
             finally:
                 self._barrier.close()
         return [Outcome(Result.FAILED, reason=self._folders.failure)] * len(self._operations)
+
+    def _take_back(self) -> None:
+        """The messages of a failed batch are answered with an error. Take them away while the kernel still shows them:
+        after a failed sync their bytes may be nowhere else, and a restart would believe what it sees."""
+        for operation, outcome in zip(self._operations, self._outcomes, strict=True):
+            if isinstance(operation, Write) and outcome.entry is not None:
+                with contextlib.suppress(OSError):
+                    self._calls.unlink(self._layout.path(outcome.entry))
 
     def _write_and_move(self) -> None:
         durable = False
@@ -102,7 +112,7 @@ class Batch:
             durable |= self._is_durable(operation) and outcome.result is Result.DONE
             if index in self._sides and outcome.result is not Result.DONE:
                 self._undo_side(self._sides[index])
-        if durable or self._links:
+        if durable or self._links or self._must_settle:
             self._settle(self._barrier)
         if self._links:
             self._finish_links()
@@ -143,6 +153,8 @@ class Batch:
             raise
         self._barrier.add_file(fd)
         self._barrier.add_folders(self._layout.new)
+        if self._folders.whole:
+            self._folders.note_written(operation.id)
         return Outcome(Result.DONE, entry)
 
     def _undo_write(self, operation: Write, fd: int, path: str) -> None:
@@ -157,7 +169,12 @@ class Batch:
     def _relink(self, source: str, target: str) -> None:
         """Let a complete file appear under its name. Its temporary name may stay after a crash."""
         self._calls.link(source, target)
-        self._calls.unlink(source)
+        try:
+            self._calls.unlink(source)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._calls.unlink(target)
+            raise
 
     def _note(self, fd: int, operation: Write, size: int, crc: int) -> None:
         """Set the checksum before the first byte, so that a torn file can be told from a whole one."""
@@ -221,6 +238,8 @@ class Batch:
         moved = Entry(operation.queue or entry.queue, entry.id, operation.state, operation.meta)
         source, target = self._layout.path(entry), self._layout.path(moved)
         try:
+            if entry.state is State.NEW and self._folders.whole:
+                self._sync_if_anothers(entry.id, source)
             if self._folders.mount.atomic_rename:
                 self._calls.rename(source, target)
             else:
@@ -239,6 +258,14 @@ class Batch:
         if self._folders.mount.atomic_rename and not self._folders.mount.ordered:
             self._folders.loose.add(left)
         return Outcome(Result.DONE, moved)
+
+    def _sync_if_anothers(self, id: MessageId, path: str) -> None:
+        """Whoever wrote it may have been killed before its barrier, and the kernel have the bytes in memory only."""
+        if id in self._folders.written:
+            self._folders.written.discard(id)
+        else:
+            self._barrier.add_file(self._calls.open(path, OPEN_READ))
+            self._must_settle = True
 
     def _queue_is_there(self, queue: str) -> bool:
         return self._calls.kind(f"{self._layout.queues}/{queue}") is FileKind.FOLDER

@@ -26,6 +26,7 @@ logger = logging.getLogger("mq.storage")
 READ_AT_ONCE: Final = 256 * 1024
 """Bodies up to this size, in bytes, are read and checked whole; larger ones are streamed."""
 _REMEMBERED_SKIPS: Final = 1000
+_REMEMBERED_WRITES: Final = 10_000
 _NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -74,6 +75,8 @@ class Folders:
         """Whether a message may have a side file."""
         self.loose: set[str] = set()
         """Folders that names were taken out of since they were last synced."""
+        self.written: set[MessageId] = set()
+        """Messages in NEW that this process wrote, where others may write, too."""
         self.failure = ""
         """Why nothing more is changed; empty while the medium is well."""
         self._skipped: set[str] = set()
@@ -82,6 +85,12 @@ class Folders:
     def skipped(self) -> int:
         """How many foreign names have been met, and left alone."""
         return len(self._skipped)
+
+    def note_written(self, id: MessageId) -> None:
+        """This process has written a message, and will have synced it before it moves it."""
+        if len(self.written) >= _REMEMBERED_WRITES:
+            self.written.clear()  # a mover in another process moves them: here they are forgotten, and synced again
+        self.written.add(id)
 
     def fail(self, error: OSError) -> None:
         """The medium failed: what is on it is unknown, so nothing more is changed until it is opened anew."""

@@ -19,7 +19,7 @@ from mq.errors import CorruptMessage, StorageError, StorageFailed, StorageFull, 
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, checksum, shorten
 from mq.storage import names
-from mq.storage.barrier import synced_after
+from mq.storage.barrier import make_folder, sync_folder, synced_after
 from mq.storage.batch import PASSING, Batch
 from mq.storage.calls import Calls, FileKind, LinuxCalls
 from mq.storage.folders import Folders, Opened
@@ -65,7 +65,7 @@ class FolderStorage:
         mount: tells the traits of the file system below.
         hop: how a call that may block is made.
         ids: names what has no id of its own.
-        syncfs: whether syncfs(2) may be used; where not given, when the kernel reports its errors.
+        syncfs: whether syncfs(2) may be used; where not given, when the file system and the kernel are fit for it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class FolderStorage:
         self._options = options
         self._mount_of = mount
         self._hop = hop
-        self._syncfs = syncfs_reports_errors() if syncfs is None else syncfs
+        self._syncfs = syncfs
         self._mount = Mount("unknown")
         self._open: OpenRoot | None = None
         self._ids = ids or MessageIds()
@@ -117,7 +117,8 @@ class FolderStorage:
             self._mount = await self._hop(self._mount_of, self._root)
         except OSError as error:
             raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {explain(error)}") from error
-        opening = functools.partial(open_root, self._calls, self._root, self._mount, self._options, syncfs=self._syncfs)
+        syncfs = self._mount.syncfs and syncfs_reports_errors() if self._syncfs is None else self._syncfs
+        opening = functools.partial(open_root, self._calls, self._root, self._mount, self._options, syncfs=syncfs)
         for _ in range(_BUSY_TRIES):
             with contextlib.suppress(RootBusy):
                 self._open = await self._hop(opening)
@@ -205,7 +206,9 @@ class FolderStorage:
         """A verb that changes the medium, with its errors translated."""
         folders = self._root_open.folders
         if folders.failure:
-            raise StorageFailed(f"the store has failed ({folders.failure}); repair the disk and restart mq")
+            raise StorageFailed(
+                f"the store has failed ({folders.failure}); repair the disk, remount it, and start mq again"
+            )
         try:
             result: _T = await self._hop(verb, *args)
             return result
@@ -213,7 +216,9 @@ class FolderStorage:
             if error.errno in PASSING:
                 raise StorageFull(f"cannot store now: {error.strerror}. Try again later") from error
             folders.fail(error)
-            raise StorageFailed(f"the store has failed ({folders.failure}); repair the disk and restart mq") from error
+            raise StorageFailed(
+                f"the store has failed ({folders.failure}); repair the disk, remount it, and start mq again"
+            ) from error
 
     async def _read_only(self, verb: Callable[..., _T], *args: object) -> _T:
         try:
@@ -248,7 +253,9 @@ class FolderStorage:
         made = self._calls.kind(folder) is not FileKind.FOLDER
         with synced_after(self._calls, folders.layout.queues):  # also when it is there: for an earlier try
             if made:
-                self._calls.mkdir(folder)
+                make_folder(self._calls, folder)
+            else:
+                sync_folder(self._calls, folder)
         return made
 
     def _drop_record(self, kind: str, key: str) -> bool:
@@ -312,7 +319,7 @@ class FileBody:
 def _unreadable(error: OSError) -> StorageError:
     if error.errno in PASSING:
         return StorageFull(f"cannot read now: {error.strerror}. Try again later")
-    return StorageFailed(f"cannot read: {error.strerror}; repair the disk and restart mq")
+    return StorageFailed(f"cannot read: {error.strerror}; repair the disk, remount it, and start mq again")
 
 
 async def at_once(verb: Callable[..., _T], *args: object) -> _T:

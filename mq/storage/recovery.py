@@ -20,7 +20,7 @@ from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage import names
 from mq.storage.barrier import sync_folder
-from mq.storage.calls import FileKind
+from mq.storage.calls import OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import QUEUE, Entry
 from mq.storage.records import Records
@@ -125,7 +125,17 @@ def _drop_torn(folders: Folders, entries: list[Entry]) -> int:
             with contextlib.suppress(FileNotFoundError):
                 folders.calls.unlink(folders.layout.path(entry))
             dropped += 1
+        elif not folders.syncfs:
+            _sync_file(folders, entry)  # whole in memory, perhaps, since only the process died
     return dropped
+
+
+def _sync_file(folders: Folders, entry: Entry) -> None:
+    fd = folders.calls.open(folders.layout.path(entry), OPEN_READ)
+    try:
+        folders.calls.fsync(fd)
+    finally:
+        folders.calls.close(fd)
 
 
 def _clear(folders: Folders, folder: str) -> int:

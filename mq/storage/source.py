@@ -44,12 +44,13 @@ class SourceFolder:
         for path in filter(None, (source, destination)):
             _check(path)
         self._root_fd = self._calls.open(source, OPEN_FOLDER)
+        mount = mount_of(source)
         self._folders = Folders(
             self._calls,
             layout,
-            mount_of(source),
+            mount,
             self._root_fd,
-            syncfs=syncfs_reports_errors(),
+            syncfs=mount.syncfs and syncfs_reports_errors(),
             xattrs=True,
             whole=True,
         )

@@ -292,8 +292,6 @@ class Disk:
         self._pending.append(list(parts))
 
     def _sync(self, node: _Node) -> None:
-        if node.lost:
-            return
         _keep_node(node)
         if self.medium is Medium.ORDERED:
             concerned = [i for i, change in enumerate(self._pending) if any(node in part for part in change)]
@@ -312,9 +310,18 @@ class Disk:
         return [] if whole else [part for part in change if part.folder is not folder]
 
     def _lose(self, nodes: list[_Node]) -> None:
-        """A sync failed: these are clean in memory, and not on the medium."""
+        """A sync failed: what was to be written is clean in memory now, and not on the medium.
+
+        A journal keeps the names, and brings them with the next sync that works; a rename that is whole is lost whole.
+        """
         for node in nodes:
-            node.lost = node.lost or node.folder or node.data != node.kept_data
+            node.lost = node.lost or node.data != node.kept_data
+        folders = [node for node in nodes if node.folder]
+        if self.medium is Medium.UNORDERED:
+            self._pending = [change for change in self._pending if not any(part.folder in folders for part in change)]
+        elif self.medium is Medium.ADVERSARIAL:
+            rests = [[part for part in change if part.folder not in folders] for change in self._pending]
+            self._pending = [rest for rest in rests if rest]
 
     def _node(self, path: str) -> _Node:
         folder, name = self._parent(path)

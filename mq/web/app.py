@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 RawHeaders = list[tuple[bytes, bytes]]
 
 _BUG: Final = problem(500, "an error in mq itself: see its log")
+_HYPERCORN_SECONDS: Final = 1
 _END: Final = HTTPResponseBodyEvent(type="http.response.body", body=b"", more_body=False)
 
 
@@ -105,7 +106,10 @@ class _Connection(TrioASGIHTTPConnection):
     async def _discard(self, arriving: Arriving, body_has_ended: trio.Event, sending: trio.CancelScope) -> None:
         """Hypercorn waits for room in its queue, so that queue is kept empty for as long as the response takes."""
         await arriving.discard(body_has_ended)
-        if self._is_http2:  # nobody empties the buffer of a stream that was reset: sending would never end
+        if self._is_http2:
+            # Nobody empties the buffer of a stream that is gone, so sending to it may never end. But Hypercorn ends
+            # streams, and connections, from within a send: it gets the time to do that to the end.
+            await trio.sleep(_HYPERCORN_SECONDS)
             sending.cancel()
 
     def _start(self, response: _QuartResponse) -> HTTPResponseStartEvent:

@@ -41,11 +41,11 @@ FAULTS: Final[Mapping[type[Exception], str]] = {
     KeyError: "HTTP/2: DATA for a stream whose response has ended; a frame for a stream that is gone",
     UnboundLocalError: "HTTP/2: CONNECT without a path",
     ValueError: "HTTP/2: a method or path outside ASCII; an upgrade whose settings are not base64",
-    h2.exceptions.H2Error: "HTTP/2: a frame that does not fit the state",
+    h2.exceptions.H2Error: "an upgrade to HTTP/2 whose settings are out of range",
     h11.ProtocolError: "HTTP/1.1: a WebSocket handshake with something right behind it",
     hyperframe.exceptions.HyperframeError: "an upgrade to HTTP/2 whose settings are no SETTINGS frame",
     PriorityError: "HTTP/2: PRIORITY for more than 1000 streams",
-    trio.BusyResourceError: "any: a malformed request while the answer to the one before is being sent",
+    trio.BusyResourceError: "HTTP/2: a request and GOAWAY at once",
 }
 """What comes out of Hypercorn's protocol code through a client's doing -> how it is done."""
 
@@ -90,6 +90,13 @@ async def serve(
         running.cancel_scope.deadline = trio.current_time() + grace_seconds
 
 
+def first_of(error: BaseException) -> BaseException:
+    """The error itself, or the first one in its group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class _Connections:
     """Serves connections, each on its own."""
 
@@ -108,7 +115,7 @@ class _Connections:
                 nursery.start_soon(_run_then_cancel, partial(watched.close_when_silent, SILENT_SECONDS), nursery)
                 nursery.start_soon(_run_then_cancel, server.run, nursery)
         except* tuple(FAULTS) as faults:
-            logger.warning("a connection was dropped, its client confused the server: %r", faults.exceptions[0])
+            logger.warning("a connection was dropped, its client confused the server: %r", first_of(faults))
 
     async def finish(self) -> None:
         """Close the connections that are idle, and the others as they become so."""
