@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
 
 import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.storage.memory import MemoryStorage
-from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
-from mq.web.serve import serve
-from tests.web.talking import MAX_BODY, Server
+from tests.web.talking import MAX_BODY, Server, start_server
 
 
 @pytest.fixture
@@ -37,6 +34,4 @@ def endpoints(broker: Broker) -> Endpoints:
 
 @pytest.fixture
 async def server(endpoints: Endpoints, nursery: trio.Nursery) -> Server:
-    stop = trio.Event()
-    [url] = await nursery.start(partial(serve, WebApp(endpoints), "127.0.0.1", 0, stop=stop.wait))
-    return Server(url, stop)
+    return await start_server(nursery, endpoints)

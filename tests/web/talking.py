@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import trio
 
 from mq.lifecycle import State
 from mq.storage.interface import QUEUE, Storage
+from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
+from mq.web.serve import GRACE_SECONDS, serve
 
 MAX_BODY = 1 << 20
 
@@ -60,7 +62,7 @@ async def ask(
     headers: Mapping[str, str] | None = None,
     content_length: int | None = None,
 ) -> Reply:
-    async with aclosing(stream(*chunks)) as body:
+    async with contextlib.aclosing(stream(*chunks)) as body:
         return await endpoints.handle(Request(method, path.encode(), b"", headers or {}, body, content_length))
 
 
@@ -104,10 +106,11 @@ async def contents(store: Storage) -> tuple[list[str], int]:
 
 @dataclass
 class Server:
-    """A served app. Set `stop` to stop it."""
+    """A served app. Set `stop` to stop it; `stopped` tells that it has."""
 
     url: str
     stop: trio.Event
+    stopped: trio.Event
 
     @property
     def port(self) -> int:
@@ -116,6 +119,12 @@ class Server:
     async def connect(self) -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", self.port)
 
+    async def until_refused(self) -> None:
+        """Until it accepts nobody."""
+        with trio.fail_after(10), contextlib.suppress(OSError):
+            while True:
+                await (await self.connect()).aclose()
+
     async def exchange(self, data: bytes, *, half_close: bool = False) -> bytes:
         """Send, and everything that comes back until the server closes. Half-closing is the way to make it close."""
         async with await self.connect() as stream:
@@ -123,6 +132,20 @@ class Server:
             if half_close:
                 await stream.send_eof()
             return await read_all(stream)
+
+
+async def start_server(nursery: trio.Nursery, endpoints: Endpoints, *, grace_seconds: float = GRACE_SECONDS) -> Server:
+    """A server on a port of its own."""
+    stop, stopped = trio.Event(), trio.Event()
+
+    async def serve_and_tell(task_status: trio.TaskStatus[list[str]]) -> None:
+        await serve(
+            WebApp(endpoints), "127.0.0.1", 0, stop=stop.wait, grace_seconds=grace_seconds, task_status=task_status
+        )
+        stopped.set()
+
+    [url] = await nursery.start(serve_and_tell)
+    return Server(url, stop, stopped)
 
 
 async def read_all(stream: trio.abc.ReceiveStream) -> bytes:

@@ -56,7 +56,7 @@ async def test_a_message_comes_and_goes(endpoints: Endpoints) -> None:
     }
     nothing = await ask(endpoints, "GET", "/q/messages")
     assert (nothing.status, nothing.body) == (204, b"")
-    assert "content-length" not in dict(nothing.headers)
+    assert nothing.headers == (("cache-control", "no-store"),)
     assert (await ask(endpoints, "DELETE", f"/q/messages/{id}")).status == 202
     assert (await ask(endpoints, "DELETE", f"/q/messages/{id}")).status == 404
 
@@ -136,7 +136,7 @@ async def test_an_id_that_is_none_is_404(endpoints: Endpoints, store: MemoryStor
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "", "*", "//", "/q/", "//messages", "/q//messages", "/q/messages/", "/q/other", "/-/other", "/a/b/c/d", "q"],
+    ["/", "", "*", "//", "/q/", "//messages", "/q//messages", "/q/messages/", "/q/other", "/-/other", "/a/b/c/d", "xq"],
 )
 async def test_an_unknown_path_is_404(endpoints: Endpoints, store: MemoryStorage, path: str) -> None:
     for method in ("GET", "PUT", "POST", "DELETE"):
@@ -221,6 +221,13 @@ async def test_a_body_that_grows_too_long_is_413(endpoints: Endpoints, store: Me
     reply = await ask(endpoints, "POST", "/q/messages", bytes(MAX_BODY), b"x")
     assert reply.status == 413
     assert reply.is_last
+    assert await contents(store) == (["q"], 0)
+
+
+async def test_the_doors_own_limit_counts(broker: Broker, store: MemoryStorage) -> None:
+    endpoints = Endpoints(broker, 10)
+    await ask(endpoints, "PUT", "/q")
+    assert (await ask(endpoints, "POST", "/q/messages", bytes(9), b"xy")).status == 413
     assert await contents(store) == (["q"], 0)
 
 

@@ -1,0 +1,280 @@
+"""The program, from the command line to its exit status. Those that start a process are slow."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+import mq
+from mq import cli
+from mq.broker import BrokerConfig
+from mq.errors import StorageUnusable
+from mq.settings import LINES, Settings
+
+slow = pytest.mark.slow
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """What the program would have served with."""
+    settings: list[Settings] = []
+    monkeypatch.setattr(cli.trio, "run", lambda function, *args: settings.extend(args))
+    monkeypatch.setattr(cli.logging, "basicConfig", lambda **_: None)
+    for line in LINES:
+        monkeypatch.delenv(line.variable, raising=False)
+    return settings
+
+
+def run(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.main, args, prog_name="mq")
+    return result.exit_code, result.output
+
+
+def test_alone_it_serves(given: list[Settings]) -> None:
+    assert run() == (0, "")
+    assert given == [Settings()]
+
+
+def test_the_seeds_flags(given: list[Settings]) -> None:
+    assert run("--workers=4", "--peers=1", "--root=/tmp/other")[0] == 0
+    assert given == [Settings(workers=4, peers=1, root="/tmp/other")]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_serve_is_the_same(given: list[Settings], before: bool) -> None:
+    flags = ["--port", "0", "--no-mover", "--no-reaper", "--max-body", "1KiB", "--log-level", "debug"]
+    assert run(*([*flags, "serve"] if before else ["serve", *flags]))[0] == 0
+    assert given == [Settings(port=0, no_mover=True, no_reaper=True, max_body=1024, log_level="debug")]
+
+
+def test_the_verbs_flag_beats_the_programs(given: list[Settings]) -> None:
+    assert run("--port", "1", "--workers", "2", "serve", "--port", "3")[0] == 0
+    assert given == [Settings(port=3, workers=2)]
+
+
+def test_the_environment_counts(given: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQ_PORT", "99")
+    assert run()[0] == 0
+    assert given == [Settings(port=99)]
+
+
+def test_help_names_every_setting_with_its_variable_and_default() -> None:
+    status, text = run("--help")
+    assert status == 0
+    text = " ".join(text.split())
+    for line in LINES:
+        assert f"{line.flag} " in text
+        assert f"[{line.variable}; default {line.shown}]" in text or (line.is_switch and f"[{line.variable}]" in text)
+    assert "--config FILE" in text
+    assert "serve" in text
+
+
+def test_version() -> None:
+    assert run("--version") == (0, f"mq, version {mq.__version__}\n")
+
+
+def test_a_wrong_setting_is_one_line_and_2(given: list[Settings]) -> None:
+    assert run("--workers", "x") == (
+        2,
+        "mq: workers must be a whole number from 1 to 1024, got 'x' (from --workers)\n",
+    )
+    assert given == []
+
+
+def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def open_broker(*args: object) -> None:
+        given.extend(args)
+        raise StorageUnusable("that will do")
+
+    monkeypatch.setattr(cli, "open_broker", open_broker)
+    flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
+    assert run(*flags) == (2, "mq: that will do\n")
+    config = BrokerConfig(workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024)
+    assert given == ["posix:/r", config]
+
+
+# As a process
+
+UPLOAD = b"POST /q/messages HTTP/1.1\r\nHost: mq\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
+"""The head of a request; the server's 100 shows that it runs."""
+
+
+@contextmanager
+def started(*args: str, program: tuple[str, ...] = ("-m", "mq")) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, *program, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def address_of(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """Waits for the line that says where it listens."""
+    line = process.stderr.readline()
+    found = re.fullmatch(r"mq (\S+) serves (\S+) \((durable|not durable)\) on (http://\S+)\n", line)
+    assert found, line + process.stderr.read()
+    url = urlsplit(found[4])
+    return url.hostname, url.port
+
+
+def ended(*args: str) -> tuple[int, str, str]:
+    """A process that is to end by itself: status, standard output, standard error."""
+    with started(*args) as process:
+        out, error = process.communicate(timeout=60)
+        return process.returncode, out, error
+
+
+def ask(address: tuple[str, int], method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+@slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_it_is_told_to_stop(temp_root: Path, number: signal.Signals) -> None:
+    with started("--port=0", f"--root={temp_root}") as process:
+        address = address_of(process)
+        assert ask(address, "PUT", "/queue001")[0] == 201
+        assert ask(address, "POST", "/queue001/messages", b"kept")[0] == 201
+        process.send_signal(number)
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert out == ""
+        assert number.name in error
+    with started("--port=0", f"--root={temp_root}") as process:
+        assert ask(address_of(process), "GET", "/queue001/messages") == (200, b"kept")
+
+
+@slow
+def test_a_stop_finishes_the_request_in_flight(temp_root: Path) -> None:
+    with started("--port=0", f"--root={temp_root}") as process:
+        address = address_of(process)
+        assert ask(address, "PUT", "/q")[0] == 201
+        with socket.create_connection(address, timeout=30) as upload:
+            upload.sendall(
+                b"POST /q/messages HTTP/1.1\r\nHost: mq\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
+            )
+            assert b"100" in upload.recv(1000)  # it runs
+            upload.sendall(b"half")
+            process.send_signal(signal.SIGTERM)
+            assert "SIGTERM" in process.stderr.readline()
+            upload.sendall(b"half")
+            assert b"HTTP/1.1 201" in upload.recv(1000)
+        assert process.wait(timeout=60) == 0
+    with started("--port=0", f"--root={temp_root}") as process:
+        assert ask(address_of(process), "GET", "/q/messages") == (200, b"halfhalf")
+
+
+@slow
+def test_a_second_signal_stops_it_at_once(temp_root: Path) -> None:
+    with started("--port=0", f"--root={temp_root}") as process:
+        address = address_of(process)
+        assert ask(address, "PUT", "/q")[0] == 201
+        with socket.create_connection(address, timeout=30) as upload:
+            upload.sendall(
+                b"POST /q/messages HTTP/1.1\r\nHost: mq\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
+            )
+            assert b"100" in upload.recv(1000)
+            process.send_signal(signal.SIGTERM)
+            assert "SIGTERM" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=5) == 128 + signal.SIGINT  # the upload alone would hold it for longer
+
+
+@slow
+def test_the_longest_body_is_a_setting() -> None:
+    with started("--port=0", "--storage=memory:", "--max-body=10") as process:
+        address = address_of(process)
+        assert ask(address, "PUT", "/q")[0] == 201
+        assert ask(address, "POST", "/q/messages", bytes(10))[0] == 201
+        status, body = ask(address, "POST", "/q/messages", bytes(11))
+        assert status == 413
+        assert b"the body has 11 bytes" in body  # told before it was read
+
+
+def assert_refused(result: tuple[int, str, str], reason: str) -> None:
+    status, out, error = result
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"mq: [^\n]+\n", error), error
+    assert reason in error
+
+
+@slow
+def test_what_does_not_let_it_start_is_one_line_and_2(temp_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with started("--port=0", f"--root={temp_root}") as process:
+        _, port = address_of(process)
+        assert_refused(ended("--port=0", f"--root={temp_root}"), "already served")
+        assert_refused(ended(f"--port={port}", "--storage=memory:"), f"port {port}: Address already in use")
+    assert_refused(ended("--port=0", f"--root={tmp_path}/file"), "Not a directory")
+    assert_refused(ended("--port=0", "--storage=nonesuch:"), "nonesuch")
+    assert_refused(ended("--port=0", "--storage=memory:", "--peers=1"), "memory:")
+    assert_refused(ended("--address=192.0.2.1", "--storage=memory:"), "cannot listen on 192.0.2.1")
+    assert_refused(ended("--delay=soon"), "delay must be")
+
+
+CRASHING = """
+import contextlib, trio
+from mq import cli
+from mq.broker import open_broker
+
+async def crash(asked):
+    await asked.wait()
+    raise LookupError("the bug")
+
+@contextlib.asynccontextmanager
+async def open_crashing(*_):
+    asked = trio.Event()
+
+    async def create_queue(name):
+        asked.set()
+
+    async with trio.open_nursery() as nursery, open_broker("memory:") as broker:
+        nursery.start_soon(crash, asked)
+        broker.create_queue = create_queue
+        yield broker
+
+cli.open_broker = open_crashing
+cli.main(["--port=0"], prog_name="mq")
+"""
+
+
+@slow
+def test_an_unexpected_error_ends_it_with_a_clear_message() -> None:
+    with (
+        started(program=("-c", CRASHING)) as process,
+        socket.create_connection(address_of(process), timeout=30) as client,
+    ):
+        client.sendall(b"PUT /q HTTP/1.1\r\nHost: mq\r\n\r\n")
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    assert "mq ends on an unexpected error" in error
+    assert "LookupError: the bug" in error

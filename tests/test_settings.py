@@ -1,0 +1,197 @@
+"""Four sources and their order; a wrong value names where it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mq.errors import InvalidSetting
+from mq.settings import LINES, Settings, load_settings
+
+
+def in_file(tmp_path: Path, text: str) -> dict[str, str]:
+    path = tmp_path / "mq.toml"
+    path.write_text(text)
+    return {"MQ_CONFIG": str(path)}
+
+
+def refusal(flags: dict[str, str], environment: dict[str, str]) -> str:
+    with pytest.raises(InvalidSetting) as caught:
+        load_settings(flags, environment)
+    text = str(caught.value)
+    assert text.isprintable()  # so it is one line, too
+    return text
+
+
+def test_defaults() -> None:
+    settings = load_settings({}, {})
+    assert settings == Settings()
+    assert (settings.address, settings.port, settings.workers, settings.peers) == ("127.0.0.1", 8080, 8, 0)
+    assert (settings.root, settings.store) == ("/tmp/mq", "posix:/tmp/mq")
+    assert (settings.delay, settings.max_body) == (30, 64 * 1024 * 1024)
+    assert (settings.no_mover, settings.no_reaper, settings.log_level) == (False, False, "info")
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+    environment = in_file(tmp_path, "workers = 2\npeers = 2\nport = 2") | {"MQ_WORKERS": "3", "MQ_PEERS": "3"}
+    settings = load_settings({"workers": "4", "port": None}, environment)
+    assert (settings.workers, settings.peers, settings.port, settings.delay) == (4, 3, 2, 30)
+
+
+def test_the_config_flag_beats_its_variable(tmp_path: Path) -> None:
+    environment = in_file(tmp_path, "workers = 2")
+    (tmp_path / "other.toml").write_text("workers = 3")
+    assert load_settings({}, environment).workers == 2
+    assert load_settings({"config": str(tmp_path / "other.toml")}, environment).workers == 3
+
+
+def test_the_storage_beats_the_root() -> None:
+    assert load_settings({"root": "/a"}, {}).store == "posix:/a"
+    assert load_settings({"root": "/a", "storage": "tmpfs:/b"}, {}).store == "tmpfs:/b"
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
+def test_every_setting_has_a_flag_a_variable_and_a_key(tmp_path: Path, line) -> None:
+    value = {"address": "::1", "root": "/r", "storage": "memory:", "log_level": "debug"}.get(line.name, "1")
+    expected = load_settings({line.name: value}, {})
+    assert expected != Settings()
+    assert load_settings({}, {line.variable: value}) == expected
+    assert load_settings({}, in_file(tmp_path, f'{line.name} = "{value}"')) == expected
+    assert line.flag.removeprefix("--").replace("-", "_") == line.name
+    assert line.help
+
+
+def test_a_file_may_hold_values_of_toml(tmp_path: Path) -> None:
+    text = 'port = 0\ndelay = 0.5\nmax_body = 1024\nno_mover = true\nno_reaper = false\nroot = "/var/lib/mq"\n'
+    settings = load_settings({}, in_file(tmp_path, text))
+    assert settings == Settings(port=0, delay=0.5, max_body=1024, no_mover=True, root="/var/lib/mq")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("1048576", 1 << 20),
+        ("1KiB", 1 << 10),
+        ("64MiB", 64 << 20),
+        ("64 mib", 64 << 20),
+        (" 2GIB ", 2 << 30),
+        ("1024GiB", 1 << 40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert load_settings({"max_body": text}, {}).max_body == size
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30", 30), ("0.001", 0.001), ("1.5", 1.5), ("43200", 43200)])
+def test_delays(text: str, seconds: float) -> None:
+    assert load_settings({"delay": text}, {}).delay == seconds
+
+
+@pytest.mark.parametrize(
+    ("word", "on"), [("1", True), ("true", True), ("Yes", True), ("ON", True), ("0", False), ("no", False)]
+)
+def test_switches(word: str, on: bool) -> None:
+    assert load_settings({}, {"MQ_NO_MOVER": word}).no_mover is on
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("workers", "x"),
+        ("workers", "0"),
+        ("workers", "1025"),
+        ("workers", "8.0"),
+        ("workers", ""),
+        ("workers", "9" * 5000),
+        ("peers", "-1"),
+        ("port", "65536"),
+        ("port", "http"),
+        ("delay", "0"),
+        ("delay", "-1"),
+        ("delay", "nan"),
+        ("delay", "inf"),
+        ("delay", "43201"),
+        ("delay", "30s"),
+        ("max_body", "0"),
+        ("max_body", "-5"),
+        ("max_body", "1MB"),
+        ("max_body", "1.5MiB"),
+        ("max_body", "MiB"),
+        ("max_body", "1025GiB"),
+        ("max_body", "\u0661"),  # a digit, but not one of ours
+        ("root", ""),
+        ("root", "a\nb"),
+        ("root", "a\x00b"),
+        ("address", ""),
+        ("log_level", "loud"),
+        ("no_mover", "maybe"),
+        ("no_mover", ""),
+    ],
+)
+def test_a_wrong_value_names_its_source(tmp_path: Path, name: str, value: str) -> None:
+    line = next(line for line in LINES if line.name == name)
+    by_flag = refusal({name: value}, {})
+    assert by_flag.startswith(f"{name} must be {line.kind.needs}, got {ascii(value)[:60]}")
+    assert by_flag.endswith(f"(from {line.flag})")
+    assert refusal({}, {line.variable: value}).endswith(f"(from {line.variable})")
+    environment = in_file(tmp_path, f"{name} = {ascii(value) if value.isprintable() else 7.5}")
+    assert refusal({}, environment).endswith(f"(from {tmp_path}/mq.toml)")
+
+
+def test_the_wrong_value_as_the_issue_has_it() -> None:
+    expected = "workers must be a whole number from 1 to 1024, got 'x' (from MQ_WORKERS)"
+    assert refusal({}, {"MQ_WORKERS": "x"}) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workers = true",
+        "workers = 8.5",
+        "workers = [8]",
+        "[workers]",
+        "delay = true",
+        "max_body = 1.5",
+        "max_body = true",
+        "root = 7",
+        "address = ['::1']",
+        "no_mover = 1",
+        "log_level = 3",
+    ],
+)
+def test_a_value_of_the_wrong_type_in_a_file(tmp_path: Path, text: str) -> None:
+    assert "mq.toml" in refusal({}, in_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [("worker", "workers"), ("max-body", "max_body"), ("Port", "port"), ("no_mver", "no_mover"), ("lease", "known: ")],
+)
+def test_an_unknown_key_names_itself_and_the_nearest(tmp_path: Path, key: str, near: str) -> None:
+    text = refusal({}, in_file(tmp_path, f'{key} = "1"'))
+    assert f'unknown setting "{key}"' in text
+    assert "mq.toml" in text
+    assert near in text
+
+
+@pytest.mark.parametrize("broken", [b"workers = ", b"\xff\xfe", b"workers = 1\nworkers = 2", b"<xml>"])
+def test_a_file_that_is_not_toml(tmp_path: Path, broken: bytes) -> None:
+    path = tmp_path / "mq.toml"
+    path.write_bytes(broken)
+    text = refusal({"config": str(path)}, {})
+    assert "is not a TOML file" in text
+    assert "(from --config)" in text
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing.toml", "No such file"), ("", "Is a directory")])
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, reason: str) -> None:
+    text = refusal({}, {"MQ_CONFIG": str(tmp_path / name)})
+    assert reason in text
+    assert "(from MQ_CONFIG)" in text
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Settings().port = 1

@@ -1,0 +1,238 @@
+"""HTTP/2 with prior knowledge: by a client that keeps to it, and in frames that do not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import trio
+from hpack import Encoder
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PriorityFrame,
+    RstStreamFrame,
+    SettingsFrame,
+)
+
+from mq.broker import Broker
+from mq.storage.memory import MemoryStorage
+from mq.web.endpoints import IN_MEMORY_BYTES
+from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
+
+
+@pytest.fixture
+async def client(server: Server, broker: Broker) -> AsyncIterator[httpx.AsyncClient]:
+    await broker.create_queue("q")
+    async with httpx.AsyncClient(base_url=server.url, http1=False, http2=True) as client:
+        yield client
+
+
+async def test_all_endpoints(client: httpx.AsyncClient) -> None:
+    assert (await client.put("/r")).status_code == 201
+    assert (await client.get("/r")).json() == {"name": "r"}
+    posted = await client.post("/r/messages", content=b"hello", headers={"content-type": "a/b"})
+    assert (posted.status_code, posted.http_version) == (201, "HTTP/2")
+    fetched = await client.get("/r/messages")
+    assert (fetched.status_code, fetched.content, fetched.headers["content-type"]) == (200, b"hello", "a/b")
+    assert (await client.get("/r/messages")).status_code == 204
+    assert (await client.delete(f"/r/messages/{posted.headers['x-message-id']}")).status_code == 202
+    assert (await client.patch("/r")).headers["allow"] == "GET, HEAD, PUT, DELETE"
+    assert (await client.head("/r")).status_code == 200
+    assert (await client.delete("/r")).status_code == 200
+    assert (await client.get("/r")).status_code == 404
+
+
+async def test_a_large_body_both_ways(client: httpx.AsyncClient) -> None:
+    body = bytes(number % 251 for number in range(MAX_BODY))
+    assert (await client.post("/q/messages", content=body)).status_code == 201
+    assert (await client.get("/q/messages")).content == body
+
+
+async def test_many_streams_of_one_connection_at_once(client: httpx.AsyncClient) -> None:
+    async def post(number: int) -> None:
+        body = b"%03d" % number * (IN_MEMORY_BYTES // 3 + number)  # some in memory, some staged
+        assert (await client.post("/q/messages", content=body)).status_code == 201
+
+    async with trio.open_nursery() as nursery:
+        for number in range(30):
+            nursery.start_soon(post, number)
+    assert len({(await client.get("/q/messages")).content for _ in range(30)}) == 30
+
+
+@pytest.mark.slow
+async def test_more_requests_than_hypercorn_allows_a_connection(client: httpx.AsyncClient) -> None:
+    """Its default of 1000 ends the connection while answers are under way, which are then lost."""
+
+    async def ask() -> None:
+        for _ in range(150):
+            assert (await client.get("/q")).status_code == 200
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(ask)
+
+
+async def test_a_stop_finishes_the_stream_in_flight(
+    client: httpx.AsyncClient, server: Server, broker: Broker, nursery: trio.Nursery
+) -> None:
+    started, may_end = trio.Event(), trio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"half"
+        started.set()
+        await may_end.wait()
+        yield b"half"
+
+    async def post() -> None:
+        assert (await client.post("/q/messages", content=body())).status_code == 201
+
+    await client.get("/q")  # so that the client knows how many streams it may open
+    nursery.start_soon(post)
+    await started.wait()
+    with trio.fail_after(10):
+        await client.get("/q")  # on the same connection, so the server knows of the other stream, too
+    server.stop.set()
+    await server.until_refused()
+    may_end.set()
+    with trio.fail_after(5):  # sooner than the stop's grace ends
+        await server.stopped.wait()
+    message = await broker.fetch("q")
+    assert message is not None
+    assert await message.body.read() == b"halfhalf"
+
+
+async def test_a_body_too_large_is_413(client: httpx.AsyncClient, store: MemoryStorage) -> None:
+    reply = await client.post("/q/messages", content=bytes(MAX_BODY + 1))
+    assert reply.status_code == 413
+    assert str(MAX_BODY) in checked_detail(413, reply.headers["content-type"], reply.content)
+    assert (await client.get("/q")).status_code == 200
+    assert await contents(store) == (["q"], 0)
+
+
+class Frames:
+    """An HTTP/2 client that writes any frame it is given."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._encoder = Encoder()
+
+    async def send(self, *frames: Frame) -> None:
+        await self._stream.send_all(b"".join(frame.serialize() for frame in frames))
+
+    def headers(self, *fields: tuple[bytes, bytes], stream: int = 1, ends: bool = False) -> HeadersFrame:
+        flags = ["END_HEADERS", "END_STREAM"] if ends else ["END_HEADERS"]
+        return HeadersFrame(stream, self._encoder.encode(fields), flags=flags)
+
+    async def read_until(self, part: bytes) -> None:
+        received = b""
+        while part not in received:
+            received += await self._stream.receive_some()
+
+    async def read_until_closed(self) -> bytes:
+        received = b""
+        try:
+            async for data in self._stream:
+                received += data
+        except trio.BrokenResourceError:
+            pass  # reset: closed, too
+        return received
+
+
+def request(method: bytes, path: bytes, *more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    return [(b":method", method), (b":scheme", b"http"), (b":path", path), (b":authority", b"mq"), *more]
+
+
+@pytest.fixture
+async def frames(server: Server, broker: Broker) -> AsyncIterator[Frames]:
+    await broker.create_queue("q")
+    async with await server.connect() as stream:
+        await stream.send_all(PREFACE)
+        yield Frames(stream)
+
+
+async def is_alive(server: Server) -> bool:
+    return parse(await server.exchange(http1("GET", "/-/live"), half_close=True))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        request(b"GET", b"/caf\xc3\xa9"),
+        request(b"\xc3", b"/q"),
+        [(b":method", b"CONNECT"), (b":authority", b"mq")],
+        [(b":method", b"GET")],
+        request(b"GET", b"/q", (b"connection", b"close")),
+        request(b"POST", b"/q/messages", (b"content-length", b"many")),
+        request(b"GET", b"/q", (b"x", b"y" * 40_000)),
+    ],
+    ids=["path", "method", "CONNECT", "no path", "connection", "content-length", "size"],
+)
+async def test_a_malformed_request_ends_its_connection_only(
+    server: Server, frames: Frames, fields: list[tuple[bytes, bytes]]
+) -> None:
+    headers = frames.headers(*fields, ends=True)
+    if len(headers.data) > 16_384:
+        headers.data = headers.data[:16_384]
+    await frames.send(headers)
+    with trio.fail_after(10):
+        await frames.read_until_closed()
+    assert await is_alive(server)
+
+
+async def test_data_after_the_response_ends_its_connection_only(
+    server: Server, frames: Frames, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client may not have seen the end of the response yet; Hypercorn has forgotten the stream."""
+    monkeypatch.setattr("mq.web.app.DISCARD_SECONDS", 0)
+    await frames.send(frames.headers(*request(b"GET", b"/q")))
+    await frames.read_until(b"\x00\x00\x00\x00\x01\x00\x00\x00\x01")  # DATA with END_STREAM
+    await frames.send(DataFrame(1, b"late"))
+    with trio.fail_after(10):
+        await frames.read_until_closed()
+    assert await is_alive(server)
+    assert "KeyError" in caplog.text
+
+
+async def test_priorities_for_too_many_streams_end_their_connection_only(server: Server, frames: Frames) -> None:
+    await frames.send(*(PriorityFrame(number, depends_on=0, stream_weight=1) for number in range(1, 2301, 2)))
+    with trio.fail_after(10):
+        await frames.read_until_closed()
+    assert await is_alive(server)
+
+
+async def test_a_request_and_goaway_at_once_end_their_connection_only(server: Server, frames: Frames) -> None:
+    await frames.send(frames.headers(*request(b"GET", b"/q"), ends=True), GoAwayFrame(0))
+    with trio.fail_after(10):
+        await frames.read_until_closed()
+    assert await is_alive(server)
+
+
+@pytest.mark.parametrize("settings", ["%%%", "AAAA", "AAT_____"])
+async def test_a_malformed_upgrade_ends_its_connection_only(server: Server, settings: str) -> None:
+    lines = ["Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", f"HTTP2-Settings: {settings}"]
+    async with await server.connect() as stream:
+        await stream.send_all(http1("GET", "/-/live", None, *lines) + b"PRI nonsense\r\n")
+        with trio.fail_after(10):
+            await Frames(stream).read_until_closed()
+    assert await is_alive(server)
+
+
+async def test_a_reset_in_the_middle_of_a_body_leaves_nothing(
+    server: Server, frames: Frames, store: MemoryStorage
+) -> None:
+    await frames.send(frames.headers(*request(b"POST", b"/q/messages")), DataFrame(1, bytes(10_000)), RstStreamFrame(1))
+    await frames.send(frames.headers(*request(b"GET", b"/q/messages"), stream=3, ends=True))
+    await frames.read_until(b"\x00\x00\x00\x03")
+    assert await contents(store) == (["q"], 0)
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_NAMES if not name.startswith(".")])  # httpx resolves dots
+async def test_bad_names(client: httpx.AsyncClient, store: MemoryStorage, name: str) -> None:
+    assert (await client.put(f"/{name}")).status_code == 400
+    assert await contents(store) == (["q"], 0)

@@ -1,0 +1,294 @@
+"""A served app, spoken to in raw bytes over HTTP/1.1."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.broker import Broker, BrokerConfig, open_broker
+from mq.message import BytesBody, Message, MessageIds, Properties
+from mq.storage.memory import MemoryStorage
+from mq.web.app import WebApp
+from mq.web.endpoints import IN_MEMORY_BYTES, Endpoints
+from mq.web.serve import CannotListen, serve
+from tests.web.talking import (
+    BAD_NAMES,
+    MAX_BODY,
+    Server,
+    checked_detail,
+    contents,
+    http1,
+    parse,
+    publish,
+    read_all,
+    start_server,
+)
+
+POST_HEAD = "POST /q/messages HTTP/1.1\r\nHost: mq\r\n"
+
+
+@pytest.fixture
+async def queue(broker: Broker) -> str:
+    await broker.create_queue("q")
+    return "q"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """For what no event tells of: the folders."""
+    with trio.fail_after(30):
+        while not condition():
+            await trio.sleep(0.005)
+
+
+# Requests as they should be
+
+
+async def test_a_message_there_and_back(server: Server, queue: str) -> None:
+    status, headers, _ = parse(
+        await server.exchange(http1("POST", "/q/messages", b"hello", "Content-Type: a/b"), half_close=True)
+    )
+    assert status == 201
+    fetched = parse(await server.exchange(http1("GET", "/q/messages"), half_close=True))
+    assert (fetched[0], fetched[2]) == (200, b"hello")
+    assert fetched[1]["content-type"] == "a/b"
+    assert fetched[1]["x-message-id"] == headers["x-message-id"]
+    assert "server" not in fetched[1]
+
+
+async def test_requests_share_a_connection(server: Server, queue: str) -> None:
+    requests = [http1("POST", "/q/messages", b"%d" % number) for number in range(3)]
+    requests += [http1("PUT", "/r", b"a body that means nothing"), http1("GET", "/q/messages"), http1("GET", "/r")]
+    received = await server.exchange(b"".join(requests), half_close=True)
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"201", b"201", b"201", b"201", b"200", b"200"]
+
+
+async def test_chunked_and_with_expectation(server: Server, queue: str, store: MemoryStorage) -> None:
+    head = f"{POST_HEAD}Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n".encode()
+    received = await server.exchange(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", half_close=True)
+    interim, _, final = received.partition(b"\r\n\r\n")
+    assert interim.startswith(b"HTTP/1.1 100")
+    assert parse(final)[0] == 201
+    assert parse(await server.exchange(http1("GET", "/q/messages"), half_close=True))[2] == b"abcde"
+
+
+async def test_a_large_body_both_ways(nursery: trio.Nursery, temp_root: Path) -> None:
+    body = b"".join(b"%015d\n" % number for number in range(1 << 20))  # 16 MiB
+    async with open_broker(f"posix:{temp_root}", BrokerConfig(max_body=len(body))) as broker:
+        server = await start_server(nursery, Endpoints(broker, len(body)))
+        await broker.create_queue("q")
+        assert parse(await server.exchange(http1("POST", "/q/messages", body), half_close=True))[0] == 201
+        status, _, fetched = parse(await server.exchange(http1("GET", "/q/messages"), half_close=True))
+        assert status == 200
+        assert fetched == body
+        server.stop.set()
+
+
+async def test_an_old_client_is_answered_and_closed(server: Server, queue: str) -> None:
+    status, _, body = parse(await server.exchange(b"GET /q HTTP/1.0\r\n\r\n"))
+    assert (status, body) == (200, b'{"name": "q"}\n')
+
+
+# Requests as they should not be
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+async def test_bad_names_as_bytes(server: Server, store: MemoryStorage, name: str) -> None:
+    for method, rest, body in (("PUT", "", None), ("POST", "/messages", b"x"), ("GET", "/messages", None)):
+        status, headers, text = parse(await server.exchange(http1(method, f"/{name}{rest}", body), half_close=True))
+        assert status == 400
+        assert "not a queue name" in checked_detail(status, headers["content-type"], text)
+    assert await contents(store) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /q HTTP/1.1\r\nHost: mq\r\nX: " + b"x" * 70_000, 431),
+        (b"GET /" + b"q" * 70_000, 431),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /q HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET /caf\xc3\xa9 HTTP/1.1\r\nHost: mq\r\n\r\n", 400),
+        (b"GET /q HTTP/1.1\r\nHost: mq\r\nX : y\r\n\r\n", 400),
+        (f"{POST_HEAD}Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc".encode(), 400),
+        (f"{POST_HEAD}Content-Length: -1\r\n\r\n".encode(), 400),
+        (f"{POST_HEAD}Content-Length: 3x\r\n\r\nabc".encode(), 400),
+        (f"{POST_HEAD}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(), 400),
+        (f"{POST_HEAD}Transfer-Encoding: chunked\r\n\r\nzz\r\n".encode(), 400),
+        (f"{POST_HEAD}Transfer-Encoding: gzip\r\n\r\n".encode(), 501),
+        (http1("POST", "/q/messages", bytes(MAX_BODY + 1)), 413),
+    ],
+)
+async def test_malformed_requests_end_the_connection(
+    server: Server, queue: str, store: MemoryStorage, request_: bytes, status: int
+) -> None:
+    with trio.fail_after(20):
+        received = await server.exchange(request_)
+    assert parse(received)[0] == status
+    assert b"connection: close" in received.lower()
+    assert await contents(store) == (["q"], 0)
+
+
+async def test_a_chunked_body_that_grows_too_long_is_413(server: Server, queue: str, store: MemoryStorage) -> None:
+    chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+    async with await server.connect() as stream:
+        await stream.send_all(f"{POST_HEAD}Transfer-Encoding: chunked\r\n\r\n".encode() + chunk * 17 + b"0\r\n\r\n")
+        status, headers, body = parse(await read_all(stream))
+    assert status == 413
+    assert str(MAX_BODY) in checked_detail(status, headers["content-type"], body)
+    assert await contents(store) == (["q"], 0)
+
+
+async def test_413_comes_before_the_body_is_sent(server: Server, queue: str, store: MemoryStorage) -> None:
+    async with await server.connect() as stream:
+        await stream.send_all(f"{POST_HEAD}Content-Length: 99999999999999999999\r\n\r\n".encode())
+        received = b""
+        while not received.endswith(b"}\n"):
+            received += await stream.receive_some()
+    assert parse(received)[0] == 413
+    assert await contents(store) == (["q"], 0)
+
+
+async def test_413_reaches_a_client_that_sends_first_and_listens_after(
+    server: Server, queue: str, store: MemoryStorage
+) -> None:
+    """Closing at once would reset the connection, and the reply would be lost with it."""
+    received = await server.exchange(http1("POST", "/q/messages", bytes(8 * MAX_BODY)))
+    assert parse(received)[0] == 413
+
+
+@pytest.mark.parametrize("sent", [0, 10, IN_MEMORY_BYTES * 2])
+async def test_a_body_cut_short_by_a_client_that_still_listens_is_400(
+    server: Server, queue: str, store: MemoryStorage, sent: int
+) -> None:
+    cut = f"{POST_HEAD}Content-Length: {sent + 1}\r\n\r\n".encode() + bytes(sent)
+    assert parse(await server.exchange(cut, half_close=True))[0] == 400
+    assert await contents(store) == (["q"], 0)
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+async def test_a_client_that_vanishes_leaves_nothing_on_the_disk(
+    nursery: trio.Nursery, temp_root: Path, framing: str
+) -> None:
+    def files() -> set[Path]:
+        return {path for path in temp_root.rglob("*") if path.is_file()}
+
+    async with open_broker(f"posix:{temp_root}", BrokerConfig(max_body=MAX_BODY)) as broker:
+        server = await start_server(nursery, Endpoints(broker, MAX_BODY))
+        await broker.create_queue("q")
+        before = files()
+        stream = await server.connect()
+        await stream.send_all(f"{POST_HEAD}{framing}\r\n\r\n".encode())
+        await stream.send_all(b"20000\r\n" + bytes(0x20000) + b"\r\n")
+        await until(lambda: files() != before)  # a part of it has reached the disk
+        await stream.aclose()
+        await until(lambda: files() == before)
+        assert await broker.fetch("q") is None
+        server.stop.set()
+
+
+async def test_a_client_that_asks_and_closes_its_side_gets_its_message(
+    server: Server, queue: str, endpoints: Endpoints
+) -> None:
+    await publish(endpoints, queue, b"x" * MAX_BODY)
+    status, _, body = parse(await server.exchange(http1("GET", "/q/messages"), half_close=True))
+    assert (status, body) == (200, b"x" * MAX_BODY)
+
+
+async def test_a_websocket_handshake_is_refused(server: Server, queue: str) -> None:
+    lines = ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: a2V5", "Sec-WebSocket-Version: 13"]
+    status, headers, body = parse(await server.exchange(http1("GET", "/q/messages", None, *lines)))
+    assert status == 400
+    assert "WebSocket" in checked_detail(status, headers["content-type"], body)
+
+
+async def test_a_websocket_handshake_with_something_behind_it_ends_its_connection_only(server: Server) -> None:
+    lines = ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: a2V5", "Sec-WebSocket-Version: 13"]
+    with trio.fail_after(10):
+        assert (await server.exchange(http1("GET", "/q", None, *lines) + b"hello")).startswith(b"HTTP/1.1 400")
+    assert parse(await server.exchange(http1("GET", "/-/live"), half_close=True))[0] == 200
+
+
+# Starting and stopping
+
+
+async def test_a_port_in_use_is_told(server: Server, endpoints: Endpoints) -> None:
+    with pytest.raises(CannotListen, match=f"port {server.port}: Address already in use"):
+        await serve(WebApp(endpoints), "127.0.0.1", server.port, stop=trio.sleep_forever)
+
+
+@pytest.mark.parametrize("address", ["256.1.1.1", "nowhere.invalid", "192.0.2.1", "a" * 70 + ".b", ".."])
+async def test_an_address_that_is_not_ours_is_told(endpoints: Endpoints, address: str) -> None:
+    with pytest.raises(CannotListen, match="cannot listen on"):
+        await serve(WebApp(endpoints), address, 0, stop=trio.sleep_forever)
+
+
+async def test_ipv6_urls_have_brackets(endpoints: Endpoints, nursery: trio.Nursery) -> None:
+    try:
+        [url] = await nursery.start(partial(serve, WebApp(endpoints), "::1", 0, stop=trio.sleep_forever))
+    except CannotListen:
+        pytest.skip("no IPv6 here")
+    assert url.startswith("http://[::1]:")
+
+
+class SlowBroker:
+    """Fetches when it is told to."""
+
+    ready = True
+
+    def __init__(self) -> None:
+        self.asked = trio.Event()
+        self.may_answer = trio.Event()
+        self.body = b"late"
+
+    async def fetch(self, queue: str) -> Message:
+        self.asked.set()
+        await self.may_answer.wait()
+        return Message(queue, MessageIds().new(), BytesBody(self.body), Properties(len(self.body), 0), 1, "receipt")
+
+
+@pytest.fixture
+def slow() -> SlowBroker:
+    return SlowBroker()
+
+
+@pytest.fixture
+async def stopping(slow: SlowBroker, nursery: trio.Nursery) -> Server:
+    return await start_server(nursery, Endpoints(slow, MAX_BODY), grace_seconds=0.5)
+
+
+async def test_a_stop_finishes_what_runs(stopping: Server, slow: SlowBroker) -> None:
+    async with await stopping.connect() as busy, await stopping.connect() as idle:
+        await busy.send_all(http1("GET", "/q/messages"))
+        await slow.asked.wait()
+        stopping.stop.set()
+        assert await idle.receive_some() == b""  # the idle one is closed at once
+        await stopping.until_refused()
+        slow.may_answer.set()
+        assert parse(await read_all(busy))[2] == b"late"
+    with trio.fail_after(10):
+        await stopping.stopped.wait()
+
+
+async def test_a_stop_waits_no_longer_than_its_grace(stopping: Server, slow: SlowBroker) -> None:
+    async with await stopping.connect() as busy:
+        await busy.send_all(http1("GET", "/q/messages"))
+        await slow.asked.wait()
+        stopping.stop.set()
+        with trio.fail_after(10):
+            await stopping.stopped.wait()
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_stop(stopping: Server, slow: SlowBroker) -> None:
+    slow.body = bytes(64 << 20)  # more than the sockets' buffers hold
+    slow.may_answer.set()
+    async with await stopping.connect() as deaf:
+        await deaf.send_all(http1("GET", "/q/messages"))
+        assert await deaf.receive_some(1)
+        stopping.stop.set()
+        with trio.fail_after(10):
+            await stopping.stopped.wait()
