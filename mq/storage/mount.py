@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from typing import Final, NamedTuple
 
 
@@ -45,6 +46,9 @@ _KNOWN: Final = {
     "fuse.mfs": Mount("fuse.mfs", atomic_rename=True),
 }
 
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes space, tab, newline and backslash in a path."""
+
 
 def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/proc/fs/jbd2") -> Mount:
     """The traits of the file system that holds `path`.
@@ -74,16 +78,17 @@ def syncfs_reports_errors(release: str | None = None) -> bool:
 
 
 def _find(device: str, path: str, mounts: str) -> tuple[str, str, set[str]]:
-    """(file system, source, options) of the mount: by device number, else by the longest mount point."""
+    """(file system, source, options) of the mount: by device number, else by the longest mount point, the last one
+    where there are several."""
     best: tuple[int, str, str, set[str]] = (-1, "unknown", "", set())
     real = os.path.realpath(path)
-    with open(mounts, encoding="utf-8", errors="surrogateescape") as table:
+    with open(mounts, encoding="utf-8", errors="surrogateescape", newline="\n") as table:
         for line in table:
-            left, _, right = line.partition(" - ")
-            fields, tail = left.split(), right.split()
-            point = fields[4].encode().decode("unicode_escape")
+            left, _, right = line.rstrip("\n").partition(" - ")
+            fields, tail = left.split(" "), right.split(" ")  # a source may be empty
+            point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4])
             rank = len(point) + (1 << 20 if fields[2] == device else 0)
             inside = real == point or real.startswith(point.rstrip("/") + "/")
-            if inside and rank > best[0]:
+            if inside and rank >= best[0]:
                 best = (rank, tail[0], tail[1], set(fields[5].split(",")) | set(tail[2].split(",")))
     return best[1:]

@@ -634,3 +634,13 @@ async def test_what_lies_where_a_queue_should_be_is_no_queue(mount: str) -> None
         assert disk.bytes_of("queues/other") == b"kept"
         assert not disk.folders.failure
         assert await disk.one(Move(entry, State.REMOVED)) is Result.DONE
+
+
+async def test_a_failed_batch_takes_nothing_away_that_was_there_before() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        kept = await disk.bring(State.NEW, b"kept")
+        disk.calls.fail("fsync", errno.EIO)
+        outcomes = await disk.commit(Write("q", kept.id, b"again"), Write("q", new_id(), b"body"))
+        assert [outcome.result for outcome in outcomes] == [Result.FAILED] * 2
+        disk.heal()
+        assert await disk.body(kept) == b"kept"
