@@ -29,7 +29,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface"),
     "mq.broker.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.observers": (*DOMAIN, "mq.observers"),
-    "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker"),
+    "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
     "mq.web": (*DOMAIN, "mq.web", "mq.broker"),
     "mq.settings": DOMAIN,
     "mq.programs": DOMAIN,
@@ -51,13 +51,13 @@ TRIO_FREE: Final = (
 """Modules that somebody without an event loop imports."""
 
 ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
-    "click": ("mq.cli", "mq.programs"),
+    "click": ("mq.cli", "mq.programs", "mq.testing.simulate"),
     "hypercorn": ("mq.web",),
     "inotify_simple": ("mq.storage",),
     "pyfakefs": ("mq.storage.fake",),
     "quart": ("mq.web",),
     "quart_trio": ("mq.web",),
-    "tqdm": ("mq.cli",),
+    "tqdm": ("mq.cli", "mq.testing.simulate"),
     "werkzeug": ("mq.web",),
 }
 """Package from outside -> the rooms that may know of it."""
