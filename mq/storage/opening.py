@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import shorten
 from mq.storage.barrier import sync_folder
-from mq.storage.calls import OPEN_FOLDER, OPEN_NEW, Calls, FileKind
+from mq.storage.calls import OPEN_FOLDER, Calls, FileKind
 from mq.storage.folders import Folders
 from mq.storage.layout import Layout
 from mq.storage.mount import Mount
@@ -133,10 +133,8 @@ def _lock(calls: Calls, lock: int, root: str, *, shared: bool) -> bool:
 
 def _has_xattrs(calls: Calls, layout: Layout) -> bool:
     """Whether files here can have user extended attributes: by trying."""
-    path = f"{layout.stage}/probe-{os.getpid()}"
-    with contextlib.suppress(FileNotFoundError):
-        calls.unlink(path)
-    fd = calls.open(path, OPEN_NEW)
+    path = f"{layout.stage}/probe"
+    fd = calls.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         calls.set_attribute(fd, SUM, b"0:00000000")
         return True
@@ -146,7 +144,8 @@ def _has_xattrs(calls: Calls, layout: Layout) -> bool:
         return False
     finally:
         calls.close(fd)
-        calls.unlink(path)
+        with contextlib.suppress(FileNotFoundError):  # another broker that opens the root just now took it away
+            calls.unlink(path)
 
 
 def _close(calls: Calls, handles: list[int]) -> None:

@@ -110,13 +110,17 @@ class History:
 
     def removing(self, id: MessageId) -> None:
         """A removal begins."""
-        self._by_id[id].removing = True
+        sent = self._by_id.get(id)
+        if sent is None:  # it was handed out against a promise already
+            return
+        sent.removing = True
         self._held_until.pop(id, None)
         self._never_leased.pop(id, None)
 
     def removed(self, id: MessageId) -> None:
         """It was acknowledged."""
-        self._by_id[id].removed = self._now()
+        if id in self._by_id:
+            self._by_id[id].removed = self._now()
 
     def requeueing(self, id: MessageId) -> None:
         """A lease is given up, perhaps by one whose lease has run out and is another's now."""

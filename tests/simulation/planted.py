@@ -1,0 +1,138 @@
+"""Bugs to plant in the real code, a line each: the simulation has to find every one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from mq.broker import broker, follow, workers
+from mq.message import MessageIds
+from mq.storage import barrier, batch, posix, recovery
+from mq.testing.simulation import Report, run_seed
+
+
+class Bug(NamedTuple):
+    """A line of the real code, and what stands there instead.
+
+    Attributes:
+        owner: the class or module that has the function.
+        function: its name.
+        line: what is replaced; it occurs once.
+        instead: what replaces it.
+    """
+
+    owner: Any
+    function: str
+    line: str
+    instead: str
+
+
+BUGS: Final = {
+    "a folder is not synced": Bug(barrier.Barrier, "settle", "self._sync_folder(folder)", "pass"),
+    "a file is not synced": Bug(barrier.Barrier, "settle", "self._calls.fsync(fd)", "pass"),
+    "an fsync that failed is tried again": Bug(
+        barrier.Barrier, "settle", "self._calls.fsync(fd)", "try_again(self._calls.fsync, fd)"
+    ),
+    "a batch that failed is answered as done": Bug(
+        batch.Batch, "run", "self._folders.fail(error)", "return self._outcomes"
+    ),
+    "a message carries no checksum": Bug(batch.Batch, "_write", "self._note(fd, operation, size, crc)", "pass"),
+    "a link is not durable before its unlink": Bug(
+        batch.Batch, "_write_and_move", "if durable or self._links or self._must_settle:", "if durable:"
+    ),
+    "the folder that was left is not synced": Bug(batch.Batch, "_move", "self._barrier.add_folders(left)", "pass"),
+    "the folder that was entered is not synced": Bug(
+        batch.Batch,
+        "_move",
+        "self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))",
+        "pass",
+    ),
+    "an old name is unlinked, and that not synced": Bug(batch.Batch, "_finish_links", "durable = True", "pass"),
+    "a message is unlinked while an older name can come back": Bug(
+        batch.Batch, "_unlink_removed", "if self._folders.loose:", "if False:"
+    ),
+    "a queue's folder is made, and that not synced": Bug(
+        posix.FolderStorage,
+        "_put_record",
+        "with synced_after(self._calls, folders.layout.queues):",
+        "with contextlib.nullcontext():",
+    ),
+    "a queue's deletion is not synced": Bug(
+        posix.FolderStorage,
+        "_drop_record",
+        "with synced_after(self._calls, layout.remove, layout.queues):",
+        "with contextlib.nullcontext():",
+    ),
+    "recovery keeps torn messages": Bug(recovery, "_drop_torn", "if flaw:", "if False:"),
+    "recovery prefers older places": Bug(
+        recovery,
+        "_rank",
+        "(State.NEW, State.DELAYED, State.READY, State.REMOVED)",
+        "(State.REMOVED, State.READY, State.DELAYED, State.NEW)",
+    ),
+    "a publish is not durable": Bug(
+        workers.Publish, "operation", "self._attributes)", "self._attributes, durable=False)"
+    ),
+    "a lease is not durable": Bug(
+        workers.FetchWorker, "_lease", "self._leases.meta(entry))", "self._leases.meta(entry), durable=False)"
+    ),
+    "a lease is counted from before its move": Bug(
+        workers.FetchWorker, "_lease", "now + self._leases.seconds", "started + self._leases.seconds"
+    ),
+    "a lease's name leaves no time for its barrier": Bug(
+        workers.Leases, "meta", "self.seconds + MARGIN_SECONDS", "self.seconds"
+    ),
+    "leases end with the broker": Bug(
+        broker.Broker,
+        "_remaining_seconds",
+        "return min(max(remaining, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)",
+        "return 0.0",
+    ),
+    "a removal is not durable": Bug(
+        broker.Broker, "_change", "Move(entry, state, meta)", "Move(entry, state, meta, durable=False)"
+    ),
+    "a queue does not say when it was made": Bug(
+        broker.Broker, "create_queue", '{"created": created}', '{"created": 0}'
+    ),
+    "ids go back with the clock": Bug(MessageIds, "new", "if ticks <= self._last:", "if ticks == self._last:"),
+    "what is in NEW at the start is left there": Bug(
+        follow.Follower, "load", "(State.DELAYED, State.NEW, State.REMOVED)", "(State.DELAYED, State.REMOVED)"
+    ),
+}
+
+
+@contextlib.contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The code with the bug in it."""
+    original = getattr(bug.owner, bug.function)
+    source = textwrap.dedent(inspect.getsource(original))
+    assert source.count(bug.line) == 1, f"{bug.line!r} is {source.count(bug.line)} times in {bug.function}"
+    names: dict[str, Any] = {}
+    space = {**original.__globals__, "contextlib": contextlib, "try_again": _try_again}
+    changed = "from __future__ import annotations\n" + source.replace(bug.line, bug.instead)
+    exec(compile(changed, "planted", "exec"), space, names)
+    setattr(bug.owner, bug.function, names[bug.function])
+    try:
+        yield
+    finally:
+        setattr(bug.owner, bug.function, original)
+
+
+def first_report(bug: Bug, seeds: range) -> Report | None:
+    """The first run that finds the bug; None when none does."""
+    with planted(bug):
+        for seed in seeds:
+            report = run_seed(seed)
+            if report.violations:
+                return report
+    return None
+
+
+def _try_again(sync: Callable[[int], None], fd: int) -> None:
+    try:
+        sync(fd)
+    except OSError:
+        sync(fd)
