@@ -1,0 +1,122 @@
+"""The seed's three daemons as three processes over one root: what each does alone, and all of them together."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PATIENCE_SECONDS = 30
+ID = "4ad814ab-213e-11e3-a9a3-0025904f6e08"
+Start = Callable[..., subprocess.Popen[bytes]]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(temp_root: Path) -> Iterator[Start]:
+    """Starts a program of mq's. At the end, before the root goes, each is told to stop and has to end well."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start_one(program: str, *arguments: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([Path(sys.executable).with_name(program), *map(str, arguments)])
+        running.append(process)
+        return process
+
+    try:
+        yield start_one
+        for process in running:
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def until(true: Callable[[], object]) -> None:
+    """Real time: other processes are at work."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+    try:
+        connection.request(method, path, body)
+        reply = connection.getresponse()
+        return reply.status, reply.read(), reply.headers.get("x-message-id", "")
+    finally:
+        connection.close()
+
+
+def answers(port: int) -> bool:
+    try:
+        return ask(port, "GET", "/-/live")[0] == 200
+    except OSError:
+        return False
+
+
+def lay(root: Path) -> Path:
+    for folder in ("new", "queues/queue001", "delay", "remove"):
+        (root / folder).mkdir(parents=True)
+    return root / "queues" / "queue001" / ID
+
+
+def test_mover_moves_what_is_there_and_what_comes(start: Start, temp_root: Path) -> None:
+    delivered = lay(temp_root)
+    (temp_root / "new" / f"queue001:{ID}").write_bytes(b"there")
+    start("mq-mover", "--source", temp_root / "new", "--destination", temp_root / "queues")
+    until(delivered.exists)
+    assert delivered.read_bytes() == b"there"
+    delivered.rename(temp_root / "new" / f"queue001:{ID}")
+    until(delivered.exists)
+
+
+def test_mover_waits_for_its_delay(start: Start, temp_root: Path) -> None:
+    delivered = lay(temp_root)
+    start("mq-mover", "--source", temp_root / "delay", "--destination", temp_root / "queues", "--delay", 1)
+    arrived = time.monotonic()
+    (temp_root / "delay" / f"queue001:{ID}").write_bytes(b"later")
+    until(delivered.exists)
+    assert time.monotonic() - arrived >= 1
+
+
+def test_reaper_unlinks(start: Start, temp_root: Path) -> None:
+    lay(temp_root)
+    removed = temp_root / "remove" / f"queue001:{ID}"
+    removed.write_bytes(b"removed")
+    start("mq-reaper", "--source", temp_root / "remove")
+    until(lambda: not removed.exists())
+
+
+def test_three_daemons_over_one_root(start: Start, temp_root: Path, free_port: int) -> None:
+    start("mq", "--root", temp_root, "--port", free_port, "--no-mover", "--no-reaper", "--delay", 1)
+    until(lambda: answers(free_port))
+
+    assert ask(free_port, "PUT", "/queue001")[0] == 201  # mq alone takes messages: nobody waits for the others
+    status, _, id = ask(free_port, "POST", "/queue001/messages", b"hello")
+    assert status == 201
+    assert [path.name for path in (temp_root / "new").iterdir()] == [f"queue001:{id}"]
+    assert ask(free_port, "GET", "/queue001/messages")[0] == 204
+
+    start("mq-mover", "--source", temp_root / "new", "--destination", temp_root / "queues")
+    start("mq-mover", "--source", temp_root / "delay", "--destination", temp_root / "queues", "--delay", 1)
+    reaper = start("mq-reaper", "--source", temp_root / "remove")
+    for _ in range(2):  # the second time it comes back from its lease
+        fetched: list[tuple[int, bytes, str]] = []
+        until(lambda into=fetched: into.append(ask(free_port, "GET", "/queue001/messages")) or into[-1][0] == 200)
+        assert fetched[-1] == (200, b"hello", id)
+
+    assert ask(free_port, "DELETE", f"/queue001/messages/{id}")[0] == 202
+    until(lambda: not any((temp_root / "remove").iterdir()))
+    assert reaper.poll() is None
