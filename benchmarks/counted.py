@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections import Counter
-from typing import Final
 
-import trio
-
-from benchmarks.embedded import BODY
+from benchmarks.embedded import consume_one, phase, publish_one, settled
 from benchmarks.figures import Figure
 from benchmarks.machine import DeviceCounts, device_counts
 from benchmarks.recorded import CountingCalls, open_recorded
-from mq.broker import Broker, open_broker
-
-_SETTLE_SECONDS: Final = 0.5
+from mq.broker import open_broker
 
 
 async def measure(folder: str, messages: int, clients: int) -> list[Figure]:
@@ -26,13 +22,11 @@ async def measure(folder: str, messages: int, clients: int) -> list[Figure]:
         async with open_recorded(root, calls) as storage, open_broker(storage) as broker:
             await broker.create_queue("q")
             figures = []
-            for what, act in (("publish", _publish), ("fetch and remove", _consume)):
+            storage.take_groups()
+            for what, act in (("publish", publish_one), ("fetch and remove", consume_one)):
                 before, disk = Counter(calls.counts), _synced_counts(root)
-                async with trio.open_nursery() as nursery:
-                    for number in range(clients):
-                        share = messages // clients + (number < messages % clients)
-                        nursery.start_soon(act, broker, share)
-                await trio.sleep(_SETTLE_SECONDS)  # what is done after the answer belongs to the message, too
+                done = await phase(storage, messages, clients, functools.partial(act, broker))
+                await settled(storage, done.groups, messages)  # what is done after the answer counts, too
                 used = calls.counts - before
                 name = f"{what}, {clients} client{'s' if clients > 1 else ''}"
                 figures += _figures(name, used, disk, _synced_counts(root), messages)
@@ -63,16 +57,3 @@ def _figures(
 def _synced_counts(root: str) -> DeviceCounts | None:
     os.sync()
     return device_counts(root)
-
-
-async def _publish(broker: Broker, messages: int) -> None:
-    for _ in range(messages):
-        await broker.publish("q", BODY)
-
-
-async def _consume(broker: Broker, messages: int) -> None:
-    for _ in range(messages):
-        message = await broker.fetch("q")
-        assert message is not None, "as many were published"
-        await message.body.aclose()
-        await broker.remove("q", message.id)

@@ -18,10 +18,12 @@ from benchmarks.bare import BareLoop
 from benchmarks.figures import Figure, at_least, median_ratio, spread
 from benchmarks.recorded import Group, RecordedStorage, mean_group, open_recorded
 from mq.broker import Broker, open_broker
+from mq.lifecycle import State
 
 CLIENTS: Final = 64
 BODY: Final = os.urandom(1024)
 WANTED: Final = 0.5
+SETTLE_SECONDS: Final = 60.0
 
 
 class Phase(NamedTuple):
@@ -82,28 +84,28 @@ async def _round(folder: str, messages: int, clients: int) -> Rates:
         renames = broker.description.journaled
         await broker.create_queue("q")
         storage.take_groups()
-        publish = await _phase(storage, messages, clients, lambda: _publish(broker))
-        between = await _settled(storage)
-        consume = await _phase(storage, messages, clients, lambda: _consume(broker))
+        published = await phase(storage, messages, clients, lambda: publish_one(broker))
+        between = await settled(storage, published.groups, messages)
+        consumed = await phase(storage, messages, clients, lambda: consume_one(broker))
     bare = BareLoop(f"{folder}/bare", BODY, renames=renames)
     try:
-        bare_publish = bare.run(publish.groups)
+        bare_publish = bare.run(published.groups)
         bare.run(between)
-        bare_consume = bare.run(consume.groups)
+        bare_consume = bare.run(consumed.groups)
     finally:
         bare.close()
         shutil.rmtree(folder)
     return Rates(
-        messages / publish.seconds,
+        messages / published.seconds,
         messages / bare_publish,
-        messages / consume.seconds,
+        messages / consumed.seconds,
         messages / bare_consume,
-        mean_group(publish.groups),
-        mean_group(consume.groups),
+        mean_group(published.groups),
+        mean_group(consumed.groups),
     )
 
 
-async def _phase(storage: RecordedStorage, messages: int, clients: int, act: Callable[[], Awaitable[None]]) -> Phase:
+async def phase(storage: RecordedStorage, messages: int, clients: int, act: Callable[[], Awaitable[None]]) -> Phase:
     """Do `act` so many times, by so many tasks."""
     left = messages
 
@@ -120,17 +122,29 @@ async def _phase(storage: RecordedStorage, messages: int, clients: int, act: Cal
     return Phase(time.perf_counter() - started, storage.take_groups())
 
 
-async def _settled(storage: RecordedStorage) -> list[Group]:
-    """What is still done after the last answer: bounded, because nobody asks for anything new."""
-    await trio.sleep(0.5)
-    return storage.take_groups()
+async def settled(storage: RecordedStorage, before: list[Group], messages: int) -> list[Group]:
+    """What is still done after the last answer, until so many messages are where they end: delivered, or gone."""
+    after: list[Group] = []
+    with trio.fail_after(SETTLE_SECONDS):
+        while ended(before + after) < messages:
+            await trio.sleep(0.01)
+            after += storage.take_groups()
+    return after
 
 
-async def _publish(broker: Broker) -> None:
+def ended(groups: list[Group]) -> int:
+    """How many messages were delivered or unlinked."""
+    delivered = sum(number for group in groups for (_, target), number in group.moves if target is State.READY)
+    return delivered + sum(group.unlinks for group in groups)
+
+
+async def publish_one(broker: Broker) -> None:
+    """Publish one message."""
     await broker.publish("q", BODY)
 
 
-async def _consume(broker: Broker) -> None:
+async def consume_one(broker: Broker) -> None:
+    """Fetch one message, read it and remove it."""
     message = await broker.fetch("q")
     assert message is not None, "the backlog was counted"
     assert await message.body.read() == BODY

@@ -1,0 +1,62 @@
+"""The benchmarks run, and their bare loop does what mq does: as many files, moves and syncs. Nothing is timed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mq.broker import open_broker
+
+bare = pytest.importorskip("benchmarks.bare", reason="a source package has no benchmarks")
+embedded = pytest.importorskip("benchmarks.embedded")
+recorded = pytest.importorskip("benchmarks.recorded")
+
+TREE = Path(__file__).resolve().parent.parent
+MESSAGES = 20
+
+
+@pytest.mark.slow
+def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
+    small = ["--rounds", "1", "--messages", str(MESSAGES), "--backlog", "300"]
+    command = [sys.executable, "-m", "benchmarks", "--root", str(tmp_path), "--json", str(tmp_path / "figures.json")]
+    done = subprocess.run(
+        [*command, *small, "embedded", "backlog", "counted"], cwd=TREE, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    assert {figure["name"].split(",")[0] for figure in figures} >= {"durable publish", "fetch and remove"}
+    assert all(figure["name"] in done.stdout for figure in figures)
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+
+
+@pytest.mark.parametrize("renames", [True, False])
+async def test_bare_loop_does_what_mq_did(temp_root: Path, renames: bool) -> None:
+    async with recorded.open_recorded(f"{temp_root}/mq") as storage, open_broker(storage) as broker:
+        await broker.create_queue("q")
+        storage.take_groups()
+        published = await embedded.phase(storage, MESSAGES, 4, lambda: embedded.publish_one(broker))
+        between = await embedded.settled(storage, published.groups, MESSAGES)
+        consumed = await embedded.phase(storage, MESSAGES, 4, lambda: embedded.consume_one(broker))
+        rest = await embedded.settled(storage, consumed.groups, MESSAGES)
+    loop = bare.BareLoop(f"{temp_root}/bare", embedded.BODY, renames=renames)
+    try:
+        loop.run([*published.groups, *between])
+        assert {folder: files(temp_root / "bare" / folder) for folder in ("new", "queues/q")} == {
+            "new": 0,
+            "queues/q": MESSAGES,
+        }
+        loop.run([*consumed.groups, *rest])
+        assert [files(folder) for folder in (temp_root / "bare").iterdir()] == [0] * 4
+    finally:
+        loop.close()
+    assert sum(group.writes for group in published.groups) == MESSAGES
+    assert sum(group.reads for group in consumed.groups) == MESSAGES
+
+
+def files(folder: Path) -> int:
+    return sum(len(names) for _, _, names in os.walk(folder))
