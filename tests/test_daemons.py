@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 
 PATIENCE_SECONDS = 30
+UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+"""Before a command: root too is bound by permissions, then."""
 ID = "4ad814ab-213e-11e3-a9a3-0025904f6e08"
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -120,3 +124,38 @@ def test_three_daemons_over_one_root(start: Start, temp_root: Path, free_port: i
     assert ask(free_port, "DELETE", f"/queue001/messages/{id}")[0] == 202
     until(lambda: not any((temp_root / "remove").iterdir()))
     assert reaper.poll() is None
+
+
+@pytest.mark.skipif(bool(UNPRIVILEGED) and shutil.which("setpriv") is None, reason="as root it needs setpriv")
+@pytest.mark.parametrize(
+    ("folder", "mode", "command"),
+    [
+        ("", 0o500, "mq --port 0 --root {root}"),
+        ("new", 0o000, "mq-mover --source {root}/new --destination {root}/queues"),
+        ("queues", 0o500, "mq-mover --source {root}/new --destination {root}/queues"),
+        ("remove", 0o500, "mq-reaper --source {root}/remove"),
+    ],
+)
+def test_a_folder_it_may_not_use_is_told_in_one_line(temp_root: Path, folder: str, mode: int, command: str) -> None:
+    lay(temp_root) if folder else temp_root.mkdir()
+    (temp_root / folder).chmod(mode)
+    program, *arguments = command.format(root=temp_root).split()
+    refused = subprocess.run(
+        [*UNPRIVILEGED, Path(sys.executable).with_name(program), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    (temp_root / folder).chmod(0o700)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith(f"{program}: cannot ")
+    assert str(temp_root / folder) in refused.stderr
+
+
+def test_the_body_of_a_put_is_discarded(start: Start, free_port: int) -> None:
+    start("mq", "--storage", "memory:", "--port", free_port)
+    until(lambda: answers(free_port))
+    assert ask(free_port, "PUT", "/queue001", b"of no importance")[0] == 201
+    assert ask(free_port, "GET", "/queue001/messages")[0] == 204

@@ -146,6 +146,24 @@ async def test_workers_come_in_pairs(temp_root: Path) -> None:
             assert sum(worker in name for name in running) == 3
 
 
+async def test_fetches_of_one_queue_do_not_cross(temp_root: Path) -> None:
+    """As many fetches at once as one likes: together they get the first messages, each one of them."""
+    fetched: list[str] = []
+
+    async def fetch_one() -> None:
+        message = await broker.fetch("queue001")
+        assert message is not None
+        fetched.append(message.id)
+
+    async with open_at(temp_root) as broker:
+        await broker.create_queue("queue001")
+        published = [await broker.publish("queue001", b"%d" % number) for number in range(40)]
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                nursery.start_soon(fetch_one)
+    assert sorted(fetched) == sorted(published[:30])
+
+
 def test_six_endpoints() -> None:
     endpoints = [(route.path, method) for route in ROUTES if route.path[0] != "-" for method in route.methods]
     assert len([endpoint for endpoint in endpoints if endpoint[1] != "HEAD"]) == 6
