@@ -15,17 +15,16 @@ from trio_util import AsyncValue
 
 from mq.broker.catalog import Catalog
 from mq.broker.commit import Committer
-from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, BrokerConfig
+from mq.broker.config import BrokerConfig
 from mq.broker.follow import Follower
 from mq.broker.index import QueueIndex
 from mq.broker.mailbox import Mailbox, Reply
-from mq.broker.mover import LARGEST_ROUND, Mover
-from mq.broker.reaper import Reaper
+from mq.broker.upkeep import Upkeep
 from mq.broker.workers import Change, FetchRequest, FetchWorker, Job, Leases, Publish, SaveWorker
 from mq.errors import BodyTooLarge, BrokerClosed, MQError, NoSuchMessage, NoSuchQueue, StorageFailed
 from mq.lifecycle import Kind, Observer, State
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
-from mq.storage.interface import QUEUE, Description, Entry, Meta, Move, Outcome, Result, Staged, Storage
+from mq.storage.interface import QUEUE, Description, Entry, Meta, Move, Staged, Storage
 from mq.storage.registry import open_storage
 
 logger = logging.getLogger("mq.broker")
@@ -100,10 +99,9 @@ class Broker:
         self._ids = MessageIds(clock_ns, random.getrandbits(48) | 1 << 40)
         self._catalog = Catalog(observers, clock_ns)
         self._committer = Committer(storage)
-        self._mover = Mover(self._committer.commit, self._begin_move, self._end_move)
-        self._reaper = Reaper(self._committer.commit, self._end_reap)
         self._follower = Follower(self._catalog, storage, self._ids, clock_ns, sweep=config.peers > 0 and config.mover)
         self._jobs: Mailbox[Job] = Mailbox()
+        self._upkeep = Upkeep(self._catalog, self._committer, self._jobs, config, clock_ns)
         self._fetches: list[Mailbox[FetchRequest]] = [Mailbox() for _ in range(config.workers)]
         self._leases = Leases(config.delay_seconds, clock_ns, random)
         self._random = random
@@ -113,24 +111,15 @@ class Broker:
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Take up what is in the store, then start every task."""
-        if self.config.mover:
-            self._catalog.arrivals[State.NEW] = self._mover_add
-            self._catalog.arrivals[State.DELAYED] = self._mover_add
-        if self.config.reaper:
-            self._catalog.arrivals[State.REMOVED] = self._reaper_add
-        self._catalog.orphaned = self._remove_orphan
         await self._follower.load()
         nursery.start_soon(self._committer.run)
         for requests in self._fetches:
             nursery.start_soon(SaveWorker(self._committer, self._jobs).run)
             nursery.start_soon(self._fetch_worker(requests).run)
-        if self.config.mover:
-            nursery.start_soon(self._mover.run)
-        if self.config.reaper:
-            nursery.start_soon(self._reaper.run)
+        self._upkeep.start(nursery)
         if self.config.followed:
             nursery.start_soon(self._follower.run)
-        await self._deliver_backlog()
+        await self._upkeep.deliver_backlog()
 
     async def finish(self) -> None:
         """Accept nothing more, and wait until what was asked for is done."""
@@ -181,7 +170,7 @@ class Broker:
             index = await self._index(queue)
             with self._noting_failure():
                 dropped = await self._storage.drop_record(QUEUE, queue)
-            self._forget(index, remove=dropped)
+            self._upkeep.forget(index, remove=dropped)
             if not dropped:
                 raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
 
@@ -269,16 +258,9 @@ class Broker:
             peers=self.config.peers,
             random=self._random,
             refresh=self._follower.refresh,
-            settle=self._settle,
-            give_back=self._give_back,
+            settle=self._upkeep.settle,
+            give_back=self._upkeep.give_back,
         )
-
-    async def _deliver_backlog(self) -> None:
-        """What a crash left in NEW is READY before the first fetch, if the medium lets it."""
-        backlog = sum(len(index.new) for index in self._catalog.queues.values())
-        if self.config.mover and backlog:
-            for _ in range(backlog // LARGEST_ROUND + 1):
-                await self._mover.finished_round()
 
     async def _do(self, job: Job, reply: Reply[Any]) -> Any:
         self._running.value += 1
@@ -328,80 +310,6 @@ class Broker:
         if self.config.followed and (surely or queue not in self._catalog.queues):
             await self._follower.load_queues()
         return self._catalog.queues.get(queue)
-
-    def _forget(self, index: QueueIndex, *, remove: bool) -> None:
-        """The queue is no more. What is left of it outside its folder goes too, if it was deleted through us."""
-        index.deleted = True
-        self._catalog.queues.pop(index.name, None)
-        for entry in [*index.new.values(), *index.delayed.values()]:
-            self._mover.cancel(entry.id)
-            if remove:
-                self._remove_orphan(entry)
-
-    def _remove_orphan(self, entry: Entry) -> None:
-        """A message of a deleted queue: nobody waits for this, and a crash before it is repaired at the next start."""
-        self._catalog.begin(entry)
-        self._jobs.put(Change(self._catalog, Move(entry, State.REMOVED, durable=False), Kind.REMOVE, "remove it"))
-
-    async def _settle(self, index: QueueIndex) -> None:
-        """Until what is in NEW now has been delivered: one round of moves may be running, the next has all of it."""
-        for _ in range(2):
-            if index.undelivered and self.config.mover and not self._committer.failure:
-                await self._mover.finished_round()
-
-    def _give_back(self, entry: Entry) -> None:
-        """A lease that nobody took: READY again at once."""
-        if entry.id not in self._catalog.transit:
-            self._catalog.begin(entry)
-            meta = Meta(receives=entry.meta.receives, order=entry.meta.order)
-            self._jobs.put(Change(self._catalog, Move(entry, State.READY, meta), Kind.REQUEUE, "requeue it"))
-
-    def _mover_add(self, entry: Entry, due: float | None) -> None:
-        if entry.state is State.NEW:
-            self._mover.add(entry)
-        elif due is not None:
-            self._mover.add(entry, due)
-        else:
-            self._mover.add(entry, trio.current_time() + self._remaining_seconds(entry))
-
-    def _remaining_seconds(self, entry: Entry) -> float:
-        """How long a lease found in the store still runs, by the wall clock, which may have been set since."""
-        if entry.meta.deadline_ms is None:
-            return self.config.delay_seconds
-        remaining = entry.meta.deadline_ms / 1000 - self._clock_ns() / 1e9
-        return min(max(remaining, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
-
-    def _begin_move(self, entry: Entry) -> bool:
-        index = self._catalog.queues.get(entry.queue)
-        if index is None or entry.id in self._catalog.transit or index.find(entry.id) != entry:
-            return False
-        self._catalog.begin(entry)
-        if entry.state is State.NEW:
-            index.delivering += 1
-        return True
-
-    def _end_move(self, entry: Entry, outcome: Outcome) -> None:
-        kind = Kind.DELIVER if entry.state is State.NEW else Kind.REQUEUE
-        index = self._catalog.queues.get(entry.queue)
-        if kind is Kind.DELIVER and index is not None:
-            index.delivering -= 1
-        if outcome.result is Result.DONE:
-            self._catalog.end(entry, outcome.entry, kind)
-        elif outcome.result is Result.GONE:
-            self._catalog.end(entry, None, kind)
-        else:
-            self._catalog.end(entry, entry, kind)
-            self._mover.cancel(entry.id)
-            if outcome.result is Result.NO_QUEUE and index is not None:
-                logger.warning("the folder of queue %s is gone; its other messages are left where they are", index.name)
-                self._forget(index, remove=False)
-
-    def _reaper_add(self, entry: Entry, due: float | None) -> None:
-        self._reaper.add(entry)
-
-    def _end_reap(self, entry: Entry, outcome: Outcome) -> None:
-        if outcome.result is Result.DONE:
-            self._catalog.tell(Kind.REAP, entry, None)
 
     def _check_open(self) -> None:
         if self._closed:

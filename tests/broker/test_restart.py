@@ -100,7 +100,7 @@ async def test_a_backlog_longer_than_a_round_is_in_order_at_once(
     fake_address: str, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mq.broker.mover.LARGEST_ROUND", 10)
-    monkeypatch.setattr("mq.broker.broker.LARGEST_ROUND", 10)
+    monkeypatch.setattr("mq.broker.upkeep.LARGEST_ROUND", 10)
     ids = MessageIds()
     async with opened(fake_address) as broker:
         await broker.create_queue("q")

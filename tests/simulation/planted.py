@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from mq.broker import broker, follow, workers
+from mq.broker import broker, follow, upkeep, workers
 from mq.message import MessageIds
 from mq.storage import barrier, batch, posix, recovery
 from mq.testing.simulation import Report, run_seed
