@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from mq.storage.calls import OPEN_FOLDER, Calls
 
 FEW_FILES: Final = 2
 FEW_FOLDERS: Final = 4
+NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+class SyncFailed(OSError):
+    """A sync failed. Whatever its errno, that does not pass: what is on the medium is unknown."""
 
 
 class Barrier:
@@ -26,12 +31,14 @@ class Barrier:
         root_fd: any folder of the file system, opened before what is written.
         syncfs: whether syncfs may be used.
         files: how many files will be written at the most; decides whether they are kept open for fsync.
+        spare: a handle for when there is no other, where syncfs may not be used.
     """
 
-    def __init__(self, calls: Calls, root_fd: int, *, syncfs: bool, files: int = 0) -> None:
+    def __init__(self, calls: Calls, root_fd: int, *, syncfs: bool, files: int = 0, spare: Spare | None = None) -> None:
         self._calls = calls
         self._root_fd = root_fd
         self._syncfs = syncfs
+        self._spare = spare
         self._one_by_one = not syncfs or files <= FEW_FILES
         self._files: list[int] = []
         self._folders: set[str] = set()
@@ -60,37 +67,96 @@ class Barrier:
                 self._calls.syncfs(self._root_fd)
                 return None
             for fd in self._files:
-                self._calls.fsync(fd)
+                sync(self._calls, fd)
         finally:
             self.close()
         try:
-            for folder in sorted(self._folders):  # one order, so that a simulation repeats
-                self._sync_folder(folder)
+            return self._sync_folders()
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._syncfs:
+            if error.errno not in NO_HANDLES or isinstance(error, SyncFailed):
                 raise
-            self._calls.syncfs(self._root_fd)  # needs no handle of its own
-            return None
-        return frozenset(self._folders)
+            if self._syncfs:
+                self._calls.syncfs(self._root_fd)  # needs no handle of its own
+                return None
+            if self._spare is None:
+                raise
+        with self._spare.lent():
+            return self._sync_folders()
 
     def close(self) -> None:
         """Close the files that wait for their sync."""
         files, self._files = self._files, []
-        for fd in files:
-            self._calls.close(fd)
+        close_all(self._calls, files)
 
-    def _sync_folder(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # deleted by hand meanwhile: nothing of it can be kept
-            sync_folder(self._calls, path)
+    def _sync_folders(self) -> frozenset[str]:
+        for folder in sorted(self._folders):  # one order, so that a simulation repeats
+            with contextlib.suppress(FileNotFoundError):  # deleted by hand meanwhile: nothing of it can be kept
+                sync_folder(self._calls, folder)
+        return frozenset(self._folders)
+
+
+class Spare:
+    """A handle that is kept for the moment when there is no other, and what was changed must be synced.
+
+    Args:
+        calls: the system.
+        path: any folder.
+    """
+
+    def __init__(self, calls: Calls, path: str) -> None:
+        self._calls = calls
+        self._path = path
+        self._fd: int | None = None
+        self.keep()
+
+    def keep(self) -> None:
+        """Take it, if it is not held and there is one."""
+        if self._fd is None:
+            with contextlib.suppress(OSError):
+                self._fd = self._calls.open(self._path, OPEN_FOLDER)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """It is free for the length of the block."""
+        self.close()
+        try:
+            yield
+        finally:
+            self.keep()
+
+    def close(self) -> None:
+        """Let go of it."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            close_all(self._calls, [fd])
+
+
+def close_all(calls: Calls, fds: Iterable[int]) -> None:
+    """Close files and folders. What an error could say here, their sync has said."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            calls.close(fd)
+
+
+def sync(calls: Calls, fd: int) -> None:
+    """Make an open file or folder durable.
+
+    Raises:
+        SyncFailed: it is not known to be.
+    """
+    try:
+        calls.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror, error.filename) from error
 
 
 def sync_folder(calls: Calls, path: str) -> None:
     """Make the names in a folder durable."""
     fd = calls.open(path, OPEN_FOLDER)
     try:
-        calls.fsync(fd)
+        sync(calls, fd)
     finally:
-        calls.close(fd)
+        close_all(calls, [fd])
 
 
 def make_folder(calls: Calls, path: str) -> None:
@@ -114,7 +180,6 @@ def synced_after(calls: Calls, *paths: str) -> Iterator[None]:
             fds.append(calls.open(path, OPEN_FOLDER))  # noqa: PERF401 - what is open is closed
         yield
         for fd in fds:
-            calls.fsync(fd)
+            sync(calls, fd)
     finally:
-        for fd in fds:
-            calls.close(fd)
+        close_all(calls, fds)

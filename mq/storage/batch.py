@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
-from mq.storage.barrier import Barrier
+from mq.storage.barrier import Barrier, SyncFailed
 from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
@@ -69,11 +69,13 @@ class Batch:
         self._must_settle = False
         self._sides: dict[int, MessageId] = {}
         writes = sum(type(operation) is Write for operation in operations)
-        self._barrier = Barrier(self._calls, folders.root_fd, syncfs=folders.syncfs, files=writes)
+        self._barrier = self._new_barrier(writes)
 
     def run(self) -> list[Outcome]:
         """Do it all. One outcome for each operation, in order."""
         if not self._folders.failure:
+            if self._folders.spare is not None:
+                self._folders.spare.keep()
             try:
                 self._write_sides()
                 self._write_and_move()
@@ -116,6 +118,10 @@ class Batch:
             self._settle(self._barrier)
         if self._links:
             self._finish_links()
+
+    def _new_barrier(self, files: int = 0) -> Barrier:
+        folders = self._folders
+        return Barrier(self._calls, folders.root_fd, syncfs=folders.syncfs, files=files, spare=folders.spare)
 
     def _is_durable(self, operation: Operation) -> bool:
         return operation.durable or self._folders.careful
@@ -196,7 +202,7 @@ class Batch:
         if not needed:
             return
         self._folders.sides = True
-        barrier = Barrier(self._calls, self._folders.root_fd, syncfs=self._folders.syncfs, files=len(needed))
+        barrier = self._new_barrier(len(needed))
         barrier.add_folders(self._layout.properties)
         try:
             for index, operation in needed:
@@ -272,7 +278,7 @@ class Batch:
 
     def _finish_links(self) -> None:
         """The new names are durable: take the old ones away. Whoever takes a name away has moved the message."""
-        barrier = Barrier(self._calls, self._folders.root_fd, syncfs=self._folders.syncfs)
+        barrier = self._new_barrier()
         durable = False
         for position, source, target in self._links:
             operation = self._operations[position]
@@ -300,7 +306,7 @@ class Batch:
         if not unlinks:
             return
         if self._folders.loose:
-            barrier = Barrier(self._calls, self._folders.root_fd, syncfs=self._folders.syncfs)
+            barrier = self._new_barrier()
             barrier.add_folders(*self._folders.loose)
             self._settle(barrier)
         durable = False
@@ -311,7 +317,7 @@ class Batch:
                 self._outcomes[index] = _refusal(error)
             durable |= operation.durable
         if durable:
-            barrier = Barrier(self._calls, self._folders.root_fd, syncfs=self._folders.syncfs)
+            barrier = self._new_barrier()
             barrier.add_folders(self._layout.remove)
             self._settle(barrier)
 
@@ -354,10 +360,15 @@ class Batch:
                 self._calls.unlink(f"{self._layout.properties}/{id}")
 
 
+def passes(error: OSError) -> bool:
+    """Whether nothing was changed, and it can be tried again later."""
+    return error.errno in PASSING and not isinstance(error, SyncFailed)
+
+
 def _refusal(error: OSError) -> Outcome:
     """The outcome of an operation that changed nothing; raises when that is not known."""
     if error.errno == errno.EEXIST:
         return _EXISTS
-    if error.errno in PASSING:
+    if passes(error):
         return Outcome(Result.FULL, reason=error.strerror or str(error))
     raise error

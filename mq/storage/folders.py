@@ -15,6 +15,7 @@ from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
+from mq.storage.barrier import Spare
 from mq.storage.calls import OPEN_READ, Calls, FileKind
 from mq.storage.interface import Entry
 from mq.storage.layout import Layout
@@ -57,10 +58,20 @@ class Folders:
         syncfs: whether syncfs(2) exists and reports errors here.
         xattrs: whether the file system has user extended attributes.
         whole: let a name appear in new/ only when its file is complete, because others watch that folder.
+        spare: a handle for a sync when there is no other.
     """
 
     def __init__(
-        self, calls: Calls, layout: Layout, mount: Mount, root_fd: int, *, syncfs: bool, xattrs: bool, whole: bool
+        self,
+        calls: Calls,
+        layout: Layout,
+        mount: Mount,
+        root_fd: int,
+        *,
+        syncfs: bool,
+        xattrs: bool,
+        whole: bool,
+        spare: Spare | None = None,
     ) -> None:
         self.calls = calls
         self.layout = layout
@@ -69,6 +80,7 @@ class Folders:
         self.syncfs = syncfs
         self.xattrs = xattrs
         self.whole = whole
+        self.spare = spare
         self.careful = whole and not mount.ordered
         """Whether every move must be durable: others unlink, and cannot know which names could come back."""
         self.sides = whole or not xattrs

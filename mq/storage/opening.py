@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import shorten
-from mq.storage.barrier import sync_folder
+from mq.storage.barrier import Spare, close_all, sync_folder
 from mq.storage.calls import OPEN_FOLDER, Calls, FileKind
 from mq.storage.folders import Folders
 from mq.storage.layout import Layout
@@ -30,12 +30,18 @@ class OpenRoot(NamedTuple):
     Attributes:
         folders: its messages.
         records: its records.
-        handles: open files to keep for as long as it is served, and then to close.
+        handles: open files to keep for as long as it is served.
     """
 
     folders: Folders
     records: Records
     handles: tuple[int, ...]
+
+    def close(self) -> None:
+        """Let go of it."""
+        close_all(self.folders.calls, self.handles)
+        if self.folders.spare is not None:
+            self.folders.spare.close()
 
 
 def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syncfs: bool = False) -> OpenRoot:
@@ -67,14 +73,16 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
             recover(folders, records)
         if options.shared:
             calls.lock(lock, exclusive=False)
+        if not syncfs:
+            folders.spare = Spare(calls, root)
     except OSError as error:
-        _close(calls, handles)
+        close_all(calls, handles)
         raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(error)}") from error
     except StorageFull as error:
-        _close(calls, handles)
+        close_all(calls, handles)
         raise StorageUnusable(f"cannot serve root {shorten(root)}: {error}") from error
     except StorageUnusable:
-        _close(calls, handles)
+        close_all(calls, handles)
         raise
     return OpenRoot(folders, records, tuple(handles))
 
@@ -146,8 +154,3 @@ def _has_xattrs(calls: Calls, layout: Layout) -> bool:
         calls.close(fd)
         with contextlib.suppress(FileNotFoundError):  # another broker that opens the root just now took it away
             calls.unlink(path)
-
-
-def _close(calls: Calls, handles: list[int]) -> None:
-    for fd in handles:
-        calls.close(fd)

@@ -6,6 +6,7 @@ Address: ``posix:/var/lib/mq``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -19,8 +20,8 @@ from mq.errors import CorruptMessage, StorageError, StorageFailed, StorageFull, 
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, checksum, shorten
 from mq.storage import names
-from mq.storage.barrier import make_folder, sync_folder, synced_after
-from mq.storage.batch import PASSING, Batch
+from mq.storage.barrier import close_all, make_folder, sync_folder, synced_after
+from mq.storage.batch import Batch, passes
 from mq.storage.calls import Calls, FileKind, LinuxCalls
 from mq.storage.folders import Folders, Opened
 from mq.storage.interface import QUEUE, Change, Description, Entry, Operation, Outcome, Stored
@@ -129,8 +130,8 @@ class FolderStorage:
     async def aclose(self) -> None:
         """Let go of the root."""
         opened, self._open = self._open, None
-        for fd in opened.handles if opened else ():
-            self._calls.close(fd)
+        if opened is not None:
+            opened.close()
 
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep a record; for a QUEUE, make its folder."""
@@ -213,7 +214,7 @@ class FolderStorage:
             result: _T = await self._hop(verb, *args)
             return result
         except OSError as error:
-            if error.errno in PASSING:
+            if passes(error):
                 raise StorageFull(f"cannot store now: {error.strerror}. Try again later") from error
             folders.fail(error)
             raise StorageFailed(
@@ -267,8 +268,11 @@ class FolderStorage:
         with synced_after(self._calls, layout.remove, layout.queues):  # also when it is gone: for an earlier try
             if found:
                 self._calls.rename(f"{layout.queues}/{key}", removed)
-        with contextlib.suppress(FileNotFoundError):
+        try:
             self._root_open.records.drop(kind, key)
+        except OSError as error:
+            if error.errno != errno.ENOENT and not passes(error):
+                raise  # else the queue is deleted all the same: a record without its folder goes at the next start
         return found
 
 
@@ -309,15 +313,15 @@ class FileBody:
         """Close the file."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            self._folders.calls.close(fd)
+            close_all(self._folders.calls, [fd])
 
     def __del__(self) -> None:
         if self._fd is not None:
-            self._folders.calls.close(self._fd)
+            close_all(self._folders.calls, [self._fd])
 
 
 def _unreadable(error: OSError) -> StorageError:
-    if error.errno in PASSING:
+    if passes(error):
         return StorageFull(f"cannot read now: {error.strerror}. Try again later")
     return StorageFailed(f"cannot read: {error.strerror}; repair the disk, remount it, and start mq again")
 

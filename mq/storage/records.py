@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from mq.storage.barrier import sync_folder
+from mq.storage.barrier import sync, sync_folder
 from mq.storage.calls import OPEN_NEW, OPEN_READ, Calls, FileKind
 from mq.storage.staging import write_all
 
@@ -78,7 +78,7 @@ class Records:
         fd = self._calls.open(path, OPEN_NEW)
         try:
             write_all(self._calls, fd, content)
-            self._calls.fsync(fd)
+            sync(self._calls, fd)
         except OSError:
             self._calls.unlink(path)
             raise

@@ -67,7 +67,8 @@ class StagedFile:
         """Take it away, unless it has been taken."""
         fd = self.take()
         if fd is not None:
-            self._calls.close(fd)
+            with contextlib.suppress(OSError):
+                self._calls.close(fd)
             with contextlib.suppress(OSError):  # what is left in state/stage/ goes at the next start
                 self._calls.unlink(self.path)
 

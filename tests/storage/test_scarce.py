@@ -1,0 +1,78 @@
+"""What passes and what does not: a handle can be missing for a moment, a sync that failed has failed for good."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from mq.errors import StorageFailed, StorageFull
+from mq.lifecycle import State
+from mq.storage.interface import QUEUE, Move, Result
+from tests.storage.disks import LEASE, MOUNTS, open_disk
+
+
+@pytest.mark.parametrize("mount", MOUNTS)
+async def test_the_spare_handle_serves_when_there_is_no_other(mount: str) -> None:
+    async with open_disk(MOUNTS[mount], syncfs=False) as disk:
+        ready = await disk.bring(State.READY)
+        disk.calls.log.clear()
+        disk.calls.fail("open", errno.EMFILE, path="delay")
+        assert await disk.one(Move(ready, State.DELAYED, LEASE)) is Result.DONE
+        said = disk.calls.said("open", "close", "fsync")
+        failed = said.index("open delay")
+        assert said[failed : failed + 4] == ["open delay", "close .", "open delay", "fsync delay"]
+        assert "open ." in said[failed:]  # it is kept again
+
+
+async def test_a_spare_handle_that_somebody_else_took_is_taken_back_later() -> None:
+    async with open_disk(MOUNTS["rename"], syncfs=False) as disk:
+        first, second = [await disk.bring(State.READY) for _ in range(2)]
+        disk.calls.fail("open", errno.EMFILE, path="delay")
+        disk.calls.fail("open", errno.EMFILE, path=".")
+        assert await disk.one(Move(first, State.DELAYED, LEASE)) is Result.DONE
+        disk.heal()
+        disk.calls.log.clear()
+        assert await disk.one(Move(second, State.DELAYED, LEASE)) is Result.DONE
+        assert disk.calls.said("open")[0] == "open ."
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+async def test_a_failed_sync_does_not_pass_whatever_it_says(nth: int) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        disk.calls.fail("fsync", errno.ENOSPC, nth=nth)
+        with pytest.raises(StorageFailed):
+            await disk.make_queue("other")
+        with pytest.raises(StorageFailed):
+            await disk.make_queue("another")
+
+
+@pytest.mark.parametrize("path", ["state/records/queue", "state/records/queue/kq.1"])
+async def test_a_queue_whose_record_cannot_go_now_is_deleted_all_the_same(path: str) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        disk.calls.fail("unlink" if path.endswith(".1") else "names", errno.ENOMEM, path=path, times=None)
+        assert await disk.storage.drop_record(QUEUE, "q")
+        disk.heal()
+        assert await disk.storage.records(QUEUE) == {}
+        await disk.open()
+        assert not disk.files("state/records")
+
+
+async def test_a_queue_that_cannot_be_deleted_now_is_there_as_before() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        ready = await disk.bring(State.READY)
+        for path in ("remove", "queues"):
+            disk.calls.fail("open", errno.EMFILE, path=path)
+            with pytest.raises(StorageFull):
+                await disk.storage.drop_record(QUEUE, "q")
+        assert await disk.body(ready) == b"body"
+
+
+async def test_closing_does_not_fail() -> None:
+    async with open_disk(MOUNTS["rename"], syncfs=False) as disk:
+        large = await disk.bring(State.READY, b"x" * 300_000)
+        found = (await disk.storage.read([large]))[0]
+        assert found is not None
+        disk.calls.fail("close", errno.EIO, times=None)
+        await found.body.aclose()
+        assert await disk.one(Move(large, State.DELAYED, LEASE)) is Result.DONE
