@@ -72,7 +72,7 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
         if alone:
             recover(folders, records)
         if options.shared:
-            calls.lock(lock, exclusive=False)
+            _lock_shared(calls, lock, root)
         if not syncfs:
             folders.spare = Spare(calls, root)
     except OSError as error:
@@ -130,9 +130,15 @@ def _lock(calls: Calls, lock: int, root: str, *, shared: bool) -> bool:
                 f"root {shorten(root)} is already served by another daemon; stop that one, choose another --root, "
                 "or start all of them with --peers=N, N being the number of the others"
             ) from error
+    _lock_shared(calls, lock, root)
+    return False
+
+
+def _lock_shared(calls: Calls, lock: int, root: str) -> None:
+    """Share the root. For an instant nobody holds a lock that changes from exclusive to shared: another daemon that is
+    starting may get it."""
     try:
         calls.lock(lock, exclusive=False)
-        return False
     except BlockingIOError as error:
         raise RootBusy(
             f"root {shorten(root)} is served by a daemon with --peers=0; restart that one with --peers=1 or more"
