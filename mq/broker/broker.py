@@ -21,7 +21,16 @@ from mq.broker.index import QueueIndex
 from mq.broker.mailbox import Mailbox, Reply
 from mq.broker.upkeep import Upkeep
 from mq.broker.workers import Change, FetchRequest, FetchWorker, Job, Leases, Publish, SaveWorker
-from mq.errors import BodyTooLarge, BrokerClosed, MQError, NoSuchMessage, NoSuchQueue, StorageFailed
+from mq.errors import (
+    BodyTooLarge,
+    BrokerClosed,
+    MQError,
+    NoSuchMessage,
+    NoSuchQueue,
+    StorageFailed,
+    StorageFull,
+    StorageUnusable,
+)
 from mq.lifecycle import Kind, Observer, State
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
 from mq.storage.interface import QUEUE, Description, Entry, Meta, Move, Staged, Storage
@@ -65,6 +74,7 @@ async def open_broker(
                 )
             )
         broker = Broker(storage, config, observers, clock_ns, random or Random())
+        await broker.load()
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             await broker.start(nursery)
@@ -109,9 +119,19 @@ class Broker:
         self._running: AsyncValue[int] = AsyncValue(0)
         self._closed = False
 
+    async def load(self) -> None:
+        """Take up what is in the store.
+
+        Raises:
+            StorageUnusable: it cannot be read.
+        """
+        try:
+            await self._follower.load()
+        except (StorageFull, StorageFailed) as error:
+            raise StorageUnusable(f"cannot take up what is in the store: {error}") from error
+
     async def start(self, nursery: trio.Nursery) -> None:
-        """Take up what is in the store, then start every task."""
-        await self._follower.load()
+        """Start every task."""
         nursery.start_soon(self._committer.run)
         for requests in self._fetches:
             nursery.start_soon(SaveWorker(self._committer, self._jobs).run)
