@@ -99,12 +99,16 @@ def explain(error: OSError) -> str:
 
 
 def _make_folders(calls: Calls, layout: Layout, root: str) -> None:
-    if calls.kind(root) not in (FileKind.FOLDER, None):
+    if (kind := calls.kind(root)) is FileKind.OTHER:
+        raise StorageUnusable(f"root {shorten(root)} is a link or worse; give the folder that it leads to as --root")
+    if kind is FileKind.FILE:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
     _make_root(calls, root)
     for folder in layout.all():
         with contextlib.suppress(FileExistsError):
             calls.mkdir(folder)
+        if calls.kind(folder) is not FileKind.FOLDER:
+            raise StorageUnusable(f"cannot serve root {shorten(root)}: {shorten(folder)} is not a folder; move it away")
     for folder in (root, layout.state):
         sync_folder(calls, folder)
 

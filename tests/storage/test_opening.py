@@ -121,10 +121,38 @@ async def test_a_file_is_no_root() -> None:
     assert "Not a directory; choose a folder as --root" in await line(disk)
 
 
+async def test_a_link_is_no_root(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with pytest.raises(StorageUnusable, match="is a link or worse; give the folder that it leads to"):
+        await make_posix(str(tmp_path / "link"), StorageOptions()).open()
+    assert os.listdir(tmp_path / "folder") == []
+
+
 async def test_no_root_below_a_file() -> None:
     disk = Disk(MOUNTS["rename"], root="/file/root")
     disk.inner.close(disk.inner.open("/file", os.O_CREAT | os.O_WRONLY))
     assert "cannot serve root" in await line(disk)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+async def test_something_else_in_the_place_of_a_folder_is_named(folder: str) -> None:
+    disk = Disk(MOUNTS["rename"])
+    for parent in ("", "/state"):
+        disk.inner.mkdir(f"/root{parent}")
+        if folder == "state":
+            break
+    disk.put(folder, b"kept")
+    assert f'"/root/{folder}" is not a folder; move it away' in await line(disk)
+    assert disk.bytes_of(folder) == b"kept"
+
+
+async def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "new").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageUnusable, match="is not a folder; move it away"):
+        await make_posix(str(tmp_path / "root"), StorageOptions()).open()
 
 
 @pytest.mark.parametrize(
