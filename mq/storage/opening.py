@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import shorten
@@ -18,6 +18,8 @@ from mq.storage.options import StorageOptions
 from mq.storage.properties import SUM
 from mq.storage.records import Records
 from mq.storage.recovery import recover
+
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
 class RootBusy(StorageUnusable):
@@ -59,6 +61,8 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
         handles.append(lock := calls.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW))
         alone = _lock(calls, lock, root, shared=options.shared)
         handles.append(root_fd := calls.open(root, OPEN_FOLDER))
+        if not mount.atomic_rename:
+            _check_links(calls, layout, root, mount)
         folders = Folders(
             calls,
             layout,
@@ -147,6 +151,27 @@ def _lock_shared(calls: Calls, lock: int, root: str) -> None:
         raise RootBusy(
             f"root {shorten(root)} is served by a daemon with --peers=0; restart that one with --peers=1 or more"
         ) from error
+
+
+def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
+    """Where a move is made by links they must be possible: by trying."""
+    names = f"{layout.stage}/probe-a", f"{layout.stage}/probe-b"
+    calls.close(calls.open(names[0], os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+    try:
+        calls.link(*names)
+    except (FileExistsError, FileNotFoundError):
+        return  # another broker tries just now
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StorageUnusable(
+            f"root {shorten(root)} is on {mount.kind}, which has no hard links and of whose renames mq knows nothing; "
+            "choose a --root on a local disk"
+        ) from error
+    finally:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                calls.unlink(name)
 
 
 def _has_xattrs(calls: Calls, layout: Layout) -> bool:

@@ -206,6 +206,14 @@ async def test_a_flaw_of_the_file_system_is_told_before_anything_is_made() -> No
     assert disk.tree() == {}
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+async def test_where_moves_are_links_links_must_be_possible(number: int) -> None:
+    disk = Disk(Mount("vfat"))
+    disk.calls.fail("link", number, times=None)
+    assert "is on vfat, which has no hard links" in await line(disk)
+    assert disk.files("state/stage") == set()
+
+
 async def test_where_moves_are_renames_links_need_not_be_possible() -> None:
     disk = Disk(MOUNTS["rename"])
     disk.calls.fail("link", errno.EPERM, times=None)
