@@ -3,7 +3,8 @@ brought back to one that the rest of mq knows. Interrupted anywhere, it does the
 
 * A message under several names keeps one: REMOVED before READY, DELAYED, NEW; of several leases the latest.
 * A torn message in NEW was never acknowledged: it goes.
-* A message in NEW or DELAYED older than its queue belongs to a deleted queue of that name: it goes.
+* A message in NEW or DELAYED older than its queue belongs to a deleted queue of that name: it goes. So does one whose
+  queue is not there, and whose folder is on its way out.
 * Bodies that were still arriving, side files without a message, records without a queue: they go.
 
 What it does not understand it leaves alone. All repairs are durable when it returns.
@@ -56,7 +57,7 @@ def recover(folders: Folders, records: Records) -> Repairs:
     for name in settings.keys() - queues:
         records.drop(QUEUE, name)
     moving = {state: folders.scan(state) for state in (State.REMOVED, State.DELAYED, State.NEW)}
-    orphaned = _drop_orphans(folders, moving, settings)
+    orphaned = _drop_orphans(folders, moving, settings, queues)
     doubled = _drop_doubles(folders, moving, queues)
     torn = _drop_torn(folders, moving[State.NEW])
     leftovers = _clear(folders, folders.layout.stage) + _drop_sides(folders, queues)
@@ -67,19 +68,29 @@ def recover(folders: Folders, records: Records) -> Repairs:
     return repairs
 
 
-def _drop_orphans(folders: Folders, moving: dict[State, list[Entry]], settings: Mapping[str, Mapping[str, Any]]) -> int:
+def _drop_orphans(
+    folders: Folders, moving: dict[State, list[Entry]], settings: Mapping[str, Mapping[str, Any]], queues: set[str]
+) -> int:
+    deleted = _deleted(folders) - queues
     dropped = 0
     for state in (State.DELAYED, State.NEW):
         kept = []
         for entry in moving[state]:
             made = settings.get(entry.queue, {}).get("created", 0)
-            if isinstance(made, int) and entry.joined < made:
+            if entry.queue in deleted or (isinstance(made, int) and entry.joined < made):
                 folders.calls.unlink(folders.layout.path(entry))
                 dropped += 1
             else:
                 kept.append(entry)
         moving[state] = kept
     return dropped
+
+
+def _deleted(folders: Folders) -> set[str]:
+    """Queues whose folder is on its way out. One that is only missing may have been moved away by hand."""
+    there = folders.calls.names(folders.layout.remove)
+    found = (names.parse_flat(name, State.REMOVED) for name, kind in there if kind is FileKind.FOLDER)
+    return {entry.queue for entry in found if entry is not None}
 
 
 def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:

@@ -76,3 +76,14 @@ async def test_closing_does_not_fail() -> None:
         disk.calls.fail("close", errno.EIO, times=None)
         await found.body.aclose()
         assert await disk.one(Move(large, State.DELAYED, LEASE)) is Result.DONE
+
+
+async def test_messages_of_a_queue_on_its_way_out_go_with_it() -> None:
+    async with open_disk(MOUNTS["rename"], queues=("q", "moved_away")) as disk:
+        kept = await disk.bring(State.DELAYED, queue="moved_away")
+        for state in (State.NEW, State.READY, State.DELAYED):
+            await disk.bring(state)
+        await disk.storage.drop_record(QUEUE, "q")
+        disk.inner.rename(f"{disk.root}/queues/moved_away", f"{disk.root}/elsewhere")
+        await disk.open()
+        assert disk.files("new", "delay") == {disk.path(kept)}
