@@ -2,8 +2,9 @@
 .DEFAULT_GOAL := help
 READY := .venv/.ready
 BIN := .venv/bin
+SEEDS ?= 10000
 
-.PHONY: help setup venv run test quick lint format types docs dist bench torture clean
+.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -39,6 +40,9 @@ dist: $(READY) ## build the wheel and the one-file program into dist/
 
 bench: $(READY) ## benchmarks, as ratios against a bare loop
 	$(BIN)/python -m benchmarks
+
+simulate: $(READY) ## the seeded simulation: make simulate SEEDS=1000000
+	$(BIN)/python -m mq.testing.simulate 0-$(SEEDS)
 
 torture: $(READY) ## kill -9 for hours: nothing acknowledged is lost
 	$(BIN)/pytest tests/e2e/test_kill.py --kills=2000 -s

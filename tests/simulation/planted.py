@@ -31,10 +31,10 @@ class Bug(NamedTuple):
 
 
 BUGS: Final = {
-    "a folder is not synced": Bug(barrier.Barrier, "settle", "self._sync_folder(folder)", "pass"),
-    "a file is not synced": Bug(barrier.Barrier, "settle", "self._calls.fsync(fd)", "pass"),
+    "a folder is not synced": Bug(barrier.Barrier, "_sync_folders", "sync_folder(self._calls, folder)", "pass"),
+    "a file is not synced": Bug(barrier.Barrier, "settle", "sync(self._calls, fd)", "pass"),
     "an fsync that failed is tried again": Bug(
-        barrier.Barrier, "settle", "self._calls.fsync(fd)", "try_again(self._calls.fsync, fd)"
+        barrier.Barrier, "settle", "sync(self._calls, fd)", "try_again(self._calls.fsync, fd)"
     ),
     "a batch that failed is answered as done": Bug(
         batch.Batch, "run", "self._folders.fail(error)", "return self._outcomes"
@@ -86,7 +86,7 @@ BUGS: Final = {
         workers.Leases, "meta", "self.seconds + MARGIN_SECONDS", "self.seconds"
     ),
     "leases end with the broker": Bug(
-        broker.Broker,
+        upkeep.Upkeep,
         "_remaining_seconds",
         "return min(max(remaining, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)",
         "return 0.0",

@@ -9,9 +9,25 @@ import pytest
 from tests.simulation.planted import BUGS, first_report
 
 FOUND_BY = {
-    "a folder is not synced": 0,
+    "an fsync that failed is tried again": 142,
+    "a batch that failed is answered as done": 19,
+    "a link is not durable before its unlink": 13,
+    "the folder that was left is not synced": 30,
+    "the folder that was entered is not synced": 3,
+    "an old name is unlinked, and that not synced": 14,
+    "a message is unlinked while an older name can come back": 233,
+    "a queue's folder is made, and that not synced": 13,
+    "a queue's deletion is not synced": 13,
+    "recovery keeps torn messages": 30,
+    "recovery prefers older places": 20,
+    "a lease is not durable": 7,
+    "a lease is counted from before its move": 10,
+    "a lease's name leaves no time for its barrier": 4,
+    "leases end with the broker": 4,
+    "a removal is not durable": 39,
+    "a queue does not say when it was made": 89,
 }
-"""The first seed that found each, when this was written: tried first, then all of them in order."""
+"""The first seed that found each when this was written, where that is not 0: tried first, then all in order."""
 
 
 @pytest.mark.slow
