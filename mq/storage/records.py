@@ -9,15 +9,16 @@ that is whole JSON counts: an object torn anywhere is not JSON. This needs no at
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 from urllib.parse import quote
 
-from mq.storage.barrier import sync, sync_folder
+from mq.storage.barrier import sync, sync_folder, synced_after
 from mq.storage.calls import OPEN_NEW, OPEN_READ, Calls, FileKind
 from mq.storage.staging import write_all
 
@@ -27,6 +28,7 @@ _LARGEST: Final = 16 * 1024 * 1024
 _KIND: Final = re.compile(r"[a-z0-9_-]+")
 _NAME: Final = re.compile(r"([kd][A-Za-z0-9_~%-]*)\.([0-9]{1,18})")
 _LONGEST_FILE: Final = 200
+_LOOKS: Final = 100
 
 
 class Records:
@@ -50,23 +52,29 @@ class Records:
         self._make_kind(kind)
         file, versions = self._versions(kind, key)
         content = json.dumps({"key": key, "value": dict(value)}, ensure_ascii=False, sort_keys=True)
-        self._write(f"{self._folder}/{kind}/{file}.{max(versions, default=0) + 1}", content.encode())
-        sync_folder(self._calls, f"{self._folder}/{kind}")
+        path = f"{self._folder}/{kind}/{file}"
+        with synced_after(self._calls, f"{self._folder}/{kind}"):
+            self._write(path, max(versions, default=0) + 1, content.encode("utf-8", "surrogatepass"))
         for version in versions:
-            self._calls.unlink(f"{self._folder}/{kind}/{file}.{version}")
+            self._unlink(f"{self._folder}/{kind}/{file}.{version}")
         return not versions
 
     def drop(self, kind: str, key: str) -> bool:
         """Forget a record; durable on return. False when there was none."""
         file, versions = self._versions(kind, key)
-        for version in sorted(versions):
-            self._calls.unlink(f"{self._folder}/{kind}/{file}.{version}")
+        found = [self._unlink(f"{self._folder}/{kind}/{file}.{version}") for version in sorted(versions)]
         if self._calls.kind(f"{self._folder}/{kind}") is not None:
             sync_folder(self._calls, f"{self._folder}/{kind}")  # also when none is left: an earlier try may have failed
-        return bool(versions)
+        return any(found)
 
     def all(self, kind: str) -> dict[str, Mapping[str, Any]]:
         """Every record of a kind."""
+        for _ in range(_LOOKS):
+            with contextlib.suppress(FileNotFoundError):  # somebody put or dropped one just now: look again
+                return self._all(kind)
+        return self._all(kind)
+
+    def _all(self, kind: str) -> dict[str, Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
         for file, version in sorted(self._listed(kind)):
             record = self._read(f"{self._folder}/{kind}/{file}.{version}")
@@ -74,8 +82,13 @@ class Records:
                 found[record["key"]] = record["value"]
         return found
 
-    def _write(self, path: str, content: bytes) -> None:
-        fd = self._calls.open(path, OPEN_NEW)
+    def _write(self, file: str, version: int, content: bytes) -> None:
+        path = f"{file}.{version}"
+        try:
+            fd = self._calls.open(path, OPEN_NEW)
+        except FileExistsError:  # somebody else puts it just now: who comes later counts
+            self._write(file, version + 1, content)
+            return
         try:
             write_all(self._calls, fd, content)
             sync(self._calls, fd)
@@ -84,6 +97,13 @@ class Records:
             raise
         finally:
             self._calls.close(fd)
+
+    def _unlink(self, path: str) -> bool:
+        try:
+            self._calls.unlink(path)
+        except FileNotFoundError:  # somebody else was faster
+            return False
+        return True
 
     def _versions(self, kind: str, key: str) -> tuple[str, list[int]]:
         """The first part of a record's file names, and the versions that are there."""
@@ -101,22 +121,28 @@ class Records:
     def _make_kind(self, kind: str) -> None:
         assert _KIND.fullmatch(kind), f"not a kind of record: {kind!r}"
         if self._calls.kind(f"{self._folder}/{kind}") is None:
-            self._calls.mkdir(f"{self._folder}/{kind}")
+            with contextlib.suppress(FileExistsError):
+                self._calls.mkdir(f"{self._folder}/{kind}")
             sync_folder(self._calls, self._folder)
 
     def _read(self, path: str) -> Mapping[str, Any] | None:
         fd = self._calls.open(path, OPEN_READ)
         try:
-            value = json.loads(self._calls.read(fd, _LARGEST))
+            value = json.loads(b"".join(iter(lambda: self._calls.read(fd, _LARGEST), b"")))
         except ValueError:
             logger.warning("a torn record is passed over: %s", ascii(path))
             return None
         finally:
             self._calls.close(fd)
-        return value if isinstance(value, dict) and value.keys() == {"key", "value"} else None
+        return value if _is_record(value) else None
+
+
+def _is_record(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, dict) and isinstance(value.get("key"), str) and isinstance(value.get("value"), dict)
 
 
 def _file(key: str) -> str:
     """A key as the first part of a file name."""
-    plain = "k" + quote(key, safe="").replace(".", "%2E")
-    return plain if len(plain) <= _LONGEST_FILE else "d" + hashlib.sha256(key.encode()).hexdigest()
+    text = key.encode("utf-8", "surrogatepass")
+    plain = "k" + quote(text, safe="").replace(".", "%2E")
+    return plain if len(plain) <= _LONGEST_FILE else "d" + hashlib.sha256(text).hexdigest()
