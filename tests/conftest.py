@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import socket
 import tempfile
@@ -9,6 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_log_level() -> Iterator[None]:
+    """A test that silences mq's log, as the simulation does, silences no other test."""
+    log = logging.getLogger("mq")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture
