@@ -230,7 +230,15 @@ class FolderStorage:
             raise _unreadable(error) from error
 
     def _read(self, entries: Sequence[Entry]) -> list[Opened | None]:
-        return [self._root_open.folders.read(entry) for entry in entries]
+        folders = self._root_open.folders
+        found: list[Opened | None] = []
+        try:
+            for entry in entries:
+                found.append(folders.read(entry))  # noqa: PERF401 - what is open is closed
+        except StorageFull:
+            close_all(self._calls, (opened.fd for opened in found if opened is not None and opened.fd is not None))
+            raise
+        return found
 
     def _body(self, opened: Opened) -> BytesBody | DamagedBody | FileBody:
         if opened.damage:

@@ -6,7 +6,6 @@ import errno
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from fnmatch import fnmatchcase
 from typing import Final
 
 import pytest
@@ -524,22 +523,6 @@ async def test_side_files_vanish_with_their_queue() -> None:
 # Others on the same root
 
 
-class Intruder:
-    """Somebody else, who does something just before a call of ours."""
-
-    def __init__(self, disk: Disk, verb: str, path: str, act: Callable[[], object]) -> None:
-        self._meet = disk.calls._meet
-        self._verb, self._path, self._act = verb, path, act
-        self.came = 0
-        disk.calls._meet = self.meet  # type: ignore[method-assign]
-
-    def meet(self, verb: str, path: str, detail: str = "") -> None:
-        if verb == self._verb and fnmatchcase(path, f"*{self._path}") and not self.came:
-            self.came += 1
-            self._act()
-        self._meet(verb, path, detail)
-
-
 async def test_who_finds_the_old_name_gone_has_lost_and_takes_the_new_one_back() -> None:
     async with open_disk(MOUNTS["link"], shared=True) as disk:
         entry = await disk.bring(State.READY)
@@ -550,9 +533,9 @@ async def test_who_finds_the_old_name_gone_has_lost_and_takes_the_new_one_back()
             disk.inner.link(source, target)
             disk.inner.unlink(source)
 
-        intruder = Intruder(disk, "unlink", "queues/q/*", lease)
+        came = disk.just_before("unlink", "queues/q/*", lease)
         assert await disk.one(Move(entry, State.DELAYED, LEASE)) is Result.GONE
-        assert intruder.came
+        assert came
         assert await disk.everything() == {Entry("q", entry.id, State.DELAYED, other)}
 
 
@@ -567,14 +550,16 @@ async def test_whoever_took_the_new_name_further_does_no_harm() -> None:
             disk.inner.unlink(source)
             disk.inner.unlink(f"/root/remove/q:{entry.id}")
 
-        Intruder(disk, "unlink", "queues/q/*", lease_and_reap)
+        disk.just_before("unlink", "queues/q/*", lease_and_reap)
         assert await disk.one(Move(entry, State.REMOVED)) is Result.GONE
         assert not disk.folders.failure
         assert await disk.one(Write("q", new_id(), b"body")) is Result.DONE
 
 
 @pytest.mark.parametrize(
-    ("verb", "path"), [("unlink", "q:*/*"), ("names", "remove/q:*"), ("rmdir", "remove/q:*")], ids=lambda value: value
+    ("verb", "path"),
+    [("unlink", "remove/q:*/*"), ("names", "remove/q:*"), ("rmdir", "remove/q:*")],
+    ids=lambda value: value,
 )
 async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -> None:
     async with open_disk(MOUNTS["rename"], shared=True) as disk:
@@ -589,9 +574,9 @@ async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -
                 disk.inner.unlink(f"{folder}/{name}")
             disk.inner.rmdir(folder)
 
-        intruder = Intruder(disk, verb, path, reap)
+        came = disk.just_before(verb, path, reap)
         assert await disk.one(Unlink(removed)) in (Result.GONE, Result.DONE)
-        assert intruder.came
+        assert came
         assert not disk.folders.failure
         assert await disk.storage.scan(State.REMOVED) == []
 

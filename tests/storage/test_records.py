@@ -141,6 +141,7 @@ def test_an_odd_key_is_its_own(shelf: Shelf, key: str) -> None:
     assert shelf.records.put("kind", key, {"key": 1})
     assert not shelf.records.put("kind", key, {"key": 2})
     assert shelf.records.all("kind") == {**others, key: {"key": 2}}
+    assert all(name.isascii() and len(name) <= 255 for name in shelf.files())
     assert shelf.records.drop("kind", key)
     assert shelf.records.all("kind") == others
 
