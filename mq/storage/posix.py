@@ -254,18 +254,31 @@ class FolderStorage:
         return {name: found.get(name, {}) for name in self._root_open.folders.queues()}
 
     def _put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        new = self._root_open.records.put(kind, key, value)
         if kind != QUEUE:
-            return new
+            return self._root_open.records.put(kind, key, value)
         folders = self._root_open.folders
         folder = f"{folders.layout.queues}/{key}"
-        made = self._calls.kind(folder) is not FileKind.FOLDER
+        there = self._calls.kind(folder)
+        if there not in (FileKind.FOLDER, None):
+            raise StorageError(f"cannot make queue {key}: {shorten(folder)} is not a folder; move it away")
+        made = there is None
+        self._root_open.records.put(kind, key, value if made else self._made_before(key, value))
         with synced_after(self._calls, folders.layout.queues):  # also when it is there: for an earlier try
             if made:
-                make_folder(self._calls, folder)
-            else:
+                try:
+                    make_folder(self._calls, folder)
+                except FileExistsError:
+                    made = False  # another broker was faster
+            if not made:
                 sync_folder(self._calls, folder)
         return made
+
+    def _made_before(self, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The new value of a queue that is there. Two brokers may make one at once: it was made by the first, else what
+        was published to it in between would count as a deleted queue's."""
+        times = (self._root_open.records.all(QUEUE).get(key, {}).get("created"), value.get("created"))
+        known = [time for time in times if isinstance(time, int)]
+        return {**value, "created": min(known)} if known else value
 
     def _drop_record(self, kind: str, key: str) -> bool:
         if kind != QUEUE:
@@ -275,7 +288,10 @@ class FolderStorage:
         removed = f"{layout.remove}/{names.flat(key, self._ids.new())}"
         with synced_after(self._calls, layout.remove, layout.queues):  # also when it is gone: for an earlier try
             if found:
-                self._calls.rename(f"{layout.queues}/{key}", removed)
+                try:
+                    self._calls.rename(f"{layout.queues}/{key}", removed)
+                except FileNotFoundError:
+                    found = False  # another broker was faster
         try:
             self._root_open.records.drop(kind, key)
         except OSError as error:

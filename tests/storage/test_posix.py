@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 import trio
 
-from mq.errors import CorruptMessage, StorageFailed, StorageFull
+from mq.errors import CorruptMessage, StorageError, StorageFailed, StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
 from mq.storage.calls import FileKind, LinuxCalls
@@ -264,6 +264,42 @@ async def test_a_queue_that_cannot_be_made_now_can_be_made_later(disk: Disk, ver
     await disk.storage.put_record(QUEUE, "new", {"created": 2})
     assert (await disk.storage.records(QUEUE))["new"]["created"] in (1, 2)
     await disk.bring(State.READY, queue="new")
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+async def test_what_lies_in_the_place_of_a_queue_refuses_it_and_fails_nothing(temp_root: Path, kind: str) -> None:
+    async with open_disk(Mount("real", atomic_rename=True, ordered=True), LinuxCalls(), str(temp_root)) as disk:
+        if kind == "file":
+            disk.put("queues/taken", b"kept")
+        else:
+            os.symlink("q", temp_root / "queues" / "taken")
+        with pytest.raises(StorageError, match=r"queues/taken.*move it away"):
+            await disk.storage.put_record(QUEUE, "taken", {"created": 1})
+        assert set(await disk.storage.records(QUEUE)) == {"q"}
+        assert not await disk.storage.drop_record(QUEUE, "taken")
+        assert "taken" in os.listdir(temp_root / "queues")
+        await disk.bring(State.READY)
+
+
+async def test_a_queue_that_two_brokers_make_at_once_was_made_by_the_first(disk: Disk) -> None:
+    """Else what was published to it in between would count as a deleted queue's."""
+    assert await disk.storage.put_record(QUEUE, "new", {"created": 100})
+    assert not await disk.storage.put_record(QUEUE, "new", {"created": 200, "limit": 5})
+    assert (await disk.storage.records(QUEUE))["new"] == {"created": 100, "limit": 5}
+
+
+async def test_a_queue_that_another_broker_makes_just_now_is_there(disk: Disk) -> None:
+    disk.just_before("mkdir", "queues/new", lambda: disk.inner.mkdir("/root/queues/new"))
+    assert not await disk.storage.put_record(QUEUE, "new", {"created": 100})
+    await disk.bring(State.READY, queue="new")
+
+
+async def test_a_queue_that_another_broker_deletes_just_now_is_gone(disk: Disk) -> None:
+    removed = f"/root/remove/q:{new_id()}"
+    disk.just_before("rename", "queues/q", lambda: disk.inner.rename("/root/queues/q", removed))
+    assert not await disk.storage.drop_record(QUEUE, "q")
+    assert await disk.storage.records(QUEUE) == {}
+    await disk.make_queue()
 
 
 async def test_a_queue_made_again_was_made_anew(disk: Disk) -> None:
