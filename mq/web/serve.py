@@ -45,7 +45,7 @@ FAULTS: Final[Mapping[type[Exception], str]] = {
     h11.ProtocolError: "HTTP/1.1: a WebSocket handshake with something right behind it",
     hyperframe.exceptions.HyperframeError: "an upgrade to HTTP/2 whose settings are no SETTINGS frame",
     PriorityError: "HTTP/2: PRIORITY for more than 1000 streams",
-    trio.BusyResourceError: "HTTP/2: a request and GOAWAY at once",
+    trio.BusyResourceError: "HTTP/1.1: an expectation, a body cut short, and a close just as the response ends",
 }
 """What comes out of Hypercorn's protocol code through a client's doing -> how it is done."""
 
