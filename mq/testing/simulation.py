@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -128,27 +128,32 @@ class _Run:
         self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
 
     def run(self) -> Report:
-        logging.getLogger("mq").setLevel(logging.CRITICAL)
-        for life in range(self.plan.lives):
-            self._note(f"life {life}")
-            self._serve(self._live)
-            self._crash()
-            if self.random.random() < 0.3:
-                self._note("cut again during recovery")
-                self.faults.cut_at = self.faults.calls + self.random.randint(1, 40)
-                self._serve(self._only_open)
+        with _silence():
+            for life in range(self.plan.lives):
+                self._note(f"life {life}")
+                self._serve(self._live)
                 self._crash()
-        self._serve(self._last_look)
+                if self.random.random() < 0.3:
+                    self._note("cut again during recovery")
+                    self.faults.cut_at = self.faults.calls + self.random.randint(1, 40)
+                    self._serve(self._only_open)
+                    self._crash()
+            self._serve(self._last_look)
         return Report(
             self.seed,
             self.plan,
             tuple(self.history.violations),
-            self.disk.trace.hexdigest(),
+            self._trace(),
             self.faults.calls,
             self.history.deliveries,
             sum(self.faults.seen.values()),
             tuple(self.log),
         )
+
+    def _trace(self) -> str:
+        """Every call to the disk, and everything that happened."""
+        self.disk.trace.update("\n".join(self.log).encode())
+        return self.disk.trace.hexdigest()
 
     # Time
 
@@ -163,12 +168,6 @@ class _Run:
 
     def _note(self, text: str) -> None:
         self.log.append(f"{self._now():10.3f} {text}")
-        self.disk_trace_note(text)
-
-    def disk_trace_note(self, text: str) -> None:
-        """Notes are a part of the trace, too."""
-        if hasattr(self, "disk"):
-            self.disk.trace.update(text.encode())
 
     # A life
 
@@ -298,6 +297,18 @@ class _Run:
             await check_whole(broker._storage)
         except (AssertionError, MQError) as error:
             self.history.violate(f"the store is not whole: {error}")
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What mq logs of repairs and failures is not news here."""
+    log = logging.getLogger("mq")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def digest(reports: list[Report]) -> str:
