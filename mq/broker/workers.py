@@ -202,7 +202,12 @@ class FetchWorker:
                 by_queue[request.index].append(request)
         chosen = []
         for index, group in by_queue.items():
-            await self._prepare(index, len(group))
+            try:
+                await self._prepare(index, len(group))
+            except StorageError as error:
+                for request in group:
+                    request.reply.fail(error)
+                continue
             for request in group:
                 entry = None if index.deleted else self._next(index)
                 if entry is not None:
@@ -215,7 +220,11 @@ class FetchWorker:
         return chosen
 
     async def _prepare(self, index: QueueIndex, wanted: int) -> None:
-        """See that what is there can be seen."""
+        """See that what is there can be seen.
+
+        Raises:
+            StorageError: the store cannot be looked at.
+        """
         if index.ready < wanted and index.undelivered:
             await self._settle(index)
         if self._peers and index.ready <= self._peers:

@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from mq.broker import open_broker
-from mq.errors import StorageUnusable
+from mq.broker import BrokerConfig, open_broker
+from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from tests.broker.conftest import WallClock
 from tests.storage.disks import MOUNTS, open_disk
 
@@ -20,3 +20,20 @@ async def test_a_store_that_cannot_be_read_is_refused_in_one_line(wall_clock: Wa
         with pytest.raises(StorageUnusable, match="cannot take up what is in the store"):
             async with open_broker(disk.storage):
                 pytest.fail("it opened")
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.EMFILE, StorageFull), (errno.EIO, StorageFailed)])
+async def test_a_fetch_among_peers_that_cannot_look_is_refused_and_the_broker_lives_on(
+    wall_clock: WallClock, number: int, error: type[Exception]
+) -> None:
+    async with (
+        open_disk(MOUNTS["rename"], shared=True) as disk,
+        open_broker(disk.storage, BrokerConfig(peers=1)) as broker,
+    ):
+        id = await broker.publish("q", b"x")
+        disk.calls.fail("names", number, path="queues/q")
+        with pytest.raises(error):
+            await broker.fetch("q")
+        message = await broker.fetch("q")
+        assert message is not None
+        assert message.id == id
