@@ -149,15 +149,14 @@ class Folders:
         try:
             fd = self.calls.open(self.layout.path(entry), OPEN_READ)
         except OSError as error:
-            if error.errno in _NO_HANDLES:
-                raise StorageFull(f"cannot open a message now: {error.strerror}. Try again later") from error
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
                 return None
-            return Opened(Properties(0, None), damage=f"{error.strerror}")
+            return _unreadable(error)
         try:
             opened = self._read_open(entry, fd)
         except OSError as error:
-            opened = Opened(Properties(0, None), damage=f"{error.strerror}")
+            self.calls.close(fd)
+            return _unreadable(error)
         if opened is None or opened.fd is None:
             self.calls.close(fd)
         return opened
@@ -260,3 +259,9 @@ class Folders:
         if path not in self._skipped and len(self._skipped) < _REMEMBERED_SKIPS:
             self._skipped.add(path)
             logger.warning("left alone, %s: %s", why, ascii(path))
+
+
+def _unreadable(error: OSError) -> Opened:
+    if error.errno in _NO_HANDLES:
+        raise StorageFull(f"cannot open a message now: {error.strerror}. Try again later") from error
+    return Opened(Properties(0, None), damage=f"{error.strerror}")

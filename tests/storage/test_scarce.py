@@ -9,7 +9,7 @@ import pytest
 from mq.errors import StorageFailed, StorageFull
 from mq.lifecycle import State
 from mq.storage.interface import QUEUE, Move, Result
-from tests.storage.disks import LEASE, MOUNTS, open_disk
+from tests.storage.disks import LARGE, LEASE, MOUNTS, open_disk
 
 
 @pytest.mark.parametrize("mount", MOUNTS)
@@ -87,3 +87,13 @@ async def test_messages_of_a_queue_on_its_way_out_go_with_it() -> None:
         disk.inner.rename(f"{disk.root}/queues/moved_away", f"{disk.root}/elsewhere")
         await disk.open()
         assert disk.files("new", "delay") == {disk.path(kept)}
+
+
+@pytest.mark.parametrize("path", ["queues/*", "state/properties/*"])
+async def test_a_message_that_cannot_be_opened_for_want_of_handles_is_not_damaged(path: str) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        ready = await disk.bring(State.READY, **LARGE)
+        disk.calls.fail("open", errno.EMFILE, path=path)
+        with pytest.raises(StorageFull):
+            await disk.storage.read([ready])
+        assert await disk.attributes(ready) == LARGE
