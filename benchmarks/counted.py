@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 from collections import Counter
 
 from benchmarks.embedded import consume_one, phase, publish_one, settled
 from benchmarks.figures import Figure
-from benchmarks.machine import DeviceCounts, device_counts
+from benchmarks.machine import DeviceCounts, device_counts, write_back
 from benchmarks.recorded import CountingCalls, open_recorded
 from mq.broker import open_broker
 
@@ -55,5 +54,5 @@ def _figures(
 
 
 def _synced_counts(root: str) -> DeviceCounts | None:
-    os.sync()
+    write_back(root)
     return device_counts(root)
