@@ -94,7 +94,8 @@ def _note(rates: Rates, messages: int, publish_seconds: float, consume_seconds: 
 
 
 def _figure(name: str, mq: list[float], bare: list[float], groups: list[Group]) -> Figure:
-    note = f"{spread(mq, 'a second')} against {spread(bare, 'a second')}; {mean_group(groups):.0f} operations share a barrier"
+    rates = f"{spread(mq, 'a second')} against {spread(bare, 'a second')}"
+    note = f"{rates}; {mean_group(groups):.0f} operations share a barrier"
     return at_least(f"{name}, against the bare loop", median_ratio(mq, bare), WANTED, note)
 
 
