@@ -7,15 +7,18 @@ kernel's queue, are told as "look again at everything".
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 import inotify_simple
 import trio
 
+from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.storage import names
+from mq.storage.calls import FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Change, Entry
 
@@ -27,10 +30,18 @@ _LOOK_AGAIN: Final = Change(None)
 
 @asynccontextmanager
 async def watch_folders(folders: Folders, states: frozenset[State]) -> AsyncIterator[AsyncIterator[Change]]:
-    """Changes in the folders of these states, while the block lasts."""
-    notifier = inotify_simple.INotify(nonblocking=True)
+    """Changes in the folders of these states, while the block lasts.
+
+    Raises:
+        StorageUnusable: the machine has no watch to give.
+    """
+    with _no_watch_is_unusable():
+        notifier = inotify_simple.INotify(nonblocking=True)
     try:
-        yield _Watch(notifier, folders, states).changes()
+        with _no_watch_is_unusable():
+            watch = _Watch(notifier, folders, states)
+        async with aclosing(watch.changes()) as changes:
+            yield changes
     finally:
         notifier.close()
 
@@ -40,9 +51,10 @@ class _Watch:
         self._notifier = notifier
         self._folders = folders
         self._places: dict[int, tuple[State, str | None]] = {}
+        self._queues: dict[str, int] = {}
         self._appeared = _APPEARED if folders.mount.atomic_rename else _APPEARED | _FLAGS.CREATE
         for state in states - {State.READY}:
-            self._add(folders.layout.folder(state, ""), state, None)
+            self._add(None, state)
         self._queues_watch: int | None = None
         if State.READY in states:
             self._queues_watch = notifier.add_watch(
@@ -50,23 +62,31 @@ class _Watch:
             )
             self._add_queues()
 
-    async def changes(self) -> AsyncIterator[Change]:
+    async def changes(self) -> AsyncGenerator[Change]:
         while True:
             for event in self._notifier.read(timeout=0):
-                for change in self._translate(event):
+                with _no_watch_is_unusable():
+                    changes = list(self._translate(event))
+                for change in changes:
                     yield change
             await trio.lowlevel.wait_readable(self._notifier.fileno())
 
     def _translate(self, event: inotify_simple.Event) -> Iterator[Change]:
         if event.mask & _FLAGS.Q_OVERFLOW:
+            for queue in list(self._queues):
+                self._forget_queue(queue)  # it may have been deleted and made again
+            self._add_queues()
             yield _LOOK_AGAIN
         elif event.wd == self._queues_watch:
+            if event.mask & _VANISHED:
+                self._forget_queue(event.name)  # its folder is still watched, in remove/
             self._add_queues()
             yield _LOOK_AGAIN
         elif event.wd in self._places:
             entry = self._entry(event)
-            if entry is not None:
-                yield Change(entry, bool(event.mask & self._appeared))
+            present = bool(event.mask & self._appeared)
+            if entry is not None and not (present and self._is_foreign(entry)):
+                yield Change(entry, present)
 
     def _entry(self, event: inotify_simple.Event) -> Entry | None:
         state, queue = self._places[event.wd]
@@ -74,12 +94,37 @@ class _Watch:
             return names.parse_leaf(event.name, queue, state)
         return names.parse_flat(event.name, state)
 
-    def _add_queues(self) -> None:
-        known = {queue for _, queue in self._places.values()}
-        for queue in self._folders.queues():
-            if queue not in known:
-                self._add(self._folders.layout.folder(State.READY, queue), State.READY, queue)
+    def _is_foreign(self, entry: Entry) -> bool:
+        """Whether something else lies there under a message's name; not when it has left already."""
+        kind = self._folders.calls.kind(self._folders.layout.path(entry))
+        return kind is FileKind.OTHER or (kind is FileKind.FOLDER and entry.state is not State.REMOVED)
 
-    def _add(self, path: str, state: State, queue: str | None) -> None:
+    def _add_queues(self) -> None:
+        if self._queues_watch is not None:
+            for queue in self._folders.queues():
+                if queue not in self._queues:
+                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted again meanwhile
+                        self._queues[queue] = self._add(queue, State.READY)
+
+    def _forget_queue(self, queue: str) -> None:
+        descriptor = self._queues.pop(queue, None)
+        if descriptor is not None:
+            del self._places[descriptor]
+            with contextlib.suppress(OSError):  # it went with its folder
+                self._notifier.rm_watch(descriptor)
+
+    def _add(self, queue: str | None, state: State) -> int:
         mask = self._appeared | _VANISHED | _FLAGS.ONLYDIR | _FLAGS.DONT_FOLLOW
-        self._places[self._notifier.add_watch(path, mask)] = (state, queue)
+        descriptor: int = self._notifier.add_watch(self._folders.layout.folder(state, queue or ""), mask)
+        self._places[descriptor] = (state, queue)
+        return descriptor
+
+
+@contextlib.contextmanager
+def _no_watch_is_unusable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageUnusable(
+            f"cannot watch the folders: {error.strerror}; raise fs.inotify.max_user_instances or max_user_watches"
+        ) from error
