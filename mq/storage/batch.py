@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
-from mq.storage.barrier import Barrier, SyncFailed
+from mq.storage.barrier import Barrier, SyncFailed, close_all, sync, sync_folder
 from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
@@ -56,6 +56,15 @@ class _Link(NamedTuple):
     target: str
 
 
+class _Hidden(NamedTuple):
+    """A file that is written and has no name in new/ yet."""
+
+    position: int
+    fd: int
+    source: str
+    target: str
+
+
 class Batch:
     """One commit of `folders`. Use it once."""
 
@@ -66,6 +75,7 @@ class Batch:
         self._operations = operations
         self._outcomes = [_DONE] * len(operations)
         self._links: list[_Link] = []
+        self._hidden: dict[MessageId, _Hidden] = {}
         self._must_settle = False
         self._sides: dict[int, MessageId] = {}
         writes = sum(type(operation) is Write for operation in operations)
@@ -86,6 +96,7 @@ class Batch:
                 self._take_back()
             finally:
                 self._barrier.close()
+                close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
         return [Outcome(Result.FAILED, reason=self._folders.failure)] * len(self._operations)
 
     def _take_back(self) -> None:
@@ -103,8 +114,10 @@ class Batch:
                 continue  # refused already, with its side file
             try:
                 if isinstance(operation, Write):
-                    outcome = self._write(operation)
+                    outcome = self._write(operation, index)
                 elif isinstance(operation, Move):
+                    if operation.entry.id in self._hidden:
+                        self._reveal()
                     outcome = self._move(operation, index)
                 else:
                     continue
@@ -114,6 +127,7 @@ class Batch:
             durable |= self._is_durable(operation) and outcome.result is Result.DONE
             if index in self._sides and outcome.result is not Result.DONE:
                 self._undo_side(self._sides[index])
+        self._reveal()
         if durable or self._links or self._must_settle:
             self._settle(self._barrier)
         if self._links:
@@ -122,6 +136,10 @@ class Batch:
     def _new_barrier(self, files: int = 0) -> Barrier:
         folders = self._folders
         return Barrier(self._calls, folders.root_fd, syncfs=folders.syncfs, files=files, spare=folders.spare)
+
+    @property
+    def _is_atomic(self) -> bool:
+        return self._folders.mount.atomic_rename
 
     def _is_durable(self, operation: Operation) -> bool:
         return operation.durable or self._folders.careful
@@ -132,14 +150,14 @@ class Batch:
 
     # Writing
 
-    def _write(self, operation: Write) -> Outcome:
+    def _write(self, operation: Write, index: int) -> Outcome:
         entry = Entry(operation.queue, operation.id, State.NEW)
         if self._folders.whole and not self._queue_is_there(operation.queue):
             return _NO_QUEUE  # deleted by another broker
         target = self._layout.path(entry)
         fd: int | None
         if isinstance(operation.body, bytes):
-            path = f"{self._layout.stage}/{operation.id}" if self._folders.whole else target
+            path = f"{self._layout.stage}/{operation.id}" if self._folders.whole or not self._is_atomic else target
             fd = self._calls.open(path, OPEN_NEW)
             size, crc = len(operation.body), checksum(operation.body)
         else:
@@ -152,16 +170,38 @@ class Batch:
             self._note(fd, operation, size, crc)
             if isinstance(operation.body, bytes):
                 write_all(self._calls, fd, operation.body)
-            if path != target:
-                self._calls.rename(path, target) if self._folders.mount.atomic_rename else self._relink(path, target)
+            if path != target and self._is_atomic:
+                self._calls.rename(path, target)
         except OSError:
             self._undo_write(operation, fd, path)
             raise
-        self._barrier.add_file(fd)
+        if self._is_atomic:
+            self._barrier.add_file(fd)
+        else:
+            self._hidden[operation.id] = _Hidden(index, fd, path, target)
         self._barrier.add_folders(self._layout.new)
         if self._folders.whole:
             self._folders.note_written(operation.id)
         return Outcome(Result.DONE, entry)
+
+    def _reveal(self) -> None:
+        """Where a name can reach the medium before the file that it leads to, a file gets its name in new/ when it is
+        durable itself: a cut would else leave a name that leads to whatever its inode held before."""
+        for hidden in self._hidden.values():
+            sync(self._calls, hidden.fd)
+        for id in list(self._hidden):
+            position, fd, source, target = self._hidden.pop(id)
+            operation = self._operations[position]
+            assert isinstance(operation, Write)
+            try:
+                self._relink(source, target)
+            except OSError as error:
+                self._undo_write(operation, fd, source)
+                if position in self._sides:
+                    self._undo_side(self._sides[position])
+                self._outcomes[position] = _refusal(error)
+            else:
+                close_all(self._calls, [fd])
 
     def _undo_write(self, operation: Write, fd: int, path: str) -> None:
         """A refused Write leaves nothing behind, and a staged body as it was."""
@@ -188,9 +228,11 @@ class Batch:
             return
         attributes = encode_attributes(operation.attributes)
         where = "" if not attributes else "a" if len(attributes) <= LARGEST_ATTRIBUTES else "f"
-        self._calls.set_attribute(fd, SUM, Sum(size, crc, where).encode())
         if where == "a":
-            self._calls.set_attribute(fd, ATTRIBUTES, attributes)
+            self._calls.set_attribute(
+                fd, ATTRIBUTES, attributes
+            )  # first: a sum that a cut leaves says that all is there
+        self._calls.set_attribute(fd, SUM, Sum(size, crc, where).encode())
 
     def _write_sides(self) -> None:
         """Side files, durable before the names of their messages appear."""
@@ -343,6 +385,8 @@ class Batch:
             for name in listed[:UNLINKED_AT_ONCE]:
                 self._calls.unlink(f"{path}/{name}")
                 self._unlink_side(name.partition(",")[0])
+            if not self._is_atomic:
+                sync_folder(self._calls, path)  # no name in it may outlive its file: inodes are used again
             if len(listed) > UNLINKED_AT_ONCE:
                 return _MORE
             self._calls.rmdir(path)

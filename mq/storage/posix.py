@@ -265,6 +265,7 @@ class FolderStorage:
         self._root_open.records.put(kind, key, value if made else self._made_before(key, value))
         with synced_after(self._calls, folders.layout.queues):  # also when it is there: for an earlier try
             if made:
+                self._forget_names()
                 try:
                     make_folder(self._calls, folder)
                 except FileExistsError:
@@ -279,6 +280,14 @@ class FolderStorage:
         times = (self._root_open.records.all(QUEUE).get(key, {}).get("created"), value.get("created"))
         known = [time for time in times if isinstance(time, int)]
         return {**value, "created": min(known)} if known else value
+
+    def _forget_names(self) -> None:
+        """Without a journal the name of a file that is gone can outlive it on the disk, and lead to the folder that gets
+        its inode: of two names of a folder a repair takes one away, perhaps the wrong one."""
+        folders = self._root_open.folders
+        if folders.mount.persistent and not folders.mount.atomic_rename:
+            for folder in folders.layout.all():
+                sync_folder(self._calls, folder)
 
     def _drop_record(self, kind: str, key: str) -> bool:
         if kind != QUEUE:

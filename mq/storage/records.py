@@ -57,6 +57,8 @@ class Records:
             self._write(path, max(versions, default=0) + 1, content.encode("utf-8", "surrogatepass"))
         for version in versions:
             self._unlink(f"{self._folder}/{kind}/{file}.{version}")
+        if versions:
+            sync_folder(self._calls, f"{self._folder}/{kind}")  # no name may outlive its file: inodes are used again
         return not versions
 
     def drop(self, kind: str, key: str) -> bool:
@@ -78,7 +80,7 @@ class Records:
         found: dict[str, Mapping[str, Any]] = {}
         for file, version in sorted(self._listed(kind)):
             record = self._read(f"{self._folder}/{kind}/{file}.{version}")
-            if record is not None:
+            if record is not None and file == _file(record["key"]):
                 found[record["key"]] = record["value"]
         return found
 

@@ -57,38 +57,31 @@ async def no_attributes(mount: str) -> AsyncIterator[Disk]:
 # The order of calls
 
 
-@every_mount
+@renaming_mounts
 async def test_a_write_is_noted_written_synced_and_then_its_folder(mount: str) -> None:
+    """The sum comes after the attributes: where a cut leaves the one, it leaves the others."""
     async with open_disk(MOUNTS[mount]) as disk:
         await disk.done(Write("q", new_id(), b"body", {"a": 1}))
         assert shown(disk) == [
             "open new/q:ID new",
-            "set_attribute new/q:ID user.mq.sum",
             "set_attribute new/q:ID user.mq.attributes",
+            "set_attribute new/q:ID user.mq.sum",
             "write new/q:ID 4",
             "fsync new/q:ID",
             *syncing("new"),
         ]
 
 
-@pytest.mark.parametrize(
-    ("mount", "appears"),
-    [
-        ("rename", ["rename state/stage/ID new/q:ID"]),
-        ("link", ["link state/stage/ID new/q:ID", "unlink state/stage/ID"]),
-    ],
-)
+@renaming_mounts
 @pytest.mark.parametrize("how", ["shared", "watched"])
-async def test_where_others_watch_a_name_appears_when_its_file_is_complete(
-    mount: str, appears: list[str], how: str
-) -> None:
+async def test_where_others_watch_a_name_appears_when_its_file_is_complete(mount: str, how: str) -> None:
     async with open_disk(MOUNTS[mount], **{how: True}) as disk:
         await disk.done(Write("q", new_id(), b"body"))
         assert shown(disk) == [
             "open state/stage/ID new",
             "set_attribute state/stage/ID user.mq.sum",
             "write state/stage/ID 4",
-            *appears,
+            "rename state/stage/ID new/q:ID",
             "fsync state/stage/ID",
             *syncing("new"),
         ]
@@ -390,7 +383,13 @@ FAILURES: Final = [
     ("link", _move, "link", 1, errno.EIO),
     ("link", _move, "fsync", 1, errno.EIO),
     ("link", _move, "unlink", 1, errno.EIO),
-    ("link", _move, "unlink", 1, errno.EACCES),  # the message has two durable names: neither done nor not
+    (
+        "link",
+        _move,
+        "unlink",
+        2,
+        errno.EACCES,
+    ),  # after the write's; the message has two durable names: neither done nor not
     ("link", _move, "fsync", 2, errno.EIO),
 ]
 
@@ -446,9 +445,24 @@ async def assert_failed(disk: Disk, kept: Entry) -> None:
 
 
 @pytest.mark.parametrize("attributes", [{}, {"a": 1}, LARGE], ids=["none", "few", "many"])
-@pytest.mark.parametrize("mount", ["rename", "link"])
+@pytest.mark.parametrize(
+    ("mount", "appears"),
+    [
+        ("rename", ["open new/q:ID new", "write new/q:ID 4", "fsync new/q:ID"]),
+        (
+            "link",
+            [
+                "open state/stage/ID new",
+                "write state/stage/ID 4",
+                "fsync state/stage/ID",
+                "link state/stage/ID new/q:ID",
+                "unlink state/stage/ID",
+            ],
+        ),
+    ],
+)
 async def test_without_extended_attributes_a_side_file_is_durable_before_its_message_appears(
-    mount: str, attributes: dict[str, object]
+    mount: str, appears: list[str], attributes: dict[str, object]
 ) -> None:
     async with no_attributes(mount) as disk:
         entry = await disk.done(Write("q", new_id(), b"body", attributes))
@@ -458,9 +472,7 @@ async def test_without_extended_attributes_a_side_file_is_durable_before_its_mes
         assert said[2:] == [
             "fsync state/properties/ID",
             *syncing("state/properties"),
-            "open new/q:ID new",
-            "write new/q:ID 4",
-            "fsync new/q:ID",
+            *appears,
             *syncing("new"),
         ]
         assert await disk.attributes(entry) == attributes

@@ -1,0 +1,146 @@
+"""Where there is no journal a name, the file that it leads to and what the inode held before reach the disk each on
+their own. The orders of calls that a power-cut rig (tests/crash/) found to be needed there.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from mq.lifecycle import State
+from mq.storage.interface import QUEUE, Move, Result, Unlink, Write
+from mq.storage.mount import mount_of
+from mq.storage.records import Records
+from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
+from tests.storage.test_batch import chunks, shown, syncing
+
+
+@pytest.fixture
+async def disk() -> AsyncIterator[Disk]:
+    async with open_disk(MOUNTS["link"]) as disk:
+        yield disk
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": True}, {"watched": True}], ids=["alone", "shared", "watched"])
+async def test_a_file_is_durable_before_its_name_is_in_new(options: dict[str, bool]) -> None:
+    async with open_disk(MOUNTS["link"], **options) as disk:
+        entry = await disk.done(Write("q", new_id(), b"body", {"a": 1}))
+        assert shown(disk) == [
+            "open state/stage/ID new",
+            "set_attribute state/stage/ID user.mq.attributes",
+            "set_attribute state/stage/ID user.mq.sum",
+            "write state/stage/ID 4",
+            "fsync state/stage/ID",
+            "link state/stage/ID new/q:ID",
+            "unlink state/stage/ID",
+            *syncing("new"),
+        ]
+        assert await disk.body(entry) == b"body"
+
+
+async def test_the_files_of_a_batch_are_durable_before_the_first_name(disk: Disk) -> None:
+    await disk.commit(*(Write("q", new_id(), b"body") for _ in range(3)))
+    said = [line.partition(" ")[0] for line in shown(disk) if line.startswith(("fsync", "link"))]
+    assert said == ["fsync"] * 3 + ["link"] * 3 + ["fsync"]
+
+
+async def test_a_staged_body_is_durable_before_its_name_is_in_new(disk: Disk) -> None:
+    staged = await disk.storage.stage(chunks(b"one", b"two"))
+    shown(disk)
+    entry = await disk.done(Write("q", new_id(), staged))
+    said = shown(disk)
+    assert said.index("fsync state/stage/ID") < said.index("link state/stage/ID new/q:ID")
+    assert await disk.body(entry) == b"onetwo"
+
+
+async def test_a_message_can_be_moved_in_the_batch_that_writes_it(disk: Disk) -> None:
+    id = new_id()
+    write = Write("q", id, b"body")
+    written = (await disk.commit(write, Write("q", new_id(), b"other")))[0].entry
+    assert written is not None
+    again = Write("q", new_id(), b"body")
+    outcomes = await disk.commit(again, Move(written._replace(id=again.id), State.READY))
+    assert [outcome.result for outcome in outcomes] == [Result.DONE] * 2
+
+
+async def test_a_name_that_cannot_be_made_is_refused_and_leaves_nothing(disk: Disk) -> None:
+    before = disk.files()
+    disk.calls.fail("link", errno.ENOSPC)
+    assert await disk.one(Write("q", new_id(), b"body", {"note": "x" * 5000})) is Result.FULL
+    assert disk.files() == before
+    staged = await disk.storage.stage(chunks(b"one"))
+    disk.calls.fail("link", errno.ENOSPC)
+    assert await disk.one(Write("q", new_id(), staged)) is Result.FULL
+    entry = await disk.done(Write("q", new_id(), staged))  # as it was: it can be tried again
+    assert await disk.body(entry) == b"one"
+
+
+async def test_a_name_that_is_taken_is_left_alone(disk: Disk) -> None:
+    entry = await disk.done(Write("q", new_id(), b"first"))
+    assert await disk.one(Write("q", entry.id, b"second")) is Result.EXISTS
+    assert await disk.body(entry) == b"first"
+
+
+async def test_files_that_fail_to_be_synced_never_get_a_name(disk: Disk) -> None:
+    disk.calls.fail("fsync", errno.EIO)
+    assert await disk.one(Write("q", new_id(), b"body")) is Result.FAILED
+    assert not disk.files("new")
+    opened = [call.verb for call in disk.calls.log]
+    assert opened.count("open") == opened.count("close")
+
+
+@pytest.mark.parametrize("mount", MOUNTS)
+async def test_a_queues_folder_is_durable_before_its_name(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        await disk.make_queue("r")
+        said = disk.calls.said("mkdir", "fsync")
+        assert said[said.index("mkdir queues/r") :] == ["mkdir queues/r", "fsync queues/r", "fsync queues"]
+
+
+async def test_names_of_files_that_are_gone_are_forgotten_before_a_folder_can_get_their_inode(disk: Disk) -> None:
+    removed = await disk.bring(State.REMOVED)
+    assert await disk.one(Unlink(removed)) is Result.DONE
+    shown(disk)
+    await disk.make_queue("r")
+    said = disk.calls.said("mkdir", "fsync")
+    before = said[: said.index("mkdir queues/r")]
+    assert {"fsync remove", "fsync state/stage", "fsync state/properties"} <= set(before)
+
+
+async def test_names_in_a_deleted_queue_are_forgotten_before_the_folder_goes(disk: Disk) -> None:
+    await disk.bring(State.READY)
+    await disk.storage.drop_record(QUEUE, "q")
+    (deleted,) = await disk.storage.scan(State.REMOVED)
+    shown(disk)
+    assert await disk.one(Unlink(deleted)) is Result.DONE
+    assert shown(disk)[-4:] == ["unlink remove/q:ID/ID", *syncing("remove/q:ID"), "rmdir remove/q:ID"]
+
+
+async def test_the_name_of_an_old_record_is_forgotten(disk: Disk) -> None:
+    await disk.storage.put_record("settings", "a", {"n": 1})
+    disk.calls.log.clear()
+    await disk.storage.put_record("settings", "a", {"n": 2})
+    assert disk.calls.said("unlink", "fsync")[-2:] == [
+        "unlink state/records/settings/ka.1",
+        "fsync state/records/settings",
+    ]
+
+
+async def test_a_record_under_anothers_name_is_none(disk: Disk) -> None:
+    """A name whose inode still holds what another record said before the cut."""
+    await disk.storage.put_record("settings", "a", {"n": 1})
+    disk.put("state/records/settings/kb.1", b'{"key": "a", "value": {"n": 0}}')
+    assert Records(disk.inner, f"{disk.root}/state/records").all("settings") == {"a": {"n": 1}}
+
+
+@pytest.mark.parametrize(("journal", "serves"), [("loop7-8", True), ("", False)])
+def test_syncfs_serves_with_a_journal_only(tmp_path: Path, journal: str, serves: bool) -> None:
+    (tmp_path / "journals" / journal).mkdir(parents=True)
+    mounts = tmp_path / "mounts"
+    mounts.write_text("1 1 7:7 / / rw - ext4 /dev/loop7 rw\n")
+    mount = mount_of(str(tmp_path), str(mounts), str(tmp_path / "journals"))
+    assert mount.syncfs is serves
+    assert mount.atomic_rename is serves
