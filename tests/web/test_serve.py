@@ -39,7 +39,7 @@ async def queue(broker: Broker) -> str:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """For what no event tells of: the folders."""
+    """For what no event tells of: the folders, the log."""
     with trio.fail_after(30):
         while not condition():
             await trio.sleep(0.005)
@@ -210,6 +210,23 @@ async def test_a_websocket_handshake_with_something_behind_it_ends_its_connectio
     lines = ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: a2V5", "Sec-WebSocket-Version: 13"]
     with trio.fail_after(10):
         assert (await server.exchange(http1("GET", "/q", None, *lines) + b"hello")).startswith(b"HTTP/1.1 400")
+    assert parse(await server.exchange(http1("GET", "/-/live"), half_close=True))[0] == 200
+
+
+class NeverSeen(Exception):
+    """A fault of a kind that nobody has thought of."""
+
+
+async def test_a_fault_never_seen_before_ends_its_connection_only(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*arguments: object) -> None:
+        raise NeverSeen
+
+    with monkeypatch.context() as patch, trio.fail_after(10):
+        patch.setattr("hypercorn.protocol.h11.H11Protocol._create_stream", fail)
+        assert await server.exchange(http1("GET", "/-/live")) == b""
+    await until(lambda: "NeverSeen" in caplog.text)
     assert parse(await server.exchange(http1("GET", "/-/live"), half_close=True))[0] == 200
 
 
