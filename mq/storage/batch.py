@@ -229,9 +229,7 @@ class Batch:
         attributes = encode_attributes(operation.attributes)
         where = "" if not attributes else "a" if len(attributes) <= LARGEST_ATTRIBUTES else "f"
         if where == "a":
-            self._calls.set_attribute(
-                fd, ATTRIBUTES, attributes
-            )  # first: a sum that a cut leaves says that all is there
+            self._calls.set_attribute(fd, ATTRIBUTES, attributes)  # first: where a cut leaves the sum, all is there
         self._calls.set_attribute(fd, SUM, Sum(size, crc, where).encode())
 
     def _write_sides(self) -> None:

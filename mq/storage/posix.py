@@ -282,8 +282,8 @@ class FolderStorage:
         return {**value, "created": min(known)} if known else value
 
     def _forget_names(self) -> None:
-        """Without a journal the name of a file that is gone can outlive it on the disk, and lead to the folder that gets
-        its inode: of two names of a folder a repair takes one away, perhaps the wrong one."""
+        """Without a journal the name of a file that is gone can outlive it on the disk, and lead to the folder that
+        gets its inode: of two names of a folder a repair takes one away, perhaps the wrong one."""
         folders = self._root_open.folders
         if folders.mount.persistent and not folders.mount.atomic_rename:
             for folder in folders.layout.all():
