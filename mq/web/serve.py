@@ -16,14 +16,13 @@ from functools import partial
 from typing import Final
 
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework, LifespanState
+from hypercorn.typing import ASGIFramework
 
 from mq.errors import MQError
 from mq.message import shorten
+from mq.web.guarded import GuardedServer
 from mq.web.watched import WatchedStream
 
 logger = logging.getLogger(__name__)
@@ -85,15 +84,14 @@ class _Connections:
     """Serves connections, each on its own."""
 
     def __init__(self, app: ASGIFramework) -> None:
-        self._app = ASGIWrapper(app)
+        self._app = app
         self._config = _hypercorn_config()
         self._context = WorkerContext(None)
-        self._state = LifespanState()
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end."""
         watched = WatchedStream(stream)
-        server = TCPServer(self._app, self._config, self._context, self._state, watched)  # type: ignore[arg-type]
+        server = GuardedServer(self._app, self._config, self._context, watched)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_run_then_cancel, partial(watched.close_when_silent, SILENT_SECONDS), nursery)

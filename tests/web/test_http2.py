@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
 import trio
+from h2.errors import ErrorCodes
 from hpack import Encoder
 from hyperframe.frame import (
+    ContinuationFrame,
     DataFrame,
     Frame,
+    GoAwayFrame,
     HeadersFrame,
+    PingFrame,
     PriorityFrame,
     RstStreamFrame,
     SettingsFrame,
@@ -20,6 +24,7 @@ from hyperframe.frame import (
 from mq.broker import Broker
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import IN_MEMORY_BYTES
+from mq.web.frames import CONTROL_FRAMES, HEADER_BLOCK_FRAMES, RUNNING, SPARE_RESETS
 from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
@@ -128,6 +133,12 @@ class Frames:
         flags = ["END_HEADERS", "END_STREAM"] if ends else ["END_HEADERS"]
         return HeadersFrame(stream, self._encoder.encode(fields), flags=flags)
 
+    async def ping(self) -> None:
+        """What was sent before has been taken by the server."""
+        await self.send(PingFrame(0, b"answer!!"))
+        with trio.fail_after(10):
+            await self.read_until(PingFrame(0, b"answer!!", flags=["ACK"]).serialize())
+
     async def read_until(self, part: bytes) -> None:
         received = b""
         while part not in received:
@@ -222,6 +233,103 @@ async def test_a_reset_in_the_middle_of_a_body_leaves_nothing(
     await frames.send(frames.headers(*request(b"GET", b"/q/messages"), stream=3, ends=True))
     await frames.read_until(b"\x00\x00\x00\x03")
     assert await contents(store) == (["q"], 0)
+
+
+async def is_told_to_calm_down(frames: Frames) -> None:
+    """GOAWAY says so, and the connection ends."""
+    with trio.fail_after(10):
+        received = await frames.read_until_closed()
+    assert [frame.error_code for frame in read_frames(received) if isinstance(frame, GoAwayFrame)] == [
+        ErrorCodes.ENHANCE_YOUR_CALM
+    ]
+
+
+def read_frames(data: bytes) -> Iterator[Frame]:
+    while len(data) >= 9:
+        frame, size = Frame.parse_frame_header(memoryview(data)[:9])
+        frame.parse_body(memoryview(data)[9 : 9 + size])
+        yield frame
+        data = data[9 + size :]
+
+
+async def test_requests_that_are_reset_as_soon_as_made_end_the_connection(server: Server, frames: Frames) -> None:
+    for stream in range(1, 2 * SPARE_RESETS, 2 * 64):  # a few at a time, so that none of them is left running
+        for number in range(stream, stream + 2 * 64, 2):
+            await frames.send(frames.headers(*request(b"GET", b"/q"), stream=number), RstStreamFrame(number))
+        await frames.ping()
+    last = 2 * SPARE_RESETS + 1
+    await frames.send(frames.headers(*request(b"GET", b"/q"), stream=last), RstStreamFrame(last))
+    await is_told_to_calm_down(frames)
+    assert await is_alive(server)
+
+
+async def test_who_waits_for_responses_may_reset_as_many(frames: Frames) -> None:
+    for number in range(1, 4 * SPARE_RESETS, 4):
+        await frames.send(frames.headers(*request(b"GET", b"/q"), stream=number, ends=True))
+        await frames.send(frames.headers(*request(b"GET", b"/q"), stream=number + 2), RstStreamFrame(number + 2))
+        await frames.ping()
+    await frames.send(RstStreamFrame(1))
+    await frames.ping()
+
+
+async def test_requests_at_work_are_limited_even_when_their_streams_are_gone(
+    frames: Frames, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.web.frames.SPARE_RESETS", 10 * RUNNING)
+    most = at_work = 0
+
+    async def fetch(queue: str) -> None:
+        nonlocal most, at_work
+        at_work += 1
+        most = max(most, at_work)
+        try:
+            await trio.sleep_forever()
+        finally:
+            at_work -= 1
+
+    monkeypatch.setattr(broker, "fetch", fetch)
+    for number in range(1, 2 * RUNNING, 2):
+        await frames.send(
+            frames.headers(*request(b"GET", b"/q/messages"), stream=number, ends=True), RstStreamFrame(number)
+        )
+    await frames.ping()
+    await frames.send(frames.headers(*request(b"GET", b"/q/messages"), stream=2 * RUNNING + 1, ends=True))
+    await is_told_to_calm_down(frames)
+    assert most == RUNNING
+
+
+@pytest.mark.parametrize(("number", "size"), [(HEADER_BLOCK_FRAMES, 0), (5, 16_384)])
+async def test_headers_without_end_end_the_connection(server: Server, frames: Frames, number: int, size: int) -> None:
+    await frames.send(HeadersFrame(1, b""))
+    await frames.send(*(ContinuationFrame(1, bytes(size)) for _ in range(number)))
+    await is_told_to_calm_down(frames)
+    assert await is_alive(server)
+
+
+@pytest.mark.parametrize("frame", [PingFrame(0), SettingsFrame(0), PriorityFrame(1, depends_on=0, stream_weight=1)])
+async def test_frames_that_only_want_an_answer_are_limited(server: Server, frames: Frames, frame: Frame) -> None:
+    for _ in range(CONTROL_FRAMES // 100 - 1):
+        await frames.send(*[frame] * 99)
+        await frames.ping()
+    await frames.send(*[frame] * 98)
+    await frames.ping()  # the last one allowed: the preface had SETTINGS, too
+    await frames.send(frame)
+    await is_told_to_calm_down(frames)
+    assert await is_alive(server)
+
+
+async def test_an_upgraded_connection_has_the_same_limits(server: Server) -> None:
+    lines = ["Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: "]
+    async with await server.connect() as stream:
+        await stream.send_all(http1("GET", "/-/live", None, *lines))
+        switched = await stream.receive_some()
+        assert switched.startswith(b"HTTP/1.1 101")
+        await stream.send_all(PREFACE)
+        frames = Frames(stream)
+        await frames.send(HeadersFrame(3, b""), *(ContinuationFrame(3, b"") for _ in range(HEADER_BLOCK_FRAMES)))
+        with trio.fail_after(10):
+            received = await frames.read_until_closed()
+    assert (ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4)) in received
 
 
 @pytest.mark.parametrize("name", [name for name in BAD_NAMES if not name.startswith(".")])  # httpx resolves dots
