@@ -5,6 +5,7 @@
 * :mod:`mq.web.arriving`: a body, taken from the network no faster than it is used.
 * :mod:`mq.web.app`: the two of them as a Quart-Trio app.
 * :mod:`mq.web.frames`: how much of what an HTTP/2 client may send.
-* :mod:`mq.web.guarded`: Hypercorn's server of one connection, with that and other limits.
+* :mod:`mq.web.refusals`: what is refused before an endpoint sees it.
+* :mod:`mq.web.guarded`: Hypercorn's server of one connection, with these limits and refusals.
 * :mod:`mq.web.serve`: Hypercorn on a socket, and how it stops.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import h11
 import trio
 from h2.connection import H2Connection
 from h2.events import Event as H2Event
@@ -16,11 +17,13 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Event
 from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, LifespanState, Scope
 
 from mq.web.frames import Flood, FrameCounter
+from mq.web.refusals import check_head, refusal
 from mq.web.watched import WatchedStream
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,18 @@ class GuardedServer(TCPServer):
         self._is_http2 = False
         counted = _CountedApp(app, self._frames)
         super().__init__(counted, config, context, LifespanState(), stream)  # type: ignore[arg-type]
+
+    async def _read_data(self) -> None:
+        assert isinstance(self.protocol.protocol, H11Protocol)  # every connection begins as that
+        _guard_http1(self.protocol.protocol)
+        await super()._read_data()
+
+    async def _initiate_server_close(self) -> None:
+        """End a connection that has been idle for too long, or that is idle when mq stops."""
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H11Protocol) and not self.context.terminated.is_set() and _has_begun(protocol):
+            await protocol._send_error_response(408)
+        await super()._initiate_server_close()
 
     async def protocol_send(self, event: Event) -> None:
         """Send what the protocol wants sent. Its first words as HTTP/2 come before it has heard any."""
@@ -69,6 +84,35 @@ class _CountedApp(ASGIWrapper):
             await super().__call__(scope, receive, send, sync_spawn, call_soon)
         finally:
             self._frames.ended += 1
+
+
+def _has_begun(protocol: H11Protocol) -> bool:
+    """A part of a request's head has come."""
+    connection = protocol.connection
+    return (
+        isinstance(connection, h11.Connection)
+        and connection.our_state is h11.IDLE
+        and connection.trailing_data[0] != b""
+    )
+
+
+def _guard_http1(protocol: H11Protocol) -> None:
+    """Look at each head before h11 does, and say why something is refused."""
+    connection = protocol.connection
+    assert isinstance(connection, h11.Connection)
+    next_event = connection.next_event
+
+    def next_event_of_strict_head() -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if connection.their_state is h11.IDLE:
+            check_head(connection.trailing_data[0])
+        return next_event()
+
+    async def send_error_response(status_code: int) -> None:
+        for event in (*refusal(status_code), h11.EndOfMessage()):
+            await protocol._send_h11_event(event)
+
+    connection.next_event = next_event_of_strict_head  # type: ignore[method-assign]
+    protocol._send_error_response = send_error_response  # type: ignore[method-assign]
 
 
 def _guard_http2(connection: H2Connection, frames: FrameCounter) -> None:

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS: Final = 10
 """How long requests may run on after a stop."""
+HEAD_SECONDS: Final = 30
+"""How long a connection may take for the next request's line and headers, from the end of the last response on."""
 SILENT_SECONDS: Final = 120
 """How long a connection may stay open without a byte in either direction, whatever it waits for."""
 
@@ -116,7 +118,7 @@ def _hypercorn_config() -> Config:
     config.h11_max_incomplete_size = 32 * 1024  # the request line and the headers, else 431
     config.h2_max_header_list_size = 32 * 1024
     config.h2_max_concurrent_streams = 128
-    config.keep_alive_timeout = 30  # also for the first request: its headers have to come within that
+    config.keep_alive_timeout = HEAD_SECONDS  # also for the first request
     config.keep_alive_max_requests = sys.maxsize  # over HTTP/2 the limit would cut off answers that are under way
     config.max_app_queue_size = 4  # pieces of a body, of at most 64 KiB, that wait to be asked for
     return config

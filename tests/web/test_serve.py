@@ -110,7 +110,16 @@ async def test_bad_names_as_bytes(server: Server, store: MemoryStorage, name: st
     [
         (b"GET /q HTTP/1.1\r\nHost: mq\r\nX: " + b"x" * 70_000, 431),
         (b"GET /" + b"q" * 70_000, 431),
+        (b"GET /q HTTP/1.1\r\nHost: mq\r\n" + b"X: y\r\n" * 10_000, 431),
         (b"nonsense\r\n\r\n", 400),
+        (b"GET /q HTTP/1.1\nHost: mq\r\n\r\n", 400),
+        (b"GET /q HTTP/1.1\r\nHost: mq\n\r\n", 400),
+        (b"GET /q HTTP/1.1\r\nHost: mq\r\n\n", 400),
+        (b"GET /q HTTP/1.1\r\nHost: mq\n", 400),
+        (b"\nGET /q HTTP/1.1\r\nHost: mq\r\n\r\n", 400),
+        (f"{POST_HEAD}Content-Length: 3, 4\r\n\r\nabc".encode(), 400),
+        (f"{POST_HEAD}Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n".encode(), 400),
+        (f"{POST_HEAD}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(), 501),
         (b"GET /q HTTP/1.1\r\n\r\n", 400),  # no Host
         (b"GET /caf\xc3\xa9 HTTP/1.1\r\nHost: mq\r\n\r\n", 400),
         (b"GET /q HTTP/1.1\r\nHost: mq\r\nX : y\r\n\r\n", 400),
@@ -128,9 +137,40 @@ async def test_malformed_requests_end_the_connection(
 ) -> None:
     with trio.fail_after(20):
         received = await server.exchange(request_)
-    assert parse(received)[0] == status
-    assert b"connection: close" in received.lower()
+    replied, headers, body = parse(received)
+    assert replied == status
+    assert headers["connection"] == "close"
+    assert checked_detail(status, headers["content-type"], body)
     assert await contents(store) == (["q"], 0)
+
+
+async def test_bare_lf_in_a_body_is_a_matter_of_the_body(server: Server, queue: str) -> None:
+    requests = http1("POST", "/q/messages", b"a\nb\n\n") + http1("GET", "/q/messages")
+    assert b"a\nb\n\n" in await server.exchange(requests, half_close=True)
+
+
+@pytest.mark.parametrize("before", [b"", http1("GET", "/-/live")])
+@pytest.mark.parametrize("part", [b"G", b"GET /q HTTP/1.1\r\n", b"GET /q HTTP/1.1\r\nHost: mq\r\nX: y"])
+async def test_a_head_that_does_not_come_to_its_end_is_408(
+    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, before: bytes, part: bytes
+) -> None:
+    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
+    server = await start_server(nursery, endpoints)
+    with trio.fail_after(10):
+        received = await server.exchange(before + part)
+    status, headers, body = parse(received[received.rindex(b"HTTP/1.1 ") :])
+    assert status == 408
+    assert headers["connection"] == "close"
+    assert "in time" in checked_detail(status, headers["content-type"], body)
+
+
+async def test_a_connection_without_a_request_is_closed_without_a_word(
+    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
+    server = await start_server(nursery, endpoints)
+    with trio.fail_after(10):
+        assert await server.exchange(b"") == b""
 
 
 async def test_a_chunked_body_that_grows_too_long_is_413(server: Server, queue: str, store: MemoryStorage) -> None:

@@ -1,0 +1,38 @@
+"""Refusals of an HTTP/1.1 request that no endpoint ever sees."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import h11
+
+from mq.web.exchange import problem
+
+_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+
+_DETAILS: Final = {
+    400: "this is not a well-formed HTTP/1.1 request",
+    408: "the request line and the headers did not arrive in time",
+    431: "the request line and the headers are too long",
+    501: "no transfer coding but chunked is known here",
+}
+
+
+def check_head(received: bytes) -> None:
+    """Check what has come of a request's head, and maybe more. h11 takes a bare LF for the end of a line; proxies that
+    do not would see other requests than we do (RFC 9112, section 2.2).
+
+    Raises:
+        h11.RemoteProtocolError: a line of it ends in a bare LF.
+    """
+    end = received.find(b"\r\n\r\n")
+    if _BARE_LF.search(received, 0, len(received) if end < 0 else end):
+        raise h11.RemoteProtocolError("a line ends in a bare LF", error_status_hint=400)
+
+
+def refusal(status: int) -> tuple[h11.Response, h11.Data]:
+    """The response that ends the connection, and its body."""
+    reply = problem(status, _DETAILS.get(status, "the request cannot be served"), ("connection", "close"))
+    assert isinstance(reply.body, bytes)
+    return h11.Response(status_code=reply.status, headers=list(reply.headers)), h11.Data(data=reply.body)
