@@ -40,9 +40,10 @@ class SourceFolder:
     def __init__(self, state: State, source: str, destination: str = "") -> None:
         self.state = state
         self._calls = LinuxCalls()
-        layout = Layout(source, destination, source, source, os.path.join(os.path.dirname(source), "state"))
         for path in filter(None, (source, destination)):
             _check(path)
+        source = os.path.abspath(source)
+        layout = Layout(source, destination, source, source, os.path.join(os.path.dirname(source), "state"))
         self._root_fd = self._calls.open(source, OPEN_FOLDER)
         mount = mount_of(source)
         self._folders = Folders(

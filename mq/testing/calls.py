@@ -12,6 +12,7 @@ They forget nothing over a power cut: that is the simulation's part.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -205,6 +206,7 @@ class FaultyCalls(RecordingCalls):
         super().__init__(inner, root)
         self.faults: list[Fault] = []
         self.most_written: int | None = None
+        self._intruders: list[tuple[str, str, Callable[[], object], list[str]]] = []
 
     def fail(self, verb: str, number: int, *, path: str = "*", nth: int = 1, times: int | None = 1) -> Fault:
         """Let a call fail; see :class:`Fault`."""
@@ -212,12 +214,27 @@ class FaultyCalls(RecordingCalls):
         self.faults.append(fault)
         return fault
 
+    def just_before(self, verb: str, path: str, act: Callable[[], object]) -> list[str]:
+        """Let somebody else act just before the next call of that verb, on a path below the root that matches.
+
+        Returns:
+            A list that is empty until it has happened.
+        """
+        came: list[str] = []
+        self._intruders.append((verb, path, act, came))
+        return came
+
     def write(self, fd: int, data: bytes | memoryview) -> int:
         """As in Calls: takes at most `most_written` bytes."""
         return super().write(fd, data if self.most_written is None else data[: self.most_written])
 
     def _meet(self, verb: str, path: str, detail: str = "") -> None:
         super()._meet(verb, path, detail)
-        struck = [fault for fault in self.faults if fault.strikes(self.log[-1])]
+        call = self.log[-1]
+        for intruder in [found for found in self._intruders if found[0] == verb and fnmatchcase(call.path, found[1])]:
+            self._intruders.remove(intruder)
+            intruder[3].append(call.path)
+            intruder[2]()
+        struck = [fault for fault in self.faults if fault.strikes(call)]
         if struck:
             raise OSError(struck[0].number, os.strerror(struck[0].number), path)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from mq.lifecycle import State
@@ -106,21 +105,6 @@ class Disk:
         """No call fails any more."""
         self.calls.faults.clear()
         self.calls.most_written = None
-
-    def just_before(self, verb: str, path: str, act: Callable[[], object]) -> list[str]:
-        """Somebody else acts just before the next call of that verb on that path. The paths on which it happened."""
-        meet = self.calls._meet
-        came: list[str] = []
-
-        def intrude(met: str, where: str, detail: str = "") -> None:
-            if met == verb and fnmatchcase(where, f"{self.root}/{path}"):
-                self.calls._meet = meet  # type: ignore[method-assign]
-                came.append(where)
-                act()
-            meet(met, where, detail)
-
-        self.calls._meet = intrude  # type: ignore[method-assign]
-        return came
 
     # What is there
 

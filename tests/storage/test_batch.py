@@ -545,7 +545,7 @@ async def test_who_finds_the_old_name_gone_has_lost_and_takes_the_new_one_back()
             disk.inner.link(source, target)
             disk.inner.unlink(source)
 
-        came = disk.just_before("unlink", "queues/q/*", lease)
+        came = disk.calls.just_before("unlink", "queues/q/*", lease)
         assert await disk.one(Move(entry, State.DELAYED, LEASE)) is Result.GONE
         assert came
         assert await disk.everything() == {Entry("q", entry.id, State.DELAYED, other)}
@@ -562,7 +562,7 @@ async def test_whoever_took_the_new_name_further_does_no_harm() -> None:
             disk.inner.unlink(source)
             disk.inner.unlink(f"/root/remove/q:{entry.id}")
 
-        disk.just_before("unlink", "queues/q/*", lease_and_reap)
+        disk.calls.just_before("unlink", "queues/q/*", lease_and_reap)
         assert await disk.one(Move(entry, State.REMOVED)) is Result.GONE
         assert not disk.folders.failure
         assert await disk.one(Write("q", new_id(), b"body")) is Result.DONE
@@ -586,7 +586,7 @@ async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -
                 disk.inner.unlink(f"{folder}/{name}")
             disk.inner.rmdir(folder)
 
-        came = disk.just_before(verb, path, reap)
+        came = disk.calls.just_before(verb, path, reap)
         assert await disk.one(Unlink(removed)) in (Result.GONE, Result.DONE)
         assert came
         assert not disk.folders.failure

@@ -289,14 +289,14 @@ async def test_a_queue_that_two_brokers_make_at_once_was_made_by_the_first(disk:
 
 
 async def test_a_queue_that_another_broker_makes_just_now_is_there(disk: Disk) -> None:
-    disk.just_before("mkdir", "queues/new", lambda: disk.inner.mkdir("/root/queues/new"))
+    disk.calls.just_before("mkdir", "queues/new", lambda: disk.inner.mkdir("/root/queues/new"))
     assert not await disk.storage.put_record(QUEUE, "new", {"created": 100})
     await disk.bring(State.READY, queue="new")
 
 
 async def test_a_queue_that_another_broker_deletes_just_now_is_gone(disk: Disk) -> None:
     removed = f"/root/remove/q:{new_id()}"
-    disk.just_before("rename", "queues/q", lambda: disk.inner.rename("/root/queues/q", removed))
+    disk.calls.just_before("rename", "queues/q", lambda: disk.inner.rename("/root/queues/q", removed))
     assert not await disk.storage.drop_record(QUEUE, "q")
     assert await disk.storage.records(QUEUE) == {}
     await disk.make_queue()

@@ -113,9 +113,15 @@ async def test_a_message_moved_in_by_hand_is_told(temp_root: Path) -> None:
         assert await watched.told() == vanished(entry)
 
 
-async def test_a_new_queue_is_looked_at_and_then_watched(temp_root: Path) -> None:
+@pytest.mark.parametrize("way", ["made", "moved in"])
+async def test_a_new_queue_is_looked_at_and_then_watched(temp_root: Path, way: str) -> None:
     async with watching(temp_root) as watched:
-        (watched.root / "queues" / "by-hand").mkdir()
+        made = watched.root / "queues" / "by-hand"
+        if way == "made":
+            made.mkdir()
+        else:
+            (watched.root.parent / "by-hand").mkdir()
+            (watched.root.parent / "by-hand").rename(made)
         assert await watched.told() == [AGAIN]
         ready = await watched.disk.bring(State.READY, queue="by-hand")
         assert Change(ready) in await watched.told()

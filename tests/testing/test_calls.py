@@ -109,3 +109,14 @@ def test_a_write_can_take_less_than_all(calls: FaultyCalls) -> None:
     calls.most_written = 2
     assert write_file(calls, "/root/a", b"abc") == 2
     assert calls.said("write") == ["write a 2"]
+
+
+def test_somebody_else_can_act_just_before_a_call(calls: FaultyCalls) -> None:
+    came = calls.just_before("mkdir", "b*", lambda: calls.mkdir("/root/b2"))
+    calls.mkdir("/root/a")
+    assert not came
+    calls.mkdir("/root/b1")
+    assert came == ["b1"]
+    with pytest.raises(FileExistsError):
+        calls.mkdir("/root/b2")
+    assert {name for name, _ in calls.names("/root")} == {"a", "b1", "b2"}

@@ -1,0 +1,154 @@
+"""One folder, for a program that empties it beside the broker, or without one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.storage.calls import LinuxCalls
+from mq.storage.interface import Change, Entry, Move, Result, Unlink, Write
+from mq.storage.source import SourceFolder
+from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
+
+PATIENCE_SECONDS: Final = 20
+"""Of a real clock: the kernel tells at once, and a test that hears nothing must end."""
+
+
+@contextmanager
+def source(state: State, folder: Path | str, destination: Path | str = "") -> Iterator[SourceFolder]:
+    """A source folder for the length of a block."""
+    opened = SourceFolder(state, str(folder), str(destination))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Path:
+    """Folders that no broker made."""
+    for name in ("in", "queues", "queues/q"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def served(root: Path) -> AbstractAsyncContextManager[Disk]:
+    """A real root that a broker serves."""
+    return open_disk(MOUNTS["rename"], LinuxCalls(), str(root), watched=True)
+
+
+async def test_messages_are_moved_between_folders_that_no_broker_made(apart: Path) -> None:
+    id = new_id()
+    (apart / "in" / f"q:{id}").write_bytes(b"body")
+    with source(State.NEW, apart / "in", apart / "queues") as folder:
+        entry = Entry("q", id, State.NEW)
+        assert await folder.scan() == [entry]
+        assert await folder.flaw(entry) is None
+        outcome = (await folder.commit([Move(entry, State.READY, durable=False)]))[0]
+        assert (outcome.result, outcome.entry) == (Result.DONE, Entry("q", id, State.READY))
+        assert (await folder.commit([Move(entry, State.READY)]))[0].result is Result.GONE
+        assert await folder.scan() == []
+    assert (apart / "queues" / "q" / id).read_bytes() == b"body"
+    assert sorted(os.listdir(apart)) == ["in", "queues"]
+
+
+async def test_a_message_of_no_queue_stays(apart: Path) -> None:
+    id = new_id()
+    (apart / "in" / f"other:{id}").write_bytes(b"body")
+    (apart / "queues" / "taken").write_bytes(b"")
+    (apart / "in" / f"taken:{id}").write_bytes(b"body")
+    with source(State.NEW, apart / "in", apart / "queues") as folder:
+        outcomes = await folder.commit([Move(entry, State.READY) for entry in await folder.scan()])
+        assert [outcome.result for outcome in outcomes] == [Result.NO_QUEUE] * 2
+        assert len(await folder.scan()) == 2
+        assert not folder.failure
+
+
+async def test_removed_messages_are_unlinked_with_their_side_files(temp_root: Path) -> None:
+    async with served(temp_root) as disk:
+        await disk.bring(State.REMOVED, **LARGE)
+        for end in ("", "/", "/."):
+            removed = await disk.bring(State.REMOVED, **LARGE)
+            with source(State.REMOVED, f"{temp_root}/remove{end}") as folder:
+                assert (await folder.commit([Unlink(removed)]))[0].result is Result.DONE
+            assert len(disk.files("state/properties")) == 1
+
+
+async def test_a_relative_folder_will_do(temp_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(temp_root) as disk:
+        removed = await disk.bring(State.REMOVED, **LARGE)
+        monkeypatch.chdir(temp_root)
+        with source(State.REMOVED, "remove") as folder:
+            assert (await folder.commit([Unlink(removed)]))[0].result is Result.DONE
+        assert disk.files() == set()
+
+
+async def test_whether_a_message_is_whole_can_be_told(temp_root: Path) -> None:
+    async with served(temp_root) as disk:
+        entry = await disk.bring(State.NEW, b"body", a=1)
+        large = await disk.bring(State.NEW, b"body", **LARGE)
+        with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
+            assert await folder.flaw(entry) == ""
+            assert await folder.flaw(large) == ""
+            assert await folder.flaw(entry._replace(id=new_id())) == "not there"
+            disk.overwrite(disk.path(entry), b"bo")
+            assert await folder.flaw(entry) == "2 bytes instead of 4"
+            disk.overwrite(disk.path(entry), b"body")
+
+
+async def test_when_a_message_arrived_is_known(temp_root: Path) -> None:
+    async with served(temp_root) as disk:
+        ready = await disk.bring(State.READY)
+        before = time.time_ns()
+        leased = await disk.done(Move(ready, State.DELAYED, LEASE))
+        with source(State.DELAYED, temp_root / "delay", temp_root / "queues") as folder:
+            arrived = await folder.arrived_ns(leased)
+            assert arrived is not None
+            assert before - 100_000_000 < arrived <= time.time_ns()  # the kernel's clock is a coarser one
+            assert await folder.arrived_ns(ready) is None
+
+
+async def test_what_arrives_and_leaves_is_told(temp_root: Path) -> None:
+    async with served(temp_root) as disk:
+        with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
+            async with folder.changes() as changes:
+                entry = await disk.done(Write("q", new_id(), b"body"))
+                await folder.commit([Move(entry, State.READY)])
+                with trio.fail_after(PATIENCE_SECONDS):
+                    told = [await anext(changes)]
+                    while told[-1].present:
+                        told.append(await anext(changes))
+                assert {change for change in told if change.present} == {Change(entry)}
+                assert told[-1] == Change(entry, present=False)
+
+
+def test_a_folder_that_is_none_is_one_clear_line(apart: Path) -> None:
+    (apart / "file").write_bytes(b"")
+    for folder, destination in (
+        (apart / "nowhere", apart / "queues"),
+        (apart / "file", apart / "queues"),
+        (apart / "in", apart / "nowhere"),
+        (apart / "in", apart / "file"),
+    ):
+        with pytest.raises(StorageUnusable, match="cannot work on") as caught:
+            SourceFolder(State.NEW, str(folder), str(destination))
+        assert "\n" not in str(caught.value)
+
+
+def test_closing_lets_go_of_the_folder(apart: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with source(State.NEW, apart / "in", apart / "queues"):
+        assert len(os.listdir("/proc/self/fd")) > before
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Beside a broker that starts
