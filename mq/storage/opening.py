@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
@@ -19,6 +20,7 @@ from mq.storage.properties import SUM
 from mq.storage.records import Records
 from mq.storage.recovery import recover
 
+_LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
@@ -58,7 +60,7 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
     handles: list[int] = []
     try:
         _make_folders(calls, layout, root)
-        handles.append(lock := calls.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW))
+        handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
         alone = _lock(calls, lock, root, shared=options.shared)
         handles.append(root_fd := calls.open(root, OPEN_FOLDER))
         if not mount.atomic_rename:
@@ -74,7 +76,8 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
         )
         records = Records(calls, layout.records)
         if alone:
-            recover(folders, records)
+            with _nobody_moves(calls, layout, root):
+                recover(folders, records)
         if options.shared:
             _lock_shared(calls, lock, root)
         if not syncfs:
@@ -151,6 +154,42 @@ def _lock_shared(calls: Calls, lock: int, root: str) -> None:
         raise RootBusy(
             f"root {shorten(root)} is served by a daemon with --peers=0; restart that one with --peers=1 or more"
         ) from error
+
+
+@contextlib.contextmanager
+def _nobody_moves(calls: Calls, layout: Layout, root: str) -> Iterator[None]:
+    """Keep movers and reapers of their own away, which hold no lock else: where moves are made by links, one of them
+    would take a repair for somebody who has won the message, and take the name away that was meant to stay."""
+    fd = calls.open(f"{layout.lock}-moves", _LOCK_FILE)
+    try:
+        try:
+            calls.lock(fd, exclusive=True)
+        except BlockingIOError as error:
+            raise RootBusy(
+                f"root {shorten(root)} cannot be repaired while a mover or a reaper is at work; stop it"
+            ) from error
+        yield
+    finally:
+        calls.close(fd)
+
+
+@contextlib.contextmanager
+def unrepaired(calls: Calls, layout: Layout) -> Iterator[bool]:
+    """For a mover or a reaper of its own: whether messages may be moved now, and for the length of the block."""
+    try:
+        fd = calls.open(f"{layout.lock}-moves", _LOCK_FILE)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # no broker's root, or not for this user
+        yield True
+        return
+    try:
+        calls.lock(fd, exclusive=False)
+        free = True
+    except BlockingIOError:
+        free = False
+    try:
+        yield free
+    finally:
+        calls.close(fd)
 
 
 def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:

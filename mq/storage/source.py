@@ -1,6 +1,7 @@
 """One folder of a root, for a program that empties it: ``mq-mover`` or ``mq-reaper``.
 
-No lock, no records, no recovery: those are the broker's, which may be running or not.
+No records, no recovery: those are the broker's, which may be running or not. Only while it repairs the root, nothing
+is moved.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from mq.message import shorten
 from mq.storage.batch import Batch
 from mq.storage.calls import OPEN_FOLDER, LinuxCalls
 from mq.storage.folders import Folders
-from mq.storage.interface import Change, Entry, Operation, Outcome
+from mq.storage.interface import Change, Entry, Operation, Outcome, Result
 from mq.storage.layout import Layout
 from mq.storage.mount import mount_of, syncfs_reports_errors
-from mq.storage.opening import explain
+from mq.storage.opening import explain, unrepaired
 from mq.storage.watch import watch_folders
 
 
@@ -66,8 +67,8 @@ class SourceFolder:
         return self._folders.failure
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """As :meth:`mq.storage.interface.Storage.commit`."""
-        return await trio.to_thread.run_sync(Batch(self._folders, operations).run)
+        """As :meth:`mq.storage.interface.Storage.commit`. FULL while a broker repairs the root."""
+        return await trio.to_thread.run_sync(self._commit, operations)
 
     async def scan(self) -> list[Entry]:
         """All that is in the folder."""
@@ -87,6 +88,12 @@ class SourceFolder:
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
         """What arrives and leaves, as it happens."""
         return watch_folders(self._folders, frozenset({self.state}))
+
+    def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        with unrepaired(self._calls, self._folders.layout) as free:
+            if free:
+                return Batch(self._folders, operations).run()
+        return [Outcome(Result.FULL, reason="a broker is repairing the root")] * len(operations)
 
 
 def _check(path: str) -> None:

@@ -15,8 +15,10 @@ import trio
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.storage.calls import LinuxCalls
-from mq.storage.interface import Change, Entry, Move, Result, Unlink, Write
+from mq.storage.interface import Change, Entry, Move, Outcome, Result, Unlink, Write
+from mq.storage.opening import RootBusy, open_root
 from mq.storage.source import SourceFolder
+from mq.testing.calls import FaultyCalls
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 PATIENCE_SECONDS: Final = 20
@@ -152,3 +154,56 @@ def test_closing_lets_go_of_the_folder(apart: Path) -> None:
 
 
 # Beside a broker that starts
+
+
+async def test_nothing_is_moved_while_the_root_is_repaired(temp_root: Path) -> None:
+    async with served(temp_root) as disk:
+        entry = await disk.bring(State.NEW)
+        await disk.storage.aclose()
+        with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
+            outcomes: list[Outcome] = []
+            moves = [Move(entry, State.READY)]
+            disk.calls.just_before("names", "queues", lambda: outcomes.extend(folder._commit(moves)))
+            await disk.open()
+            assert [outcome.result for outcome in outcomes] == [Result.FULL]
+            assert outcomes[0].reason
+            assert (await folder.commit(moves))[0].result is Result.DONE
+
+
+async def test_a_repair_does_not_come_between_the_two_steps_of_a_mover(temp_root: Path) -> None:
+    """By links a message has two names for an instant. A repair would take one away, and then the mover the other."""
+    mount = MOUNTS["link"]
+    async with open_disk(mount, LinuxCalls(), str(temp_root), watched=True) as disk:
+        entry = await disk.bring(State.NEW)
+        await disk.storage.aclose()
+        with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
+            folder._folders.mount = mount
+            folder._folders.calls = calls = FaultyCalls(LinuxCalls(), str(temp_root))
+            refusals: list[str] = []
+
+            def start_a_broker() -> None:
+                try:
+                    open_root(LinuxCalls(), str(temp_root), mount, disk.options).close()
+                except RootBusy as error:
+                    refusals.append(str(error))
+
+            assert calls.just_before("unlink", "new/*", start_a_broker) == []
+            assert (await folder.commit([Move(entry, State.READY)]))[0].result is Result.DONE
+            assert len(refusals) == 1
+            assert "cannot be repaired while a mover or a reaper is at work" in refusals[0]
+        await disk.open()
+        assert await disk.body(Entry("q", entry.id, State.READY)) == b"body"
+
+
+async def test_a_broker_waits_until_a_mover_has_done_its_batch(
+    temp_root: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with served(temp_root) as disk:
+        await disk.storage.aclose()
+        lock = os.open(temp_root / "state" / "lock-moves", os.O_RDWR | os.O_CREAT)
+        disk.calls.lock(lock, exclusive=False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(disk.open)
+            await trio.sleep(1)
+            os.close(lock)
+        await disk.bring(State.READY)
