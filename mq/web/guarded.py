@@ -7,7 +7,7 @@ module alone knows Hypercorn's insides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import h11
 import trio
@@ -20,7 +20,15 @@ from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, LifespanState, Scope
+from hypercorn.typing import (
+    ASGIFramework,
+    ASGIReceiveCallable,
+    ASGIReceiveEvent,
+    ASGISendCallable,
+    HTTPScope,
+    LifespanState,
+    Scope,
+)
 
 from mq.web.frames import Flood, FrameCounter
 from mq.web.refusals import check_head, refusal
@@ -42,13 +50,18 @@ class GuardedServer(TCPServer):
     def __init__(self, app: ASGIFramework, config: Config, context: WorkerContext, stream: WatchedStream) -> None:
         self._frames = FrameCounter()
         self._is_http2 = False
-        counted = _CountedApp(app, self._frames)
-        super().__init__(counted, config, context, LifespanState(), stream)  # type: ignore[arg-type]
+        super().__init__(_WatchedApp(app, self._frames, self._continue), config, context, LifespanState(), stream)  # type: ignore[arg-type]
 
     async def _read_data(self) -> None:
         assert isinstance(self.protocol.protocol, H11Protocol)  # every connection begins as that
         _guard_http1(self.protocol.protocol)
         await super()._read_data()
+
+    async def _continue(self) -> None:
+        """Send 100 to a client that waits for it, if it has no response yet."""
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H11Protocol) and protocol.connection.our_state is h11.SEND_RESPONSE:
+            await protocol._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
 
     async def _initiate_server_close(self) -> None:
         """End a connection that has been idle for too long, or that is idle when mq stops."""
@@ -65,12 +78,14 @@ class GuardedServer(TCPServer):
         await super().protocol_send(event)
 
 
-class _CountedApp(ASGIWrapper):
-    """Counts the requests that are no longer at work, be their streams there or not."""
+class _WatchedApp(ASGIWrapper):
+    """Counts the requests that are no longer at work, be their streams there or not, and tells when a body that its
+    client holds back is asked for."""
 
-    def __init__(self, app: ASGIFramework, frames: FrameCounter) -> None:
+    def __init__(self, app: ASGIFramework, frames: FrameCounter, continue_: Callable[[], Awaitable[None]]) -> None:
         super().__init__(app)
         self._frames = frames
+        self._continue = continue_
 
     async def __call__(
         self,
@@ -80,10 +95,25 @@ class _CountedApp(ASGIWrapper):
         sync_spawn: Callable[..., object],
         call_soon: Callable[..., object],
     ) -> None:
+        is_held_back = scope["type"] == "http" and _expects_continue(scope)
+
+        async def receive_held_back() -> ASGIReceiveEvent:
+            nonlocal is_held_back
+            if is_held_back:
+                is_held_back = False
+                await self._continue()
+            return await receive()
+
         try:
-            await super().__call__(scope, receive, send, sync_spawn, call_soon)
+            await super().__call__(scope, receive_held_back, send, sync_spawn, call_soon)
         finally:
             self._frames.ended += 1
+
+
+def _expects_continue(scope: HTTPScope) -> bool:
+    return scope["http_version"] == "1.1" and any(
+        name == b"expect" and b"100-continue" in value.lower() for name, value in scope["headers"]
+    )
 
 
 def _has_begun(protocol: H11Protocol) -> bool:
@@ -105,7 +135,10 @@ def _guard_http1(protocol: H11Protocol) -> None:
     def next_event_of_strict_head() -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         if connection.their_state is h11.IDLE:
             check_head(connection.trailing_data[0])
-        return next_event()
+        event = next_event()
+        if isinstance(event, h11.Request):
+            connection.client_is_waiting_for_100_continue = False  # Hypercorn would not wait until the body is wanted
+        return event
 
     async def send_error_response(status_code: int) -> None:
         for event in (*refusal(status_code), h11.EndOfMessage()):

@@ -193,6 +193,16 @@ async def test_413_comes_before_the_body_is_sent(server: Server, queue: str, sto
     assert await contents(store) == (["q"], 0)
 
 
+@pytest.mark.parametrize(("target", "status"), [("/q/messages", 413), ("/%00/messages", 400)])
+async def test_no_100_before_a_refusal(server: Server, queue: str, target: str, status: int) -> None:
+    size = MAX_BODY + 1 if status == 413 else 1
+    head = f"POST {target} HTTP/1.1\r\nHost: mq\r\nContent-Length: {size}\r\nExpect: 100-continue\r\n\r\n"
+    async with await server.connect() as stream:
+        await stream.send_all(head.encode())
+        with trio.fail_after(10):
+            assert parse(await read_all(stream))[0] == status
+
+
 async def test_413_reaches_a_client_that_sends_first_and_listens_after(
     server: Server, queue: str, store: MemoryStorage
 ) -> None:
