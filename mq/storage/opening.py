@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import shorten
-from mq.storage.barrier import Spare, close_all, sync_folder
+from mq.storage.barrier import NO_HANDLES, Spare, close_all, sync_folder
 from mq.storage.calls import OPEN_FOLDER, Calls, FileKind
 from mq.storage.folders import Folders
 from mq.storage.layout import Layout
@@ -177,9 +177,9 @@ def _nobody_moves(calls: Calls, layout: Layout, root: str) -> Iterator[None]:
 def unrepaired(calls: Calls, layout: Layout) -> Iterator[bool]:
     """For a mover or a reaper of its own: whether messages may be moved now, and for the length of the block."""
     try:
-        fd = calls.open(f"{layout.lock}-moves", _LOCK_FILE)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # no broker's root, or not for this user
-        yield True
+        fd = calls.open(f"{layout.lock}-moves", _LOCK_FILE & ~os.O_CREAT)
+    except OSError as error:  # no broker's root, or not for this user; or no handle is free just now
+        yield error.errno not in NO_HANDLES
         return
     try:
         calls.lock(fd, exclusive=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -83,6 +84,27 @@ async def test_removed_messages_are_unlinked_with_their_side_files(temp_root: Pa
             with source(State.REMOVED, f"{temp_root}/remove{end}") as folder:
                 assert (await folder.commit([Unlink(removed)]))[0].result is Result.DONE
             assert len(disk.files("state/properties")) == 1
+
+
+async def test_nothing_is_left_in_folders_that_no_broker_made(apart: Path) -> None:
+    (apart / "state").mkdir()
+    with source(State.NEW, apart / "in", apart / "queues") as folder:
+        await folder.commit([Move(Entry("q", new_id(), State.NEW), State.READY)])
+    assert os.listdir(apart / "state") == []
+
+
+@pytest.mark.parametrize(("number", "result"), [(errno.EMFILE, Result.FULL), (errno.EACCES, Result.DONE)])
+async def test_without_a_handle_for_the_lock_it_is_tried_later(
+    temp_root: Path, monkeypatch: pytest.MonkeyPatch, number: int, result: Result
+) -> None:
+    async with served(temp_root) as disk:
+        entry = await disk.bring(State.NEW)
+        with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
+            calls = FaultyCalls(LinuxCalls(), str(temp_root))
+            calls.fail("open", number, path="state/lock-moves")
+            monkeypatch.setattr(folder, "_calls", calls)
+            assert (await folder.commit([Move(entry, State.READY)]))[0].result is result
+            assert (await folder.commit([Move(entry, State.READY)]))[0].result in (Result.DONE, Result.GONE)
 
 
 async def test_a_relative_folder_will_do(temp_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
