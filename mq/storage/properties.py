@@ -22,8 +22,9 @@ from mq.message import Properties
 
 SUM: Final = "user.mq.sum"
 ATTRIBUTES: Final = "user.mq.attributes"
-LARGEST_ATTRIBUTES: Final = 2000
-"""Bytes of JSON above which a side file is used: ext4 holds all attributes of a file in one block."""
+LARGEST_ATTRIBUTES: Final = 800
+"""Bytes of JSON above which a side file is used: ext4 holds all attributes of a file in one block, and that has 1,024
+bytes on a small file system."""
 
 _NOT_OURS: Final = (ValueError, OverflowError, RecursionError)
 """What JSON that mq never wrote can raise."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from mq.lifecycle import State
 from mq.storage.batch import PASSING, UNLINKED_AT_ONCE
+from mq.storage.calls import LinuxCalls
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Unlink, Write
+from mq.storage.mount import mount_of
+from mq.storage.properties import LARGEST_ATTRIBUTES
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 SHOWN: Final = ("open", "set_attribute", "write", "fsync", "syncfs", "rename", "link", "unlink", "rmdir")
@@ -495,12 +500,12 @@ async def test_attributes_that_are_many_stand_in_a_side_file() -> None:
         assert await disk.attributes(entry) == LARGE
 
 
-@pytest.mark.parametrize("size", [1999, 2000, 2001])
+@pytest.mark.parametrize("size", [LARGEST_ATTRIBUTES - 1, LARGEST_ATTRIBUTES, LARGEST_ATTRIBUTES + 1])
 async def test_attributes_come_back_around_the_limit(size: int) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         attributes = {"a": "x" * (size - len('{"a":""}'))}
         entry = await disk.done(Write("q", new_id(), b"body", attributes))
-        assert bool(disk.files("state/properties")) == (size > 2000)
+        assert bool(disk.files("state/properties")) == (size > LARGEST_ATTRIBUTES)
         assert await disk.attributes(entry) == attributes
 
 
@@ -641,3 +646,29 @@ async def test_a_failed_batch_takes_nothing_away_that_was_there_before() -> None
         assert [outcome.result for outcome in outcomes] == [Result.FAILED] * 2
         disk.heal()
         assert await disk.body(kept) == b"kept"
+
+
+@pytest.fixture
+def small_ext4(tmp_path: Path) -> Iterator[Path]:
+    """A real file system whose blocks have 1 KiB, as mkfs makes them on small disks."""
+    image, folder = tmp_path / "image", tmp_path / "mounted"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    for command in (["mkfs.ext4", "-q", "-b", "1024", image], ["mount", "-o", "loop", image, folder]):
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"cannot {command[0]} here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.root
+async def test_attributes_of_any_size_fit_a_file_system_of_small_blocks(small_ext4: Path) -> None:
+    mount = mount_of(str(small_ext4))
+    async with open_disk(mount, LinuxCalls(), str(small_ext4 / "root"), syncfs=mount.syncfs) as disk:
+        for size in range(0, 3000, 100):
+            entry = await disk.bring(State.READY, b"body", a="x" * size)
+            assert await disk.attributes(entry) == {"a": "x" * size}
