@@ -27,6 +27,7 @@ from mq.errors import (
     MQError,
     NoSuchMessage,
     NoSuchQueue,
+    StorageError,
     StorageFailed,
     StorageFull,
     StorageUnusable,
@@ -193,6 +194,7 @@ class Broker:
             self._upkeep.forget(index, remove=dropped)
             if not dropped:
                 raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
+            await self._reap_deleted(queue)
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
         """Bring a large body to the store; then publish what is returned, or discard it. What `chunks` raises passes.
@@ -309,6 +311,15 @@ class Broker:
             except NoSuchMessage:
                 if not self.config.followed:
                     raise
+
+    async def _reap_deleted(self, queue: str) -> None:
+        """Let the reaper know what the deletion of a queue has brought to REMOVED."""
+        try:
+            with trio.CancelScope(shield=True):
+                for entry in await self._storage.scan(State.REMOVED, queue):
+                    self._catalog.place(entry)
+        except StorageError as error:
+            logger.warning("what was in queue %s is unlinked after the next start: %s", queue, error)
 
     async def _locate(self, index: QueueIndex, id: MessageId) -> Entry | None:
         await self._catalog.transit.wait(id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import BrokerConfig, open_broker
 from mq.errors import StorageFailed, StorageFull, StorageUnusable
@@ -37,3 +38,25 @@ async def test_a_fetch_among_peers_that_cannot_look_is_refused_and_the_broker_li
         message = await broker.fetch("q")
         assert message is not None
         assert message.id == id
+
+
+async def test_what_was_in_a_deleted_queue_is_unlinked_at_once(wall_clock: WallClock) -> None:
+    """Not after the next start: a full disk may wait for that room."""
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
+        for _ in range(3):
+            await broker.publish("q", b"x")
+        await broker.fetch("q")
+        await broker.delete_queue("q")
+        await wait_all_tasks_blocked()
+        assert not [path for path in disk.tree() if path.startswith(("remove/", "queues/", "new/", "delay/"))]
+
+
+async def test_a_queue_is_deleted_though_its_rest_cannot_be_listed(wall_clock: WallClock) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        async with open_broker(disk.storage) as broker:
+            disk.calls.fail("names", errno.EMFILE, path="remove")
+            await broker.delete_queue("q")
+            assert not await broker.has_queue("q")
+        async with open_broker(await disk.open()):
+            await wait_all_tasks_blocked()
+        assert disk.inner.names(f"{disk.root}/remove") == []
