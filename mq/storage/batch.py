@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
-from mq.storage.barrier import Barrier, SyncFailed, close_all, sync, sync_folder
+from mq.storage.barrier import FEW_FILES, Barrier, SyncFailed, close_all, sync, sync_folder
 from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
@@ -187,8 +187,11 @@ class Batch:
     def _reveal(self) -> None:
         """Where a name can reach the medium before the file that it leads to, a file gets its name in new/ when it is
         durable itself: a cut would else leave a name that leads to whatever its inode held before."""
-        for hidden in self._hidden.values():
-            sync(self._calls, hidden.fd)
+        if self._folders.syncfs and len(self._hidden) > FEW_FILES:
+            self._calls.syncfs(self._folders.root_fd)
+        else:
+            for hidden in self._hidden.values():
+                sync(self._calls, hidden.fd)
         for id in list(self._hidden):
             position, fd, source, target = self._hidden.pop(id)
             operation = self._operations[position]
