@@ -15,7 +15,7 @@ from h2.connection import H2Connection
 from h2.events import Event as H2Event
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Event
+from hypercorn.events import Event, Updated
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
@@ -74,7 +74,10 @@ class GuardedServer(TCPServer):
         """Send what the protocol wants sent. Its first words as HTTP/2 come before it has heard any."""
         if not self._is_http2 and isinstance(self.protocol.protocol, H2Protocol):
             self._is_http2 = True
-            _guard_http2(self.protocol.protocol.connection, self._frames)
+            connection = self.protocol.protocol.connection
+            _guard_http2(connection, self._frames)
+            # Hypercorn takes the preface for a request, and would wait for its end for ever. An upgrade is one.
+            await super().protocol_send(Updated(idle=not connection.streams))
         await super().protocol_send(event)
 
 

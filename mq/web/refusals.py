@@ -9,7 +9,7 @@ import h11
 
 from mq.web.exchange import problem
 
-_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+_AMBIGUOUS: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 _DETAILS: Final = {
     400: "this is not a well-formed HTTP/1.1 request",
@@ -20,15 +20,16 @@ _DETAILS: Final = {
 
 
 def check_head(received: bytes) -> None:
-    """Check what has come of a request's head, and maybe more. h11 takes a bare LF for the end of a line; proxies that
-    do not would see other requests than we do (RFC 9112, section 2.2).
+    """Check what has come of a request's head, and maybe more. h11 takes a bare LF for the end of a line, and a line
+    that begins with a space for more of the one before. A proxy that does not would see other requests than we do (RFC
+    9112, sections 2.2 and 5.2).
 
     Raises:
-        h11.RemoteProtocolError: a line of it ends in a bare LF.
+        h11.RemoteProtocolError: a line of it ends in a bare LF, or begins with a space.
     """
     end = received.find(b"\r\n\r\n")
-    if _BARE_LF.search(received, 0, len(received) if end < 0 else end):
-        raise h11.RemoteProtocolError("a line ends in a bare LF", error_status_hint=400)
+    if _AMBIGUOUS.search(received, 0, len(received) if end < 0 else end):
+        raise h11.RemoteProtocolError("a line ends in a bare LF or begins with a space", error_status_hint=400)
 
 
 def refusal(status: int) -> tuple[h11.Response, h11.Data]:

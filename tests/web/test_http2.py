@@ -23,9 +23,9 @@ from hyperframe.frame import (
 
 from mq.broker import Broker
 from mq.storage.memory import MemoryStorage
-from mq.web.endpoints import IN_MEMORY_BYTES
+from mq.web.endpoints import IN_MEMORY_BYTES, Endpoints
 from mq.web.frames import CONTROL_FRAMES, HEADER_BLOCK_FRAMES, RUNNING, SPARE_RESETS
-from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse
+from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse, start_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
 
@@ -316,6 +316,28 @@ async def test_frames_that_only_want_an_answer_are_limited(server: Server, frame
     await frames.send(frame)
     await is_told_to_calm_down(frames)
     assert await is_alive(server)
+
+
+BEGUN = HeadersFrame(1, b"").serialize()
+
+
+@pytest.mark.parametrize("first_words", [PREFACE, PREFACE[:20], PREFACE + BEGUN])
+async def test_a_connection_without_a_request_ends_in_time(
+    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, first_words: bytes
+) -> None:
+    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
+    server = await start_server(nursery, endpoints)
+    async with await server.connect() as stream:
+        await stream.send_all(first_words)
+        with trio.fail_after(10):
+            await Frames(stream).read_until_closed()
+
+
+async def test_a_stop_does_not_wait_for_a_connection_without_a_request(server: Server, frames: Frames) -> None:
+    await frames.ping()
+    server.stop.set()
+    with trio.fail_after(5):  # sooner than the stop's grace ends
+        await server.stopped.wait()
 
 
 async def test_an_upgraded_connection_has_the_same_limits(server: Server) -> None:

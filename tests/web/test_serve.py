@@ -117,6 +117,8 @@ async def test_bad_names_as_bytes(server: Server, store: MemoryStorage, name: st
         (b"GET /q HTTP/1.1\r\nHost: mq\r\n\n", 400),
         (b"GET /q HTTP/1.1\r\nHost: mq\n", 400),
         (b"\nGET /q HTTP/1.1\r\nHost: mq\r\n\r\n", 400),
+        (f"{POST_HEAD} Content-Length: 3\r\n\r\nabc".encode(), 400),
+        (f"{POST_HEAD}X: y\r\n\tz\r\n\r\n".encode(), 400),
         (f"{POST_HEAD}Content-Length: 3, 4\r\n\r\nabc".encode(), 400),
         (f"{POST_HEAD}Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n".encode(), 400),
         (f"{POST_HEAD}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(), 501),
