@@ -37,7 +37,14 @@ Once = Callable[[int, int, Random], Awaitable[None]]
 
 async def connect(port: int, number: int) -> trio.SocketStream:
     """A connection to the daemon, from one of many addresses."""
-    return await trio.open_tcp_stream("127.0.0.1", port, local_address=f"127.0.0.{2 + number % _SOURCES}")
+    client = trio.socket.socket()
+    try:
+        await client.bind((f"127.0.0.{2 + number % _SOURCES}", 0))
+        await client.connect(("127.0.0.1", port))
+    except BaseException:
+        client.close()
+        raise
+    return trio.SocketStream(client)
 
 
 async def open_many(port: int, count: int, first_words: bytes) -> list[trio.SocketStream]:

@@ -96,12 +96,14 @@ async def withstand(daemon: Daemon, attack: Attack, most_megabytes: int = MOST_M
         async def attack_it(*, task_status: trio.TaskStatus[int]) -> None:
             await attack(daemon.port, task_status)
 
+        since = time.monotonic()
         clients = await nursery.start(attack_it)
+        opened = time.monotonic()
         slowest = await be_honest(daemon.port)
         now, most = megabytes(daemon, "VmRSS"), megabytes(daemon, "VmHWM")
         nursery.cancel_scope.cancel()
     sys.stdout.write(
-        f"\n{clients} hostile clients: {now} MB, never over {most} MB of {most_megabytes} MB;"
+        f"\n{clients} hostile clients after {opened - since:.1f} s: {now} MB, never over {most} of {most_megabytes} MB;"
         f" the slowest honest answer took {slowest:.2f} s\n"
     )
     assert most <= most_megabytes
