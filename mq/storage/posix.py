@@ -275,11 +275,12 @@ class FolderStorage:
         return made
 
     def _made_before(self, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The new value of a queue that is there. Two brokers may make one at once: it was made by the first, else what
-        was published to it in between would count as a deleted queue's."""
-        times = (self._root_open.records.all(QUEUE).get(key, {}).get("created"), value.get("created"))
-        known = [time for time in times if isinstance(time, int)]
-        return {**value, "created": min(known)} if known else value
+        """The new value of a queue that is there. Two brokers may make one at once: it was made by the first, and one
+        without a record was made by hand, nobody knows when. Else what is in it could count as a deleted queue's."""
+        if "created" not in value:
+            return value
+        before = self._root_open.records.all(QUEUE).get(key, {}).get("created", 0)
+        return {**value, "created": min(before, value["created"])}
 
     def _forget_names(self) -> None:
         """Without a journal the name of a file that is gone can outlive it on the disk, and lead to the folder that

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from mq.storage.mount import Mount, mount_of, syncfs_reports_errors
+from mq.storage.mount import _KNOWN, Mount, mount_of, syncfs_reports_errors
 
 ANOTHER: Final = "9:99"
 """A device that holds nothing here: what the table says of btrfs, whose subvolumes have anonymous numbers."""
@@ -256,3 +257,34 @@ def test_syncfs_is_used_where_it_reports_errors(release: str, reports: bool) -> 
 def test_the_running_kernel_is_asked() -> None:
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
     assert syncfs_reports_errors() is ((major, minor) >= (5, 8))
+
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "on-disk.md"
+ROW: Final = re.compile(r"^\| (.*`.*) \| (rename|link) \| (yes|no) \| (yes|no) \| (.+) \|$", re.MULTILINE)
+
+
+def rows() -> dict[str, tuple[bool, bool, bool, bool]]:
+    """The page's table: file system -> (persistent, atomic_rename, ordered, syncfs)."""
+    found = {}
+    for names, way, ordered, syncfs, why in ROW.findall(PAGE.read_text()):
+        for name in re.findall(r"`([\w.]+)`", names):
+            without = " without a journal" if "without a journal" in names else ""
+            found[name + without] = (
+                "gone with the power" not in why,
+                way == "rename",
+                ordered == "yes",
+                syncfs == "yes",
+            )
+    return found
+
+
+def test_page_says_of_each_file_system_what_mq_does_on_it(machine: Machine) -> None:
+    machine.journal("sda1-8")
+    told = rows()
+    assert {"ext4", "ext4 without a journal", "xfs", "btrfs", *_KNOWN} <= set(told)
+    for row, traits in told.items():
+        kind, _, without = row.partition(" ")
+        machine._lines.clear()
+        machine.mount(kind, "/dev/sdb1" if without else "/dev/sda1")
+        found = machine.mount_of()
+        assert (found.persistent, found.atomic_rename, found.ordered, found.syncfs) == traits, row

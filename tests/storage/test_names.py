@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Final
 from uuid import UUID
 
@@ -179,3 +181,18 @@ def test_queue_is_known(queue: str) -> None:
 def test_nothing_makes_the_parser_stumble(name: str) -> None:
     for found in (names.parse_leaf(name, "q", State.READY), names.parse_flat(name, State.NEW)):
         assert found is None or name.endswith(names.leaf(found.id, found.meta))
+
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "on-disk.md"
+
+
+def test_page_shows_names_that_mq_reads() -> None:
+    page = PAGE.read_text()
+    shown = re.findall(r"^(\w+:[0-9a-f-]{36}\S*)$", page, re.MULTILINE)
+    assert shown
+    for name in shown:
+        entry = names.parse_flat(name, State.DELAYED)
+        assert entry is not None
+        assert names.flat(entry.queue, entry.id, entry.meta) == name
+    longest = names.flat("q" * 100, ID, LONGEST)
+    assert f"The longest has {len(longest)} of" in " ".join(page.split())

@@ -312,8 +312,8 @@ async def test_a_queue_made_again_was_made_anew(disk: Disk) -> None:
 async def test_a_queue_made_by_hand_is_one_and_gets_its_settings(disk: Disk) -> None:
     disk.inner.mkdir("/root/queues/by-hand")
     assert (await disk.storage.records(QUEUE))["by-hand"] == {}
-    assert not await disk.storage.put_record(QUEUE, "by-hand", {"limit": 5})
-    assert (await disk.storage.records(QUEUE))["by-hand"] == {"limit": 5}
+    assert not await disk.storage.put_record(QUEUE, "by-hand", {"created": 100, "limit": 5})
+    assert (await disk.storage.records(QUEUE))["by-hand"] == {"created": 0, "limit": 5}, "what was in it before stays"
 
 
 # What is not mq's
