@@ -6,7 +6,7 @@ import logging
 import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -258,6 +258,8 @@ class Broker:
             NoSuchMessage: the message is not in it.
         """
         await self._change(queue, id, State.REMOVED, Kind.REMOVE, "remove the message")
+        if self.config.followed and not self.description.journaled:
+            await self._remove_other_names(queue, MessageId(id))
 
     async def requeue(self, queue: str, id: str) -> None:
         """End a message's lease: it is READY again, in its old place.
@@ -311,6 +313,12 @@ class Broker:
             except NoSuchMessage:
                 if not self.config.followed:
                     raise
+
+    async def _remove_other_names(self, queue: str, id: MessageId) -> None:
+        """Where moves are link and unlink, a peer that was killed in between has left the message under two names."""
+        while await self._storage.find(queue, id) is not None:
+            with suppress(NoSuchMessage):
+                await self._change(queue, id, State.REMOVED, Kind.REMOVE, "remove the message")
 
     async def _reap_deleted(self, queue: str) -> None:
         """Let the reaper know what the deletion of a queue has brought to REMOVED."""

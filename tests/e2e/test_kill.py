@@ -16,7 +16,6 @@ from typing import Final
 
 import pytest
 
-from mq.storage.mount import mount_of
 from tests.e2e.scene import Scene, is_done, scene
 
 PRODUCERS: Final = 3
@@ -83,10 +82,5 @@ def test_one_daemon_loses_nothing_acknowledged(place: Path, kills: int, seed: in
 
 
 @pytest.mark.slow
-def test_two_daemons_on_one_root_lose_nothing_acknowledged(
-    request: pytest.FixtureRequest, place: Path, kills: int, seed: int
-) -> None:
-    if not mount_of(str(place)).atomic_rename:
-        reason = "killed between link and unlink, a daemon leaves a message under two names while its peer lives on"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
+def test_two_daemons_on_one_root_lose_nothing_acknowledged(place: Path, kills: int, seed: int) -> None:
     kill_often(place, seed, 2, kills)
