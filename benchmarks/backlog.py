@@ -1,4 +1,4 @@
-"""What a fetch costs in front of a short and of a long backlog: in turns, on one broker.
+"""What a fetch costs in front of a short and of a long backlog: one from this and one from that, on one broker.
 
 The messages that were fetched are requeued afterwards, out of the measured time, so that the backlogs keep their
 lengths.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import trio
@@ -38,7 +39,7 @@ async def measure(folder: str, rounds: int, long: int = LONG, short: int = SHORT
 
     Args:
         folder: where the root is made.
-        rounds: how often each backlog gets its turn, with FETCHES fetches.
+        rounds: turns of FETCHES fetches from each.
         long: messages in the long backlog.
         short: messages in the short one.
     """
@@ -53,10 +54,9 @@ async def measure(folder: str, rounds: int, long: int = LONG, short: int = SHORT
             await _fill(broker, "short", short)
             await _fill(broker, "long", long)
             for turn in range(rounds + 1):
-                for queue, cost in costs.items():
-                    before = calls.counts["names"]
-                    await _fetch(broker, queue, Costs() if turn == 0 else cost)
-                    listings += calls.counts["names"] - before
+                before = calls.counts["names"]
+                await _take_turn(broker, costs if turn else {queue: Costs() for queue in costs})
+                listings += calls.counts["names"] - before
     finally:
         shutil.rmtree(f"{folder}/backlog", ignore_errors=True)
     near, far = costs["short"], costs["long"]
@@ -71,7 +71,7 @@ async def measure(folder: str, rounds: int, long: int = LONG, short: int = SHORT
             "the same in processor time",
             median_ratio(far.computed, near.computed),
             WANTED,
-            note=f"{spread(far.computed, 'µs')} against {spread(near.computed, 'µs')}, means of {FETCHES} fetches",
+            note=f"{spread(far.computed, 'µs')} against {spread(near.computed, 'µs')}",
         ),
         at_most("folders listed by these fetches", listings, 0, note=f"{2 * rounds * FETCHES + 2 * FETCHES} fetches"),
     ]
@@ -92,17 +92,22 @@ async def _fill(broker: Broker, queue: str, messages: int) -> None:
             nursery.start_soon(publisher)
 
 
-async def _fetch(broker: Broker, queue: str, costs: Costs) -> None:
-    fetched: list[MessageId] = []
-    computed = time.process_time()
+async def _take_turn(broker: Broker, costs: Mapping[str, Costs]) -> None:
+    """FETCHES from each queue, one from this and one from that; then all of them go back."""
+    fetched: list[tuple[str, MessageId]] = []
     for _ in range(FETCHES):
-        started = time.perf_counter()
-        message = await broker.fetch(queue)
-        costs.elapsed.append((time.perf_counter() - started) * 1e6)
-        assert message is not None, "the backlog was filled"
-        await message.body.aclose()
-        fetched.append(message.id)
-    costs.computed.append((time.process_time() - computed) / FETCHES * 1e6)
+        for queue, cost in costs.items():
+            fetched.append((queue, await _fetch(broker, queue, cost)))
     async with trio.open_nursery() as nursery:
-        for id in fetched:
+        for queue, id in fetched:
             nursery.start_soon(broker.requeue, queue, id)
+
+
+async def _fetch(broker: Broker, queue: str, costs: Costs) -> MessageId:
+    computed, started = time.process_time(), time.perf_counter()
+    message = await broker.fetch(queue)
+    costs.elapsed.append((time.perf_counter() - started) * 1e6)
+    costs.computed.append((time.process_time() - computed) * 1e6)
+    assert message is not None, "the backlog was filled"
+    await message.body.aclose()
+    return message.id
