@@ -141,6 +141,12 @@ class Batch:
     def _is_atomic(self) -> bool:
         return self._folders.mount.atomic_rename
 
+    @property
+    def _largest_attributes(self) -> int:
+        """What an extended attribute may hold. Without a journal only what fits into the inode, and that is taken by
+        the sum: a repair can ruin the block in which others stand, when it was a deleted file's before."""
+        return LARGEST_ATTRIBUTES if self._is_atomic else 0
+
     def _is_durable(self, operation: Operation) -> bool:
         return operation.durable or self._folders.careful
 
@@ -230,7 +236,7 @@ class Batch:
         if not self._folders.xattrs:
             return
         attributes = encode_attributes(operation.attributes)
-        where = "" if not attributes else "a" if len(attributes) <= LARGEST_ATTRIBUTES else "f"
+        where = "" if not attributes else "a" if len(attributes) <= self._largest_attributes else "f"
         if where == "a":
             self._calls.set_attribute(fd, ATTRIBUTES, attributes)  # first: where a cut leaves the sum, all is there
         self._calls.set_attribute(fd, SUM, Sum(size, crc, where).encode())
@@ -260,7 +266,7 @@ class Batch:
 
     def _needs_side(self, operation: Write) -> bool:
         return not self._folders.xattrs or (
-            bool(operation.attributes) and len(encode_attributes(operation.attributes)) > LARGEST_ATTRIBUTES
+            bool(operation.attributes) and len(encode_attributes(operation.attributes)) > self._largest_attributes
         )
 
     def _write_side(self, operation: Write) -> int:

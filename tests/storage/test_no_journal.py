@@ -27,10 +27,9 @@ async def disk() -> AsyncIterator[Disk]:
 @pytest.mark.parametrize("options", [{}, {"shared": True}, {"watched": True}], ids=["alone", "shared", "watched"])
 async def test_a_file_is_durable_before_its_name_is_in_new(options: dict[str, bool]) -> None:
     async with open_disk(MOUNTS["link"], **options) as disk:
-        entry = await disk.done(Write("q", new_id(), b"body", {"a": 1}))
+        entry = await disk.done(Write("q", new_id(), b"body"))
         assert shown(disk) == [
             "open state/stage/ID new",
-            "set_attribute state/stage/ID user.mq.attributes",
             "set_attribute state/stage/ID user.mq.sum",
             "write state/stage/ID 4",
             "fsync state/stage/ID",
@@ -39,6 +38,22 @@ async def test_a_file_is_durable_before_its_name_is_in_new(options: dict[str, bo
             *syncing("new"),
         ]
         assert await disk.body(entry) == b"body"
+
+
+async def test_attributes_stand_in_a_side_file(disk: Disk) -> None:
+    """An extended attribute that has no room in the inode gets a block of its own, and that a repair can ruin."""
+    entry = await disk.done(Write("q", new_id(), b"body", {"a": 1}))
+    assert disk.files("state/properties") == {f"state/properties/{entry.id}"}
+    said = disk.calls.said("set_attribute", "fsync", "link")
+    assert said == [
+        f"fsync state/properties/{entry.id}",
+        "fsync state/properties",
+        f"set_attribute state/stage/{entry.id} user.mq.sum",
+        f"fsync state/stage/{entry.id}",
+        f"link state/stage/{entry.id} new/q:{entry.id}",
+        "fsync new",
+    ]
+    assert await disk.attributes(entry) == {"a": 1}
 
 
 async def test_the_files_of_a_batch_are_durable_before_the_first_name(disk: Disk) -> None:
