@@ -13,12 +13,12 @@ import trio
 
 from mq.broker.catalog import Catalog
 from mq.broker.commit import Committer
-from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, BrokerConfig
+from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS, BrokerConfig
 from mq.broker.index import QueueIndex
 from mq.broker.mailbox import Mailbox
 from mq.broker.mover import LARGEST_ROUND, Mover
 from mq.broker.reaper import Reaper
-from mq.broker.workers import Change, Job
+from mq.broker.workers import Change, Job, Orphan
 from mq.lifecycle import Kind, State
 from mq.storage.interface import Entry, Meta, Move, Outcome, Result
 
@@ -51,6 +51,7 @@ class Upkeep:
         self._clock_ns = clock_ns
         self._mover = Mover(committer.commit, self._begin_move, self._end_move)
         self._reaper = Reaper(committer.commit, self._end_reap)
+        self._stuck_orphans: Mailbox[Entry] = Mailbox()
         catalog.orphaned = self._remove_orphan
         if config.mover:
             catalog.arrivals[State.NEW] = self._mover_add
@@ -60,6 +61,7 @@ class Upkeep:
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start the tasks."""
+        nursery.start_soon(self._remove_stuck_orphans)
         if self._config.mover:
             nursery.start_soon(self._mover.run)
         if self._config.reaper:
@@ -97,7 +99,16 @@ class Upkeep:
     def _remove_orphan(self, entry: Entry) -> None:
         """A message of a deleted queue: nobody waits for this, and a crash before it is repaired at the next start."""
         self._catalog.begin(entry)
-        self._jobs.put(Change(self._catalog, Move(entry, State.REMOVED, durable=False), Kind.REMOVE, "remove it"))
+        self._jobs.put(Orphan(self._catalog, Move(entry, State.REMOVED, durable=False), self._stuck_orphans.put))
+
+    async def _remove_stuck_orphans(self) -> None:
+        """What the medium refused to remove is tried again, in a while."""
+        while True:
+            entries = await self._stuck_orphans.drain(LARGEST_ROUND)
+            await trio.sleep(RETRY_SECONDS)
+            for entry in entries:
+                if entry.id not in self._catalog.transit:
+                    self._remove_orphan(entry)
 
     def _mover_add(self, entry: Entry, due: float | None) -> None:
         if entry.state is State.NEW:

@@ -98,6 +98,30 @@ class Change:
         self.reply.fail(error_of(outcome, self._what))
 
 
+class Orphan(Change):
+    """Remove a message of a deleted queue.
+
+    Args:
+        catalog: that has let it go.
+        move: its removal.
+        later: told of an entry that cannot be removed now. One that could not be removed at all is left for the next
+            start: it has no queue to go back to.
+    """
+
+    def __init__(self, catalog: Catalog, move: Move, later: Callable[[Entry], None]) -> None:
+        super().__init__(catalog, move, Kind.REMOVE, "remove what a deleted queue left")
+        self._later = later
+
+    def done(self, outcome: Outcome) -> None:
+        """Nobody waits for the answer."""
+        if outcome.result in (Result.DONE, Result.GONE):
+            super().done(outcome)
+            return
+        self._catalog.end(self._move.entry, None, self._kind)
+        if outcome.result in (Result.FULL, Result.UNKNOWN):
+            self._later(self._move.entry)
+
+
 class SaveWorker:
     """Does jobs as they come."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import BrokerConfig, open_broker
@@ -60,3 +61,22 @@ async def test_a_queue_is_deleted_though_its_rest_cannot_be_listed(wall_clock: W
         async with open_broker(await disk.open()):
             await wait_all_tasks_blocked()
         assert disk.inner.names(f"{disk.root}/remove") == []
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
+async def test_what_a_deleted_queue_left_is_tried_again_in_a_while_not_at_once(
+    wall_clock: WallClock, number: int
+) -> None:
+    """The broker did nothing else any more."""
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
+        await broker.publish("q", b"x")
+        await broker.fetch("q")
+        disk.calls.fail("rename", number, path="delay/*", times=None)
+        await broker.delete_queue("q")
+        await trio.sleep(10.5)
+        tries = [call for call in disk.calls.said("rename") if call.startswith("rename delay/")]
+        assert len(tries) == (1 if number == errno.EIO else 11)
+        disk.heal()
+        await trio.sleep(10)
+        assert not disk.folders.failure or number == errno.EIO
+        assert bool(disk.files("delay")) is (number == errno.EIO)
