@@ -4,7 +4,7 @@ READY := .venv/.ready
 BIN := .venv/bin
 SEEDS ?= 10000
 
-.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture clean
+.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -46,6 +46,9 @@ simulate: $(READY) ## the seeded simulation: make simulate SEEDS=1000000
 
 torture: $(READY) ## kill -9 for hours: nothing acknowledged is lost
 	$(BIN)/pytest tests/e2e/test_kill.py --kills=2000 -s
+
+powercut: $(READY) ## cut the power under real file systems, as root: make powercut POINTS=1000
+	$(BIN)/python -m tests.crash --points $(or $(POINTS),300)
 
 clean: ## forget what was built
 	rm -rf .venv .tox build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

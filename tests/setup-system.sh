@@ -4,8 +4,11 @@
 set -euo pipefail
 
 packages=(
-    curl      # the session in the README
-    e2fsprogs # file systems of a test's own, in a file
+    curl        # the session in the README
+    btrfs-progs # file systems of a test's own, in a file
+    e2fsprogs
+    xfsprogs
+    fuse3       # a disk that remembers what was written to it (tests/crash)
 )
 
 if [ "${CI:-}" != true ] && [ "${1:-}" != --yes ]; then
