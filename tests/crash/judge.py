@@ -1,0 +1,211 @@
+"""Opens a root after a crash as a daemon does, and holds what is there against what clients were told.
+
+The clock stands still at the instant of the cut: a lease that ran then still runs, however long judging takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import trio
+from trio.testing import MockClock
+
+from mq.broker import Broker, BrokerConfig, open_broker
+from mq.errors import CorruptMessage, MQError
+from mq.lifecycle import State
+from mq.message import Body, Properties
+from mq.storage.interface import QUEUE, Entry, Storage
+from mq.storage.registry import open_storage
+from tests.crash.ledger import Claim, Ledger, digest
+
+LONGEST_SECONDS: Final = 60.0
+_AT_ONCE: Final = 16
+_LEASE_SECONDS: Final = 3600.0
+
+KINDS: Final = (
+    "lost",  # an acknowledged message is not there
+    "back",  # a removed message, or one of a deleted queue, is there again
+    "torn",  # a message is handed out that is not whole
+    "invented",  # one that nobody published
+    "lease broken",  # one that somebody else holds
+    "queue lost",  # a queue that was made is not there
+    "queue back",  # a deleted one is
+    "doubled",  # one message is there twice
+    "torn left",  # what recovery should have taken away
+    "refused",  # mq does not open the root
+)
+"""What can be wrong, the worst first."""
+
+
+class Flaw(NamedTuple):
+    """A promise that was broken.
+
+    Attributes:
+        kind: which one, of KINDS.
+        detail: by what.
+    """
+
+    kind: str
+    detail: str
+
+
+def worst(flaws: Iterable[Flaw]) -> str:
+    """The worst kind there is; empty for none."""
+    return min((flaw.kind for flaw in flaws), key=KINDS.index, default="")
+
+
+def judge(root: Path, ledger: Ledger, now_ns: int) -> list[Flaw]:
+    """Every promise that the store in `root` breaks, seen at the instant `now_ns`."""
+    return trio.run(_judge, f"posix:{root}", ledger, now_ns, clock=MockClock())
+
+
+def recover(root: Path, now_ns: int) -> None:
+    """Open the store as a daemon does after a crash, and close it again, at the instant `now_ns`."""
+
+    async def open_and_close() -> None:
+        async with _in_time(), open_broker(f"posix:{root}", clock_ns=lambda: now_ns):
+            pass
+
+    trio.run(open_and_close, clock=MockClock())
+
+
+async def _judge(address: str, ledger: Ledger, now_ns: int) -> list[Flaw]:
+    court = _Court(ledger, now_ns)
+    try:
+        async with _in_time(), open_storage(address) as storage:
+            await court.look(storage)
+            config = BrokerConfig(delay_seconds=_LEASE_SECONDS)
+            async with open_broker(storage, config, clock_ns=lambda: now_ns) as broker:
+                await court.fetch(broker)
+    except* (MQError, AssertionError) as errors:
+        court.flaws.append(Flaw("refused", repr(errors.exceptions)))
+    else:
+        court.weigh()
+    return court.flaws
+
+
+class _Court:
+    def __init__(self, ledger: Ledger, now_ns: int) -> None:
+        self.flaws: list[Flaw] = []
+        self._ledger = ledger
+        self._now_ns = now_ns
+        self._queues: set[str] = set()
+        self._present: dict[str, Entry] = {}
+        self._handed: Counter[str] = Counter()
+
+    def _blame(self, kind: str, detail: str) -> None:
+        self.flaws.append(Flaw(kind, detail))
+
+    async def look(self, storage: Storage) -> None:
+        """At what recovery has left: every message once, each of them whole."""
+        self._queues = set(await storage.records(QUEUE))
+        entries = await storage.scan(State.NEW) + await storage.scan(State.DELAYED)
+        for queue in self._queues:
+            entries += await storage.scan(State.READY, queue)
+        entries = [entry for entry in entries if entry.queue in self._queues]  # others can never be handed out
+        for entry in entries:
+            if entry.id in self._present:
+                self._blame("doubled", f"{entry} and {self._present[entry.id]}")
+            self._present[entry.id] = entry
+        for start in range(0, len(entries), _AT_ONCE):
+            await self._read(storage, entries[start : start + _AT_ONCE])
+
+    async def _read(self, storage: Storage, entries: Sequence[Entry]) -> None:
+        for entry, found in zip(entries, await storage.read(entries), strict=True):
+            assert found is not None, f"{entry} was listed"
+            try:
+                await self._compare(entry.id, found.properties, found.body)
+            except CorruptMessage as error:
+                self._blame("torn left", f"{entry}: {error}")
+            finally:
+                await found.body.aclose()
+
+    async def fetch(self, broker: Broker) -> None:
+        """All that a consumer gets at this instant."""
+        deleted = {queue for queue, claim in self._ledger.queues.items() if claim is Claim.GONE} - self._queues
+        for queue in deleted:  # made anew, it must be empty
+            await broker.create_queue(queue)
+        for queue in sorted(self._queues | deleted):
+            while await self._fetch_some(broker, queue):
+                pass
+
+    async def _fetch_some(self, broker: Broker, queue: str) -> bool:
+        """Several at a time, so that they share a barrier. False when there is nothing more."""
+        got: list[bool] = []
+
+        async def fetch_one() -> None:
+            message = await broker.fetch(queue)
+            got.append(message is not None)
+            if message is not None:
+                self._handed[message.id] += 1
+                try:
+                    await self._compare(message.id, message.properties, message.body)
+                except CorruptMessage as error:
+                    self._blame("torn", f"{message.id}: {error}")
+                finally:
+                    await message.body.aclose()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(_AT_ONCE):
+                nursery.start_soon(fetch_one)
+        return all(got)
+
+    async def _compare(self, id: str, properties: Properties, body: Body) -> None:
+        content = digest(await body.read(), str(properties.attributes.get("content_type", "")))
+        known = self._ledger.messages.get(id)
+        if known is not None and known.digest != content:
+            self._blame("torn", f"{id} has other bytes, or another content type, than were published")
+        elif content not in self._ledger.attempted:
+            self._blame("invented", f"{id} was never published: {properties}")
+
+    def weigh(self) -> None:
+        """Everything seen against everything promised."""
+        for queue, claim in self._ledger.queues.items():
+            if claim is Claim.THERE and queue not in self._queues:
+                self._blame("queue lost", queue)
+            elif claim is Claim.GONE and queue in self._queues:
+                self._blame("queue back", queue)
+        for id, times in self._handed.items():
+            if times > 1:
+                self._blame("doubled", f"{id} was handed out {times} times")
+        for id, known in self._ledger.messages.items():
+            there = self._present.get(id)
+            if known.claim is Claim.THERE:
+                self._weigh_one(id, known.leased_until_ns)
+            elif known.claim is Claim.GONE and (there is not None or id in self._handed):
+                self._blame("back", f"{id} of {known.queue}: {there}")
+
+    def _weigh_one(self, id: str, leased_until_ns: int) -> None:
+        there = self._present.get(id)
+        if there is None:
+            self._blame("lost", f"{id} of {self._ledger.messages[id].queue}")
+            return
+        if leased_until_ns > self._now_ns:
+            deadline_ns = (there.meta.deadline_ms or 0) * 1_000_000
+            if id in self._handed or there.state is not State.DELAYED or deadline_ns < leased_until_ns:
+                self._blame("lease broken", f"{id}: {there}, handed out {self._handed[id]} times")
+        elif there.state is not State.DELAYED and id not in self._handed:
+            self._blame("lost", f"{id} is there but not handed out: {there}")
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """The block ends within LONGEST_SECONDS of real time, whatever Trio's clock says."""
+    ended = threading.Event()
+
+    async def watch() -> None:
+        if not await trio.to_thread.run_sync(ended.wait, LONGEST_SECONDS, abandon_on_cancel=True):
+            raise TimeoutError(f"not judged within {LONGEST_SECONDS} seconds")
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            yield
+            nursery.cancel_scope.cancel()
+    finally:
+        ended.set()

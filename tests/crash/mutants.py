@@ -1,0 +1,161 @@
+"""Bugs planted in mq, one at a time, that a power cut must bring to light: else a clean table says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from mq.lifecycle import State
+from mq.storage import barrier, posix, recovery
+from mq.storage.barrier import Barrier
+from mq.storage.batch import Batch
+from mq.storage.calls import LinuxCalls
+from mq.storage.folders import Folders
+from mq.storage.interface import Move, Write
+from mq.storage.mount import Mount
+
+Patch = pytest.MonkeyPatch
+
+
+class Mutant(NamedTuple):
+    """A planted bug.
+
+    Attributes:
+        plant: puts it in.
+        system: the file system on which it shows.
+    fails: it shows when the disk fails, not when the power does.
+    """
+
+    plant: Callable[[Patch], None]
+    system: str = "ext4"
+    fails: bool = False
+
+
+def _settle_nothing(patch: Patch) -> None:
+    """An answer is given without any sync at all."""
+    patch.setattr(Barrier, "settle", lambda self: self.close())
+
+
+def _leave_folders_out(patch: Patch) -> None:
+    """Files are synced, folders never: neither one by one nor with everything else."""
+    made = Barrier.__init__
+
+    def make(self: Barrier, *arguments: Any, **options: Any) -> None:
+        made(self, *arguments, **{**options, "syncfs": False})
+
+    patch.setattr(Barrier, "__init__", make)
+    patch.setattr(barrier, "sync_folder", lambda calls, path: None)
+
+
+def _never_durable(patch: Patch, *states: State) -> None:
+    is_durable = Batch._is_durable
+
+    def lazily(self: Batch, operation: Any) -> bool:
+        return not (isinstance(operation, Move) and operation.state in states) and is_durable(self, operation)
+
+    patch.setattr(Batch, "_is_durable", lazily)
+
+
+def _forget_to_sync_removes(patch: Patch) -> None:
+    """A removal rides on the next barrier, as a delivery may."""
+    _never_durable(patch, State.REMOVED)
+
+
+def _forget_to_sync_leases(patch: Patch) -> None:
+    """A lease rides on the next barrier, as a delivery may."""
+    _never_durable(patch, State.DELAYED)
+
+
+def _forget_to_sync_writes(patch: Patch) -> None:
+    """A message rides on the next barrier."""
+    is_durable = Batch._is_durable
+    patch.setattr(
+        Batch,
+        "_is_durable",
+        lambda self, operation: not isinstance(operation, Write) and is_durable(self, operation),
+    )
+
+
+def _keep_torn(patch: Patch) -> None:
+    """Recovery does not look for half written messages."""
+    patch.setattr(recovery, "_drop_torn", lambda folders, entries: 0)
+
+
+def _trust_every_byte(patch: Patch) -> None:
+    """Nobody looks at lengths and checksums, neither recovery nor a fetch."""
+    properties = Folders._properties
+
+    def unchecked(self: Folders, entry: Any, fd: int) -> Any:
+        found = properties(self, entry, fd)
+        return found and found._replace(size=self.calls.file_size(fd) or 0, checksum=None)
+
+    patch.setattr(Folders, "_properties", unchecked)
+    patch.setattr(recovery, "_drop_torn", lambda folders, entries: 0)
+
+
+def _leave_queues_unsynced(patch: Patch) -> None:
+    """Folders of queues come and go without a sync."""
+    patch.setattr(posix, "synced_after", lambda calls, *paths: nullcontext())
+    patch.setattr(posix, "make_folder", lambda calls, path: calls.mkdir(path))
+    patch.setattr(posix, "sync_folder", lambda calls, path: None)
+
+
+def _leave_new_folders_unsynced(patch: Patch) -> None:
+    """A queue's name is synced, and its folder is not: with a journal that is enough."""
+    patch.setattr(posix, "make_folder", lambda calls, path: calls.mkdir(path))
+    patch.setattr(posix, "sync_folder", lambda calls, path: None)
+
+
+def _syncfs_everywhere(patch: Patch) -> None:
+    """syncfs is trusted where there is no journal."""
+    patch.setattr(posix, "mount_of", lambda path: Mount("ext4", syncfs=True))
+
+
+def _sync_again(patch: Patch) -> None:
+    """A sync that fails is tried again, and believed when it says that all is well."""
+    patch.setattr(LinuxCalls, "fsync", staticmethod(_twice(LinuxCalls.fsync)))
+    patch.setattr(LinuxCalls, "syncfs", _twice(LinuxCalls.syncfs))
+
+
+def _twice(call: Callable[..., None]) -> Callable[..., None]:
+    def again(*arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except OSError:
+            call(*arguments)
+
+    return again
+
+
+def _rename_everywhere(patch: Patch) -> None:
+    """A file system without a journal is taken for one whose renames are atomic and ordered."""
+    patch.setattr(posix, "mount_of", lambda path: Mount("ext4", atomic_rename=True, ordered=True))
+
+
+MUTANTS: Final = {
+    "settle nothing": Mutant(_settle_nothing),
+    "leave folders out": Mutant(_leave_folders_out),
+    "forget to sync writes": Mutant(_forget_to_sync_writes),
+    "forget to sync removes": Mutant(_forget_to_sync_removes),
+    "forget to sync leases": Mutant(_forget_to_sync_leases),
+    "keep torn messages": Mutant(_keep_torn),
+    "trust every byte": Mutant(_trust_every_byte),
+    "leave queues unsynced": Mutant(_leave_queues_unsynced),
+    "rename without a journal": Mutant(_rename_everywhere, "ext4-nojournal"),
+    "leave new folders unsynced": Mutant(_leave_new_folders_unsynced, "ext4-nojournal"),
+    "syncfs without a journal": Mutant(_syncfs_everywhere, "ext4-nojournal"),
+    "sync again": Mutant(_sync_again, fails=True),
+}
+"""By name."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """mq with one bug in it, or as it is, for the length of the block."""
+    with Patch.context() as patch:
+        if name:
+            MUTANTS[name].plant(patch)
+        yield

@@ -1,0 +1,91 @@
+"""The power is cut under the real daemon, and nothing that it acknowledged is lost. `make powercut` does more of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.crash.bench import TREE, Bench
+from tests.crash.conftest import Report, need_disks
+from tests.crash.failing import fail_disk
+from tests.crash.matrix import SECOND_CUT, hunt, try_cell
+from tests.crash.rig import FILE_SYSTEMS, Rig
+from tests.crash.trial import serve
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SEED = 20
+CLEARED_SECONDS = 30.0
+
+
+@pytest.mark.parametrize(
+    ("system", "workload", "points"),
+    [
+        ("ext4", "everything", 80),
+        ("ext4", "two peers", 30),
+        ("ext4", SECOND_CUT, 20),
+        ("ext4-nojournal", "everything", 40),
+    ],
+)
+def test_nothing_acknowledged_is_lost(system: str, workload: str, points: int, report: Report) -> None:
+    need_disks(system)
+    cell = try_cell(system, workload, points, SEED)
+    report(f"{system}, {workload}: {cell.bad} bad of {cell.points} points; {cell.cost.alone:.1f} flushes a message")
+    assert not cell.examples
+    assert not cell.unmountable
+    assert cell.points >= points
+
+
+@pytest.mark.parametrize("mutant", ["forget to sync removes", "leave queues unsynced"])
+def test_a_planted_bug_is_found(mutant: str, report: Report) -> None:
+    need_disks("ext4")
+    found = hunt(mutant, SEED)
+    report(f"planted: {mutant}: {found.how} after {found.points} points")
+    assert found.how
+
+
+@pytest.mark.parametrize(("what", "times"), [("write", 1), ("flush", None)], ids=["write-once", "flush-for-good"])
+def test_what_a_disk_fails_at_is_refused_until_a_restart(bench: Bench, what: str, times: int | None) -> None:
+    assert fail_disk(bench, FILE_SYSTEMS["ext4"], what, times) == []
+
+
+def test_nothing_is_left_behind_even_when_the_test_is_killed() -> None:
+    need_disks("ext4")
+    holder = subprocess.Popen(
+        [sys.executable, "-m", "tests.crash.test_powercut"], cwd=TREE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        folder = Path(holder.stdout.readline().strip())
+        assert (folder / "rig" / "mounted").is_mount()
+        holder.send_signal(signal.SIGKILL)
+    finally:
+        holder.kill()
+        holder.communicate()
+    deadline = time.monotonic() + CLEARED_SECONDS
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not folder.exists()
+    for table in (Path("/proc/self/mountinfo").read_text(), _loops()):
+        assert str(folder) not in table
+
+
+def _loops() -> str:
+    return subprocess.run(["losetup", "--list"], capture_output=True, text=True, check=True).stdout
+
+
+def _hold() -> None:
+    """Hold a mounted disk with a daemon on it, until killed."""
+    with Bench() as bench, Rig(bench.folder / "rig", FILE_SYSTEMS["ext4"]) as rig, serve(bench, rig):
+        os.write(1, f"{bench.folder}\n".encode())
+        signal.pause()
+
+
+if __name__ == "__main__":
+    _hold()

@@ -1,0 +1,253 @@
+"""Clients of a real daemon over HTTP, several at a time, that mark what they were told (:mod:`tests.crash.ledger`)."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from random import Random
+from typing import Final, NamedTuple
+
+from tests.crash.ledger import Mark, digest
+
+KEPT: Final = "kept"
+"""A queue that nobody fetches from."""
+WORKED: Final = "worked"
+"""A queue that consumers work on."""
+LEASE_SECONDS: Final = 0.8
+LARGE: Final = 1024 * 1024
+LONG_TYPE: Final = "text/plain; note=" + "n" * 3000
+"""A content type that no extended attribute holds."""
+_ANSWER_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.02
+_LONGEST_SECONDS: Final = 60.0
+ALONE: Final = 10
+_MOST_REFUSALS: Final = 100
+
+
+class Plan(NamedTuple):
+    """Who does how much.
+
+    Attributes:
+        publishers: clients that publish, and ...
+        messages: ... how many messages each.
+        consumers: clients that fetch from WORKED, and remove most of what they get.
+        churners: clients that make queues, use them, delete them and make them anew.
+        rounds: how often each of those does it.
+        daemons: how many serve the root.
+    """
+
+    publishers: int = 4
+    messages: int = 12
+    consumers: int = 2
+    churners: int = 1
+    rounds: int = 4
+    daemons: int = 1
+
+
+PLANS: Final = {
+    "publish": Plan(consumers=0, churners=0, messages=16),
+    "remove": Plan(publishers=3, messages=12, consumers=4, churners=0),
+    "queues": Plan(publishers=0, consumers=0, churners=4, rounds=5),
+    "everything": Plan(),
+    "two peers": Plan(daemons=2),
+}
+
+
+class Refused(Exception):
+    """The store does not take changes any more: 503."""
+
+
+class Reply(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    id: str
+    type: str
+    body: bytes
+
+
+class Client:
+    """One connection to one daemon.
+
+    Args:
+        port: where it listens on 127.0.0.1.
+        mark: notes what is asked and what is answered.
+        stop: set when nothing more is to be asked.
+    """
+
+    def __init__(self, port: int, mark: Mark, stop: threading.Event) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
+        self._mark = mark
+        self._stop = stop
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def call(self, method: str, path: str, body: bytes | None = None, type: str = "") -> Reply:
+        """Ask, and read the whole answer."""
+        self._connection.request(method, path, body, {"content-type": type} if type else {})
+        answer = self._connection.getresponse()
+        header = answer.getheader
+        return Reply(answer.status, header("x-message-id", ""), header("content-type", ""), answer.read())
+
+    def insist(self, method: str, path: str, body: bytes | None = None, type: str = "") -> Reply:
+        """Ask again while the daemon says that it is busy.
+
+        Raises:
+            Refused: it says so all the time, or until there is nothing to insist on any more.
+        """
+        for _ in range(_MOST_REFUSALS):
+            reply = self.call(method, path, body, type)
+            if reply.status != http.client.SERVICE_UNAVAILABLE:
+                return reply
+            if self._stop.wait(_PAUSE_SECONDS):
+                break
+        raise Refused(f"{method} {path}: {reply.body.decode()}")
+
+    def create(self, queue: str) -> None:
+        self._mark(f"creating {queue}")
+        _expect(self.insist("PUT", f"/{queue}"), 201)
+        self._mark(f"created {queue}")
+
+    def delete(self, queue: str) -> None:
+        self._mark(f"deleting {queue}")
+        _expect(self.insist("DELETE", f"/{queue}"), 200)
+        self._mark(f"deleted {queue}")
+
+    def publish(self, queue: str, body: bytes, type: str) -> str:
+        content = digest(body, type)
+        self._mark(f"publishing {content}")
+        reply = _expect(self.insist("POST", f"/{queue}/messages", body, type), 201)
+        self._mark(f"published {reply.id} {queue} {content}")
+        return reply.id
+
+    def fetch(self, queue: str) -> str | None:
+        """The id of a message that is leased now; None when there is none."""
+        asked_ns = time.time_ns()
+        reply = _expect(self.insist("GET", f"/{queue}/messages"), 200, 204)
+        if reply.status == http.client.NO_CONTENT:
+            return None
+        until_ns = asked_ns + round(LEASE_SECONDS * 1e9)
+        self._mark(f"leased {reply.id} {queue} {digest(reply.body, reply.type)} {until_ns}")
+        return reply.id
+
+    def remove(self, queue: str, id: str) -> None:
+        self._mark(f"removing {id}")
+        if _expect(self.insist("DELETE", f"/{queue}/messages/{id}"), 202, 404).status == http.client.ACCEPTED:
+            self._mark(f"removed {id}")
+
+
+class Workload:
+    """All clients of one plan.
+
+    Args:
+        plan: who does what.
+        ports: where the daemons listen.
+        mark: notes what is asked and what is answered.
+        random: says what messages are like, and which of them are removed.
+    """
+
+    def __init__(self, plan: Plan, ports: Sequence[int], mark: Mark, random: Random) -> None:
+        self._stop = threading.Event()
+        self._plan = plan
+        self._ports = ports
+        self._mark = mark
+        self._random = random
+        self._published = threading.Event()
+
+    def run(self) -> None:
+        """Let all of them work, and wait for their end. What goes wrong in one is raised here."""
+        with_one(self._client(0), self._begin)
+        plan = self._plan
+        with ThreadPoolExecutor(plan.publishers + plan.consumers + plan.churners) as pool:
+            publishers = self._start(pool, self._publish, plan.publishers)
+            others = self._start(pool, self._consume, plan.consumers) + self._start(pool, self._churn, plan.churners)
+            wait(publishers, _LONGEST_SECONDS)
+            self._published.set()
+            wait(others, _LONGEST_SECONDS)
+            self._stop.set()
+        self._mark("end")
+        for ended in (*publishers, *others):
+            ended.result()
+
+    def _begin(self, client: Client) -> None:
+        """Queues, and some messages one after another: what one costs when nobody shares its barrier."""
+        for queue in (KEPT, WORKED):
+            client.create(queue)
+        self._mark("begin")
+        for number in range(ALONE):
+            client.publish(KEPT, f"alone {number}".encode(), "text/plain")
+        self._mark("crowd")
+
+    def _publish(self, client: Client, number: int, random: Random) -> None:
+        for count in range(self._plan.messages):
+            queue = KEPT if not self._plan.consumers or count % 3 == 0 else WORKED
+            client.publish(queue, *_content(f"{number}.{count}", count + number, random))
+
+    def _consume(self, client: Client, number: int, random: Random) -> None:
+        """Until everything was published, and nothing more comes for longer than a lease."""
+        quiet_since = time.monotonic()
+        while not self._published.is_set() or time.monotonic() < quiet_since + 1.2 * LEASE_SECONDS:
+            id = client.fetch(WORKED)
+            if id is None:
+                if self._stop.wait(_PAUSE_SECONDS):
+                    return
+                continue
+            quiet_since = time.monotonic()
+            if random.random() < 0.7:
+                client.remove(WORKED, id)
+
+    def _churn(self, client: Client, number: int, random: Random) -> None:
+        """Each round makes a queue, uses and deletes it; every other one then makes it anew."""
+        for count in range(self._plan.rounds):
+            queue = f"churn-{number}-{count}"
+            self._use(client, queue, random)
+            client.delete(queue)
+            if count % 2:
+                self._use(client, queue, random)
+
+    def _use(self, client: Client, queue: str, random: Random) -> None:
+        """Afterwards the queue has a message in READY, and perhaps one that is leased and one on its way out."""
+        client.create(queue)
+        ids = [client.publish(queue, *_content(queue, random.randrange(12), random)) for _ in range(3)]
+        leased = client.fetch(queue)
+        if random.random() < 0.5:
+            client.remove(queue, leased or ids[-1])
+
+    def _client(self, number: int) -> Client:
+        return Client(self._ports[number % len(self._ports)], self._mark, self._stop)
+
+    def _start(
+        self, pool: ThreadPoolExecutor, work: Callable[[Client, int, Random], None], count: int
+    ) -> list[Future[None]]:
+        return [pool.submit(self._work, work, number, Random(self._random.getrandbits(64))) for number in range(count)]
+
+    def _work(self, work: Callable[[Client, int, Random], None], number: int, random: Random) -> None:
+        with_one(self._client(number), lambda client: work(client, number, random))
+
+
+def with_one(client: Client, work: Callable[[Client], None]) -> None:
+    """Do some work, and close the connection."""
+    try:
+        work(client)
+    finally:
+        client.close()
+
+
+def _content(name: str, turn: int, random: Random) -> tuple[bytes, str]:
+    """A body and its content type: small, empty, a page, large, or with a long type."""
+    if turn % 12 == 7:
+        return name.encode() + random.randbytes(LARGE), "application/octet-stream"
+    if turn % 6 == 5:
+        return b"", f"text/plain; name={name.replace(' ', '_')}"
+    if turn % 6 == 4:
+        return name.encode(), f"{LONG_TYPE}; name={name.replace(' ', '_')}"
+    return name.encode() + random.randbytes(random.choice((10, 200, 5000, 40_000))), "text/plain"
+
+
+def _expect(reply: Reply, *statuses: int) -> Reply:
+    assert reply.status in statuses, f"{reply.status}: {reply.body[:300]!r}"
+    return reply
