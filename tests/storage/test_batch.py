@@ -279,6 +279,17 @@ async def _unlink(disk: Disk) -> Operation:
     return Unlink(await disk.bring(State.REMOVED))
 
 
+THAT_PASS: Final = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+)
+
 REFUSALS: Final = [
     ("rename", _write, "open", 1),
     ("rename", _write, "set_attribute", 1),
@@ -297,7 +308,7 @@ REFUSALS: Final = [
 
 
 @pytest.mark.parametrize(("mount", "make", "verb", "nth"), REFUSALS)
-@pytest.mark.parametrize("number", sorted(PASSING), ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", THAT_PASS, ids=errno.errorcode.get)
 async def test_an_error_that_can_pass_refuses_one_operation(
     mount: str, make: Maker, verb: str, nth: int, number: int
 ) -> None:
@@ -312,6 +323,10 @@ async def test_an_error_that_can_pass_refuses_one_operation(
         assert disk.tree() == before
         disk.heal()
         assert await disk.one(operation) is Result.DONE
+
+
+def test_the_errors_that_can_pass_are_these() -> None:
+    assert frozenset(THAT_PASS) == PASSING
 
 
 @pytest.mark.parametrize(("mount", "verb"), [("rename", "rename"), ("link", "link")])
@@ -636,6 +651,40 @@ async def test_what_lies_where_a_queue_should_be_is_no_queue(mount: str) -> None
         assert disk.bytes_of("queues/other") == b"kept"
         assert not disk.folders.failure
         assert await disk.one(Move(entry, State.REMOVED)) is Result.DONE
+
+
+@pytest.mark.parametrize(("number", "result"), [(errno.EACCES, Result.FULL), (errno.EIO, Result.FAILED)])
+async def test_a_deleted_queue_that_cannot_be_taken_away(number: int, result: Result) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.storage.drop_record(QUEUE, "q")
+        removed = (await disk.storage.scan(State.REMOVED))[0]
+        disk.calls.fail("rmdir", number)
+        assert await disk.one(Unlink(removed)) is result
+
+
+@every_mount
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+async def test_a_message_whose_sync_failed_is_not_there_after_a_restart(mount: str, number: int) -> None:
+    """The kernel shows its bytes, and may be the only one that has them: no sync that comes later would say so."""
+    async with open_disk(MOUNTS[mount]) as disk:
+        kept = await disk.bring(State.NEW, b"kept")
+        disk.calls.fail("fsync", number)
+        write, move = Write("q", new_id(), b"body", {"a": 1}), Move(kept, State.READY)
+        assert {outcome.result for outcome in await disk.commit(write, move)} == {Result.FAILED}
+        disk.heal()
+        await disk.open()
+        assert {entry.id for entry in await disk.everything()} == {kept.id}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+async def test_a_failed_sync_before_a_move_in_the_same_batch_fails_the_store(number: int) -> None:
+    async with open_disk(MOUNTS["link"]) as disk:
+        kept = await disk.bring(State.READY, b"kept")
+        id = new_id()
+        disk.calls.fail("fsync", number)
+        outcomes = await disk.commit(Write("q", id, b"body"), Move(Entry("q", id, State.NEW), State.READY))
+        assert {outcome.result for outcome in outcomes} == {Result.FAILED}
+        await assert_failed(disk, kept)
 
 
 async def test_a_failed_batch_takes_nothing_away_that_was_there_before() -> None:
