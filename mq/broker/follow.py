@@ -52,13 +52,14 @@ class Follower:
 
     async def load_queues(self) -> None:
         """Learn which queues there are."""
+        known = set(self._catalog.queues)  # one that is made while we look is not among them, and not gone
         records = await self._storage.records(QUEUE)
         for name, settings in records.items():
             if name not in self._catalog.queues:
                 created = int(settings.get("created", 0))
                 self._ids.observe(created)
                 self._catalog.queues[name] = QueueIndex(name, created)
-        for name in self._catalog.queues.keys() - records.keys():
+        for name in known & self._catalog.queues.keys() - records.keys():
             self._catalog.queues.pop(name).deleted = True
 
     async def refresh(self, index: QueueIndex) -> None:

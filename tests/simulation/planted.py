@@ -94,9 +94,6 @@ BUGS: Final = {
     "a removal is not durable": Bug(
         broker.Broker, "_change", "Move(entry, state, meta)", "Move(entry, state, meta, durable=False)"
     ),
-    "a queue does not say when it was made": Bug(
-        broker.Broker, "create_queue", '{"created": created}', '{"created": 0}'
-    ),
     "ids go back with the clock": Bug(MessageIds, "new", "if ticks <= self._last:", "if ticks == self._last:"),
     "what is in NEW at the start is left there": Bug(
         follow.Follower, "load", "(State.DELAYED, State.NEW, State.REMOVED)", "(State.DELAYED, State.REMOVED)"
