@@ -40,6 +40,8 @@ PASSING: Final = frozenset(
 )
 """Errors after which nothing was changed, and which can pass: the caller tries again later."""
 
+_ASKS_AGAIN: Final = frozenset({"nfs", "nfs4"})
+
 UNLINKED_AT_ONCE: Final = 256
 """Files of a deleted queue that one Unlink takes away."""
 
@@ -177,7 +179,7 @@ class Batch:
             if isinstance(operation.body, bytes):
                 write_all(self._calls, fd, operation.body)
             if path != target and self._is_atomic:
-                self._calls.rename(path, target)
+                self._rename(path, target)
         except OSError:
             self._undo_write(operation, fd, path)
             raise
@@ -296,7 +298,7 @@ class Batch:
             if entry.state is State.NEW and self._folders.whole:
                 self._sync_if_anothers(entry.id, source)
             if self._folders.mount.atomic_rename:
-                self._calls.rename(source, target)
+                self._rename(source, target)
             else:
                 self._calls.link(source, target)
                 self._links.append(_Link(index, source, target))
@@ -313,6 +315,14 @@ class Batch:
         if self._folders.mount.atomic_rename and not self._folders.mount.ordered:
             self._folders.loose.add(left)
         return Outcome(Result.DONE, moved)
+
+    def _rename(self, source: str, target: str) -> None:
+        """NFS asks again when an answer was lost, and hears then that the source is gone: its own doing."""
+        try:
+            self._calls.rename(source, target)
+        except FileNotFoundError:
+            if self._folders.mount.kind not in _ASKS_AGAIN or self._calls.kind(target) is not FileKind.FILE:
+                raise
 
     def _sync_if_anothers(self, id: MessageId, path: str) -> None:
         """Whoever wrote it may have been killed before its barrier, and the kernel have the bytes in memory only."""

@@ -16,7 +16,7 @@ from mq.lifecycle import State
 from mq.storage.batch import PASSING, UNLINKED_AT_ONCE
 from mq.storage.calls import LinuxCalls
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Unlink, Write
-from mq.storage.mount import mount_of
+from mq.storage.mount import Mount, mount_of
 from mq.storage.properties import LARGEST_ATTRIBUTES
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
@@ -611,6 +611,25 @@ async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -
         assert came
         assert not disk.folders.failure
         assert await disk.storage.scan(State.REMOVED) == []
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "ext4"])
+async def test_a_rename_that_nfs_asked_for_twice_is_done(kind: str) -> None:
+    """Its answer was lost, and the second one says that the source is gone."""
+    mount = Mount(kind, atomic_rename=True, ordered=kind == "ext4")
+    async with open_disk(mount, shared=True) as disk:
+        ready = await disk.bring(State.READY)
+        leased = ready._replace(state=State.DELAYED, meta=LEASE)
+
+        def answer_lost() -> None:
+            disk.inner.rename(f"/root/{disk.path(ready)}", f"/root/{disk.path(leased)}")
+
+        disk.calls.just_before("rename", "queues/q/*", answer_lost)
+        disk.calls.fail("rename", errno.ENOENT, path="queues/q/*")
+        result = await disk.one(Move(ready, State.DELAYED, LEASE))
+        assert result is (Result.GONE if kind == "ext4" else Result.DONE)
+        assert await disk.one(Move(ready, State.DELAYED, LEASE._replace(claim="f" * 16))) is Result.GONE
+        assert await disk.everything() == {leased}
 
 
 # What is not mq's
