@@ -1,7 +1,7 @@
 """The bare loop: what mq does to its files, and nothing else. No ids, no tasks, no threads, no answers.
 
-It is given the groups that mq made, and does as many creations, moves and syncs in each. Its syncs are those of
-mq's barrier: one ``syncfs`` where files were written, else one ``fsync`` of each folder.
+It is given the groups that mq made, and does as many creations, moves and syncs in each, by the protocol that mq
+uses on this file system. One ``syncfs`` where files were written, else one ``fsync`` of each folder.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import ctypes
 import itertools
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from benchmarks.recorded import Group, Step
+from benchmarks.recorded import Group
 from mq.lifecycle import State
 
 _FOLDERS: Final = {State.NEW: "new", State.READY: "queues/q", State.DELAYED: "delay", State.REMOVED: "remove"}
@@ -31,7 +31,7 @@ class BareLoop:
     Args:
         root: a folder that does not exist yet.
         body: what is written as each message.
-        renames: move by a rename; else by a link, a sync and an unlink.
+        renames: move by a rename; else by a link, a sync and an unlink, and write under another name first.
     """
 
     def __init__(self, root: str, body: bytes, *, renames: bool) -> None:
@@ -39,7 +39,8 @@ class BareLoop:
         self._renames = renames
         self._checksum = f"{len(body)}:01234567".encode()
         self._paths = {state: f"{root}/{folder}" for state, folder in _FOLDERS.items()}
-        for path in self._paths.values():
+        self._stage = f"{root}/state/stage"
+        for path in (*self._paths.values(), self._stage):
             os.makedirs(path)
         self._handles = {state: os.open(path, os.O_RDONLY) for state, path in self._paths.items()}
         self._ids = (f"00000000-0000-1000-8000-{number:012x}" for number in itertools.count())
@@ -59,32 +60,42 @@ class BareLoop:
         return time.perf_counter() - started
 
     def _do(self, group: Group) -> None:
-        moves = Counter(dict(group.moves))
-        for _ in range(group.writes):
-            self._write()
-        old = [path for step, number in moves.items() for path in self._move(step, number)]
+        steps = [(State(source), State(target), number) for (source, target), number in group.moves]
+        hidden = [self._write() for _ in range(group.writes)]
+        old = [path for step in steps for path in self._move(*step)]
+        if not self._renames:
+            self._reveal(hidden)
         if group.durable or old:
-            self._sync(group, {target for _, target in moves})
+            self._sync(group, steps)
         for path in old:
             os.unlink(path)
         if group.durable and old:
-            self._sync_folders(source for source, target in moves if target is not State.READY)
+            self._sync_folders(source for source, target, _ in steps if target is not State.READY)
         for _ in range(group.unlinks):
             os.unlink(self._path(State.REMOVED, self._messages[State.REMOVED].popleft()))
         for _ in range(group.reads):
             self._read(self._leased.popleft())
 
-    def _write(self) -> None:
+    def _write(self) -> str:
         id = next(self._ids)
-        handle = os.open(self._path(State.NEW, id), _CREATE, 0o600)
+        path = self._path(State.NEW, id) if self._renames else f"{self._stage}/{id}"
+        handle = os.open(path, _CREATE, 0o600)
         os.setxattr(handle, "user.mq.sum", self._checksum)
         os.write(handle, self._body)
         os.close(handle)
         self._messages[State.NEW].append(id)
+        return id
 
-    def _move(self, step: Step, number: int) -> list[str]:
+    def _reveal(self, ids: list[str]) -> None:
+        """Where moves are links, a file is durable before its name appears."""
+        if ids:
+            self._sync_all()
+        for id in ids:
+            os.link(f"{self._stage}/{id}", self._path(State.NEW, id))
+            os.unlink(f"{self._stage}/{id}")
+
+    def _move(self, source: State, target: State, number: int) -> list[str]:
         """Move the oldest messages. The old names, where they are still to be taken away."""
-        source, target = step
         old = []
         for _ in range(number):
             id = self._messages[source].popleft()
@@ -99,13 +110,20 @@ class BareLoop:
                 self._leased.append(id)
         return old
 
-    def _sync(self, group: Group, targets: Iterable[State]) -> None:
-        if group.writes:
-            if _libc.syncfs(self._handles[State.NEW]) != 0:
-                raise OSError(ctypes.get_errno(), "syncfs")
+    def _sync(self, group: Group, steps: list[tuple[State, State, int]]) -> None:
+        if group.writes and self._renames:
+            self._sync_all()
             return
-        sources = [source for (source, target), _ in group.moves if target is not State.READY]
-        self._sync_folders({*targets, *(sources if self._renames else ())})
+        folders = {target for _, target, _ in steps}
+        if group.writes:
+            folders.add(State.NEW)
+        if self._renames:
+            folders.update(source for source, target, _ in steps if target is not State.READY)
+        self._sync_folders(folders)
+
+    def _sync_all(self) -> None:
+        if _libc.syncfs(self._handles[State.NEW]) != 0:
+            raise OSError(ctypes.get_errno(), "syncfs")
 
     def _sync_folders(self, states: Iterable[State]) -> None:
         for state in set(states):

@@ -158,7 +158,7 @@ async def settled(storage: RecordedStorage, before: list[Group], messages: int) 
 
 def ended(groups: list[Group]) -> int:
     """How many messages were delivered or unlinked."""
-    delivered = sum(number for group in groups for (_, target), number in group.moves if target is State.READY)
+    delivered = sum(number for group in groups for (_, target), number in group.moves if target == State.READY.value)
     return delivered + sum(group.unlinks for group in groups)
 
 
