@@ -1,54 +1,61 @@
-"""The program ``mq``: reads the settings, puts the rooms together, and stops when told to.
+"""The program ``mq``: one group of verbs. ``mq`` without a verb serves.
 
-``mq`` alone serves. A verb is a command of the group :data:`main`.
+A verb lives in a module of its own, ``mq/cli_VERB.py``, and is a line of :data:`VERBS`. Its module is imported when the
+verb is called and not before, so that a verb pays only for what it uses: only serving loads an event loop and a web
+server. The flags that stood before the verb are the context's ``obj``: text by field name, None for "not given".
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial, reduce
-from typing import Any, Final, NoReturn
+import importlib
+from typing import Final, NamedTuple
 
 import click
-import trio
 
 from mq import __version__
-from mq.broker import BrokerConfig, open_broker
-from mq.errors import InvalidSetting, StorageUnusable
-from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, Line, Settings, load_settings
-from mq.web.app import WebApp
-from mq.web.endpoints import Endpoints
-from mq.web.serve import CannotListen, first_of, serve
-
-logger = logging.getLogger(__name__)
-
-CANNOT_START: Final = 2
-"""The exit status when a setting, the store or the port does not let mq start."""
+from mq.cli_flags import settings_options
 
 
-def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `command` a flag for each line of the settings' table, and ``--config``.
+class Verb(NamedTuple):
+    """Where a verb lives.
 
-    It gets them as text by field name; None is "not given".
+    Attributes:
+        place: "module:name" of its click command.
+        help: one line for the list of verbs; the command's own first line.
     """
-    options = [_option(line) for line in LINES]
-    options.append(click.option(CONFIG_FLAG, metavar="FILE", help=f"Settings as TOML.  [{CONFIG_VARIABLE}]"))
-    return reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+    place: str
+    help: str
 
 
-def _option(line: Line) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    shown = f"; default {line.shown}" if line.shown else ""
-    text = f"{line.help[0].upper()}{line.help[1:]}.  [{line.variable}{shown}]"
-    if line.is_switch:
-        return click.option(line.flag, line.name, flag_value="true", default=None, help=text)
-    return click.option(line.flag, line.name, metavar="VALUE", help=text)
+VERBS: Final = {
+    "serve": Verb("mq.cli_serve:serve_command", "Serve queues over HTTP."),
+}
+"""Every verb, in the order of ``mq --help``."""
 
 
-@click.group(invoke_without_command=True)
+class _Verbs(click.Group):
+    """Lists the table, and imports the one verb that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return load_verb(cmd_name) if cmd_name in VERBS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+
+def load_verb(name: str) -> click.Command:
+    """The command of a verb of the table."""
+    module, _, attribute = VERBS[name].place.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
+@click.group(cls=_Verbs, invoke_without_command=True)
 @settings_options
 @click.version_option(__version__, prog_name="mq")
 @click.pass_context
@@ -59,65 +66,4 @@ def main(context: click.Context, /, **flags: str | None) -> None:
     """
     context.obj = flags
     if context.invoked_subcommand is None:
-        _serve(flags)
-
-
-@main.command("serve")
-@settings_options
-@click.pass_obj
-def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None) -> None:
-    """Serve queues over HTTP."""
-    _serve({**flags_before, **{name: value for name, value in flags.items() if value is not None}})
-
-
-def _serve(flags: Mapping[str, str | None]) -> None:
-    refusal: BaseException | None = None
-    try:
-        settings = load_settings(flags, os.environ)
-        logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-        trio.run(_serve_until_signalled, settings)
-    except* (InvalidSetting, StorageUnusable, CannotListen) as refusals:
-        refusal = first_of(refusals)
-    except* Exception:
-        logger.critical("mq ends on an unexpected error. What it acknowledged is in the store: start it again")
-        raise
-    if refusal is not None:
-        click.echo(f"mq: {refusal}", err=True)
-        sys.exit(CANNOT_START)
-
-
-async def _serve_until_signalled(settings: Settings) -> None:
-    stop = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_heed, signals, stop)
-            await _serve_until(stop, settings)
-            nursery.cancel_scope.cancel()
-
-
-async def _heed(signals: AsyncIterator[int], stop: trio.Event) -> None:
-    async for number in signals:
-        if stop.is_set():
-            _leave(number)
-        logger.info("stopping on %s; once more stops at once", signal.Signals(number).name)
-        stop.set()
-
-
-def _leave(number: int) -> NoReturn:
-    os._exit(128 + number)  # nothing is lost: what was acknowledged is durable
-
-
-async def _serve_until(stop: trio.Event, settings: Settings) -> None:
-    config = BrokerConfig(
-        workers=settings.workers,
-        peers=settings.peers,
-        delay_seconds=settings.delay,
-        mover=not settings.no_mover,
-        reaper=not settings.no_reaper,
-        max_body=settings.max_body,
-    )
-    async with open_broker(settings.store, config) as broker, trio.open_nursery() as nursery:
-        app = WebApp(Endpoints(broker, settings.max_body))
-        urls = await nursery.start(partial(serve, app, settings.address, settings.port, stop=stop.wait))
-        durable = "durable" if broker.description.durable else "not durable"
-        click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)
+        context.invoke(load_verb("serve"))

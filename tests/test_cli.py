@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import mq
-from mq import cli
+from mq import cli, cli_serve
 from mq.broker import BrokerConfig
 from mq.errors import StorageUnusable
 from mq.settings import LINES, Settings
@@ -31,8 +31,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """What the program would have served with."""
     settings: list[Settings] = []
-    monkeypatch.setattr(cli.trio, "run", lambda function, *args: settings.extend(args))
-    monkeypatch.setattr(cli.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(cli_serve, "run_program", lambda name, main, *_: settings.extend(main.args))
     for line in LINES:
         monkeypatch.delenv(line.variable, raising=False)
     return settings
@@ -82,6 +81,26 @@ def test_help_names_every_setting_with_its_variable_and_default() -> None:
     assert "serve" in text
 
 
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_a_verbs_line_in_the_table_is_true(name: str) -> None:
+    command = cli.load_verb(name)
+    assert command.name == name
+    assert command.get_short_help_str(limit=100) == cli.VERBS[name].help
+    assert cli.VERBS[name].help in run("--help")[1]
+
+
+def test_an_unknown_verb_is_told_and_2() -> None:
+    status, text = run("sevre")
+    assert status == 2
+    assert "No such command 'sevre'" in text
+
+
+def test_only_serving_loads_an_event_loop() -> None:
+    code = "import sys\nfrom mq.cli import main\nmain(['--help'], standalone_mode=False)\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    assert not {"trio", "hypercorn", "quart"} & set(done.stdout.split())
+
+
 def test_version() -> None:
     assert run("--version") == (0, f"mq, version {mq.__version__}\n")
 
@@ -101,7 +120,7 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         given.extend(args)
         raise StorageUnusable("that will do")
 
-    monkeypatch.setattr(cli, "open_broker", open_broker)
+    monkeypatch.setattr(cli_serve, "open_broker", open_broker)
     flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024)
@@ -242,7 +261,7 @@ def test_what_does_not_let_it_start_is_one_line_and_2(temp_root: Path, tmp_path:
 
 CRASHING = """
 import contextlib, trio
-from mq import cli
+from mq import cli, cli_serve
 from mq.broker import open_broker
 
 async def crash(asked):
@@ -261,7 +280,7 @@ async def open_crashing(*_):
         broker.create_queue = create_queue
         yield broker
 
-cli.open_broker = open_crashing
+cli_serve.open_broker = open_crashing
 cli.main(["--port=0"], prog_name="mq")
 """
 

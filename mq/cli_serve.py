@@ -1,0 +1,51 @@
+"""The verb ``serve``: reads the settings, puts the rooms together, and serves until told to stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+import click
+import trio
+
+from mq import __version__
+from mq.broker import BrokerConfig, open_broker
+from mq.cli_flags import settings_options
+from mq.errors import InvalidSetting, StorageUnusable
+from mq.programs import CANNOT_START, run_program
+from mq.settings import Settings, load_settings
+from mq.web.app import WebApp
+from mq.web.endpoints import Endpoints
+from mq.web.serve import CannotListen, serve
+
+
+@click.command("serve")
+@settings_options
+@click.pass_obj
+def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None) -> None:
+    """Serve queues over HTTP."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        settings = load_settings({**flags_before, **given}, os.environ)
+    except InvalidSetting as error:
+        click.echo(f"mq: {error}", err=True)
+        sys.exit(CANNOT_START)
+    run_program("mq", partial(_serve, settings), (StorageUnusable, CannotListen), settings.log_level)
+
+
+async def _serve(settings: Settings, stop: trio.Event) -> None:
+    config = BrokerConfig(
+        workers=settings.workers,
+        peers=settings.peers,
+        delay_seconds=settings.delay,
+        mover=not settings.no_mover,
+        reaper=not settings.no_reaper,
+        max_body=settings.max_body,
+    )
+    async with open_broker(settings.store, config) as broker, trio.open_nursery() as nursery:
+        app = WebApp(Endpoints(broker, settings.max_body))
+        urls = await nursery.start(partial(serve, app, settings.address, settings.port, stop=stop.wait))
+        durable = "durable" if broker.description.durable else "not durable"
+        click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)
