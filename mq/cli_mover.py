@@ -12,7 +12,7 @@ import trio
 from mq import __version__
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.mover import Mover
-from mq.errors import StorageFailed, StorageUnusable
+from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.programs import run_program
 from mq.storage.interface import Entry, Outcome, Result
@@ -77,13 +77,21 @@ class _Program:
             await self._add(entry)
 
     async def _add(self, entry: Entry) -> None:
-        flaw = await self._folder.flaw(entry)
+        flaw = await self._flaw(entry)
         if flaw:
             self._tell(f"message {entry.id} of {entry.queue} is not whole ({flaw}): left where it is")
             return
         due_ns = await self._due_ns(entry)
         if due_ns is not None:
             self.mover.add(entry, trio.current_time() + max(0.0, (due_ns - time.time_ns()) / 1e9))
+
+    async def _flaw(self, entry: Entry) -> str | None:
+        while True:
+            try:
+                return await self._folder.flaw(entry)
+            except StorageFull as error:
+                self._tell(str(error))
+                await trio.sleep(RETRY_SECONDS)
 
     async def _due_ns(self, entry: Entry) -> int | None:
         if entry.meta.deadline_ms is not None:
@@ -97,6 +105,8 @@ class _Program:
         if outcome.result is Result.NO_QUEUE:
             self._tell(f"queue {entry.queue} does not exist: its messages wait for it")
             self.mover.add(entry, trio.current_time() + RETRY_SECONDS)
+        if outcome.result is Result.EXISTS:
+            self._tell(f"queue {entry.queue} has a message {entry.id} already: the other one is left where it is")
 
     def _tell(self, text: str) -> None:
         if text not in self._told:

@@ -176,9 +176,11 @@ class Broker:
                 return False
             created = self._ids.new().time
             with self._noting_failure():
-                await self._storage.put_record(QUEUE, name, {"created": created})
-            self._catalog.queues[name] = QueueIndex(name, created)
-            return True
+                made = await self._storage.put_record(QUEUE, name, {"created": created})
+            if self.config.followed:
+                await self._follower.load_queues()  # a peer may have made it meanwhile, earlier than we
+            self._catalog.queues.setdefault(name, QueueIndex(name, created))
+            return made
 
     async def delete_queue(self, queue: str) -> None:
         """Delete a queue and all its messages.
@@ -247,6 +249,9 @@ class Broker:
         try:
             self._fetches[zlib.crc32(queue.encode()) % len(self._fetches)].put(request)
             return await request.reply.get()
+        except trio.Cancelled:
+            await self._take_back(request)
+            raise
         finally:
             self._running.value -= 1
 
@@ -285,6 +290,14 @@ class Broker:
             settle=self._upkeep.settle,
             give_back=self._upkeep.give_back,
         )
+
+    async def _take_back(self, request: FetchRequest) -> None:
+        """Whoever asked went in the very step in which the answer came: nobody has the message."""
+        message = request.reply.value
+        if message is not None and request.held is not None:
+            self._upkeep.give_back(request.held)
+            with trio.CancelScope(shield=True):
+                await message.body.aclose()
 
     async def _do(self, job: Job, reply: Reply[Any]) -> Any:
         self._running.value += 1

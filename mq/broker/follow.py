@@ -112,8 +112,12 @@ class Follower:
         """What lies in NEW or REMOVED for long was left by a broker that died: finish it."""
         before = self._clock_ns() - round(STRANDED_SECONDS * 1e9)
         for entry in await self._storage.scan(State.NEW) + await self._storage.scan(State.REMOVED):
-            if entry.id.published_ns < before:
+            if entry.id.published_ns >= before:
+                continue
+            if entry.state is State.NEW:
                 self._appeared(entry)
+            elif entry.id not in self._catalog.transit:
+                self._catalog.place(entry)
 
     async def _apply(self, change: Change) -> None:
         entry = change.entry

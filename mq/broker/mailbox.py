@@ -39,17 +39,17 @@ class Mailbox(Generic[T]):
 class Reply(Generic[T]):
     """The answer to one request, given once by a worker, awaited once by whoever asked."""
 
-    __slots__ = ("_done", "_error", "_value", "abandoned")
+    __slots__ = ("_done", "_error", "abandoned", "value")
 
     def __init__(self) -> None:
         self._done = trio.Event()
-        self._value: T | None = None
+        self.value: T | None = None
         self._error: Exception | None = None
         self.abandoned = False
 
     def set(self, value: T) -> None:
         """Answer."""
-        self._value = value
+        self.value = value
         self._done.set()
 
     def fail(self, error: Exception) -> None:
@@ -66,4 +66,4 @@ class Reply(Generic[T]):
             raise
         if self._error is not None:
             raise self._error
-        return self._value  # type: ignore[return-value]
+        return self.value  # type: ignore[return-value]

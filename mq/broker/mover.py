@@ -54,7 +54,8 @@ class Mover:
             self._changed.set()
 
     def cancel(self, id: MessageId) -> None:
-        """Do not move it after all."""
+        """Do not move it after all. Whoever waits for its round waits no longer: there may be none."""
+        self._end_round()
         if self._due.pop(id, None) is not None and len(self._heap) > 2 * len(self._due) + 64:
             self._heap = [(due, count, other) for other, (due, count, _) in self._due.items()]
             heapq.heapify(self._heap)
@@ -70,8 +71,11 @@ class Mover:
             entries = [entry for entry in self._take_due() if self._begin(entry)]
             if entries:
                 await self._move(entries)
-            finished, self._round = self._round, trio.Event()
-            finished.set()
+            self._end_round()
+
+    def _end_round(self) -> None:
+        finished, self._round = self._round, trio.Event()
+        finished.set()
 
     async def _wait(self) -> None:
         """Until something is due."""

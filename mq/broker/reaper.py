@@ -11,6 +11,7 @@ import trio
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.mailbox import Mailbox
 from mq.broker.mover import Commit
+from mq.message import MessageId
 from mq.storage.interface import Entry, Outcome, Result, Unlink
 
 logger = logging.getLogger("mq.reaper")
@@ -30,6 +31,7 @@ class Reaper:
         self._commit = commit
         self._end = end
         self._removed: Mailbox[Entry] = Mailbox()
+        self._stuck: set[MessageId] = set()
 
     def add(self, entry: Entry) -> None:
         """Unlink `entry` soon."""
@@ -47,7 +49,8 @@ class Reaper:
                     self.add(entry)
                 elif outcome.result in (Result.FULL, Result.UNKNOWN):
                     later.append(entry)
-                elif outcome.result is Result.EXISTS:
+                elif outcome.result is Result.EXISTS and entry.id not in self._stuck:
+                    self._stuck.add(entry.id)
                     logger.warning("queue %s is deleted, but foreign files are left in its folder", entry.queue)
             if later:
                 logger.warning("cannot unlink %d messages now: %s", len(later), outcome.reason)

@@ -20,6 +20,7 @@ from mq.broker.mover import LARGEST_ROUND, Mover
 from mq.broker.reaper import Reaper
 from mq.broker.workers import Change, Job, Orphan
 from mq.lifecycle import Kind, State
+from mq.message import MessageId
 from mq.storage.interface import Entry, Meta, Move, Outcome, Result
 
 logger = logging.getLogger("mq.broker")
@@ -52,6 +53,7 @@ class Upkeep:
         self._mover = Mover(committer.commit, self._begin_move, self._end_move)
         self._reaper = Reaper(committer.commit, self._end_reap)
         self._stuck_orphans: Mailbox[Entry] = Mailbox()
+        self._delivering: dict[MessageId, QueueIndex] = {}
         catalog.orphaned = self._remove_orphan
         if config.mover:
             catalog.arrivals[State.NEW] = self._mover_add
@@ -71,13 +73,13 @@ class Upkeep:
         """What a crash left in NEW is READY before the first fetch, if the medium lets it."""
         backlog = sum(len(index.new) for index in self._catalog.queues.values())
         if self._config.mover and backlog:
-            for _ in range(backlog // LARGEST_ROUND + 1):
+            for _ in range(-(-backlog // LARGEST_ROUND)):
                 await self._mover.finished_round()
 
     async def settle(self, index: QueueIndex) -> None:
         """Until what is in NEW now has been delivered: one round of moves may be running, the next has all of it."""
         for _ in range(2):
-            if index.undelivered and self._config.mover and not self._committer.failure:
+            if index.undelivered and not index.deleted and self._config.mover and not self._committer.failure:
                 await self._mover.finished_round()
 
     def give_back(self, entry: Entry) -> None:
@@ -132,13 +134,14 @@ class Upkeep:
         self._catalog.begin(entry)
         if entry.state is State.NEW:
             index.delivering += 1
+            self._delivering[entry.id] = index
         return True
 
     def _end_move(self, entry: Entry, outcome: Outcome) -> None:
         kind = Kind.DELIVER if entry.state is State.NEW else Kind.REQUEUE
+        if kind is Kind.DELIVER:
+            self._delivering.pop(entry.id).delivering -= 1  # that queue may be another one of the same name by now
         index = self._catalog.queues.get(entry.queue)
-        if kind is Kind.DELIVER and index is not None:
-            index.delivering -= 1
         if outcome.result is Result.DONE:
             self._catalog.end(entry, outcome.entry, kind)
         elif outcome.result is Result.GONE:

@@ -141,10 +141,11 @@ class SaveWorker:
 class FetchRequest:
     """Somebody wants the next message of a queue."""
 
-    __slots__ = ("index", "reply")
+    __slots__ = ("held", "index", "reply")
 
     def __init__(self, index: QueueIndex) -> None:
         self.index = index
+        self.held: Entry | None = None
         self.reply: Reply[Message | None] = Reply()
 
 
@@ -284,7 +285,8 @@ class FetchWorker:
                 self._catalog.end(entry, entry, Kind.LEASE)
                 request.reply.fail(error_of(outcome, "lease the message"))
         if now - started > MARGIN_SECONDS:
-            for request, _ in leased:
+            for request, entry in leased:
+                self._give_back(entry)
                 request.reply.fail(
                     StorageSlow(f"the disk took {now - started:.1f} s; nothing was handed out. Try again")
                 )
@@ -311,6 +313,7 @@ class FetchWorker:
                 _log_damage(entry, found)
                 again.append(request)
             else:
+                request.held = entry
                 request.reply.set(
                     Message(
                         entry.queue, entry.id, found.body, found.properties, entry.meta.receives, entry.meta.claim or ""

@@ -8,6 +8,8 @@ kernel's queue, are told as "look again at everything".
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
@@ -22,6 +24,9 @@ from mq.storage.calls import FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Change, Entry
 
+logger = logging.getLogger("mq.storage")
+
+_PAUSE_SECONDS: Final = 1.0
 _FLAGS: Final = inotify_simple.flags
 _APPEARED: Final = _FLAGS.MOVED_TO | _FLAGS.CLOSE_WRITE
 _VANISHED: Final = _FLAGS.MOVED_FROM | _FLAGS.DELETE
@@ -56,6 +61,7 @@ class _Watch:
         for state in states - {State.READY}:
             self._add(None, state)
         self._queues_watch: int | None = None
+        self._stale = False
         if State.READY in states:
             self._queues_watch = notifier.add_watch(
                 folders.layout.queues, _FLAGS.CREATE | _VANISHED | _FLAGS.MOVED_TO | _FLAGS.ONLYDIR
@@ -69,19 +75,20 @@ class _Watch:
                     changes = list(self._translate(event))
                 for change in changes:
                     yield change
+                if self._stale:
+                    await self._add_queues_in_time()
+                    yield _LOOK_AGAIN
             await trio.lowlevel.wait_readable(self._notifier.fileno())
 
     def _translate(self, event: inotify_simple.Event) -> Iterator[Change]:
         if event.mask & _FLAGS.Q_OVERFLOW:
             for queue in list(self._queues):
                 self._forget_queue(queue)  # it may have been deleted and made again
-            self._add_queues()
-            yield _LOOK_AGAIN
+            self._stale = True
         elif event.wd == self._queues_watch:
             if event.mask & _VANISHED:
                 self._forget_queue(event.name)  # its folder is still watched, in remove/
-            self._add_queues()
-            yield _LOOK_AGAIN
+            self._stale = True
         elif event.wd in self._places:
             entry = self._entry(event)
             present = bool(event.mask & self._appeared)
@@ -98,6 +105,19 @@ class _Watch:
         """Whether something else lies there under a message's name; not when it has left already."""
         kind = self._folders.calls.kind(self._folders.layout.path(entry))
         return kind is FileKind.OTHER or (kind is FileKind.FOLDER and entry.state is not State.REMOVED)
+
+    async def _add_queues_in_time(self) -> None:
+        """Watch the queues that are there now; without file handles, once there are some."""
+        while self._stale:
+            with _no_watch_is_unusable():
+                try:
+                    self._add_queues()
+                    self._stale = False
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    logger.warning("cannot look for new queues now: %s", error.strerror)
+                    await trio.sleep(_PAUSE_SECONDS)
 
     def _add_queues(self) -> None:
         if self._queues_watch is not None:

@@ -16,7 +16,7 @@ import trio
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage.calls import LinuxCalls
+from mq.storage.calls import FileKind, LinuxCalls
 from mq.storage.fake import make_fake
 from mq.storage.interface import QUEUE, Change, Entry, Meta, Move, Result, Unlink, Write
 from mq.storage.options import StorageOptions
@@ -280,6 +280,29 @@ async def test_a_machine_without_watches_is_one_clear_line(
                 await told.__aenter__()
             assert "\n" not in str(caught.value)
         await store.aclose()
+
+
+async def test_a_new_queue_is_watched_once_there_are_file_handles_again(
+    temp_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Being out of them for a moment ended the daemon."""
+    failures = iter(range(2))
+    names = LinuxCalls.names
+
+    def scarce(calls: LinuxCalls, path: str) -> list[tuple[str, FileKind]]:
+        if path.endswith("/queues") and next(failures, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        listed: list[tuple[str, FileKind]] = names(calls, path)
+        return listed
+
+    async with watching(temp_root) as watched:
+        monkeypatch.setattr(LinuxCalls, "names", scarce)
+        monkeypatch.setattr("mq.storage.watch._PAUSE_SECONDS", 0.01)
+        (watched.root / "queues" / "by-hand").mkdir()
+        assert await watched.told() == [AGAIN]
+        ready = await watched.disk.bring(State.READY, queue="by-hand")
+        assert Change(ready) in await watched.told()
+        assert next(failures, None) is None
 
 
 def test_a_store_without_a_kernel_cannot_tell() -> None:
