@@ -8,19 +8,14 @@ says OK and the bytes are not there).
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from mq.storage.calls import OPEN_FOLDER, Calls
+from mq.storage.passing import NO_HANDLES, SyncFailed
 
 FEW_FILES: Final = 2
 FEW_FOLDERS: Final = 4
-NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-
-
-class SyncFailed(OSError):
-    """A sync failed. Whatever its errno, that does not pass: what is on the medium is unknown."""
 
 
 class Barrier:

@@ -19,26 +19,13 @@ from typing import Final, NamedTuple
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
-from mq.storage.barrier import FEW_FILES, Barrier, SyncFailed, close_all, sync, sync_folder
+from mq.storage.barrier import FEW_FILES, Barrier, close_all, sync, sync_folder
 from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
+from mq.storage.passing import passes
 from mq.storage.properties import ATTRIBUTES, LARGEST_ATTRIBUTES, SUM, Sum, encode_attributes, encode_side
 from mq.storage.staging import StagedBody, write_all
-
-PASSING: Final = frozenset(
-    {
-        errno.ENOSPC,  # no room
-        errno.EDQUOT,  # quota used up
-        errno.EMFILE,  # this process has too many files open
-        errno.ENFILE,  # the machine has
-        errno.ENOMEM,  # the kernel could not allocate
-        errno.EROFS,  # remounted read-only
-        errno.EACCES,  # permissions taken away
-        errno.EPERM,  # likewise
-    }
-)
-"""Errors after which nothing was changed, and which can pass: the caller tries again later."""
 
 _ASKS_AGAIN: Final = frozenset({"nfs", "nfs4"})
 
@@ -82,6 +69,7 @@ class Batch:
         self._sides: dict[int, MessageId] = {}
         writes = sum(type(operation) is Write for operation in operations)
         self._barrier = self._new_barrier(writes)
+        self._no_room: OSError | None = None
 
     def run(self) -> list[Outcome]:
         """Do it all. One outcome for each operation, in order."""
@@ -162,6 +150,7 @@ class Batch:
         entry = Entry(operation.queue, operation.id, State.NEW)
         if self._folders.whole and not self._queue_is_there(operation.queue):
             return _NO_QUEUE  # deleted by another broker
+        self._need_room()
         target = self._layout.path(entry)
         fd: int | None
         if isinstance(operation.body, bytes):
@@ -213,6 +202,16 @@ class Batch:
                 self._outcomes[position] = _refusal(error)
             else:
                 close_all(self._calls, [fd])
+
+    def _need_room(self) -> None:
+        """What is new waits until there is room for more than itself. Refused once, it is so for the whole batch."""
+        if self._no_room is not None:
+            raise self._no_room
+        try:
+            self._folders.ballast.take()
+        except OSError as error:
+            self._no_room = error
+            raise
 
     def _undo_write(self, operation: Write, fd: int, path: str) -> None:
         """A refused Write leaves nothing behind, and a staged body as it was."""
@@ -275,6 +274,7 @@ class Batch:
         body = operation.body
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
         path = f"{self._layout.properties}/{operation.id}"
+        self._need_room()
         fd = self._calls.open(path, OPEN_NEW)
         try:
             write_all(self._calls, fd, encode_side(Properties(size, crc, operation.attributes)))
@@ -298,9 +298,9 @@ class Batch:
             if entry.state is State.NEW and self._folders.whole:
                 self._sync_if_anothers(entry.id, source)
             if self._folders.mount.atomic_rename:
-                self._rename(source, target)
+                self._folders.ballast.give_way(self._rename, source, target)
             else:
-                self._calls.link(source, target)
+                self._folders.ballast.give_way(self._calls.link, source, target)
                 self._links.append(_Link(index, source, target))
         except OSError as error:
             if moved.state is State.READY and not self._queue_is_there(moved.queue):
@@ -343,7 +343,7 @@ class Batch:
             operation = self._operations[position]
             assert isinstance(operation, Move)
             try:
-                self._calls.unlink(source)
+                self._folders.ballast.give_way(self._calls.unlink, source)
             except FileNotFoundError:
                 with contextlib.suppress(FileNotFoundError):  # somebody has moved it on from there
                     self._calls.unlink(target)
@@ -383,7 +383,7 @@ class Batch:
     def _unlink(self, entry: Entry) -> Outcome:
         path = self._layout.path(entry)
         try:
-            self._calls.unlink(path)
+            self._folders.ballast.give_way(self._calls.unlink, path)
         except FileNotFoundError:
             return _GONE
         except IsADirectoryError:
@@ -400,7 +400,7 @@ class Batch:
                 if kind is FileKind.FILE and names.parse_leaf(name, entry.queue, State.READY)
             ]
             for name in listed[:UNLINKED_AT_ONCE]:
-                self._calls.unlink(f"{path}/{name}")
+                self._folders.ballast.give_way(self._calls.unlink, f"{path}/{name}")
                 self._unlink_side(name.partition(",")[0])
             if not self._is_atomic:
                 sync_folder(self._calls, path)  # no name in it may outlive its file: inodes are used again
@@ -419,11 +419,6 @@ class Batch:
         if self._folders.sides:
             with contextlib.suppress(FileNotFoundError):
                 self._calls.unlink(f"{self._layout.properties}/{id}")
-
-
-def passes(error: OSError) -> bool:
-    """Whether nothing was changed, and it can be tried again later."""
-    return error.errno in PASSING and not isinstance(error, SyncFailed)
 
 
 def _refusal(error: OSError) -> Outcome:

@@ -15,11 +15,13 @@ from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
+from mq.storage.ballast import Ballast
 from mq.storage.barrier import Spare
 from mq.storage.calls import OPEN_READ, Calls, FileKind
 from mq.storage.interface import Entry
 from mq.storage.layout import Layout
 from mq.storage.mount import Mount
+from mq.storage.passing import NO_HANDLES
 from mq.storage.properties import ATTRIBUTES, SUM, Sum, decode_attributes, decode_side
 
 logger = logging.getLogger("mq.storage")
@@ -28,7 +30,6 @@ READ_AT_ONCE: Final = 256 * 1024
 """Bodies up to this size, in bytes, are read and checked whole; larger ones are streamed."""
 _REMEMBERED_SKIPS: Final = 1000
 _REMEMBERED_WRITES: Final = 10_000
-_NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Opened(NamedTuple):
@@ -81,6 +82,7 @@ class Folders:
         self.xattrs = xattrs
         self.whole = whole
         self.spare = spare
+        self.ballast = Ballast(calls, layout, mount.size, shared=whole)
         self.careful = whole and not mount.ordered
         """Whether every move must be durable: others unlink, and cannot know which names could come back."""
         self.sides = whole or not xattrs
@@ -262,6 +264,6 @@ class Folders:
 
 
 def _unreadable(error: OSError) -> Opened:
-    if error.errno in _NO_HANDLES:
+    if error.errno in NO_HANDLES:
         raise StorageFull(f"cannot open a message now: {error.strerror}. Try again later") from error
     return Opened(Properties(0, None), damage=f"{error.strerror}")

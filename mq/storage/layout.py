@@ -51,6 +51,11 @@ class Layout(NamedTuple):
         """The file whose lock says who serves this root."""
         return f"{self.state}/lock"
 
+    @property
+    def ballast(self) -> str:
+        """The file that takes up room for what has to go on when the disk is full."""
+        return f"{self.state}/ballast"
+
     def all(self) -> tuple[str, ...]:
         """Every folder, parents first."""
         return (

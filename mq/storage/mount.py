@@ -22,6 +22,7 @@ class Mount(NamedTuple):
         ordered: name changes reach the disk in the order in which they were made, across folders.
         syncfs: syncfs(2) brings everything to the disk. Not so without a journal: there Linux flushes the disk's cache
             first and writes the last of the inodes and folders after that.
+        size: how many bytes it holds; 0 where nobody knows.
         flaw: why mq must not use it at all; empty when it may.
     """
 
@@ -30,6 +31,7 @@ class Mount(NamedTuple):
     atomic_rename: bool = False
     ordered: bool = False
     syncfs: bool = False
+    size: int = 0
     flaw: str = ""
 
 
@@ -59,13 +61,15 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
         journals: where the kernel lists the journals of ext3 and ext4.
     """
     device = os.lstat(path).st_dev
+    room = os.statvfs(path)
+    size = room.f_frsize * room.f_blocks
     kind, source, options = _find(f"{os.major(device)}:{os.minor(device)}", path, mounts)
     if kind == "overlay" and "volatile" in options:
         return Mount(kind, flaw="is an overlay mounted 'volatile', which ignores every sync; mount it without")
     if kind in ("ext3", "ext4"):
         journaled = os.path.isdir(f"{journals}/{os.path.basename(os.path.realpath(source))}-8")
-        return Mount(kind, atomic_rename=journaled, ordered=journaled, syncfs=journaled)
-    return _KNOWN.get(kind, Mount(kind))
+        return Mount(kind, atomic_rename=journaled, ordered=journaled, syncfs=journaled, size=size)
+    return _KNOWN.get(kind, Mount(kind))._replace(size=size)
 
 
 def syncfs_reports_errors(release: str | None = None) -> bool:

@@ -10,16 +10,18 @@ from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import shorten
-from mq.storage.barrier import NO_HANDLES, Spare, close_all, sync_folder
+from mq.storage.ballast import Ballast
+from mq.storage.barrier import Spare, close_all, sync_folder
 from mq.storage.calls import OPEN_FOLDER, Calls, FileKind
 from mq.storage.folders import Folders
 from mq.storage.layout import Layout
 from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
-from mq.storage.properties import SUM
+from mq.storage.passing import NO_HANDLES, NO_ROOM, passes
 from mq.storage.records import Records
 from mq.storage.recovery import recover
 
+_PROBE: Final = "user.mq.probe"
 _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
@@ -56,6 +58,17 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
     """
     if mount.flaw:
         raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
+    try:
+        return _open(calls, root, mount, options, syncfs=syncfs)
+    except StorageUnusable as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM or not mount.size:
+            raise
+        with contextlib.suppress(OSError):
+            Ballast(calls, Layout.under(root), mount.size, shared=True).give_up()
+        return _open(calls, root, mount, options, syncfs=syncfs)
+
+
+def _open(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syncfs: bool) -> OpenRoot:
     layout = Layout.under(root)
     handles: list[int] = []
     try:
@@ -71,7 +84,7 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
             mount,
             root_fd,
             syncfs=syncfs,
-            xattrs=_has_xattrs(calls, layout),
+            xattrs=_has_xattrs(calls, lock),
             whole=options.shared or options.watched,
         )
         records = Records(calls, layout.records)
@@ -82,6 +95,7 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
             _lock_shared(calls, lock, root)
         if not syncfs:
             folders.spare = Spare(calls, root)
+        _take_ballast(folders)
     except OSError as error:
         close_all(calls, handles)
         raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(error)}") from error
@@ -92,6 +106,15 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
         close_all(calls, handles)
         raise
     return OpenRoot(folders, records, tuple(handles))
+
+
+def _take_ballast(folders: Folders) -> None:
+    """On a full disk that waits: what is there can be fetched and removed meanwhile."""
+    try:
+        folders.ballast.take()
+    except OSError as error:
+        if not passes(error):
+            raise
 
 
 def explain(error: OSError) -> str:
@@ -213,18 +236,13 @@ def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
                 calls.unlink(name)
 
 
-def _has_xattrs(calls: Calls, layout: Layout) -> bool:
-    """Whether files here can have user extended attributes: by trying."""
-    path = f"{layout.stage}/probe"
-    fd = calls.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _has_xattrs(calls: Calls, lock: int) -> bool:
+    """Whether files here can have user extended attributes: by trying, on one that is there, for which a full disk has
+    room."""
     try:
-        calls.set_attribute(fd, SUM, b"0:00000000")
-        return True
+        calls.set_attribute(lock, _PROBE, b"")
     except OSError as error:
         if error.errno not in (errno.ENOTSUP, errno.ENOSYS):
             raise
         return False
-    finally:
-        calls.close(fd)
-        with contextlib.suppress(FileNotFoundError):  # another broker that opens the root just now took it away
-            calls.unlink(path)
+    return True

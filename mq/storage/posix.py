@@ -21,13 +21,14 @@ from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, checksum, shorten
 from mq.storage import names
 from mq.storage.barrier import close_all, make_folder, sync_folder, synced_after
-from mq.storage.batch import Batch, passes
+from mq.storage.batch import Batch
 from mq.storage.calls import Calls, FileKind, LinuxCalls
 from mq.storage.folders import Folders, Opened
 from mq.storage.interface import QUEUE, Change, Description, Entry, Operation, Outcome, Stored
 from mq.storage.mount import Mount, mount_of, syncfs_reports_errors
 from mq.storage.opening import OpenRoot, RootBusy, explain, open_root
 from mq.storage.options import StorageOptions
+from mq.storage.passing import passes
 from mq.storage.staging import Hop, StagedBody, StagedFile
 from mq.storage.watch import watch_folders
 
@@ -154,7 +155,7 @@ class FolderStorage:
         """Write a large body to state/stage/."""
         folders = self._root_open.folders
         path = f"{folders.layout.stage}/{self._ids.new()}"
-        make = functools.partial(StagedFile, self._calls, path, xattrs=folders.xattrs)
+        make = functools.partial(StagedFile, self._calls, path, folders.ballast.take, xattrs=folders.xattrs)
         staged = StagedBody(await self._change(make), self._hop, self._changing)
         try:
             waiting = bytearray()
@@ -254,9 +255,10 @@ class FolderStorage:
         return {name: found.get(name, {}) for name in self._root_open.folders.queues()}
 
     def _put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        folders = self._root_open.folders
+        folders.ballast.take()
         if kind != QUEUE:
             return self._root_open.records.put(kind, key, value)
-        folders = self._root_open.folders
         folder = f"{folders.layout.queues}/{key}"
         there = self._calls.kind(folder)
         if there not in (FileKind.FOLDER, None):
@@ -293,13 +295,13 @@ class FolderStorage:
     def _drop_record(self, kind: str, key: str) -> bool:
         if kind != QUEUE:
             return self._root_open.records.drop(kind, key)
-        layout = self._root_open.folders.layout
+        layout, ballast = self._root_open.folders.layout, self._root_open.folders.ballast
         found = self._calls.kind(f"{layout.queues}/{key}") is FileKind.FOLDER
         removed = f"{layout.remove}/{names.flat(key, self._ids.new())}"
         with synced_after(self._calls, layout.remove, layout.queues):  # also when it is gone: for an earlier try
             if found:
                 try:
-                    self._calls.rename(f"{layout.queues}/{key}", removed)
+                    ballast.give_way(self._calls.rename, f"{layout.queues}/{key}", removed)
                 except FileNotFoundError:
                     found = False  # another broker was faster
         try:

@@ -21,6 +21,7 @@ class StagedFile:
     Args:
         calls: the system.
         path: the temporary name; must not exist.
+        need_room: is called before anything is written, and raises when nothing new may be.
         xattrs: whether the file system has extended attributes. One is set before the first byte, so that a name that
             became durable before what its file holds does not make a part of a body a message.
 
@@ -28,11 +29,13 @@ class StagedFile:
         OSError: from the system, here and in :meth:`add`.
     """
 
-    def __init__(self, calls: Calls, path: str, *, xattrs: bool) -> None:
+    def __init__(self, calls: Calls, path: str, need_room: Callable[[], None], *, xattrs: bool) -> None:
         self.path = path
         self.size = 0
         self.checksum = 0
         self._calls = calls
+        self._need_room = need_room
+        need_room()
         self._fd: int | None = calls.open(path, OPEN_NEW)
         if xattrs:
             self._note_unfinished(self._fd)
@@ -47,6 +50,7 @@ class StagedFile:
     def add(self, chunk: bytes) -> None:
         """Append a chunk."""
         assert self._fd is not None, "the staged body is closed"
+        self._need_room()
         write_all(self._calls, self._fd, chunk)
         self.size += len(chunk)
         self.checksum = checksum(chunk, self.checksum)

@@ -38,7 +38,7 @@ KINDS: Final[Mapping[str, Fault]] = {
     "sync error": Fault(errno.EIO, frozenset({"fsync", "syncfs"}), 0.03, passes=False),
     "full": Fault(errno.ENOSPC, WRITING, 0.2, passes=True),
     "no handles": Fault(errno.EMFILE, frozenset({"open", "create"}), 0.2, passes=True),
-    "read-only": Fault(errno.EROFS, WRITING, 0.5, passes=True),
+    "read-only": Fault(errno.EROFS, WRITING, 0.5, passes=False),
 }
 
 

@@ -88,7 +88,7 @@ class History:
             self._violate(f"P3: id {id} was given to two messages")
         sent.id, sent.done = id, self._now()
         self._by_id[id] = sent
-        if sent.removed is None and id not in self._leased_until:
+        if id not in self._leased_until and self._fate(sent, self._now()) is Fate.PRESENT:
             self._never_leased[id] = sent
 
     def fetched(self, queue: str, id: MessageId, body: bytes, asked: float) -> None:

@@ -38,10 +38,13 @@ START_NS: Final = 1_700_000_000 * 10**9
 STUCK_SECONDS: Final = 7200.0
 """Virtual seconds after which a phase that should have ended is stuck (P9). No fault lasts nearly as long."""
 
+DISK_BYTES: Final = 1 << 18
+"""What a disk is said to hold. It keeps the ballast small."""
+
 MOUNTS: Final = {
-    Medium.ORDERED: Mount("ordered", atomic_rename=True, ordered=True),
-    Medium.UNORDERED: Mount("unordered", atomic_rename=True),
-    Medium.ADVERSARIAL: Mount("adversarial"),
+    Medium.ORDERED: Mount("ordered", atomic_rename=True, ordered=True, size=DISK_BYTES),
+    Medium.UNORDERED: Mount("unordered", atomic_rename=True, size=DISK_BYTES),
+    Medium.ADVERSARIAL: Mount("adversarial", size=DISK_BYTES),
 }
 
 

@@ -26,13 +26,16 @@ from tests.faults.striking import Fault, Kind, StrikingCalls, faults
 
 Life = Callable[[Actor], Awaitable[None]]
 
+SMALL: Final = 1 << 16
+"""Bytes. So small a disk has a ballast of one write."""
+
 VARIANTS: Final = {
-    "ordered": Variant(Mount("ordered", atomic_rename=True, ordered=True)),
-    "unordered": Variant(Mount("unordered", atomic_rename=True), syncfs=False),
-    "link": Variant(Mount("link")),
-    "bare": Variant(Mount("bare"), attributes=False, syncfs=False),
-    "shared": Variant(Mount("shared", atomic_rename=True), shared=True),
-    "shared link": Variant(Mount("shared link"), shared=True, syncfs=False),
+    "ordered": Variant(Mount("ordered", atomic_rename=True, ordered=True, size=SMALL)),
+    "unordered": Variant(Mount("unordered", atomic_rename=True, size=SMALL), syncfs=False),
+    "link": Variant(Mount("link", size=SMALL)),
+    "bare": Variant(Mount("bare", size=SMALL), attributes=False, syncfs=False),
+    "shared": Variant(Mount("shared", atomic_rename=True, size=SMALL), shared=True),
+    "shared link": Variant(Mount("shared link", size=SMALL), shared=True, syncfs=False),
 }
 
 

@@ -13,10 +13,11 @@ from typing import Final
 import pytest
 
 from mq.lifecycle import State
-from mq.storage.batch import PASSING, UNLINKED_AT_ONCE
+from mq.storage.batch import UNLINKED_AT_ONCE
 from mq.storage.calls import LinuxCalls
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Unlink, Write
 from mq.storage.mount import Mount, mount_of
+from mq.storage.passing import PASSING
 from mq.storage.properties import LARGEST_ATTRIBUTES
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
@@ -285,7 +286,6 @@ THAT_PASS: Final = (
     errno.EMFILE,
     errno.ENFILE,
     errno.ENOMEM,
-    errno.EROFS,
     errno.EACCES,
     errno.EPERM,
 )
@@ -388,6 +388,7 @@ async def test_a_queue_deleted_by_hand_is_no_failure() -> None:
 
 FAILURES: Final = [
     ("rename", _write, "open", 1, errno.EIO),
+    ("rename", _write, "open", 1, errno.EROFS),
     ("rename", _write, "set_attribute", 1, errno.EIO),
     ("rename", _write, "write", 1, errno.EIO),
     ("rename", _write, "fsync", 1, errno.EIO),
@@ -397,6 +398,7 @@ FAILURES: Final = [
     ("rename", _large_write, "fsync", 1, errno.EIO),
     ("rename", _large_write, "fsync", 2, errno.EDQUOT),
     ("rename", _move, "rename", 1, errno.EIO),
+    ("rename", _move, "rename", 1, errno.EROFS),
     ("rename", _move, "fsync", 1, errno.EIO),
     ("rename", _move, "fsync", 2, errno.EROFS),
     ("rename", _unlink, "unlink", 1, errno.EIO),

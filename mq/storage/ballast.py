@@ -1,0 +1,122 @@
+"""A file that takes up room for what has to go on when the disk is full.
+
+A move needs no room for the message, but its target's folder may have to grow. When there is no room for that, the
+ballast is given up, and the move made again. Whatever is new must put the ballast back first: what a full disk has left
+goes to fetches and removals, which make room, and not to the next publish.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Final, ParamSpec
+
+from mq.storage.barrier import sync_folder
+from mq.storage.calls import Calls, FileKind
+from mq.storage.layout import Layout
+from mq.storage.passing import NO_ROOM
+from mq.storage.staging import write_all
+
+logger = logging.getLogger("mq.storage")
+
+_P = ParamSpec("_P")
+
+LARGEST: Final = 1 << 20
+"""Bytes. Room for the names of about ten thousand leases at a time, besides what their folders hold already."""
+SHARE: Final = 64
+"""On a small file system the ballast is this part of it."""
+_AT_ONCE: Final = 1 << 16
+_OPEN: Final = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Ballast:
+    """The ballast of one root.
+
+    Args:
+        calls: the system.
+        layout: where it is.
+        room: how many bytes the file system holds; where that is 0, nobody knows, and there is no ballast.
+        shared: others may give it up.
+    """
+
+    def __init__(self, calls: Calls, layout: Layout, room: int, *, shared: bool) -> None:
+        self.size = min(LARGEST, room // SHARE)
+        self._calls = calls
+        self._path = layout.ballast
+        self._folder = layout.state
+        self._shared = shared
+        self._in_place = False
+        self._missed = False
+        self._lock = threading.Lock()  # a body is staged in a thread of its own
+
+    def take(self) -> None:
+        """See that it is in place. Costs no call when it is, and nobody else can have given it up.
+
+        Raises:
+            OSError: there is no room for it, and so for nothing new.
+        """
+        if not self.size or (self._in_place and not self._shared):
+            return
+        with self._lock:
+            if self._in_place and self._calls.kind(self._path) is FileKind.FILE:
+                return
+            self._in_place = False
+            try:
+                self._fill()
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    self._miss()
+                raise
+            self._in_place = True
+            if self._missed:
+                self._missed = False
+                logger.warning("there is room again: messages are stored")
+
+    def give_way(self, verb: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Do it, at the ballast's cost if there is no other room."""
+        try:
+            verb(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self.size:
+                raise
+            self.give_up()
+            verb(*args, **kwargs)
+
+    def give_up(self) -> None:
+        """Make room. Nothing happens where another has done so.
+
+        Raises:
+            OSError: it cannot be done.
+        """
+        with self._lock:
+            self._in_place = False
+            try:
+                self._calls.unlink(self._path)
+            except FileNotFoundError:
+                return
+            self._miss()
+            sync_folder(self._calls, self._folder)  # a journal gives the room free with its next commit
+
+    def _miss(self) -> None:
+        if not self._missed:
+            self._missed = True
+            logger.warning("the disk is full: nothing new is stored until there is room; fetches and removals go on")
+
+    def _fill(self) -> None:
+        """Bytes that no file system can make smaller, after those that are there: a crash may have left a part. Never
+        synced, since nobody reads them."""
+        fd = self._calls.open(self._path, _OPEN)
+        try:
+            missing = self.size - (self._calls.file_size(fd) or 0)
+            while missing > 0:
+                write_all(self._calls, fd, os.urandom(min(missing, _AT_ONCE)))
+                missing -= _AT_ONCE
+        except OSError:
+            with contextlib.suppress(OSError):  # what is left is filled up the next time
+                self._calls.unlink(self._path)
+            raise
+        finally:
+            self._calls.close(fd)

@@ -1,0 +1,31 @@
+"""Which errors of the system pass by themselves. After any other one, what is on the medium is unknown."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""No room on the file system, or none left for this user."""
+
+NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""This process has too many files open, or the machine has, or the kernel could not allocate."""
+
+NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
+"""Permissions were taken away."""
+
+PASSING: Final = NO_ROOM | NO_HANDLES | NO_RIGHT
+"""Errors after which nothing was changed, and which can pass: the caller tries again later.
+
+EROFS is none of them: nobody can mount a file system read-only while mq has a file of it open for writing. It is the
+kernel who does it, when it has met an error there.
+"""
+
+
+class SyncFailed(OSError):
+    """A sync failed. Whatever its errno, that does not pass: what is on the medium is unknown."""
+
+
+def passes(error: OSError) -> bool:
+    """Whether nothing was changed, and it can be tried again later."""
+    return error.errno in PASSING and not isinstance(error, SyncFailed)
