@@ -147,7 +147,7 @@ class Batch:
     # Writing
 
     def _write(self, operation: Write, index: int) -> Outcome:
-        entry = Entry(operation.queue, operation.id, State.NEW)
+        entry = Entry(operation.queue, operation.id, State.NEW, operation.meta)
         if self._folders.whole and not self._queue_is_there(operation.queue):
             return _NO_QUEUE  # deleted by another broker
         self._need_room()

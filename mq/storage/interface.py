@@ -30,12 +30,18 @@ class Meta(NamedTuple):
         receives: how often the message has been handed out.
         claim: unique to whoever holds the entry; 16 lower-case hexadecimal digits.
         order: the time (UUID ticks) by which the message stands in its queue, where that is not its id's.
+        expires_ms: when it is of no use any more, in milliseconds since 1970.
     """
 
     deadline_ms: int | None = None
     receives: int = 0
     claim: str | None = None
     order: int | None = None
+    expires_ms: int | None = None
+
+    def at_rest(self) -> Meta:
+        """What stays when the message is READY again: no deadline, no claim."""
+        return FRESH if self == FRESH else self._replace(deadline_ms=None, claim=None)
 
 
 FRESH: Final = Meta()
@@ -86,6 +92,7 @@ class Write(NamedTuple):
         id: its id, which no other message of the store has or had; EXISTS when NEW holds it already.
         body: its bytes, or what :meth:`Storage.stage` gave.
         attributes: kept with the message and given back by :meth:`Storage.read`.
+        meta: a deadline for one that is to be delayed, an expiry.
         durable: as everywhere.
     """
 
@@ -93,6 +100,7 @@ class Write(NamedTuple):
     id: MessageId
     body: bytes | Staged
     attributes: Mapping[str, Any] = {}
+    meta: Meta = FRESH
     durable: bool = True
 
 

@@ -163,7 +163,7 @@ class MemoryStorage:
             if body.data is None:
                 return Outcome(Result.GONE)
             body = body.data
-        entry = Entry(write.queue, write.id, State.NEW)
+        entry = Entry(write.queue, write.id, State.NEW, write.meta)
         kept = _Kept(entry.meta, body, checksum(body), json.dumps(write.attributes))
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
 

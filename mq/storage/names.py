@@ -3,13 +3,14 @@
     new/, delay/, remove/       queue ":" leaf
     queues/<queue>/             leaf
 
-    leaf    = id [ "," "d" deadline ] [ "," "r" receives ] [ "," "c" claim ] [ "," "o" order ]
+    leaf    = id [ "," "d" deadline ] [ "," "r" receives ] [ "," "c" claim ] [ "," "o" order ] [ "," "e" expiry ]
 
-A message that was never leased is just its id. Numbers are decimal without leading zeros, the claim is 16
-hexadecimal digits; each field stands at most once and in this order, so that an entry has exactly one name.
+A message that was never leased, and has neither a delay nor a time to live, is just its id. Numbers are decimal without
+leading zeros, the claim is 16 hexadecimal digits; each field stands at most once and in this order, so that an entry has
+exactly one name.
 Whatever does not fit the grammar is not mq's.
 
-The longest name: 100 (queue) + 1 + 36 (id) + 17 + 11 + 18 + 21 = 204 of the 255 bytes that a name may have.
+The longest name: 100 (queue) + 1 + 36 (id) + 17 + 11 + 18 + 21 + 17 = 221 of the 255 bytes that a name may have.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
 _NUMBER = r"(0|[1-9][0-9]{0,%d})"
 _LEAF: Final = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})"
-    rf"(?:,d{_NUMBER % 14})?(?:,r([1-9][0-9]{{0,8}}))?(?:,c([0-9a-f]{{16}}))?(?:,o{_NUMBER % 18})?"
+    rf"(?:,d{_NUMBER % 14})?(?:,r([1-9][0-9]{{0,8}}))?(?:,c([0-9a-f]{{16}}))?(?:,o{_NUMBER % 18})?(?:,e{_NUMBER % 14})?"
 )
 _BARE_ID_LENGTH: Final = 36
 
@@ -43,6 +44,8 @@ def leaf(id: MessageId, meta: Meta = FRESH) -> str:
         parts.append(f"c{meta.claim}")
     if meta.order is not None:
         parts.append(f"o{meta.order}")
+    if meta.expires_ms is not None:
+        parts.append(f"e{meta.expires_ms}")
     return ",".join(parts)
 
 
@@ -58,12 +61,13 @@ def parse_leaf(name: str, queue: str, state: State) -> Entry | None:
         return None
     if len(name) == _BARE_ID_LENGTH:
         return Entry(queue, str.__new__(MessageId, name), state)
-    id, deadline, receives, claim, order = match.groups()
+    id, deadline, receives, claim, order, expiry = match.groups()
     meta = Meta(
         int(deadline) if deadline is not None else None,
         int(receives) if receives is not None else 0,
         claim,
         int(order) if order is not None else None,
+        int(expiry) if expiry is not None else None,
     )
     return Entry(queue, str.__new__(MessageId, id), state, meta)
 

@@ -18,7 +18,7 @@ from mq.storage.interface import FRESH, Entry, Meta
 
 ID: Final = MessageId("4ad814ab-213e-11e3-a9a3-0025904f6e08")
 CLAIM: Final = "0123456789abcdef"
-LONGEST: Final = Meta(10**15 - 1, 10**9 - 1, "f" * 16, 10**19 - 1)
+LONGEST: Final = Meta(10**15 - 1, 10**9 - 1, "f" * 16, 10**19 - 1, 10**15 - 1)
 """Every field as long as the grammar lets it be."""
 
 ids: Final = st.builds(
@@ -32,6 +32,7 @@ metas: Final = st.builds(
     st.integers(0, 10**9 - 1),
     st.none() | st.integers(0, 2**64 - 1).map("{:016x}".format),
     st.none() | st.integers(0, 10**19 - 1),
+    st.none() | st.integers(0, 10**15 - 1),
 )
 
 
@@ -40,6 +41,7 @@ metas: Final = st.builds(
 @example(ID, LONGEST)
 @example(ID, Meta(deadline_ms=0))
 @example(ID, Meta(order=0))
+@example(ID, Meta(expires_ms=0))
 def test_leaf_comes_back(id: MessageId, meta: Meta) -> None:
     assert names.parse_leaf(names.leaf(id, meta), "q", State.READY) == Entry("q", id, State.READY, meta)
 
@@ -55,8 +57,8 @@ def test_different_entries_have_different_names(one: tuple[MessageId, Meta], oth
 
 
 fields: Final = st.one_of(
-    st.from_regex(r"[drco][0-9a-f]{0,20}", fullmatch=True),
-    st.from_regex(r"[drco](0|[1-9][0-9]{0,19})", fullmatch=True),
+    st.from_regex(r"[drcoe][0-9a-f]{0,20}", fullmatch=True),
+    st.from_regex(r"[drcoe](0|[1-9][0-9]{0,19})", fullmatch=True),
     st.just(f"c{CLAIM}"),
 )
 
@@ -80,7 +82,7 @@ def test_fields_stand_in_one_order() -> None:
 def test_longest_name_fits_a_file_system() -> None:
     longest = names.flat("q" * 100, ID, LONGEST)
     assert names.parse_flat(longest, State.DELAYED) == Entry("q" * 100, ID, State.DELAYED, LONGEST)
-    assert len(longest) == 204 <= 255
+    assert len(longest) == 221 <= 255
 
 
 FOREIGN_LEAVES: Final = {

@@ -26,7 +26,7 @@ from mq.storage.checks.kit import (
     together,
     whole,
 )
-from mq.storage.interface import Entry, Move, Result, Storage, Write
+from mq.storage.interface import Entry, Meta, Move, Result, Storage, Write
 
 BODIES: Final = {
     "empty": b"",
@@ -99,6 +99,15 @@ async def a_write_is_in_new(storage: Storage) -> None:
     """Under the id and the queue it was given."""
     queue = await make_queue(storage)
     await is_at(storage, await done(storage, Write(queue, new_id(), b"body")))
+
+
+async def a_write_keeps_its_meta(storage: Storage) -> None:
+    """A deadline for a message that is to be delayed, an expiry: both are there from the beginning."""
+    queue = await make_queue(storage)
+    meta = Meta(deadline_ms=1_700_000_000_123, expires_ms=1_700_000_999_456)
+    entry = await done(storage, Write(queue, new_id(), b"delayed", meta=meta))
+    await is_at(storage, entry)
+    await is_at(storage, await done(storage, Move(entry, State.DELAYED, meta)))
 
 
 async def a_write_needs_no_queue(storage: Storage) -> None:
@@ -184,6 +193,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     attributes_stay_through_every_state,
     attributes_are_a_snapshot,
     a_write_is_in_new,
+    a_write_keeps_its_meta,
     a_write_needs_no_queue,
     a_write_overwrites_nothing,
     of_equal_writes_one_is_done,

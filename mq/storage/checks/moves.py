@@ -27,7 +27,7 @@ from mq.storage.checks.kit import (
 )
 from mq.storage.interface import FRESH, Entry, Meta, Move, Operation, Result, Storage, Unlink
 
-EVERYTHING: Final = Meta(1_700_000_000_123, 12, "f" * 16, 139_000_000_000_000_001)
+EVERYTHING: Final = Meta(1_700_000_000_123, 12, "f" * 16, 139_000_000_000_000_001, 1_700_000_000_456)
 METAS: Final = (
     FRESH,
     Meta(deadline_ms=1_700_000_000_123),
@@ -39,6 +39,8 @@ METAS: Final = (
     Meta(order=139_000_000_000_000_000),
     Meta(order=0),
     Meta(order=(1 << 60) - 1),  # the last tick that an id can hold
+    Meta(expires_ms=0),
+    Meta(expires_ms=99_999_999_999_999),
     EVERYTHING,
 )
 LONGEST_QUEUE: Final = "q" * 100
@@ -92,6 +94,7 @@ async def a_stale_entry_is_gone(storage: Storage) -> None:
         here._replace(meta=here.meta._replace(receives=2)),
         here._replace(meta=here.meta._replace(deadline_ms=None)),
         here._replace(meta=here.meta._replace(order=1)),
+        here._replace(meta=here.meta._replace(expires_ms=1)),
         here._replace(state=State.READY),
         Entry(queue, here.id, State.NEW),
         here._replace(queue=other),

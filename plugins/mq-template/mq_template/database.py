@@ -31,7 +31,7 @@ SCHEMA: Final = (
     CREATE TABLE IF NOT EXISTS entry (
         number INTEGER PRIMARY KEY,
         queue TEXT NOT NULL, id TEXT NOT NULL, state TEXT NOT NULL,
-        deadline_ms INTEGER, receives INTEGER NOT NULL, claim TEXT, position INTEGER,
+        deadline_ms INTEGER, receives INTEGER NOT NULL, claim TEXT, position INTEGER, expires_ms INTEGER,
         UNIQUE (state, queue, id)
     )
     """,
@@ -44,7 +44,8 @@ SCHEMA: Final = (
     """,
 )
 EXACTLY: Final = (
-    "queue = ? AND id = ? AND state = ? AND deadline_ms IS ? AND receives = ? AND claim IS ? AND position IS ?"
+    "queue = ? AND id = ? AND state = ?"
+    " AND deadline_ms IS ? AND receives = ? AND claim IS ? AND position IS ? AND expires_ms IS ?"
 )
 """Where an entry is: all of it, meta included. This is the compare in compare-and-move."""
 
@@ -144,8 +145,8 @@ class Database:
     def _write(self, write: Write) -> Outcome:
         # Author: a body that came through your own stage() is an object of yours.
         data = write.body if isinstance(write.body, bytes) else write.body.data  # type: ignore[attr-defined]
-        entry = Entry(write.queue, write.id, State.NEW)
-        number = self._run("INSERT INTO entry VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", *_row(entry)).lastrowid
+        entry = Entry(write.queue, write.id, State.NEW, write.meta)
+        number = self._run("INSERT INTO entry VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", *_row(entry)).lastrowid
         attributes = json.dumps(write.attributes)
         self._run("INSERT INTO body VALUES (?, ?, ?, ?)", number, checksum(data), attributes, data)
         return Outcome(Result.DONE, entry)
@@ -156,7 +157,7 @@ class Database:
             return Outcome(Result.NO_QUEUE)
         # One statement compares and moves, so that of many racers one wins. The place that is taken is the
         # UNIQUE constraint's to see.
-        columns = "queue = ?, id = ?, state = ?, deadline_ms = ?, receives = ?, claim = ?, position = ?"
+        columns = "queue = ?, id = ?, state = ?, deadline_ms = ?, receives = ?, claim = ?, position = ?, expires_ms = ?"
         moved = self._run(f"UPDATE entry SET {columns} WHERE {EXACTLY}", *_row(target), *_row(move.entry)).rowcount
         return Outcome(Result.DONE, target) if moved else Outcome(Result.GONE)
 
@@ -189,10 +190,10 @@ class Database:
 
     def scan(self, state: State, queue: str | None, limit: int | None) -> list[Entry]:
         """Entries in a state."""
-        where = "state = ?1 AND (?2 IS NULL OR queue = ?2)"
+        where = "state = ? AND ? IN (queue, '')"
         with self._translated():
             rows = self._run(
-                f"SELECT * FROM entry WHERE {where} LIMIT ?3", state.value, queue, -1 if limit is None else limit
+                f"SELECT * FROM entry WHERE {where} LIMIT ?", state.value, queue or "", -1 if limit is None else limit
             )
             return [_entry(row) for row in rows]
 

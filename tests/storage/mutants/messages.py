@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from mq.lifecycle import State
 from mq.message import BytesBody, MessageId
 from mq.storage.interface import (
+    FRESH,
     QUEUE,
     Entry,
     Move,
@@ -156,3 +157,11 @@ class ClosesTheMessage(ChangesRead):
     def change(self, entry: Entry, stored: Stored) -> Stored:
         assert isinstance(stored.body, BytesBody)
         return stored._replace(body=ClosesForEver(stored.body._data))
+
+
+@caught_by("a_write_keeps_its_meta")
+class ForgetsTheMetaOfAWrite(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        return await super().commit(
+            [operation._replace(meta=FRESH) if isinstance(operation, Write) else operation for operation in operations]
+        )
