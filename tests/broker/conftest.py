@@ -50,12 +50,23 @@ def run_on_virtual_time(function: Callable[..., Any], *args: Any, **options: Any
     return trio.run(function, *args, **{**options, "clock": MockClock(autojump_threshold=0)})
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--examples", type=int, metavar="N", help="how many other lives to compare with the model")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whoever uses the wall clock, through whatever fixture, runs on virtual time."""
     for item in items:
         if "wall_clock" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.trio(run=run_on_virtual_time), append=False)
+
+
+@pytest.fixture
+def examples(request: pytest.FixtureRequest) -> int | None:
+    """How many lives of a broker to compare with the model; None for the usual ones."""
+    given: int | None = request.config.getoption("examples", None)
+    return given
 
 
 @pytest.fixture
