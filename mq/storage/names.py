@@ -5,10 +5,9 @@
 
     leaf    = id [ "," "d" deadline ] [ "," "r" receives ] [ "," "c" claim ] [ "," "o" order ] [ "," "e" expiry ]
 
-A message that was never leased, and has neither a delay nor a time to live, is just its id. Numbers are decimal without
-leading zeros, the claim is 16 hexadecimal digits; each field stands at most once and in this order, so that an entry has
-exactly one name.
-Whatever does not fit the grammar is not mq's.
+A message that was never leased, and has neither a delay nor a time to live, is just its id. Numbers are decimal
+without leading zeros, the claim is 16 hexadecimal digits; each field stands at most once and in this order, so that an
+entry has exactly one name. Whatever does not fit the grammar is not mq's.
 
 The longest name: 100 (queue) + 1 + 36 (id) + 17 + 11 + 18 + 21 + 17 = 221 of the 255 bytes that a name may have.
 """
