@@ -30,6 +30,7 @@ class Verb(NamedTuple):
 
 VERBS: Final = {
     "serve": Verb("mq.cli_serve:serve_command", "Serve queues over HTTP."),
+    "vsqs": Verb("mq.cli_vsqs:vsqs", "Use a folder as a queue, without a daemon."),
 }
 """Every verb, in the order of ``mq --help``."""
 

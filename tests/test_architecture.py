@@ -22,7 +22,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.errors": (),
     "mq.message": ("mq.errors",),
     "mq.lifecycle": ("mq.message",),
-    "mq.vsqs": DOMAIN,
+    "mq.vsqs": (*DOMAIN, "mq.vsqs", "mq.storage.calls", "mq.storage.mount"),
     "mq.spark": DOMAIN,
     "mq.storage": (*DOMAIN, "mq.storage"),
     "mq.storage.interface": DOMAIN,
@@ -42,6 +42,8 @@ TRIO_FREE: Final = (
     *DOMAIN,
     "mq",
     "mq.vsqs",
+    *(f"mq.vsqs_{part}" for part in ("consume", "errors", "index", "look", "moves", "names", "orphans", "publish")),
+    *(f"mq.vsqs_{part}" for part in ("system", "watch")),
     "mq.spark",
     "mq.storage.calls",
     "mq.storage.folders",
@@ -77,13 +79,13 @@ def rule(module: str) -> str:
     """The longest entry of MAY_IMPORT that fits. The entry `mq` stands for the package's own file alone."""
     if module == "mq":
         return module
-    found = [prefix for prefix in MAY_IMPORT if prefix != "mq" and (fits(module, prefix) or is_program(module, prefix))]
+    found = [prefix for prefix in MAY_IMPORT if prefix != "mq" and belongs(module, prefix)]
     return max(found, key=len, default="nothing")
 
 
-def is_program(module: str, prefix: str) -> bool:
-    """The programs are cli.py, cli_mover.py, cli_reaper.py: all of them compose."""
-    return prefix == "mq.cli" and module.startswith("mq.cli_")
+def belongs(module: str, prefix: str) -> bool:
+    """Some rooms are files side by side: the programs, cli.py, cli_mover.py and so on, all of which compose; VSQS."""
+    return fits(module, prefix) or (prefix in ("mq.cli", "mq.vsqs") and module.startswith(prefix + "_"))
 
 
 @functools.cache
@@ -121,14 +123,14 @@ def test_imports_run_one_way(module: str) -> None:
     assert allowed is not None, f"{module} has no line in MAY_IMPORT"
     for name in imported(module):
         if fits(name, "mq"):
-            assert name == module or any(fits(name, prefix) for prefix in allowed), f"{module} imports {name}"
+            assert name == module or any(belongs(name, prefix) for prefix in allowed), f"{module} imports {name}"
 
 
 @each_module
 def test_packages_from_outside_stay_in_their_room(module: str) -> None:
     for name in imported(module):
         rooms = ONLY_IN.get(name.partition(".")[0], ("mq",))
-        assert any(fits(module, room) or is_program(module, room) for room in rooms), f"{module} imports {name}"
+        assert any(belongs(module, room) for room in rooms), f"{module} imports {name}"
 
 
 @pytest.mark.parametrize("module", sorted(set(TRIO_FREE) & set(modules())))
@@ -136,11 +138,20 @@ def test_trio_stays_out(module: str) -> None:
     assert not [name for name in imported(module) if name.partition(".")[0] in ("trio", "trio_util")]
 
 
-def test_import_mq_is_light() -> None:
-    code = "import sys; before = set(sys.modules); import mq; print(*sorted(set(sys.modules) - before))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+def loaded_by(statement: str) -> list[str]:
+    """Every module that an interpreter loads for it."""
+    code = f"import sys; before = set(sys.modules); {statement}; print(*sorted(set(sys.modules) - before))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("module", ["mq", "mq.vsqs"])
+def test_nothing_but_the_standard_library_is_loaded(module: str) -> None:
+    foreign = {name.partition(".")[0] for name in loaded_by(f"import {module}")} - set(sys.stdlib_module_names)
     assert foreign == {"mq"}
+
+
+def test_import_mq_is_light() -> None:
+    loaded = loaded_by("import mq")
     assert {name for name in loaded if fits(name, "mq")} == {"mq", "mq.errors", "mq.message"}
 
 
