@@ -16,7 +16,7 @@ from mq import vsqs_look, vsqs_watch
 from mq.vsqs import Queue
 from mq.vsqs_system import System
 from mq.vsqs_watch import Event, FolderLeft, Watch
-from tests.vsqs.places import Place, place
+from tests.vsqs.places import place
 
 PATIENCE_SECONDS = 30
 LISTED = System(heard=frozenset())

@@ -282,7 +282,7 @@ def test_an_id_is_not_given_twice_when_the_clock_was_set_back(place: Place) -> N
 
 def test_the_last_number_leaves_none_after_it(place: Place) -> None:
     place.put("9" * 15)
-    with pytest.raises(StorageUnusable, match="9{15} leaves no number"):
+    with pytest.raises(StorageUnusable, match="leaves no number"):
         place.open().publish(b"x")
     assert place.names() == ["9" * 15]
 
@@ -332,9 +332,9 @@ def test_a_block_that_settled_its_message_is_left_so(place: Place) -> None:
     with queue.receive(timeout=0) as message:
         assert message.release()
     assert place.names() == [id]
-    with pytest.raises(LookupError), queue.receive(timeout=0) as message:
-        assert message.delete()
-        raise LookupError
+    message = queue.receive(timeout=0)
+    with pytest.raises(LookupError), message:
+        raise LookupError(message.delete())
     assert place.names() == []
 
 
