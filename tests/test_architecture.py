@@ -31,6 +31,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.observers": (*DOMAIN, "mq.observers"),
     "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
     "mq.web": (*DOMAIN, "mq.web", "mq.broker"),
+    "mq.client": (*DOMAIN, "mq.client"),
     "mq.settings": DOMAIN,
     "mq.programs": DOMAIN,
     "mq.cli": ("mq",),
@@ -54,6 +55,7 @@ TRIO_FREE: Final = (
 
 ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "click": ("mq.cli", "mq.programs", "mq.testing.simulate"),
+    "httpx": ("mq.client",),
     "hypercorn": ("mq.web",),
     "inotify_simple": ("mq.storage",),
     "pyfakefs": ("mq.storage.fake",),

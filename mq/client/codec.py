@@ -1,0 +1,239 @@
+"""How messages are written in headers and in JSON Lines, and read back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from mq.client.calls import Answer
+from mq.client.errors import NotUnderstood
+from mq.client.values import Death, Head, Outcome, Outgoing, Page, Queue, Received
+
+H = TypeVar("H", bound=Head)
+
+JSON_LINES: Final = "application/x-ndjson"
+ATTRIBUTE: Final = "x-message-attribute-"
+_COUNTS: Final = frozenset({"name", "ready", "leased", "delayed", "oldest_seconds"})
+
+
+def seconds(name: str, value: float) -> str:
+    """A number of seconds as the protocol writes it.
+
+    Raises:
+        ValueError: it is negative, or no number.
+    """
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be a number of seconds, got {value!r}")
+    return f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
+    """What stands beside a body that is published alone."""
+    headers = [("content-type", message.content_type)] if message.content_type else []
+    if message.delay is not None:
+        headers.append(("x-message-delay", seconds("delay", message.delay)))
+    if message.ttl is not None:
+        headers.append(("x-message-ttl", seconds("ttl", message.ttl)))
+    if message.key is not None:
+        headers.append(("idempotency-key", message.key))
+    headers.extend((ATTRIBUTE + name, value) for name, value in message.attributes.items())
+    return tuple(headers)
+
+
+def outgoing_line(message: Outgoing) -> bytes:
+    """A message as a line of a batch, with its end."""
+    entry: dict[str, Any] = dict(body_members(message.body))
+    for name in ("content_type", "delay", "ttl", "key"):
+        value = getattr(message, name)
+        if value is not None:
+            entry[name] = value
+    if message.attributes:
+        entry["attributes"] = dict(message.attributes)
+    return json_line(entry)
+
+
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """An object as one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def body_members(body: bytes | str) -> Mapping[str, str]:
+    """A body as members of a JSON object: as text where it is UTF-8, else in base64."""
+    try:
+        return {"body": body.decode() if isinstance(body, bytes) else body}
+    except UnicodeDecodeError:
+        assert isinstance(body, bytes)
+        return {"base64": base64.b64encode(body).decode()}
+
+
+def body_of(line: Mapping[str, Any]) -> bytes:
+    """The body that :func:`body_members` wrote.
+
+    Raises:
+        ValueError: there is none, or it is neither text nor base64.
+    """
+    text, encoded = line.get("body"), line.get("base64")
+    if isinstance(text, str):
+        return text.encode()
+    if not isinstance(encoded, str):
+        raise ValueError('it has neither "body" nor "base64"')
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f'its "base64" is none: {error}') from error
+
+
+def head_of(queue: str, answer: Answer) -> Head:
+    """What the headers of an answer say of its message.
+
+    Raises:
+        NotUnderstood: they have no id.
+    """
+    headers = answer.headers
+    return _head(
+        Head,
+        queue,
+        {
+            "id": headers.get("x-message-id"),
+            "receipt": headers.get("etag", "").strip('"'),
+            "receives": headers.get("x-message-receives", "0"),
+            "content_type": headers.get("content-type"),
+            "state": headers.get("x-message-state", ""),
+            "deaths": _json_list(headers.get("x-message-deaths", "[]")),
+            "attributes": {
+                name.removeprefix(ATTRIBUTE): value for name, value in headers.items() if name.startswith(ATTRIBUTE)
+            },
+        },
+    )
+
+
+def received(queue: str, answer: Answer) -> Received:
+    """The one message that is the answer's body."""
+    return with_body(head_of(queue, answer), answer.body)
+
+
+def with_body(head: Head, body: bytes) -> Received:
+    """A message put together."""
+    return Received(
+        queue=head.queue,
+        id=head.id,
+        receipt=head.receipt,
+        receives=head.receives,
+        content_type=head.content_type,
+        attributes=head.attributes,
+        deaths=head.deaths,
+        state=head.state,
+        body=body,
+    )
+
+
+def received_lines(queue: str, answer: Answer) -> tuple[Received, ...]:
+    """The messages of a batch; none where the answer is empty."""
+    return tuple(received_line(queue, line) for line in answer.lines())
+
+
+def received_line(queue: str, line: Mapping[str, Any]) -> Received:
+    """A message from a line of JSON.
+
+    Raises:
+        NotUnderstood: it is none.
+    """
+    try:
+        body = body_of(line)
+    except ValueError as error:
+        raise NotUnderstood(f"a message cannot be read: {error}") from error
+    return with_body(_head(Head, queue, line), body)
+
+
+def page(queue: str, answer: Answer) -> Page:
+    """A page of messages, and the way to the next one."""
+    return Page(messages=received_lines(queue, answer), next=_next_target(answer.headers.get("link", "")))
+
+
+def outcomes(answer: Answer, count: int) -> list[Outcome]:
+    """What became of each entry of a batch of `count`.
+
+    Raises:
+        NotUnderstood: there are more or fewer outcomes than entries.
+    """
+    found = [
+        Outcome(status=int(line.get("status", 0)), id=str(line.get("id", "")), detail=str(line.get("detail", "")))
+        for line in answer.lines()
+    ]
+    if len(found) != count or any(not 200 <= outcome.status < 600 for outcome in found):
+        raise NotUnderstood(f"the daemon told of {len(found)} entries of a batch of {count}")
+    return found
+
+
+def queue_of(value: object) -> Queue:
+    """A queue from its JSON object.
+
+    Raises:
+        NotUnderstood: it is none.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise NotUnderstood("the daemon told of a queue without a name")
+    oldest = value.get("oldest_seconds")
+    return Queue(
+        name=value["name"],
+        ready=int(value.get("ready") or 0),
+        leased=int(value.get("leased") or 0),
+        delayed=int(value.get("delayed") or 0),
+        oldest_seconds=None if oldest is None else float(oldest),
+        settings={name: setting for name, setting in value.items() if name not in _COUNTS},
+    )
+
+
+def _head(kind: type[H], queue: str, line: Mapping[str, Any]) -> H:
+    id, receives, attributes = line.get("id"), line.get("receives") or 0, line.get("attributes") or {}
+    if not isinstance(id, str) or not id:
+        raise NotUnderstood("the daemon handed out something without an id: is it mq?")
+    return kind(
+        queue=queue,
+        id=id,
+        receipt=str(line.get("receipt") or ""),
+        receives=int(receives) if str(receives).isdecimal() else 0,
+        content_type=str(line.get("content_type") or "application/octet-stream"),
+        attributes={str(name): str(value) for name, value in attributes.items()},
+        deaths=tuple(_death(death) for death in line.get("deaths") or ()),
+        state=str(line.get("state") or ""),
+    )
+
+
+def _death(value: Mapping[str, Any]) -> Death:
+    return Death(
+        queue=str(value.get("queue", "")),
+        reason=str(value.get("reason", "")),
+        receives=int(value.get("receives") or 0),
+        time=str(value.get("time", "")),
+    )
+
+
+def _json_list(text: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return []
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def _next_target(link: str) -> str | None:
+    """The target of ``<target>; rel="next"`` (RFC 8288)."""
+    for part in link.split(","):
+        target, _, parameters = part.strip().partition(">")
+        if target.startswith("</") and 'rel="next"' in parameters.replace(" ", ""):
+            return target[1:]
+    return None
+
+
+def ids_lines(entries: Iterable[str | Head]) -> bytes:
+    """Which messages to remove: by id, or by delivery where the entry has a receipt."""
+    return b"".join(json_line({"id": entry} if isinstance(entry, str) else _id_and_receipt(entry)) for entry in entries)
+
+
+def _id_and_receipt(head: Head) -> Mapping[str, str]:
+    return {"id": head.id, "receipt": head.receipt} if head.receipt else {"id": head.id}

@@ -1,0 +1,267 @@
+"""Every verb of the protocol as a :class:`~mq.client.calls.Call`: what is sent, when it may be sent again, and how its
+answer is read. One function a verb; docs/http.md is the page behind each."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+from mq.client import codec
+from mq.client.calls import Again, Answer, Call, Source, nothing
+from mq.client.errors import NotUnderstood, Refused
+from mq.client.values import Head, Outcome, Outgoing, Page, Published, Queue, Received, Redriven
+
+T = TypeVar("T")
+
+LONGEST_BATCH: Final = 1000
+_JSON: Final = ("content-type", "application/json")
+_LINES: Final = (("content-type", codec.JSON_LINES), ("accept", codec.JSON_LINES))
+
+
+def fresh_key() -> str:
+    """An idempotency key that nobody else has."""
+    return secrets.token_hex(16)
+
+
+def create_queue(queue: str) -> Call[bool]:
+    """True when it is new."""
+    return Call(method="PUT", target=_target(queue), read=lambda answer: answer.status == 201)
+
+
+def delete_queue(queue: str) -> Call[None]:
+    """The queue and all its messages."""
+    return Call(method="DELETE", target=_target(queue), read=nothing, gone=_earlier(None, 404))
+
+
+def queue_info(queue: str) -> Call[Queue]:
+    """Settings and counts."""
+    return Call(method="GET", target=_target(queue), read=lambda answer: codec.queue_of(answer.members()))
+
+
+def configure(queue: str, settings: Mapping[str, Any]) -> Call[None]:
+    """Change those settings; None sets one back to its default."""
+    return Call(
+        method="PATCH", target=_target(queue), headers=(_JSON,), body=codec.json_line(dict(settings)), read=nothing
+    )
+
+
+def publish(queue: str, message: Outgoing, stream: Source | None = None) -> Call[Published]:
+    """One message. With `stream` its body comes from there."""
+    body = message.body.encode() if isinstance(message.body, str) else message.body
+    return Call(
+        method="POST",
+        target=_target(queue, "messages"),
+        headers=codec.outgoing_headers(message),
+        body=body if stream is None else stream,
+        again=Again.UNSERVED if message.key is None else Again.ALWAYS,
+        read=lambda answer: Published(id=_id(answer), is_new=answer.status == 201),
+    )
+
+
+def publish_batch(queue: str, messages: Sequence[Outgoing]) -> Call[list[Outcome]]:
+    """Up to :data:`LONGEST_BATCH` messages."""
+    keyed = all(message.key is not None for message in messages)
+    return Call(
+        method="POST",
+        target=_target(queue, "messages", "batch"),
+        headers=_LINES,
+        body=b"".join(map(codec.outgoing_line, messages)),
+        again=Again.ALWAYS if keyed else Again.UNSERVED,
+        read=lambda answer: codec.outcomes(answer, len(messages)),
+    )
+
+
+def fetch(queue: str, wait: float, visibility: float | None) -> Call[Received | None]:
+    """Lease the next message. Sent again, it may lease a second one: the first comes back when its lease ends."""
+    return _fetch(queue, wait, visibility, lambda answer: codec.received(queue, answer))
+
+
+def fetch_head(queue: str, wait: float, visibility: float | None) -> Call[Head | None]:
+    """As :func:`fetch`, with the body still to be streamed."""
+    return _fetch(queue, wait, visibility, lambda answer: codec.head_of(queue, answer))
+
+
+def _fetch(queue: str, wait: float, visibility: float | None, read: Callable[[Answer], T | None]) -> Call[T | None]:
+    return Call(
+        method="GET",
+        target=_target(queue, "messages", **_fetching(wait, visibility)),
+        wait=wait,
+        read=lambda answer: None if answer.status == 204 else read(answer),
+    )
+
+
+def fetch_many(queue: str, limit: int, wait: float, visibility: float | None) -> Call[tuple[Received, ...]]:
+    """Lease up to `limit` messages."""
+    return Call(
+        method="GET",
+        target=_target(queue, "messages", max=str(limit), **_fetching(wait, visibility)),
+        headers=(("accept", codec.JSON_LINES),),
+        wait=wait,
+        read=lambda answer: codec.received_lines(queue, answer),
+    )
+
+
+def take(queue: str) -> Call[Received | None]:
+    """Fetch and remove in one step. Never sent again once it may have been served: that would lose a second one."""
+    return Call(
+        method="POST",
+        target=_target(queue, "take"),
+        again=Again.UNSERVED,
+        read=lambda answer: None if answer.status == 204 else codec.received(queue, answer),
+    )
+
+
+def show(queue: str, id: str) -> Call[Received]:
+    """One message, left where it is."""
+    target = _target(queue, "messages", id)
+    return Call(method="GET", target=target, read=lambda answer: codec.received(queue, answer))
+
+
+def remove(queue: str, id: str, receipt: str) -> Call[None]:
+    """One message; with a receipt only while that delivery holds it."""
+    return Call(
+        method="DELETE",
+        target=_target(queue, "messages", id),
+        headers=_if_match(receipt),
+        read=nothing,
+        gone=_earlier(None, 404),
+    )
+
+
+def remove_batch(queue: str, messages: Sequence[str | Head]) -> Call[list[Outcome]]:
+    """Up to :data:`LONGEST_BATCH` messages."""
+    return Call(
+        method="POST",
+        target=_target(queue, "messages", "delete"),
+        headers=_LINES,
+        body=codec.ids_lines(messages),
+        read=lambda answer: codec.outcomes(answer, len(messages)),
+    )
+
+
+def extend(queue: str, id: str, receipt: str, visibility: float) -> Call[None]:
+    """Let the lease end so many seconds from now; at once for 0."""
+    call: Call[None] = Call(
+        method="PATCH",
+        target=_target(queue, "messages", id),
+        headers=(*_if_match(receipt), _JSON),
+        body=codec.json_line({"visibility": float(codec.seconds("visibility", visibility))}),
+        read=nothing,
+    )
+    return call if visibility else replace(call, gone=_earlier(None, 404, 409, 412))
+
+
+def peek(queue: str, limit: int, state: str, after: str | None) -> Call[Page]:
+    """The first page of what is there."""
+    asked = {"max": str(limit), "state": state} | ({} if after is None else {"after": after})
+    return peek_at(queue, _target(queue, "peek", **asked))
+
+
+def peek_at(queue: str, target: str) -> Call[Page]:
+    """The page that another one led to."""
+    return Call(
+        method="GET",
+        target=target,
+        headers=(("accept", codec.JSON_LINES),),
+        read=lambda answer: codec.page(queue, answer),
+    )
+
+
+def contains(queue: str, body: bytes) -> Call[str | None]:
+    """The id of the message of that body in a unique queue; None where it has none."""
+    return Call(method="POST", target=_target(queue, "contains"), body=body, read=_contained)
+
+
+def purge(queue: str) -> Call[int]:
+    """How many were removed."""
+    target = _target(queue, "purge")
+    return Call(method="POST", target=target, again=Again.UNSERVED, read=lambda answer: _count(answer, "purged"))
+
+
+def redrive(queue: str, to: str | None, limit: int, ids: Sequence[str] | None) -> Call[Redriven]:
+    """Move messages back to where they died, or to another queue."""
+    wanted: dict[str, Any] = {"max": limit}
+    if to is not None:
+        wanted["to"] = to
+    if ids is not None:
+        wanted["ids"] = list(ids)
+    return Call(
+        method="POST",
+        target=_target(queue, "redrive"),
+        headers=(_JSON,),
+        body=codec.json_line(wanted),
+        again=Again.UNSERVED,
+        read=lambda answer: Redriven(moved=_count(answer, "moved"), left=_count(answer, "left")),
+    )
+
+
+def queues() -> Call[tuple[Queue, ...]]:
+    """All queues."""
+    return Call(method="GET", target="/-/queues", read=_queues)
+
+
+def stats() -> Call[Mapping[str, Any]]:
+    """Counts and rates."""
+    return Call(method="GET", target="/-/stats", read=Answer.members)
+
+
+def ready() -> Call[bool]:
+    """Does the store take changes?"""
+    return Call(method="GET", target="/-/ready", again=Again.NEVER, read=lambda answer: True)
+
+
+def _target(*segments: str, **parameters: str) -> str:
+    path = "/" + "/".join(quote(segment, safe="@") for segment in segments)
+    return f"{path}?{urlencode(parameters)}" if parameters else path
+
+
+def _fetching(wait: float, visibility: float | None) -> Mapping[str, str]:
+    found = {"wait": codec.seconds("wait", wait)} if wait else {}
+    if visibility is not None:
+        found["visibility"] = codec.seconds("visibility", visibility)
+    return found
+
+
+def _if_match(receipt: str) -> tuple[tuple[str, str], ...]:
+    return (("if-match", f'"{receipt}"'),) if receipt else ()
+
+
+def _earlier(result: T, *statuses: int) -> Callable[[Refused], T]:
+    """For `gone`: after these statuses an earlier try has done what was asked for."""
+
+    def gone(error: Refused) -> T:
+        if error.status not in statuses:
+            raise error
+        return result
+
+    return gone
+
+
+def _id(answer: Answer) -> str:
+    id = answer.headers.get("x-message-id")
+    if not id:
+        raise NotUnderstood("the daemon took a message and told no id: is it mq?")
+    return id
+
+
+def _count(answer: Answer, name: str) -> int:
+    value = answer.members().get(name)
+    if not isinstance(value, int):
+        raise NotUnderstood(f"the daemon did not tell how many it {name}")
+    return value
+
+
+def _contained(answer: Answer) -> str | None:
+    found = answer.members()
+    return str(found.get("id", "")) if found.get("contains") is True else None
+
+
+def _queues(answer: Answer) -> tuple[Queue, ...]:
+    found = answer.document()
+    listed = found.get("queues") if isinstance(found, dict) else found
+    if not isinstance(listed, list):
+        raise NotUnderstood("the daemon did not list its queues")
+    return tuple(map(codec.queue_of, listed))

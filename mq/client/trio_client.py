@@ -1,0 +1,392 @@
+"""The client for Trio. What is sent and what answers mean is in :mod:`mq.client.requests`; here are the connection, the
+pauses, and the public verbs, which are those of :class:`mq.client.Client`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import httpx
+import trio
+
+from mq.client import requests
+from mq.client.batches import Publishing, cut
+from mq.client.bodies import AsyncBody, asynchronous, given
+from mq.client.calls import Answer, Call, Source
+from mq.client.errors import ClientError, Unavailable
+from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, PAGE, Retry, Tries
+from mq.client.values import (
+    Head,
+    Outcome,
+    Outgoing,
+    Page,
+    Published,
+    Queue,
+    QueueSettings,
+    Received,
+    Redriven,
+)
+from mq.client.wire import Access, answer_of, is_sent, translated
+
+T = TypeVar("T")
+
+
+class AsyncStream:
+    """A leased message whose body is still to be read, once: iterate over its chunks.
+
+    Attributes:
+        message: all but the body.
+    """
+
+    def __init__(self, message: Head, response: httpx.Response, url: str) -> None:
+        self.message = message
+        self._chunks = response.aiter_raw()
+        self._url = url
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next chunk.
+
+        Raises:
+            Interrupted: the connection broke, or the daemon found the message damaged.
+        """
+        try:
+            return await anext(self._chunks)
+        except httpx.RequestError as error:
+            raise translated(error, self._url) from error
+
+
+class Browsing:
+    """Every message of a queue, page by page: iterate over it."""
+
+    def __init__(self, begin: Call[Page], go_on: Callable[[Call[Page]], Awaitable[Page]], queue: str) -> None:
+        self._queue = queue
+        self._next: Call[Page] | None = begin
+        self._go_on = go_on
+        self._messages: list[Received] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        while not self._messages:
+            if self._next is None:
+                raise StopAsyncIteration
+            page = await self._go_on(self._next)
+            self._next = None if page.next is None else requests.peek_at(self._queue, page.next)
+            self._messages = list(reversed(page.messages))
+        return self._messages.pop()
+
+
+class Consuming:
+    """Message after message, for ever: iterate over it."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[Received | None]]) -> None:
+        self._fetch = fetch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        while (message := await self._fetch()) is None:
+            pass
+        return message
+
+
+class AsyncClient:
+    """Speaks to one daemon. Tasks may share it. Close it, or use it as an asynchronous context manager.
+
+    Args:
+        access: where the daemon is and who asks; the one on 127.0.0.1:8080 when not given.
+        retry: how patient to be while the daemon is away or full.
+        keys: give every published message an idempotency key, so that it can be sent again without being stored
+            twice. False for a daemon with peers, which refuses keys: then a publish whose answer is lost raises
+            Interrupted, and is not sent again.
+        transport: another way to connect (tests, a proxy).
+
+    Every verb raises a :class:`~mq.client.errors.ClientError` when it fails.
+    """
+
+    def __init__(
+        self,
+        access: Access | str | None = None,
+        *,
+        retry: Retry | None = None,
+        keys: bool = True,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.access = Access(url=access) if isinstance(access, str) else access or Access()
+        self._retry = retry or Retry()
+        self._keys = keys
+        self._http = httpx.AsyncClient(transport=transport, **self.access.options())
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def create_queue(self, queue: str) -> bool:
+        """Make a queue. True when it is new."""
+        return await self._run(requests.create_queue(queue))
+
+    async def delete_queue(self, queue: str) -> None:
+        """Delete a queue and all its messages."""
+        await self._run(requests.delete_queue(queue))
+
+    async def queue(self, queue: str) -> Queue:
+        """A queue's settings and what is in it."""
+        return await self._run(requests.queue_info(queue))
+
+    async def queues(self) -> tuple[Queue, ...]:
+        """All queues."""
+        return await self._run(requests.queues())
+
+    async def configure(self, queue: str, **settings: Unpack[QueueSettings]) -> None:
+        """Change settings of a queue, all or none; None sets one back to its default."""
+        await self._run(requests.configure(queue, settings))
+
+    async def publish(
+        self,
+        queue: str,
+        body: AsyncBody,
+        *,
+        content_type: str | None = None,
+        delay: float | None = None,
+        ttl: float | None = None,
+        attributes: Mapping[str, str] | None = None,
+        key: str | None = None,
+    ) -> Published:
+        """Publish a message. When this returns, it is durable.
+
+        Args:
+            queue: where to.
+            body: bytes, text (sent as UTF-8), chunks, or a function that returns chunks. Plain chunks can be sent
+                once only, and are not sent again; those of a function can.
+            content_type: what the body is; text says so by itself.
+            delay: seconds before it can be fetched.
+            ttl: seconds after which it expires.
+            attributes: text kept with it; names in small letters.
+            key: an idempotency key of your own, for the case that this program dies and does it all again.
+        """
+        found = given(body)
+        key = requests.fresh_key() if key is None and self._keys else key
+        message = Outgoing(found.data, content_type or found.content_type, delay, ttl, attributes or {}, key)
+        return await self._run(requests.publish(queue, message, found.source))
+
+    async def publish_many(self, queue: str, messages: Iterable[Outgoing | bytes | str]) -> list[Outcome]:
+        """Publish messages in batches, each one barrier. An outcome for each, in their order: look at its `ok`."""
+        found: list[Outcome] = []
+        for batch in cut(message if isinstance(message, Outgoing) else Outgoing(message) for message in messages):
+            found.extend(await self._publish_batch(Publishing(queue, batch, keys=self._keys)))
+        return found
+
+    async def fetch(self, queue: str, *, wait: float = 0.0, visibility: float | None = None) -> Received | None:
+        """Lease the next message; None when there is none.
+
+        Args:
+            queue: where from.
+            wait: seconds to wait for one, up to 3,600.
+            visibility: length of the lease in seconds; None for the queue's own.
+        """
+        return await self._run(requests.fetch(queue, wait, visibility))
+
+    async def fetch_many(
+        self, queue: str, limit: int, *, wait: float = 0.0, visibility: float | None = None
+    ) -> tuple[Received, ...]:
+        """Lease up to `limit` messages, of what is there."""
+        return await self._run(requests.fetch_many(queue, limit, wait, visibility))
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, queue: str, *, wait: float = 0.0, visibility: float | None = None
+    ) -> AsyncIterator[AsyncStream | None]:
+        """Lease the next message and read its body chunk by chunk, inside this context."""
+        call = requests.fetch_head(queue, wait, visibility)
+        response, head = await self._begin(call)
+        try:
+            yield None if head is None else AsyncStream(head, response, self.access.url)
+        finally:
+            await response.aclose()
+
+    async def take(self, queue: str) -> Received | None:
+        """Fetch and remove in one step, at most once: if the answer is lost, so is the message."""
+        return await self._run(requests.take(queue))
+
+    async def show(self, queue: str, id: str) -> Received:
+        """A message, left where it is."""
+        return await self._run(requests.show(queue, id))
+
+    async def peek(self, queue: str, limit: int = PAGE, *, state: str = "ready", after: str | None = None) -> Page:
+        """Messages in their order, left where they are.
+
+        Args:
+            queue: where.
+            limit: at most so many; a page of long messages has fewer.
+            state: "ready", "leased" or "delayed".
+            after: an id; what comes behind it.
+        """
+        return await self._run(requests.peek(queue, limit, state, after))
+
+    def browse(self, queue: str, *, state: str = "ready") -> Browsing:
+        """Every message that is there, page by page."""
+        return Browsing(requests.peek(queue, PAGE, state, None), self._run, queue)
+
+    async def remove(self, message: Head) -> None:
+        """Remove a message for good. One with a receipt only while that delivery holds it.
+
+        Raises:
+            LeaseLost: the lease ran out; the message is, or was, somebody else's.
+            NotFound: it is not there.
+        """
+        await self._run(requests.remove(message.queue, message.id, message.receipt))
+
+    async def remove_many(self, queue: str, messages: Sequence[str | Head]) -> list[Outcome]:
+        """Remove messages by id or by delivery. An outcome for each: 404 is one that is gone already."""
+        found: list[Outcome] = []
+        for start in range(0, len(messages), requests.LONGEST_BATCH):
+            batch = messages[start : start + requests.LONGEST_BATCH]
+            outcomes = await self._run(requests.remove_batch(queue, batch))
+            found.extend(outcomes)
+        return found
+
+    async def extend(self, message: Head, visibility: float) -> None:
+        """Let the lease of a message end in `visibility` seconds from now.
+
+        Raises:
+            LeaseLost: it ran out, and the message is, or was, somebody else's.
+            Conflict: it ran out.
+        """
+        await self._run(requests.extend(message.queue, message.id, message.receipt, visibility))
+
+    async def requeue(self, message: Head) -> None:
+        """Give a leased message back now.
+
+        Raises:
+            LeaseLost: the lease ran out; the message is, or was, somebody else's.
+            Conflict: the lease ran out.
+        """
+        await self._run(requests.extend(message.queue, message.id, message.receipt, 0))
+
+    @contextlib.asynccontextmanager
+    async def handling(self, message: Head) -> AsyncIterator[None]:
+        """Remove the message when the block ends well, give it back when it raises."""
+        try:
+            yield
+        except BaseException:
+            # its lease ends by itself, too
+            with contextlib.suppress(ClientError), trio.move_on_after(GIVING_BACK.patience, shield=True):
+                await self._run(requests.extend(message.queue, message.id, message.receipt, 0), GIVING_BACK)
+            raise
+        await self.remove(message)
+
+    @contextlib.asynccontextmanager
+    async def receive(
+        self, queue: str, *, wait: float = 0.0, visibility: float | None = None
+    ) -> AsyncIterator[Received | None]:
+        """Fetch a message and handle it inside this context: removed at its end, given back when it raises."""
+        message = await self.fetch(queue, wait=wait, visibility=visibility)
+        if message is None:
+            yield None
+            return
+        async with self.handling(message):
+            yield message
+
+    def consume(self, queue: str, *, wait: float = CONSUME_WAIT_SECONDS, visibility: float | None = None) -> Consuming:
+        """Message after message, for ever. Each is leased: handle it with :meth:`handling`."""
+        return Consuming(partial(self.fetch, queue, wait=wait, visibility=visibility))
+
+    async def contains(self, queue: str, body: bytes) -> str | None:
+        """The id of the message of that body in a unique queue; None when it has none."""
+        return await self._run(requests.contains(queue, body))
+
+    async def purge(self, queue: str) -> int:
+        """Remove all messages that nobody holds. How many that were."""
+        return await self._run(requests.purge(queue))
+
+    async def redrive(
+        self,
+        queue: str,
+        *,
+        to: str | None = None,
+        limit: int = requests.LONGEST_BATCH,
+        ids: Sequence[str] | None = None,
+    ) -> Redriven:
+        """Move up to `limit` messages back to the queues they died in, or to `to`; with `ids` only these."""
+        return await self._run(requests.redrive(queue, to, limit, ids))
+
+    async def stats(self) -> Mapping[str, Any]:
+        """Counts and rates of the daemon."""
+        return await self._run(requests.stats())
+
+    async def ready(self) -> bool:
+        """Whether the daemon's store takes changes."""
+        try:
+            return await self._run(requests.ready())
+        except Unavailable:
+            return False
+
+    async def _publish_batch(self, publishing: Publishing) -> list[Outcome]:
+        tries = Tries(publishing.call(), self._retry)
+        while publishing.took(await self._run(publishing.call())):
+            pause = tries.after_refusals()
+            if pause is None:
+                break
+            await trio.sleep(pause)
+        return publishing.outcomes()
+
+    async def _run(self, call: Call[T], retry: Retry | None = None) -> T:
+        """The call's result, after as many tries as it may have."""
+        response, result = await self._begin(call, retry, stream=False)
+        await response.aclose()
+        return result
+
+    async def _begin(
+        self, call: Call[T], retry: Retry | None = None, *, stream: bool = True
+    ) -> tuple[httpx.Response, T]:
+        """The response that counts, and what it means. With `stream` its body is still to be read and closed."""
+        tries = Tries(call, retry or self._retry)
+        while True:
+            try:
+                response = await self._send(call, stream=stream)
+            except httpx.RequestError as error:
+                pause = tries.after_failure(is_sent=is_sent(error))
+                if pause is None:
+                    raise translated(error, self.access.url) from error
+            else:
+                answer = answer_of(response)
+                pause = tries.after_answer(answer)
+                if pause is None:
+                    return response, await self._result(call, response, answer, repeated=tries.perhaps_served)
+            await trio.sleep(pause)
+
+    async def _result(self, call: Call[T], response: httpx.Response, answer: Answer, *, repeated: bool) -> T:
+        try:
+            return call.result(answer, repeated=repeated)
+        except ClientError:
+            await response.aclose()
+            raise
+
+    async def _send(self, call: Call[Any], *, stream: bool) -> httpx.Response:
+        content = call.body.open() if isinstance(call.body, Source) else call.body
+        if not isinstance(content, bytes | AsyncIterable):
+            content = asynchronous(content)
+        response = await self._http.send(self._http.build_request(**self.access.request(call, content)), stream=True)
+        try:
+            if not stream or response.status_code != httpx.codes.OK:
+                await response.aread()
+        except BaseException:
+            await response.aclose()
+            raise
+        return response

@@ -1,0 +1,177 @@
+"""What a client gets and gives, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One time that a message died.
+
+    Attributes:
+        queue: where.
+        reason: "receives", "expired" or "dropped".
+        receives: how often it had been handed out there.
+        time: when, as the daemon writes it.
+    """
+
+    queue: str
+    reason: str
+    receives: int = 0
+    time: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A message without its body.
+
+    Attributes:
+        queue: where it was found.
+        id: its id, a UUID of version 1.
+        receipt: unique to this delivery; empty when nothing was leased.
+        receives: how often it has been handed out, this time included.
+        content_type: as published.
+        attributes: as published; names in small letters.
+        deaths: its way here through other queues, the latest first.
+        state: "ready", "leased" or "delayed" where it was only looked at, else empty.
+    """
+
+    queue: str
+    id: str
+    receipt: str = ""
+    receives: int = 0
+    content_type: str = "application/octet-stream"
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    deaths: tuple[Death, ...] = ()
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Head):
+    """A message.
+
+    Attributes:
+        body: its bytes.
+    """
+
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some messages of a queue, in their order.
+
+    Attributes:
+        messages: what was looked at.
+        next: give it back to see the next page; None after the last one.
+    """
+
+    messages: tuple[Received, ...]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What became of a message that was published.
+
+    Attributes:
+        id: its id.
+        is_new: False when the queue had it already, by its key or, in a unique queue, by its body.
+    """
+
+    id: str
+    is_new: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message of a batch that is to be published.
+
+    Attributes:
+        body: its bytes; text goes as UTF-8.
+        content_type: what its bytes are; None lets the daemon say that nothing is known of them.
+        delay: seconds before it can be fetched; None for the queue's own.
+        ttl: seconds after which it expires; None for the queue's own.
+        attributes: text kept with it, by name; names in small letters.
+        key: its idempotency key; None for a fresh one.
+    """
+
+    body: bytes | str
+    content_type: str | None = None
+    delay: float | None = None
+    ttl: float | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one entry of a batch.
+
+    Attributes:
+        status: the HTTP status that it would have had alone.
+        id: the message's id; empty when it was refused.
+        detail: why it was refused; empty when it was not.
+    """
+
+    status: int
+    id: str = ""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was done."""
+        return self.status < 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven:
+    """What a redrive did.
+
+    Attributes:
+        moved: how many messages went to another queue.
+        left: how many are still there.
+    """
+
+    moved: int
+    left: int
+
+
+class QueueSettings(TypedDict, total=False):
+    """The settings of a queue: seconds, messages, bytes, words. None is the default. docs/http.md explains each."""
+
+    visibility: float | None
+    delay: float | None
+    ttl: float | None
+    max_messages: int | None
+    max_bytes: int | None
+    overflow: str | None
+    max_receives: int | None
+    dead_letter_queue: str | None
+    unique: bool | None
+    paused: bool | None
+    key_window: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue: its settings, and what is in it.
+
+    Attributes:
+        name: its name.
+        ready: messages that can be fetched.
+        leased: messages that somebody holds.
+        delayed: messages whose time has not come.
+        oldest_seconds: the age of the oldest message; None when there is none.
+        settings: those that the daemon told, by name.
+    """
+
+    name: str
+    ready: int = 0
+    leased: int = 0
+    delayed: int = 0
+    oldest_seconds: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,104 @@
+"""What the two clients tell httpx, and what its errors mean."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from mq.client.calls import Answer, Call
+from mq.client.errors import ClientError, Interrupted, Unreachable
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Where a daemon is, and who asks.
+
+    Attributes:
+        url: its address, with a path where a proxy puts it under one.
+        token: for ``Authorization: Bearer``; "" for none.
+        user: name and password for ``Authorization: Basic``; None for none.
+        ca: a PEM file of the authorities to trust; None for the system's.
+        timeout: seconds to wait for a connection, for room to send, and, beyond what was asked for, for an answer.
+
+    Raises:
+        ValueError: the URL is none, or there are two kinds of credentials.
+    """
+
+    url: str = DEFAULT_URL
+    token: str = ""
+    user: tuple[str, str] | None = None
+    ca: str | Path | None = None
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"not a daemon's URL: {self.url!a:.80}. Give http://HOST:PORT or https://HOST:PORT")
+        if parts.username is not None:
+            raise ValueError("a URL is shown in logs and lists: give the credentials apart from it")
+        if self.token and self.user:
+            raise ValueError("give a token or a user with a password, not both")
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of an httpx client. Proxies and passwords from the environment are left alone."""
+        headers = {"user-agent": "mq-client", "accept-encoding": "identity"}
+        if self.token:
+            headers["authorization"] = f"Bearer {self.token}"
+        return {
+            "base_url": self.url,
+            "headers": headers,
+            "auth": None if self.user is None else httpx.BasicAuth(*self.user),
+            "verify": ssl.create_default_context(cafile=self.ca) if self.url.startswith("https") else False,
+            "trust_env": False,
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
+        }
+
+    def request(self, call: Call[Any], content: Any) -> dict[str, Any]:
+        """Arguments of httpx's ``build_request``."""
+        return {
+            "method": call.method,
+            "url": call.target,
+            "headers": [(name.encode(), value.encode()) for name, value in call.headers],
+            "content": content,
+            "timeout": httpx.Timeout(self.timeout, read=self.timeout + call.wait),
+        }
+
+
+def answer_of(response: httpx.Response) -> Answer:
+    """A response as an answer; without its body when that has not been read."""
+    body = response.content if response.is_stream_consumed else b""
+    return Answer(response.status_code, _text_headers(response), body)
+
+
+def is_sent(error: httpx.RequestError) -> bool:
+    """Whether a part of the request may have reached the daemon."""
+    return not isinstance(error, _NOT_SENT)
+
+
+def translated(error: httpx.RequestError, url: str) -> ClientError:
+    """An error of httpx as one of ours."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, _NOT_SENT):
+        return Unreachable(f"no daemon answers at {url}: {reason}")
+    return Interrupted(f"the connection to {url} broke, the request may have been served: {reason}")
+
+
+def _text_headers(response: httpx.Response) -> Mapping[str, str]:
+    """Headers by name in small letters, as UTF-8 where they are that."""
+    found = {}
+    for name, value in response.headers.raw:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = value.decode("latin-1")
+        found[name.decode("latin-1").lower()] = text
+    return found
