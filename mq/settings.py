@@ -201,7 +201,7 @@ def load_settings(flags: Mapping[str, str | None], environment: Mapping[str, str
 def _checked(line: Line, value: object, source: str) -> Any:
     try:
         return line.kind.parse(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InvalidSetting(f"{line.name} must be {line.kind.needs}, got {value!a:.60} (from {source})") from None
 
 
@@ -215,7 +215,7 @@ def _read_file(flags: Mapping[str, str | None], environment: Mapping[str, str]) 
         file = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise InvalidSetting(f"cannot read {shorten(path)} (from {source}): {error.strerror}") from error
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or deeper than anybody means it
         raise InvalidSetting(f"{shorten(path)} (from {source}) is not a TOML file: {error}") from error
     _check_keys(file, path)
     return file, path

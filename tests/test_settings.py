@@ -150,6 +150,7 @@ def test_the_wrong_value_as_the_issue_has_it() -> None:
     [
         "workers = true",
         "workers = 8.5",
+        "delay = " + "9" * 400,
         "workers = [8]",
         "[workers]",
         "delay = true",
@@ -176,7 +177,7 @@ def test_an_unknown_key_names_itself_and_the_nearest(tmp_path: Path, key: str, n
     assert near in text
 
 
-@pytest.mark.parametrize("broken", [b"workers = ", b"\xff\xfe", b"workers = 1\nworkers = 2", b"<xml>"])
+@pytest.mark.parametrize("broken", [b"workers = ", b"\xff\xfe", b"workers = 1\nworkers = 2", b"<xml>", b"a = " + b"[" * 3000])
 def test_a_file_that_is_not_toml(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "mq.toml"
     path.write_bytes(broken)
