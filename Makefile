@@ -4,7 +4,7 @@ READY := .venv/.ready
 BIN := .venv/bin
 SEEDS ?= 10000
 
-.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut clean
+.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut fuzz clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -50,5 +50,8 @@ torture: $(READY) ## kill -9 for hours: nothing acknowledged is lost
 powercut: $(READY) ## cut the power under real file systems, as root: make powercut POINTS=1000
 	$(BIN)/python -m tests.crash --points $(or $(POINTS),300)
 
+fuzz: $(READY) ## fuzz the parsers: make fuzz SECONDS=600
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
+
 clean: ## forget what was built
-	rm -rf .venv .tox build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .tox build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .coverage

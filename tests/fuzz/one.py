@@ -1,0 +1,19 @@
+"""Fuzzes one target until something is found or its time is over: ``python -m tests.fuzz.one NAME [FLAGS]``, where the
+flags are libFuzzer's.
+
+A process of its own, because libFuzzer ends the process that it runs in.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["mq", "h11", "json", "tomllib", "tests.fuzz.targets"]):
+    from tests.fuzz.targets import TARGETS
+
+if __name__ == "__main__":
+    name, *flags = sys.argv[1:]
+    atheris.Setup([sys.argv[0], *flags], TARGETS[name].try_one)
+    atheris.Fuzz()

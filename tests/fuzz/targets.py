@@ -1,0 +1,190 @@
+"""What is fuzzed: every place where mq reads bytes that it did not write. A target takes any bytes and raises nothing.
+
+Beside "it does not crash" each of them holds what its parser has read to what would be written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import h11
+import trio
+
+from mq.errors import InvalidId, InvalidName, InvalidSetting
+from mq.lifecycle import State
+from mq.message import MessageId, QueueName
+from mq.settings import LINES, Settings, load_settings
+from mq.storage import names
+from mq.storage.fake import FakeCalls, make_calls
+from mq.storage.properties import Sum, decode_attributes, decode_side, encode_attributes, encode_side
+from mq.storage.records import Records
+from mq.web.exchange import Request
+from mq.web.frames import Flood, FrameCounter
+from mq.web.refusals import check_head
+from tests.web.talking import stream
+from tests.web.test_anything import is_name, talk
+
+ID: Final = b"4ad814ab-213e-11e3-a9a3-0025904f6e08"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+CUTS: Final = (1, 7, 9, 1000)
+
+
+class Target(NamedTuple):
+    """One thing that is fuzzed.
+
+    Attributes:
+        try_one: takes any bytes.
+        seeds: inputs to begin with.
+    """
+
+    try_one: Callable[[bytes], None]
+    seeds: tuple[bytes, ...]
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _name(data: bytes) -> None:
+    """What is read from a name is written as that name."""
+    name = _text(data)
+    entry = names.parse_flat(name, State.DELAYED)
+    assert entry is None or names.flat(entry.queue, entry.id, entry.meta) == name
+    entry = names.parse_leaf(name, "q", State.READY)
+    assert entry is None or names.leaf(entry.id, entry.meta) == name
+
+
+def _queue(data: bytes) -> None:
+    """The domain and the store agree on what a queue may be called, and such a name is a safe file name."""
+    name = _text(data)
+    assert is_name(name) is names.is_queue(name)
+    with contextlib.suppress(InvalidName):
+        assert not set(QueueName(name)) & set("/:,\0\n") and name not in (".", "..")  # noqa: PT018
+
+
+def _id(data: bytes) -> None:
+    """An id is a UUID of version 1, and its key leads back to it."""
+    with contextlib.suppress(InvalidId):
+        id = MessageId(_text(data))
+        assert MessageId.from_key(id.key) == id
+        assert (UUID(id).version, UUID(id).time, str(UUID(id))) == (1, id.time, id)
+
+
+def _sum(data: bytes) -> None:
+    found = Sum.decode(data)
+    assert found is None or found.encode() == data
+
+
+def _attributes(data: bytes) -> None:
+    """What was read comes back; compared as text, since a NaN is not equal to itself."""
+    text = encode_attributes(decode_attributes(data))
+    assert encode_attributes(decode_attributes(text)) == text
+
+
+def _side(data: bytes) -> None:
+    found = decode_side(data)
+    if found is not None:
+        again = decode_side(encode_side(found))
+        assert again is not None
+        assert encode_side(again) == encode_side(found)
+
+
+def _lay(calls: FakeCalls, path: str, content: bytes) -> None:
+    fd = calls.open(path, 0o101)
+    calls.write(fd, content)
+    calls.close(fd)
+
+
+def _record(data: bytes) -> None:
+    """A record is there only when it says its own name; any other file is passed over."""
+    calls = make_calls()
+    calls.mkdir("/records")
+    records = Records(calls, "/records")
+    records.put("kind", "mine", {"whole": True})
+    _lay(calls, "/records/kind/kother.7", data)
+    found = records.all("kind")
+    assert found["mine"] == {"whole": True}
+    assert found.keys() <= {"mine", "other"}
+
+
+def _settings_toml(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        Path(file.name).write_bytes(data)
+        with contextlib.suppress(InvalidSetting):
+            assert isinstance(load_settings({"config": file.name}, {}), Settings)
+
+
+def _settings_flags(data: bytes) -> None:
+    """Any text for any setting."""
+    text = _text(data)
+    for line in LINES:
+        with contextlib.suppress(InvalidSetting):
+            load_settings({line.name: text}, {})
+
+
+def _request(data: bytes) -> None:
+    """One line each: the method, the path, the content type; the rest is the body."""
+    lines = [*data.split(b"\n", 3), b"", b"", b""]
+    headers = {"content-type": lines[2].decode("latin-1")} if lines[2] else {}
+    reply, queues = trio.run(
+        talk, Request(lines[0].decode("latin-1"), lines[1], b"", headers, stream(), None), lines[3] or b"x"
+    )
+    assert 200 <= reply.status < 300 or 400 <= reply.status < 500
+    assert all(map(is_name, queues))
+    for name, value in reply.headers:
+        assert name == name.lower()
+        assert not set("\r\n\0") & set(value)
+
+
+def _is_flood(pieces: list[bytes]) -> bool:
+    counter = FrameCounter()
+    try:
+        for piece in pieces:
+            counter.feed(piece, 0.0)
+    except Flood:
+        return True
+    return False
+
+
+def _frames(data: bytes) -> None:
+    """However the bytes are cut, they are too much or they are not."""
+    data = PREFACE + data
+    whole = _is_flood([data])
+    for size in CUTS:
+        assert _is_flood([data[at : at + size] for at in range(0, len(data), size)]) is whole
+
+
+def _head(data: bytes) -> None:
+    """What the check lets pass has no line that h11 and a proxy could read in two ways."""
+    with contextlib.suppress(h11.RemoteProtocolError):
+        check_head(data)
+        head = data.partition(b"\r\n\r\n")[0]
+        assert head.count(b"\n") == head.count(b"\r\n")
+        assert not any(line[:1] in (b" ", b"\t") for line in head.split(b"\n")[1:])
+
+
+TARGETS: Final = {
+    "name": Target(_name, (b"q:" + ID, ID + b",d1795263792565,r1,cb3356cbdd8c1b59d,o12,e9", b"q:" + ID + b",r0")),
+    "queue": Target(_queue, (b"orders", b"a.b@c-d_9", b"..", b"-", b"q" * 101)),
+    "id": Target(_id, (ID, ID.upper(), ID[:-1])),
+    "sum": Target(_sum, (b"5:3610a686:a", b"0:00000000", b"05:00000000:f")),
+    "attributes": Target(_attributes, (b'{"content_type":"text/plain"}', b'{"a":[1,null,1e9,"\\ud800"]}', b"[" * 3000)),
+    "side": Target(_side, (b'{"size":4,"crc32":255,"attributes":{"a":1}}', b'{"size":1e999}', b"[" * 3000)),
+    "record": Target(_record, (b'{"key": "other", "value": {"created": 1}}', b'{"key": "mine", "value": {}}')),
+    "settings file": Target(
+        _settings_toml,
+        (b"port = 8080\npeers = 1\n", b'root = "/tmp/x"\ndelay = 1.5', b"a = " + b"[" * 3000, b"delay = " + b"9" * 400),
+    ),
+    "settings": Target(_settings_flags, (b"8080", b"1.5", b"64 MiB", b"true", b"nan", b"1e999")),
+    "request": Target(
+        _request, (b"GET\n/q/messages\na\rb", b"POST\n/q/messages\ntext/plain\nhi", b"PUT\n/%2e%2e\n\n", b"HEAD\n/q")
+    ),
+    "frames": Target(_frames, (b"\0\0\4\3\0\0\0\0\1\0\0\0\0" * 20, b"\0\0\1\1\4\0\0\0\1x", b"\0\0\10\6\0\0\0\0\0")),
+    "head": Target(_head, (b"GET / HTTP/1.1\r\nHost: mq\r\n\r\n", b"GET / HTTP/1.1\nA: b\r\n c\r\n")),
+}
+"""By name."""
