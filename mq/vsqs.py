@@ -191,20 +191,12 @@ class Queue:
             InvalidId: `id` names no message.
         """
         number = parse_id(id)
-        found = False
         with self._moves.told():
             self._mind_fork()
-            self._look.refresh()
-            while states := self._look.index.states(number):
-                for state in states:
-                    if self._moves.drop(number, state):
-                        found = True
-                    else:
-                        self._look.doubt(number, state)
-                self._look.refresh()
+            found = self._consumer.remove(number)
             if found:
                 self._moves.sync()
-        return found
+            return found
 
     def size(self) -> int:
         """How many messages there are, ready ones and those being processed."""

@@ -79,6 +79,35 @@ class Consumer:
             return self._moves.drop(number, expiry_ms)
         return True
 
+    def remove(self, number: int) -> bool:
+        """Take a message away in whatever state it is. Whether it was there. Durable with the next sync."""
+        while states := self._states(number):
+            fd = self._open_any(number, states)
+            if fd is not None:
+                try:
+                    return self._drop_names(number, fd)
+                finally:
+                    self._calls.close(fd)
+        return False
+
+    def _drop_names(self, number: int, fd: int) -> bool:
+        """Take away every name of the open file: it may be moved meanwhile, and a cut move leaves it two."""
+        found, states, before = False, self._states(number), list[int]()
+        while states != before:
+            for state in states:
+                if self._calls.is_at(fd, self._moves.path(number, state)):
+                    found = self._moves.drop(number, state) or found
+            before, states = states, self._states(number)
+        return found
+
+    def _states(self, number: int) -> list[int]:
+        self._look.refresh()
+        return self._look.index.states(number)
+
+    def _open_any(self, number: int, states: list[int]) -> int | None:
+        opened = (self._open(number, state) for state in states)
+        return next((fd for fd in opened if fd is not None), None)
+
     def _requeue_expired(self) -> bool:
         """Whether anything had expired: then nothing may be taken before another look."""
         expired = self._look.index.expired(self._system.now_ns() // 1_000_000)
@@ -92,28 +121,28 @@ class Consumer:
             return self._moves.drop(number, expiry_ms)
         return self.release(number, expiry_ms)
 
-    def _open(self, number: int) -> int | None:
+    def _open(self, number: int, state: int = READY) -> int | None:
         """The message's file; None when it is not there any more, or is no message."""
-        path = self._moves.path(number, READY)
+        path = self._moves.path(number, state)
         try:
             fd = self._calls.open(path, OPEN_READ)
         except FileNotFoundError:
-            self._look.doubt(number, READY)
+            self._look.doubt(number, state)
             return None
         except OSError as error:
             if error.errno not in NO_FILE:
                 raise
-            self._leave_alone(number)
+            self._leave_alone(number, state)
             return None
         if self._calls.file_size(fd) is None:
             self._calls.close(fd)
-            self._leave_alone(number)
+            self._leave_alone(number, state)
             return None
         return fd
 
-    def _leave_alone(self, number: int) -> None:
-        logger.warning("%s is not a file: left alone", self._moves.path(number, READY))
-        self._look.index.discard(number, READY)
+    def _leave_alone(self, number: int, state: int) -> None:
+        logger.warning("%s is not a file: left alone", self._moves.path(number, state))
+        self._look.index.discard(number, state)
 
     def _hide(self, number: int, expiry_ms: int) -> bool:
         """Whether it is ours until then. Durable."""

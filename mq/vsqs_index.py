@@ -16,18 +16,20 @@ class Index:
     Attributes:
         new: numbers of files that are being published, or were when their publisher died.
         highest: the highest number that was ever seen; -1 when none was.
+        spent: no number up to this one is free: it was a message's, or may have been one's before anybody looked.
     """
 
     def __init__(self) -> None:
         self.new: set[int] = set()
         self.highest = -1
+        self.spent = -1
         self._ready: set[int] = set()
         self._order: list[int] = []
         self._leases: dict[int, set[int]] = {}
         self._expiries: list[tuple[int, int]] = []
 
     def load(self, found: Iterable[tuple[int, int]]) -> None:
-        """Forget everything but `highest`, and add what a listing found: (number, state)."""
+        """Forget everything but `highest` and `spent`, and add what a listing found: (number, state)."""
         self.new, self._ready, self._order, self._leases, self._expiries = set(), set(), [], {}, []
         for number, state in found:
             self.add(number, state)
@@ -37,7 +39,9 @@ class Index:
         self.highest = max(self.highest, number)
         if state == NEW:
             self.new.add(number)
-        elif state == READY:
+            return
+        self.spent = max(self.spent, number)
+        if state == READY:
             if number not in self._ready:
                 self._ready.add(number)
                 heapq.heappush(self._order, number)

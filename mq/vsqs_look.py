@@ -58,7 +58,7 @@ class Look:
             self._watch = self._new_watch()
             if self._watch is None and self._known_ns == self._system.calls.changed_ns(self._path):
                 return
-            self._list()
+            self._list_anew()
         if self._watch is not None:
             self._hear(self._watch)
 
@@ -104,13 +104,19 @@ class Look:
             self.close()
             raise
         if events is None:
-            self._list()
+            self._list_anew()
             self._hear(watch)
             return
         for name, present in events:
             parsed = parse(name)
             if parsed is not None:
                 (self.index.add if present else self.index.discard)(*parsed)
+
+    def _list_anew(self) -> None:
+        """List, knowing nothing of what came and went before. From here on all of that is told, where it is told."""
+        self._list()
+        if self._watch is not None:
+            self.index.spent = max(self.index.spent, self._system.now_ns() // 1_000_000)
 
     def _list(self) -> None:
         """List until nothing moves meanwhile: a listing can miss a file that is being renamed."""

@@ -67,7 +67,7 @@ class Publisher:
         Within one millisecond that means to wait for the next. When the last message lies in the future (a clock was
         set back, or another machine's is ahead) it means the number after that one.
         """
-        last = max(self._last, self._look.index.highest)
+        last = max(self._last, self._look.index.highest, self._look.index.spent)
         now = self._system.now_ns() // 1_000_000
         while now == last:
             self._system.sleep(max(0, (last + 1) * 1_000_000 - self._system.now_ns()) / 1e9)
@@ -99,10 +99,13 @@ class Publisher:
         return None
 
     def _is_free(self, number: int) -> bool:
-        """Whether no message has that number in another state, and there is room. Else the file is gone."""
+        """Whether no message has that number in another state, and there is room. Else the file is gone.
+
+        Nor may a message have had it and be deleted already: whoever still holds its id would delete ours.
+        """
         try:
             self._look.refresh()
-            if not self._look.index.states(number):
+            if self._look.index.spent < number:
                 self._check_room()
                 return True
         except BaseException:

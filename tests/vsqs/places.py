@@ -77,9 +77,11 @@ class Place:
         )
 
     def open(self, **options: object) -> Queue:
-        """A queue on the folder, as another process would have one."""
+        """A queue on the folder, as another process would have one, that has looked around for a millisecond."""
         queue = Queue(self.folder, **{"system": self.system, **options})
         self._queues.append(queue)
+        queue.size()
+        self.clock.ns += 10**6
         return queue
 
     def close(self) -> None:

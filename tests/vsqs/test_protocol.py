@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from mq.errors import InvalidId, InvalidSetting, NoSuchQueue, StorageUnusable
 from mq.storage.mount import Mount
 from mq.vsqs import Queue, QueueFull
 from tests.vsqs.places import Place
+from tests.vsqs.places import place as make_place
 
 
 def receive(queue: Queue, visibility: float = 10) -> str | None:
@@ -38,7 +40,6 @@ def test_a_message_is_created_exclusively_under_its_time_with_new_and_then_loses
 def test_the_folder_is_listed_after_the_creation_and_before_the_writing(place: Place) -> None:
     """A message that appeared at the same time, and was received before our look, is seen."""
     queue = place.open()
-    queue.size()
     at = place.clock.ms
     place.calls.just_before("lock", "*.new", lambda: place.put(f"{at}.{at + 5000}", b"theirs"))
     id = queue.publish(b"ours")
@@ -48,17 +49,17 @@ def test_the_folder_is_listed_after_the_creation_and_before_the_writing(place: P
 
 @pytest.mark.parametrize("state", ["", ".99999999999999"])
 def test_a_name_that_is_taken_is_not_used_again(place: Place, state: str) -> None:
+    queue = place.open()
     at = place.clock.ms
     place.put(f"{at}{state}", b"theirs")
-    assert place.open().publish(b"ours") == str(at + 1)
+    assert queue.publish(b"ours") == str(at + 1)
     assert (place.folder / f"{at}{state}").read_bytes() == b"theirs"
     assert len(place.names()) == 2
 
 
 def test_a_file_that_is_being_published_by_somebody_else_makes_us_take_the_next_time(place: Place) -> None:
-    at = place.clock.ms
     queue = place.open()
-    queue.size()
+    at = place.clock.ms
     place.calls.just_before("open", f"{at}.new", lambda: place.put(f"{at}.new"))
     assert queue.publish(b"ours") == str(at + 1)
     assert place.clock.slept == 1
@@ -278,6 +279,43 @@ def test_an_id_is_not_given_twice_when_the_clock_was_set_back(place: Place) -> N
     place.clock.ns -= 3600 * 10**9
     assert int(one.publish(b"2")) > int(first)
     place.clock.ns += 10**6
+
+
+def test_an_id_is_not_given_twice_though_its_message_came_and_went_meanwhile(folder: Path) -> None:
+    """Its receiver may delete it once more, and would delete ours. Where nobody tells us, only the clock helps."""
+    with make_place(folder, "heard, renames") as place:
+        one, other = place.open(), place.open()
+        at = place.clock.ms
+
+        def come_and_go() -> None:
+            assert other.publish(b"theirs") == str(at)
+            assert receive(other) == str(at)
+            assert other.delete(str(at))
+
+        place.calls.just_before("open", f"{at}.new", come_and_go)
+        assert one.publish(b"ours") == str(at + 1)
+
+
+def test_a_program_that_begins_does_not_reuse_the_ids_of_this_millisecond(folder: Path) -> None:
+    with make_place(folder, "heard, renames") as place:
+        first = place.open()
+        id = first.publish(b"1")
+        assert first.delete(id)
+        with Queue(folder, system=place.system) as second:
+            assert second.publish(b"2") == str(int(id) + 1)
+
+
+def test_a_delete_takes_away_no_other_message_that_got_the_id_meanwhile(folder: Path) -> None:
+    with make_place(folder, "listed, renames") as place:
+        queue = place.open()
+        id = queue.publish(b"1")
+
+        def reuse() -> None:
+            place.calls.just_before("names", ".", lambda: place.put(id, b"another"))
+
+        place.calls.just_before("unlink", id, reuse)
+        assert queue.delete(id)
+        assert (folder / id).read_bytes() == b"another"
 
 
 def test_the_last_number_leaves_none_after_it(place: Place) -> None:
