@@ -1,0 +1,181 @@
+"""The file of users, changed: by people and by ``mq user``, whose changes leave the comments of people where they are.
+
+A change is a new file under a temporary name, synced, then renamed over the old one: a daemon that reads it at any
+instant finds the old users or the new ones. What a crash leaves is a ``.NAME.XXXX.tmp`` beside it, which means nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from mq.access.hashes import PasswordHash, new_token, token_hash
+from mq.access.rights import Right
+from mq.access.users_file import Account, check_user_name, parse_users
+from mq.errors import InvalidSetting
+from mq.message import shorten
+
+_HEAD: Final = "# The users of mq: docs/access.md. No secret stands here, only hashes. Send SIGHUP after a change.\n"
+_MODE: Final = 0o600
+
+
+class UsersFile:
+    """A file of users that may be changed. Others who change it in this way wait for their turn.
+
+    Args:
+        path: of the file; made by the first user. Behind a symbolic link it is the link's target that changes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(os.path.realpath(path))
+
+    def accounts(self) -> tuple[Account, ...]:
+        """The users, as they stand there.
+
+        Raises:
+            InvalidSetting: the file cannot be read or is wrong.
+        """
+        return parse_users(self._read(), str(self._path))
+
+    def add(self, name: str, rights: Mapping[Right, Sequence[str]], password: str | None) -> str | None:
+        """Add a user.
+
+        Args:
+            name: nobody else's.
+            rights: patterns by right.
+            password: None makes a token instead.
+
+        Returns:
+            The token, which stands nowhere else. None where there is a password.
+
+        Raises:
+            InvalidSetting: there is such a user, or the file cannot be changed.
+        """
+        check_user_name(name)
+        table = tomlkit.table()
+        token = None
+        if password is None:
+            token = new_token()
+            table["tokens"] = [token_hash(token)]
+        else:
+            table["password"] = str(PasswordHash.of(password))
+        for right, patterns in rights.items():
+            table[right.value] = list(patterns)
+        with self._changing() as users:
+            if name in users:
+                raise InvalidSetting(f"user {name} exists: remove it, or give it another token")
+            users[name] = table
+        return token
+
+    def remove(self, name: str) -> None:
+        """Remove a user.
+
+        Raises:
+            InvalidSetting: there is none, or the file cannot be changed.
+        """
+        with self._changing() as users:
+            _known(users, name)
+            del users[name]
+
+    def add_token(self, name: str, *, only: bool) -> str:
+        """Give a user one more token, beside those that there are, so that clients can change over one by one.
+
+        Args:
+            name: whose.
+            only: the others, and the password, count no more.
+
+        Returns:
+            The token, which stands nowhere else.
+
+        Raises:
+            InvalidSetting: there is no such user, or the file cannot be changed.
+        """
+        token = new_token()
+        with self._changing() as users:
+            table = _known(users, name)
+            table["tokens"] = [*([] if only else table.get("tokens", [])), token_hash(token)]
+            if only:
+                table.pop("password", None)
+        return token
+
+    def _read(self) -> str:
+        try:
+            return self._path.read_text("utf-8")
+        except FileNotFoundError:
+            return _HEAD
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidSetting(f"cannot read the users file {_shown(self._path)}: {_reason(error)}") from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[Any]:
+        """The table of users, to be changed in the block. Nothing changes when the block raises."""
+        try:
+            with _locked(self._path.parent) as folder:
+                text = self._read()
+                parse_users(text, str(self._path))  # what is wrong stays as it is, and is told
+                document = tomlkit.parse(text)
+                yield document.setdefault("users", tomlkit.table(is_super_table=True))
+                changed = tomlkit.dumps(document)
+                parse_users(changed, str(self._path))
+                _replace(self._path, changed.encode())
+                os.fsync(folder)
+        except (OSError, TOMLKitError) as error:
+            raise InvalidSetting(f"cannot change the users file {_shown(self._path)}: {_reason(error)}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Put `data` in the place of a file, durably, for the same owner and under the same mode."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    try:
+        with open(descriptor, "wb") as file:
+            _keep_owner(path, descriptor)
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        temporary.rename(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def _keep_owner(path: Path, descriptor: int) -> None:
+    """A daemon that could read the old file can read the new one."""
+    with suppress(FileNotFoundError):
+        old, new = path.stat(), os.fstat(descriptor)
+        if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        os.fchmod(descriptor, old.st_mode & 0o777)
+
+
+def _known(users: Any, name: str) -> Any:
+    if name not in users:
+        raise InvalidSetting(f"no user named {shorten(name)}")
+    return users[name]
+
+
+def _shown(path: Path) -> str:
+    return shorten(str(path), 200)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())

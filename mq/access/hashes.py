@@ -1,0 +1,129 @@
+"""How passwords and tokens are kept: so that they can be checked and not read back.
+
+A password is what people can remember, so guessing has to be slow: scrypt (RFC 7914), at the cost that OWASP's sheet on
+storing passwords names. A token is 256 random bits, which nobody guesses, so one round of SHA-256 is enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import unicodedata
+from typing import Final, NamedTuple
+
+from mq.errors import InvalidSetting
+
+SHORTEST_PASSWORD: Final = 8
+"""In characters."""
+LONGEST_PASSWORD: Final = 1024
+MOST_MEMORY_BYTES: Final = 1 << 28
+"""A hash in a file may not ask for more."""
+MOST_WORK: Final = 1 << 26
+"""The most n * r * p: some ten seconds."""
+
+_PASSWORD_HASH: Final = re.compile(r"scrypt:(\d{1,9}):(\d{1,3}):(\d{1,3}):([0-9a-f]{32}):([0-9a-f]{64})", re.ASCII)
+_TOKEN_HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_TOKEN: Final = re.compile(r"mq_[A-Za-z0-9_-]{43}")
+
+
+class Cost(NamedTuple):
+    """What one guess costs: scrypt's parameters.
+
+    Attributes:
+        n: a power of two; with `r`, the memory: 128 * n * r bytes.
+        r: size of a block.
+        p: how often all of it is done.
+    """
+
+    n: int
+    r: int
+    p: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a check takes while it lasts."""
+        return 128 * self.r * (self.n + self.p + 2)
+
+
+COST: Final = Cost(1 << 14, 8, 5)
+"""16 MiB and a few tenths of a second."""
+
+
+class PasswordHash(NamedTuple):
+    """A password as it is kept."""
+
+    cost: Cost
+    salt: bytes
+    digest: bytes
+
+    @classmethod
+    def of(cls, password: str, cost: Cost = COST) -> PasswordHash:
+        """That of a password, with a salt of its own. It takes as long as a check does."""
+        salt = secrets.token_bytes(16)
+        return cls(cost, salt, _scrypt(password, salt, cost))
+
+    @classmethod
+    def decoy(cls, cost: Cost = COST) -> PasswordHash:
+        """One that no password fits, and whose check takes as long as any other's."""
+        return cls(cost, secrets.token_bytes(16), secrets.token_bytes(32))
+
+    @classmethod
+    def parse(cls, text: str) -> PasswordHash:
+        """The hash that `text` holds.
+
+        Raises:
+            ValueError: it holds none, or one that costs nothing or too much. The error does not quote it.
+        """
+        matched = _PASSWORD_HASH.fullmatch(text)
+        if matched is None:
+            raise ValueError("not a password hash")
+        cost = Cost(int(matched[1]), int(matched[2]), int(matched[3]))
+        is_power_of_two = cost.n > 1 and cost.n & (cost.n - 1) == 0
+        if not is_power_of_two or not cost.r or not cost.p:
+            raise ValueError("not a cost of scrypt")
+        if cost.memory_bytes > MOST_MEMORY_BYTES or cost.n * cost.r * cost.p > MOST_WORK:
+            raise ValueError("too costly")
+        return cls(cost, bytes.fromhex(matched[4]), bytes.fromhex(matched[5]))
+
+    def __str__(self) -> str:
+        n, r, p = self.cost
+        return f"scrypt:{n}:{r}:{p}:{self.salt.hex()}:{self.digest.hex()}"
+
+    def fits(self, password: str) -> bool:
+        """Whether it is that password's. Compared in constant time."""
+        return hmac.compare_digest(_scrypt(password, self.salt, self.cost), self.digest)
+
+
+def check_password(password: str) -> None:
+    """Whether a new password may be taken.
+
+    Raises:
+        InvalidSetting: it is too short, too long, or holds what no keyboard should send. The error does not quote it.
+    """
+    if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD or not password.isprintable():
+        raise InvalidSetting(f"a password has {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} printable characters")
+
+
+def new_token() -> str:
+    """A token: ``mq_`` and 256 random bits, base64url."""
+    return "mq_" + secrets.token_urlsafe(32)
+
+
+def token_hash(token: str) -> str | None:
+    """The token as it is kept: ``sha256:`` and hex digits. None for what is no token of ours, such as a password."""
+    if _TOKEN.fullmatch(token) is None:
+        return None
+    return "sha256:" + hashlib.sha256(token.encode("ascii")).hexdigest()
+
+
+def is_token_hash(text: str) -> bool:
+    """Whether `text` is what :func:`token_hash` makes."""
+    return _TOKEN_HASH.fullmatch(text) is not None
+
+
+def _scrypt(password: str, salt: bytes, cost: Cost) -> bytes:
+    data = unicodedata.normalize("NFC", password).encode("utf-8", "surrogatepass")  # NFC: RFC 7617, section 2.1
+    n, r, p = cost
+    return hashlib.scrypt(data, salt=salt, n=n, r=r, p=p, maxmem=2 * cost.memory_bytes, dklen=32)

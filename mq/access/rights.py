@@ -1,0 +1,58 @@
+"""What users may do, and on which queues."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+EVERY_QUEUE: Final = "*"
+"""The pattern that also stands for the broker as a whole."""
+
+
+class Right(StrEnum):
+    """What a user may be allowed to do. The values are the words of the users file and of ``--right``."""
+
+    PUBLISH = "publish"
+    CONSUME = "consume"
+    CONFIGURE = "configure"
+    ADMINISTER = "administer"
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody who has shown who they are.
+
+    Attributes:
+        name: as in the users file.
+        rights: patterns of queue names by right; what is not there is not allowed.
+    """
+
+    name: str
+    rights: Mapping[Right, tuple[str, ...]]
+
+    def may(self, right: Right, queue: str | None) -> bool:
+        """Whether the user has that right on a queue. Who may administer it may do everything with it.
+
+        Args:
+            right: which.
+            queue: its name, which need not be that of a queue that is there; None is the broker as a whole.
+        """
+        patterns = self.rights.get(right, ()) + self.rights.get(Right.ADMINISTER, ())
+        if queue is None:
+            return EVERY_QUEUE in patterns
+        return any(_compiled(pattern).match(queue) for pattern in patterns)
+
+    def may_something(self, queue: str) -> bool:
+        """Whether the user has any right on that queue."""
+        return any(self.may(right, queue) for right in Right)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """As a shell has it, for whole names, with capitals told apart: ``*`` any characters, ``?`` one. No brackets."""
+    return re.compile(fnmatch.translate(pattern.replace("[", "[[]")))
