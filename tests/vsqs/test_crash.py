@@ -107,8 +107,7 @@ class Life:
 
     def release(self, _: bytes) -> None:
         if self.hidden:
-            id, message = self.hidden.popitem()
-            message.release()
+            self.hidden.popitem()[1].release()
 
     def wait(self, _: bytes) -> None:
         self.clock.ns += self.random.choice((1, 10**9, 2 * VISIBILITY_SECONDS * 10**9))
