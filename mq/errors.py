@@ -39,6 +39,22 @@ class NoSuchMessage(CallerError):
     """No message with that id is in the queue (it may have been removed already)."""
 
 
+class Conflict(CallerError):
+    """Right in itself, but not here and now: the text says what is in the way."""
+
+
+class NotLeased(Conflict, NoSuchMessage):
+    """No lease of that message is running."""
+
+
+class ReceiptMismatch(CallerError):
+    """Another delivery than the one named holds the message, or none does any more."""
+
+
+class QueueFull(CallerError):
+    """The queue holds as much as its own settings let it. Try again when something has been removed."""
+
+
 class BodyTooLarge(CallerError):
     """The body is over the configured limit."""
 

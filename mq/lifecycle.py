@@ -34,6 +34,8 @@ class Kind(enum.Enum):
     REMOVE = "remove"
     REAP = "reap"
     REROUTE = "reroute"
+    EXPIRE = "expire"
+    DIE = "die"
 
 
 Step = tuple[State | None, State | None]
@@ -48,8 +50,11 @@ TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
     Kind.REMOVE: frozenset({(state, State.REMOVED) for state in (State.NEW, State.READY, State.DELAYED)}),
     Kind.REAP: frozenset({(State.REMOVED, None)}),
     Kind.REROUTE: frozenset({(State.READY, State.READY), (State.DELAYED, State.READY)}),
+    Kind.EXPIRE: frozenset({(State.READY, State.REMOVED), (State.DELAYED, State.REMOVED)}),
+    Kind.DIE: frozenset({(State.READY, State.READY), (State.DELAYED, State.READY)}),
 }
-"""Kind -> the (from, to) pairs it may take; None is outside the store. REROUTE also changes the queue."""
+"""Kind -> the (from, to) pairs it may take; None is outside the store. REROUTE and DIE also change the queue: the one
+because somebody wanted it, the other leads to a dead-letter queue. EXPIRE has no such queue to lead to."""
 
 LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
     step for steps in TRANSITIONS.values() for step in steps if None not in step

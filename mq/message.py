@@ -73,7 +73,12 @@ class MessageId(str):
     @property
     def published_ns(self) -> int:
         """When the id was made, in nanoseconds since 1970."""
-        return (self.time - _GREGORIAN_TO_UNIX_TICKS) * 100
+        return self.time_ns(self.time)
+
+    @staticmethod
+    def time_ns(ticks: int) -> int:
+        """UUID time as nanoseconds since 1970."""
+        return (ticks - _GREGORIAN_TO_UNIX_TICKS) * 100
 
     @classmethod
     def from_key(cls, key: int) -> MessageId:
@@ -210,6 +215,7 @@ class Message(NamedTuple):
         properties: what was fixed when it was published.
         receives: how often it has been handed out, this time included.
         receipt: unique to this delivery.
+        deaths: how it came from queue to queue as a dead letter, the latest first.
     """
 
     queue: str
@@ -218,6 +224,7 @@ class Message(NamedTuple):
     properties: Properties
     receives: int
     receipt: str
+    deaths: tuple[Mapping[str, Any], ...] = ()
 
 
 def checksum(data: bytes, start: int = 0) -> int:

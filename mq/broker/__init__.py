@@ -1,11 +1,31 @@
 """The broker: the one API behind every door, and the tasks that keep its promises.
 
-:mod:`.broker` has it on one screen. :mod:`.index` is what it knows of each queue, :mod:`.workers` fetch and save,
-:mod:`.commit` brings many operations under one barrier, :mod:`.mover` and :mod:`.reaper` move what is due and unlink
-what is removed, :mod:`.follow` keeps up with others on a shared root.
+:mod:`.broker` has it on one screen. :mod:`.index` is what it knows of each queue and :mod:`.catalog` of all of them;
+:mod:`.publishing`, :mod:`.consuming`, :mod:`.queues` and :mod:`.looking` are its API by topic. Fetches stand in line
+in :mod:`.fetches` and are served by :mod:`.fetching`; :mod:`.jobs` are changes of messages, :mod:`.commit` brings
+many of them under one barrier. :mod:`.upkeep` keeps messages moving: :mod:`.mover` and :mod:`.reaper` move what is
+due and unlink what is removed, :mod:`.expiry` and :mod:`.deaths` take care of what dies, :mod:`.follow` keeps up with
+others on a shared root.
 """
 
 from mq.broker.broker import Broker, open_broker
 from mq.broker.config import BrokerConfig
+from mq.broker.consuming import Removal
+from mq.broker.looking import Seen
+from mq.broker.publishing import Draft, Published, Upload
+from mq.broker.queue_settings import QueueSettings
+from mq.broker.queues import QueueStatus, Redriven
 
-__all__ = ["Broker", "BrokerConfig", "open_broker"]
+__all__ = [
+    "Broker",
+    "BrokerConfig",
+    "Draft",
+    "Published",
+    "QueueSettings",
+    "QueueStatus",
+    "Redriven",
+    "Removal",
+    "Seen",
+    "Upload",
+    "open_broker",
+]

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import zlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from random import Random
 from typing import Any
 
 import trio
 from trio_util import AsyncValue
 
+from mq.broker import deaths, keys
+from mq.broker.bodies import digest_of
 from mq.broker.catalog import Catalog
 from mq.broker.commit import Committer
 from mq.broker.config import BrokerConfig
+from mq.broker.consuming import Consuming, Removal
+from mq.broker.deaths import Deaths
+from mq.broker.fetches import Fetches, FetchRequest
+from mq.broker.fetching import FetchWorker, Leases
 from mq.broker.follow import Follower
 from mq.broker.index import QueueIndex
-from mq.broker.mailbox import Mailbox, Reply
+from mq.broker.jobs import Job, SaveWorker
+from mq.broker.keys import Keys
+from mq.broker.learning import Learner
+from mq.broker.ledger import Ledger
+from mq.broker.looking import READY, Looking, Seen
+from mq.broker.mailbox import Mailbox
+from mq.broker.publishing import Draft, Published, Publishing, Upload
+from mq.broker.queue_settings import VISIBILITY, QueueSettings, check_value
+from mq.broker.queues import LARGEST_SLICE, Queues, QueueStatus, Redriven
 from mq.broker.upkeep import Upkeep
-from mq.broker.workers import Change, FetchRequest, FetchWorker, Job, Leases, Publish, SaveWorker
-from mq.errors import (
-    BodyTooLarge,
-    BrokerClosed,
-    MQError,
-    NoSuchMessage,
-    NoSuchQueue,
-    StorageError,
-    StorageFailed,
-    StorageFull,
-    StorageUnusable,
-)
-from mq.lifecycle import Kind, Observer, State
+from mq.errors import BrokerClosed, Conflict, MQError, NoSuchMessage, StorageFailed, StorageFull, StorageUnusable
+from mq.lifecycle import Observer
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
-from mq.storage.interface import QUEUE, Description, Entry, Meta, Move, Staged, Storage
+from mq.storage.interface import Description, Storage
 from mq.storage.registry import open_storage
-
-logger = logging.getLogger("mq.broker")
 
 
 @asynccontextmanager
@@ -90,10 +89,11 @@ async def open_broker(
 
 
 class Broker:
-    """Publish, fetch, remove, requeue. Made by :func:`open_broker`.
+    """Publish, fetch, remove, requeue, and all that goes with them. Made by :func:`open_broker`.
 
     Everything raises :class:`~mq.errors.BrokerClosed` once the broker ends, and the storage errors of
-    :mod:`mq.errors` when the medium refuses; what a method says it did is durable on return.
+    :mod:`mq.errors` when the medium refuses; what a method says it did is durable on return. Whatever names a queue
+    raises :class:`~mq.errors.NoSuchQueue` where there is none of that name.
     """
 
     def __init__(
@@ -106,19 +106,39 @@ class Broker:
     ) -> None:
         self.config = config
         self._storage = storage
-        self._clock_ns = clock_ns
-        self._ids = MessageIds(clock_ns, random.getrandbits(48) | 1 << 40)
+        self._random = random
+        self._writer = f"{random.getrandbits(48) | 1 << 40:012x}"
+        self._ids = MessageIds(clock_ns, int(self._writer, 16))
         self._catalog = Catalog(observers, clock_ns)
         self._committer = Committer(storage)
-        self._follower = Follower(self._catalog, storage, self._ids, clock_ns, sweep=config.peers > 0 and config.mover)
         self._jobs: Mailbox[Job] = Mailbox()
-        self._upkeep = Upkeep(self._catalog, self._committer, self._jobs, config, clock_ns)
-        self._fetches: list[Mailbox[FetchRequest]] = [Mailbox() for _ in range(config.workers)]
+        self._fetches = Fetches(config.workers)
         self._leases = Leases(config.delay_seconds, clock_ns, random)
-        self._random = random
-        self._topology = trio.Lock()
+        self._make_rooms(storage, config, clock_ns)
         self._running: AsyncValue[int] = AsyncValue(0)
         self._closed = False
+
+    def _make_rooms(self, storage: Storage, config: BrokerConfig, clock_ns: Callable[[], int]) -> None:
+        """Everybody who does a part of the work, and whom they need for it."""
+        catalog, committer, jobs, ids, fetches = self._catalog, self._committer, self._jobs, self._ids, self._fetches
+        self._follower = Follower(
+            catalog, storage, ids, clock_ns, fetches.call, sweep=config.peers > 0 and config.mover
+        )
+        self._deaths = Deaths(self._ledger(deaths.KIND), catalog, committer, ids, clock_ns)
+        self._keys = None if config.followed else Keys(self._ledger(keys.KIND), storage, catalog.queues, clock_ns)
+        self._upkeep = Upkeep(catalog, committer, jobs, self._deaths, fetches, config, clock_ns)
+        learner = Learner(storage, catalog.transit)
+        self._queues = Queues(
+            storage, catalog, committer, self._follower, self._upkeep, self._deaths, learner, jobs, ids, config
+        )
+        self._publishing = Publishing(storage, catalog, committer, learner, self._keys, jobs, ids, config, clock_ns)
+        self._consuming = Consuming(
+            storage, catalog, fetches, jobs, self._upkeep, self._deaths, self._keys, self._leases, config
+        )
+        self._looking = Looking(storage, catalog.transit, self._deaths)
+
+    def _ledger(self, kind: str) -> Ledger:
+        return Ledger(self._storage, self._committer, kind, self._writer)
 
     async def load(self) -> None:
         """Take up what is in the store.
@@ -128,26 +148,45 @@ class Broker:
         """
         try:
             await self._follower.load()
+            await self._deaths.load()
+            if self._keys is not None:
+                await self._keys.load()
         except (StorageFull, StorageFailed) as error:
             raise StorageUnusable(f"cannot take up what is in the store: {error}") from error
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start every task."""
         nursery.start_soon(self._committer.run)
-        for requests in self._fetches:
+        for calls in self._fetches.mailboxes:
             nursery.start_soon(SaveWorker(self._committer, self._jobs).run)
-            nursery.start_soon(self._fetch_worker(requests).run)
+            nursery.start_soon(self._fetch_worker(calls).run)
         self._upkeep.start(nursery)
         if self.config.followed:
             nursery.start_soon(self._follower.run)
         await self._upkeep.deliver_backlog()
 
     async def finish(self) -> None:
-        """Accept nothing more, and wait until what was asked for is done."""
+        """Accept nothing more, and wait until what was asked for is done. Who waits for messages waits no longer."""
         self._closed = True
+        self._fetches.close()
         await self._running.wait_value(0)
 
-    # What doors call
+    def _fetch_worker(self, calls: Mailbox[QueueIndex]) -> FetchWorker:
+        return FetchWorker(
+            self._catalog,
+            self._committer,
+            self._storage,
+            calls,
+            self._fetches,
+            self._leases,
+            self._upkeep,
+            self._deaths,
+            peers=self.config.peers,
+            random=self._random,
+            refresh=self._follower.refresh,
+        )
+
+    # The store
 
     @property
     def description(self) -> Description:
@@ -159,9 +198,11 @@ class Broker:
         """Whether messages can be stored and handed out: False once the medium has failed."""
         return not self._closed and not self._committer.failure
 
+    # Queues
+
     async def has_queue(self, queue: str) -> bool:
         """Whether the queue exists."""
-        return await self._look_up(queue, surely=True) is not None
+        return await self._queues.look_up(queue, surely=True) is not None
 
     async def create_queue(self, queue: str) -> bool:
         """Make a queue. False when it is there already.
@@ -170,198 +211,228 @@ class Broker:
             InvalidName: not a queue's name.
         """
         name = QueueName(queue)
-        self._check_open()
-        async with self._topology:
-            if await self._look_up(name, surely=True) is not None:
-                return False
-            created = self._ids.new().time
-            with self._noting_failure():
-                made = await self._storage.put_record(QUEUE, name, {"created": created})
-            if self.config.followed:
-                await self._follower.load_queues()  # a peer may have made it meanwhile, earlier than we
-            self._catalog.queues.setdefault(name, QueueIndex(name, created))
-            return made
+        with self._open():
+            return await self._queues.create(name)
 
     async def delete_queue(self, queue: str) -> None:
-        """Delete a queue and all its messages.
+        """Delete a queue and all its messages."""
+        with self._open():
+            await self._queues.delete(queue)
+
+    async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
+        """Change what is set for a queue, all of `patch` or nothing; None sets one back to its default.
 
         Raises:
-            NoSuchQueue: it does not exist.
+            InvalidSetting: a setting is unknown or out of its range, or two contradict each other.
+            Conflict: a setting that cannot be kept here and now.
         """
-        self._check_open()
-        async with self._topology:
-            index = await self._index(queue)
-            with self._noting_failure():
-                dropped = await self._storage.drop_record(QUEUE, queue)
-            self._upkeep.forget(index, remove=dropped)
-            if not dropped:
-                raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
-            await self._reap_deleted(queue)
+        with self._open():
+            return await self._queues.change_settings(queue, patch)
 
-    async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
+    async def status(self, queue: str) -> QueueStatus:
+        """What is set for a queue, and what is in it."""
+        await self._queues.look_up(queue, surely=True)
+        return self._queues.status(await self._queues.get(queue))
+
+    async def queues(self) -> list[QueueStatus]:
+        """Every queue, by name."""
+        return await self._queues.all()
+
+    async def purge(self, queue: str) -> int:
+        """Remove all messages of a queue that nobody holds; how many there were."""
+        with self._open():
+            return await self._queues.purge(queue)
+
+    async def redrive(
+        self, queue: str, to: str | None = None, most: int = LARGEST_SLICE, ids: Sequence[str] | None = None
+    ) -> Redriven:
+        """Move ready messages back to the queues in which they died, or all of them to another one.
+
+        Args:
+            queue: where they are now.
+            to: where they go, if not back.
+            most: how many at the most.
+            ids: only these.
+        """
+        with self._open():
+            return await self._queues.redrive(queue, to, most, ids)
+
+    # Publishing
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> Upload:
         """Bring a large body to the store; then publish what is returned, or discard it. What `chunks` raises passes.
 
         Raises:
             BodyTooLarge: it is over the limit.
         """
         self._check_open()
-        with self._noting_failure():
-            async with aclosing(self._limited(chunks)) as limited:
-                return await self._storage.stage(limited)
+        return await self._publishing.stage(chunks)
 
-    async def publish(self, queue: str, body: bytes | Staged, attributes: Mapping[str, Any] | None = None) -> MessageId:
+    async def publish(
+        self,
+        queue: str,
+        body: bytes | Upload,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        delay: float | None = None,
+        ttl: float | None = None,
+        key: str | None = None,
+    ) -> MessageId:
         """Store a message. On return it is durable, and its queue has it or will have it after any crash.
 
         Args:
             queue: the queue's name.
-            body: the bytes, or what :meth:`stage` returned.
+            body: the bytes, or what :meth:`stage` returned; that is used up, whatever happens.
             attributes: JSON values to keep with it.
+            delay: seconds before it can be fetched.
+            ttl: seconds after which it expires.
+            key: the publisher's own key: what is published again with it is the same message.
 
         Raises:
-            NoSuchQueue: the queue does not exist.
             BodyTooLarge: the body is over the limit.
+            QueueFull: the queue's own limits.
+            InvalidSetting: `delay` or `ttl` is out of its range.
+            Conflict: a key, on a store that others change too.
         """
-        try:
-            index = await self._index(queue)
-            self._check_open()
-            if isinstance(body, bytes):
-                self._check_size(len(body))
-            job = Publish(self._catalog, self._ids, index, body, attributes or {})
-            id: MessageId = await self._do(job, job.reply)
-            return id
-        except MQError:
-            if not isinstance(body, bytes):
-                with trio.CancelScope(shield=True):
-                    await body.discard()
-            raise
+        [outcome] = await self.publish_many(queue, [Draft(body, attributes or {}, delay, ttl, key)])
+        if isinstance(outcome, MQError):
+            raise outcome
+        return outcome.id
 
-    async def fetch(self, queue: str) -> Message | None:
+    async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
+        """Store messages with one barrier; what became of each, in their order."""
+        try:
+            with self._open():
+                return await self._publishing.publish(await self._queues.get(queue), drafts)
+        finally:
+            for draft in drafts:
+                if isinstance(draft.body, Upload):
+                    await draft.body.discard()
+
+    async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
+        """The message of a unique queue that has this body.
+
+        Raises:
+            Conflict: the queue is not unique.
+        """
+        index = await self._queues.get(queue)
+        if not index.settings.unique:
+            raise Conflict(f'queue {queue} is not unique: set that first, with PATCH and {{"unique": true}}')
+        digest = digest_of(body) if isinstance(body, bytes) else body.digest
+        return await self._publishing.find(index, digest)
+
+    # Consuming
+
+    async def fetch(self, queue: str, *, wait: float = 0, visibility: float | None = None) -> Message | None:
         """Lease the first READY message; None when there is none. Nobody else gets it until the lease ends.
 
         Close its body when done with it.
 
-        Raises:
-            NoSuchQueue: the queue does not exist.
+        Args:
+            queue: the queue's name.
+            wait: seconds to wait for one.
+            visibility: length of the lease in seconds; None for what the queue says.
         """
-        request = FetchRequest(await self._index(queue))
-        self._check_open()
-        self._running.value += 1
-        try:
-            self._fetches[zlib.crc32(queue.encode()) % len(self._fetches)].put(request)
-            return await request.reply.get()
-        except trio.Cancelled:
-            await self._take_back(request)
-            raise
-        finally:
-            self._running.value -= 1
+        messages = await self.fetch_many(queue, 1, wait=wait, visibility=visibility)
+        return messages[0] if messages else None
 
-    async def remove(self, queue: str, id: str) -> None:
+    async def fetch_many(
+        self, queue: str, most: int, *, wait: float = 0, visibility: float | None = None
+    ) -> list[Message]:
+        """As :meth:`fetch`, for up to `most` messages that are there together."""
+        if visibility is not None:
+            check_value("visibility", visibility, VISIBILITY)
+        return await self._fetch(FetchRequest(await self._queues.get(queue), most, visibility, waits=wait > 0), wait)
+
+    async def take(self, queue: str, *, wait: float = 0) -> Message | None:
+        """Fetch and remove the first READY message in one step: at most once. Whoever loses it has lost it."""
+        index = await self._queues.get(queue)
+        messages = await self._fetch(FetchRequest(index, waits=wait > 0, takes=True), wait)
+        return messages[0] if messages else None
+
+    async def remove(self, queue: str, id: str, *, receipt: str | None = None) -> None:
         """Remove a message for good, wherever in its queue it is.
 
-        Raises:
-            NoSuchQueue: the queue does not exist.
-            NoSuchMessage: the message is not in it.
-        """
-        await self._change(queue, id, State.REMOVED, Kind.REMOVE, "remove the message")
-        if self.config.followed and not self.description.journaled:
-            await self._remove_other_names(queue, MessageId(id))
+        Args:
+            queue: the queue's name.
+            id: the message.
+            receipt: of the delivery that must still hold it.
 
-    async def requeue(self, queue: str, id: str) -> None:
+        Raises:
+            NoSuchMessage: the message is not in it.
+            ReceiptMismatch: another delivery holds it, or none does any more.
+        """
+        with self._open():
+            await self._consuming.remove(await self._queues.get(queue), Removal(id, receipt))
+
+    async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
+        """Remove messages with one barrier; what went wrong with each, in their order. None is "removed"."""
+        with self._open():
+            return await self._consuming.remove_many(await self._queues.get(queue), removals)
+
+    async def requeue(self, queue: str, id: str, *, receipt: str | None = None) -> None:
         """End a message's lease: it is READY again, in its old place.
 
         Raises:
-            NoSuchQueue: the queue does not exist.
-            NoSuchMessage: no lease of that message is running.
+            NoSuchMessage: the message is not in it, or no lease of it is running.
+            ReceiptMismatch: another delivery holds it.
         """
-        await self._change(queue, id, State.READY, Kind.REQUEUE, "requeue the message")
+        with self._open():
+            await self._consuming.requeue(await self._queues.get(queue), id, receipt)
+
+    async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None:
+        """Let a message's lease end in so many seconds from now.
+
+        Raises:
+            As :meth:`requeue`; and InvalidSetting when `seconds` is out of its range.
+        """
+        check_value("visibility", seconds, VISIBILITY)
+        with self._open():
+            await self._consuming.extend(await self._queues.get(queue), id, seconds, receipt)
+
+    # Looking
+
+    async def show(self, queue: str, id: str) -> Seen:
+        """A message as it is, without taking it. Close its body when done with it.
+
+        Raises:
+            NoSuchMessage: the message is not in the queue.
+        """
+        seen = await self._looking.show(await self._queues.get(queue), MessageId(id))
+        if seen is None:
+            raise NoSuchMessage(f"message {shorten(id)} is not in queue {queue}")
+        return seen
+
+    async def peek(self, queue: str, *, state: str = READY, after: str | None = None, most: int = 100) -> list[Seen]:
+        """Some messages in their order, without taking them; close their bodies.
+
+        Args:
+            queue: the queue's name.
+            state: ``ready``, ``leased`` or ``delayed``.
+            after: the last id of the page before.
+            most: how many at the most.
+        """
+        index = await self._queues.get(queue)
+        if self.config.followed:
+            await self._follower.refresh(index)
+        await self._upkeep.settle(index)
+        return await self._looking.page(index, state, MessageId(after) if after is not None else None, most)
 
     # How they are done
 
-    def _fetch_worker(self, requests: Mailbox[FetchRequest]) -> FetchWorker:
-        return FetchWorker(
-            self._catalog,
-            self._committer,
-            self._storage,
-            requests,
-            self._leases,
-            peers=self.config.peers,
-            random=self._random,
-            refresh=self._follower.refresh,
-            settle=self._upkeep.settle,
-            give_back=self._upkeep.give_back,
-        )
+    async def _fetch(self, request: FetchRequest, wait: float) -> list[Message]:
+        with self._open():
+            return await self._consuming.fetch(request, wait)
 
-    async def _take_back(self, request: FetchRequest) -> None:
-        """Whoever asked went in the very step in which the answer came: nobody has the message."""
-        message = request.reply.value
-        if message is not None and request.held is not None:
-            self._upkeep.give_back(request.held)
-            with trio.CancelScope(shield=True):
-                await message.body.aclose()
-
-    async def _do(self, job: Job, reply: Reply[Any]) -> Any:
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Something is asked for: the broker does not end before it is done."""
+        self._check_open()
         self._running.value += 1
         try:
-            self._jobs.put(job)
-            return await reply.get()
+            yield
         finally:
             self._running.value -= 1
-
-    async def _change(self, queue: str, id: str, state: State, kind: Kind, what: str) -> None:
-        """Move a message from wherever it is; on a followed store again until nobody moved it in between."""
-        index = await self._index(queue)
-        while True:
-            entry = await self._locate(index, MessageId(id))
-            if entry is None:
-                raise NoSuchMessage(f"message {shorten(id)} is not in queue {queue}")
-            if kind is Kind.REQUEUE and entry.state is not State.DELAYED:
-                raise NoSuchMessage(f"message {id} of queue {queue} is not leased")
-            self._check_open()
-            meta = Meta(receives=entry.meta.receives, order=entry.meta.order)
-            self._catalog.begin(entry)
-            job = Change(self._catalog, Move(entry, state, meta), kind, what)
-            try:
-                await self._do(job, job.reply)
-                return
-            except NoSuchMessage:
-                if not self.config.followed:
-                    raise
-
-    async def _remove_other_names(self, queue: str, id: MessageId) -> None:
-        """Where moves are link and unlink, a peer that was killed in between has left the message under two names."""
-        while await self._storage.find(queue, id) is not None:
-            with suppress(NoSuchMessage):
-                await self._change(queue, id, State.REMOVED, Kind.REMOVE, "remove the message")
-
-    async def _reap_deleted(self, queue: str) -> None:
-        """Let the reaper know what the deletion of a queue has brought to REMOVED."""
-        try:
-            with trio.CancelScope(shield=True):
-                for entry in await self._storage.scan(State.REMOVED, queue):
-                    self._catalog.place(entry)
-        except StorageError as error:
-            logger.warning("what was in queue %s is unlinked after the next start: %s", queue, error)
-
-    async def _locate(self, index: QueueIndex, id: MessageId) -> Entry | None:
-        await self._catalog.transit.wait(id)
-        entry = index.find(id)
-        if entry is None and self.config.followed:
-            entry = await self._storage.find(index.name, id)
-            if id in self._catalog.transit:
-                return await self._locate(index, id)
-        return entry
-
-    async def _index(self, queue: str) -> QueueIndex:
-        index = await self._look_up(queue)
-        if index is None:
-            raise NoSuchQueue(f"queue {shorten(queue)} does not exist. Create it with PUT /{queue}")
-        return index
-
-    async def _look_up(self, queue: str, *, surely: bool = False) -> QueueIndex | None:
-        """The queue's index. On a followed store what is known is a hint: `surely` looks at the store itself."""
-        if self.config.followed and (surely or queue not in self._catalog.queues):
-            await self._follower.load_queues()
-        return self._catalog.queues.get(queue)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -370,24 +441,3 @@ class Broker:
             raise StorageFailed(
                 f"the store has failed ({self._committer.failure}); repair the disk, remount it, and start mq again"
             )
-
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        """What fails outside a batch stops the batches, too: what is on the medium is unknown."""
-        try:
-            yield
-        except StorageFailed as error:
-            self._committer.failure = self._committer.failure or str(error)
-            raise
-
-    def _check_size(self, size: int) -> None:
-        limit = min(self.config.max_body, self._storage.description.max_body or self.config.max_body)
-        if size > limit:
-            raise BodyTooLarge(f"the body is longer than {limit} bytes, the limit here")
-
-    async def _limited(self, chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-        size = 0
-        async for chunk in chunks:
-            size += len(chunk)
-            self._check_size(size)
-            yield chunk

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import trio
@@ -42,6 +43,15 @@ class Committer:
         self._waiting.put(group)
         await group.done.wait()
         return group.outcomes
+
+    @contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """What fails outside a batch stops the batches, too: what is on the medium is unknown."""
+        try:
+            yield
+        except StorageFailed as error:
+            self.failure = self.failure or str(error)
+            raise
 
     async def run(self) -> None:
         """Commit for ever."""

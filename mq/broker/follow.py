@@ -13,9 +13,10 @@ import trio
 from mq.broker.catalog import Catalog
 from mq.broker.config import POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.index import QueueIndex
+from mq.broker.queue_settings import QueueSettings
 from mq.errors import StorageError
 from mq.lifecycle import State
-from mq.message import MessageIds
+from mq.message import MessageId, MessageIds
 from mq.storage.interface import QUEUE, Change, Entry, Storage
 
 logger = logging.getLogger("mq.broker")
@@ -29,16 +30,25 @@ class Follower:
         storage: what is looked at.
         ids: kept younger than everything seen.
         clock_ns: wall clock, nanoseconds since 1970.
+        changed: told of queues that others have set anew or deleted.
         sweep: also take over what a dead peer left in NEW and REMOVED.
     """
 
     def __init__(
-        self, catalog: Catalog, storage: Storage, ids: MessageIds, clock_ns: Callable[[], int], *, sweep: bool
+        self,
+        catalog: Catalog,
+        storage: Storage,
+        ids: MessageIds,
+        clock_ns: Callable[[], int],
+        changed: Callable[[QueueIndex], None],
+        *,
+        sweep: bool,
     ) -> None:
         self._catalog = catalog
         self._storage = storage
         self._ids = ids
         self._clock_ns = clock_ns
+        self._changed = changed
         self._sweep = sweep
         self._strangers: set[str] = set()
 
@@ -54,13 +64,20 @@ class Follower:
         """Learn which queues there are."""
         known = set(self._catalog.queues)  # one that is made while we look is not among them, and not gone
         records = await self._storage.records(QUEUE)
-        for name, settings in records.items():
-            if name not in self._catalog.queues:
-                created = int(settings.get("created", 0))
+        for name, record in records.items():
+            settings = QueueSettings.stored(record.get("settings", {}))
+            index = self._catalog.queues.get(name)
+            if index is None:
+                created = int(record.get("created", 0))
                 self._ids.observe(created)
-                self._catalog.queues[name] = QueueIndex(name, created)
+                self._catalog.queues[name] = QueueIndex(name, created, settings)
+            elif index.settings != settings and name in known:
+                index.settings, index.bodies = settings, None
+                self._changed(index)
         for name in known & self._catalog.queues.keys() - records.keys():
-            self._catalog.queues.pop(name).deleted = True
+            index = self._catalog.queues.pop(name)
+            index.deleted = True
+            self._changed(index)
 
     async def refresh(self, index: QueueIndex) -> None:
         """Learn which messages of one queue are READY."""
@@ -104,7 +121,7 @@ class Follower:
         ids = {entry.id for entry in there}
         for id in index.ids(state) - ids:
             if id not in self._catalog.transit:
-                index.discard(id)
+                _forget(index, id)
         for entry in there:
             self._appeared(entry)
 
@@ -148,4 +165,10 @@ class Follower:
     def _vanished(self, entry: Entry) -> None:
         index = self._catalog.queues.get(entry.queue)
         if index is not None and entry.id not in self._catalog.transit and index.find(entry.id) == entry:
-            index.discard(entry.id)
+            _forget(index, entry.id)
+
+
+def _forget(index: QueueIndex, id: MessageId) -> None:
+    index.discard(id)
+    if index.bodies is not None:
+        index.bodies.left(id)

@@ -7,8 +7,11 @@ finds out at the move.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import Final
 
+from mq.broker.bodies import Bodies
+from mq.broker.queue_settings import DEFAULTS, QueueSettings
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.interface import FRESH, Entry
@@ -25,13 +28,31 @@ class QueueIndex:
     Args:
         name: the queue's name.
         created: when it was made, in UUID ticks; earlier messages are a deleted queue's.
+        settings: what is set for it.
+
+    Attributes:
+        deleted: whether it is no more.
+        delivering: how many messages are on their way from NEW to READY.
+        moving: how many messages of the queue are on their way from one place in it to another.
+        reserved: how many messages are being published.
+        reserved_bytes: and how long their bodies are together.
+        leased: how many messages somebody holds.
+        bodies: what is known of the bodies, where the settings ask for it.
+        new: messages in NEW.
+        delayed: messages in DELAYED: leased, or held back.
     """
 
-    def __init__(self, name: str, created: int) -> None:
+    def __init__(self, name: str, created: int, settings: QueueSettings = DEFAULTS) -> None:
         self.name = name
         self.created = created
+        self.settings = settings
         self.deleted = False
         self.delivering = 0
+        self.moving = 0
+        self.reserved = 0
+        self.reserved_bytes = 0
+        self.leased = 0
+        self.bodies: Bodies | None = None
         self.new: dict[MessageId, Entry] = {}
         self.delayed: dict[MessageId, Entry] = {}
         self._heap: list[int] = []
@@ -48,12 +69,18 @@ class QueueIndex:
         """How many messages are READY."""
         return len(self._ready)
 
+    @property
+    def total(self) -> int:
+        """How many messages the queue has, those included that are being published or moved within it."""
+        return len(self.new) + len(self._ready) + len(self.delayed) + self.moving + self.reserved
+
     def add(self, entry: Entry) -> None:
         """This message is there."""
         if entry.state is State.NEW:
             self.new[entry.id] = entry
         elif entry.state is State.DELAYED:
             self.delayed[entry.id] = entry
+            self.leased += entry.meta.claim is not None
         elif entry.state is State.READY:
             self._add_ready(entry)
 
@@ -89,6 +116,18 @@ class QueueIndex:
             return {self._entry(key).id for key in self._ready}
         return set(self.new if state is State.NEW else self.delayed)
 
+    def after(self, id: MessageId | None, count: int) -> list[Entry]:
+        """The READY messages that come after `id` (None: all), the first `count` of them; in a time that grows with the
+        queue."""
+        start = -1 if id is None else self._reordered.get(id) or id.key
+        return [self._entry(key) for key in heapq.nsmallest(count, (key for key in self._ready if key > start))]
+
+    def entries(self) -> Iterator[Entry]:
+        """All messages that are not on their way, in no order."""
+        yield from self.new.values()
+        yield from (self._entry(key) for key in self._ready)
+        yield from self.delayed.values()
+
     def discard(self, id: MessageId) -> Entry | None:
         """Take a message out of the index, wherever it is. None when it was not in it."""
         key = self._reordered.get(id) or id.key
@@ -96,7 +135,11 @@ class QueueIndex:
             entry = self._take_key(key)
             self._compact()
             return entry
-        return self.new.pop(id, None) or self.delayed.pop(id, None)
+        if id in self.delayed:
+            entry = self.delayed.pop(id)
+            self.leased -= entry.meta.claim is not None
+            return entry
+        return self.new.pop(id, None)
 
     def _add_ready(self, entry: Entry) -> None:
         key = entry.id.key

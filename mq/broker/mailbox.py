@@ -47,6 +47,11 @@ class Reply(Generic[T]):
         self._error: Exception | None = None
         self.abandoned = False
 
+    @property
+    def answered(self) -> bool:
+        """Whether the answer is there."""
+        return self._done.is_set()
+
     def set(self, value: T) -> None:
         """Answer."""
         self.value = value

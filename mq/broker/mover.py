@@ -16,7 +16,7 @@ import trio
 from mq.broker.config import RETRY_SECONDS
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result
 
 logger = logging.getLogger("mq.mover")
 
@@ -33,12 +33,20 @@ class Mover:
         commit: does operations.
         begin: told before an entry is moved; False when it is not to be moved (any more).
         end: told what became of it.
+        aim: says how an entry is moved.
     """
 
-    def __init__(self, commit: Commit, begin: Callable[[Entry], bool], end: Callable[[Entry, Outcome], None]) -> None:
+    def __init__(
+        self,
+        commit: Commit,
+        begin: Callable[[Entry], bool],
+        end: Callable[[Entry, Outcome], None],
+        aim: Callable[[Entry], Move] | None = None,
+    ) -> None:
         self._commit = commit
         self._begin = begin
         self._end = end
+        self._aim = aim or to_ready
         self._due: dict[MessageId, tuple[float, int, Entry]] = {}
         self._heap: list[tuple[float, int, MessageId]] = []
         self._count = 0
@@ -106,8 +114,7 @@ class Mover:
         return taken
 
     async def _move(self, entries: list[Entry]) -> None:
-        moves = [Move(entry, State.READY, _meta(entry), durable=False) for entry in entries]
-        outcomes = await self._commit(moves)
+        outcomes = await self._commit([self._aim(entry) for entry in entries])
         for entry, outcome in zip(entries, outcomes, strict=True):
             self._end(entry, outcome)
             if outcome.result in (Result.FULL, Result.UNKNOWN):
@@ -115,6 +122,6 @@ class Mover:
                 self.add(entry, trio.current_time() + RETRY_SECONDS)
 
 
-def _meta(entry: Entry) -> Meta:
-    """What stays of a message's meta when it becomes READY again: no deadline, no claim."""
-    return Meta(receives=entry.meta.receives, order=entry.meta.order)
+def to_ready(entry: Entry) -> Move:
+    """Deliver it, or requeue it. A crash in between is repaired at the next start."""
+    return Move(entry, State.READY, entry.meta.at_rest(), durable=False)

@@ -1,7 +1,8 @@
-"""What goes on without anybody asking: deliveries, leases that end, removed messages, what deleted queues left.
+"""What goes on without anybody asking: deliveries, leases that end, messages that die, what deleted queues left.
 
-It owns the mover and the reaper, and tells them what arrives where: whatever enters NEW or DELAYED is the mover's,
-whatever enters REMOVED the reaper's.
+It owns the mover, the reaper and the timers of what expires, and tells them what arrives where: whatever enters NEW
+or DELAYED is the mover's, whatever enters REMOVED the reaper's, and whoever waits for a queue is called when a
+message of it is READY.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import trio
 from mq.broker.catalog import Catalog
 from mq.broker.commit import Committer
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS, BrokerConfig
+from mq.broker.deaths import DROPPED, EXPIRED, RECEIVES, Deaths
+from mq.broker.expiry import Expiry
+from mq.broker.fetches import Fetches
 from mq.broker.index import QueueIndex
+from mq.broker.jobs import Change, Job, Orphan
 from mq.broker.mailbox import Mailbox
-from mq.broker.mover import LARGEST_ROUND, Mover
+from mq.broker.mover import LARGEST_ROUND, Mover, to_ready
+from mq.broker.queue_settings import DROP_HEAD
 from mq.broker.reaper import Reaper
-from mq.broker.workers import Change, Job, Orphan
 from mq.lifecycle import Kind, State
 from mq.message import MessageId
-from mq.storage.interface import Entry, Meta, Move, Outcome, Result
+from mq.storage.interface import Entry, Move, Outcome, Result
 
 logger = logging.getLogger("mq.broker")
 
@@ -33,6 +38,8 @@ class Upkeep:
         catalog: what is known of the store.
         committer: does the moves.
         jobs: where changes that nobody waits for are put.
+        deaths: takes care of dead messages.
+        fetches: who waits for what is READY.
         config: how the broker works.
         clock_ns: wall clock, nanoseconds since 1970.
     """
@@ -42,28 +49,36 @@ class Upkeep:
         catalog: Catalog,
         committer: Committer,
         jobs: Mailbox[Job],
+        deaths: Deaths,
+        fetches: Fetches,
         config: BrokerConfig,
         clock_ns: Callable[[], int],
     ) -> None:
         self._catalog = catalog
         self._committer = committer
         self._jobs = jobs
+        self._deaths = deaths
+        self._fetches = fetches
         self._config = config
-        self._clock_ns = clock_ns
-        self._mover = Mover(committer.commit, self._begin_move, self._end_move)
+        self.clock_ns = clock_ns
+        self._mover = Mover(committer.commit, self._begin_move, self._end_move, _aim)
+        self._expiry = Expiry(self._expire, clock_ns)
         self._reaper = Reaper(committer.commit, self._end_reap)
         self._stuck_orphans: Mailbox[Entry] = Mailbox()
         self._delivering: dict[MessageId, QueueIndex] = {}
         catalog.orphaned = self._remove_orphan
+        catalog.arrivals[State.READY] = self._ready_add
         if config.mover:
             catalog.arrivals[State.NEW] = self._mover_add
             catalog.arrivals[State.DELAYED] = self._mover_add
         if config.reaper:
-            catalog.arrivals[State.REMOVED] = self._reaper_add
+            catalog.removed = self._reaper.add
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start the tasks."""
         nursery.start_soon(self._remove_stuck_orphans)
+        nursery.start_soon(self._deaths.run)
+        nursery.start_soon(self._expiry.run)
         if self._config.mover:
             nursery.start_soon(self._mover.run)
         if self._config.reaper:
@@ -83,16 +98,36 @@ class Upkeep:
                 await self._mover.finished_round()
 
     def give_back(self, entry: Entry) -> None:
-        """A lease that nobody took: READY again at once."""
+        """A lease that nobody took: READY again at once, and not counted."""
         if entry.id not in self._catalog.transit:
             self._catalog.begin(entry)
-            meta = Meta(receives=entry.meta.receives, order=entry.meta.order)
+            meta = entry.meta.at_rest()._replace(receives=max(0, entry.meta.receives - 1))
             self._jobs.put(Change(self._catalog, Move(entry, State.READY, meta), Kind.REQUEUE, "requeue it"))
+
+    def is_dead(self, index: QueueIndex, entry: Entry) -> bool:
+        """Whether a READY message must not be handed out any more. Then it is on its way out."""
+        for reason, is_so in ((EXPIRED, self._deaths.is_expired), (RECEIVES, self._deaths.is_worn_out)):
+            if is_so(entry):
+                self._deaths.bury(entry, reason)
+                return True
+        return False
+
+    def trim(self, index: QueueIndex) -> None:
+        """Let go of the oldest messages of a queue that holds too much and may drop some."""
+        if index.settings.overflow == DROP_HEAD:
+            while _holds_too_much(index) and (oldest := index.first(1)):
+                self._deaths.bury(oldest[0], DROPPED)
+
+    def settings_changed(self, index: QueueIndex) -> None:
+        """What may be handed out, or must go, may be another thing now."""
+        self.trim(index)
+        self._fetches.call(index)
 
     def forget(self, index: QueueIndex, *, remove: bool) -> None:
         """The queue is no more. What is left of it outside its folder goes too, if it was deleted through us."""
         index.deleted = True
         self._catalog.queues.pop(index.name, None)
+        self._fetches.call(index)
         for entry in [*index.new.values(), *index.delayed.values()]:
             self._mover.cancel(entry.id)
             if remove:
@@ -112,7 +147,18 @@ class Upkeep:
                 if entry.id not in self._catalog.transit:
                     self._remove_orphan(entry)
 
-    def _mover_add(self, entry: Entry, due: float | None) -> None:
+    def _ready_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+        self._expiry.add(entry)
+        self.trim(index)
+        self._fetches.call(index)
+
+    def _expire(self, queue: str, id: MessageId) -> None:
+        index = self._catalog.queues.get(queue)
+        entry = index.find(id) if index is not None else None
+        if entry is not None and entry.state is State.READY and self._deaths.is_expired(entry):
+            self._deaths.bury(entry, EXPIRED)
+
+    def _mover_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
         if entry.state is State.NEW:
             self._mover.add(entry)
         elif due is not None:
@@ -124,12 +170,15 @@ class Upkeep:
         """How long a lease found in the store still runs, by the wall clock, which may have been set since."""
         if entry.meta.deadline_ms is None:
             return self._config.delay_seconds
-        remaining = entry.meta.deadline_ms / 1000 - self._clock_ns() / 1e9
+        remaining = entry.meta.deadline_ms / 1000 - self.clock_ns() / 1e9
         return min(max(remaining, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
 
     def _begin_move(self, entry: Entry) -> bool:
         index = self._catalog.queues.get(entry.queue)
         if index is None or entry.id in self._catalog.transit or index.find(entry.id) != entry:
+            return False
+        if entry.state is State.DELAYED and self._deaths.is_worn_out(entry):
+            self._deaths.bury(entry, RECEIVES)
             return False
         self._catalog.begin(entry)
         if entry.state is State.NEW:
@@ -138,8 +187,9 @@ class Upkeep:
         return True
 
     def _end_move(self, entry: Entry, outcome: Outcome) -> None:
-        kind = Kind.DELIVER if entry.state is State.NEW else Kind.REQUEUE
-        if kind is Kind.DELIVER:
+        kind = Kind.REQUEUE
+        if entry.state is State.NEW:
+            kind = Kind.DELIVER if entry.meta.deadline_ms is None else Kind.DELAY
             self._delivering.pop(entry.id).delivering -= 1  # that queue may be another one of the same name by now
         index = self._catalog.queues.get(entry.queue)
         if outcome.result is Result.DONE:
@@ -153,9 +203,20 @@ class Upkeep:
                 logger.warning("the folder of queue %s is gone; its other messages are left where they are", index.name)
                 self.forget(index, remove=False)
 
-    def _reaper_add(self, entry: Entry, due: float | None) -> None:
-        self._reaper.add(entry)
-
     def _end_reap(self, entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.DONE:
             self._catalog.tell(Kind.REAP, entry, None)
+
+
+def _aim(entry: Entry) -> Move:
+    """What is to be delayed goes from NEW to DELAYED; everything else to READY."""
+    if entry.state is State.NEW and entry.meta.deadline_ms is not None:
+        return Move(entry, State.DELAYED, entry.meta, durable=False)
+    return to_ready(entry)
+
+
+def _holds_too_much(index: QueueIndex) -> bool:
+    settings = index.settings
+    if settings.max_messages is not None and index.total > settings.max_messages:
+        return True
+    return settings.max_bytes is not None and index.bodies is not None and index.bodies.total > settings.max_bytes

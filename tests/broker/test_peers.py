@@ -14,7 +14,7 @@ from mq.errors import NoSuchMessage, StorageUnusable
 from mq.message import MessageIds
 from mq.storage.interface import State, Write
 from mq.storage.registry import open_storage
-from tests.broker.conftest import Opener
+from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
 
 
@@ -79,11 +79,13 @@ async def test_a_lease_of_a_dead_peer_ends(fake_address: str, opened: Opener) ->
         assert await take(one) == b"x"
 
 
-async def test_what_a_dead_peer_left_in_new_is_delivered(fake_address: str, opened: Opener) -> None:
+async def test_what_a_dead_peer_left_in_new_is_delivered(
+    fake_address: str, opened: Opener, wall_clock: WallClock
+) -> None:
     async with opened(fake_address, peers=1) as broker:
         await broker.create_queue("q")
         async with open_storage(fake_address, shared=True) as storage:
-            await storage.commit([Write("q", MessageIds(broker._clock_ns).new(), b"stranded")])
+            await storage.commit([Write("q", MessageIds(wall_clock).new(), b"stranded")])
         assert await take(broker) is None
         await trio.sleep(3 * STRANDED_SECONDS)
         assert await take(broker) == b"stranded"

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from mq.broker import broker, follow, upkeep, workers
+from mq.broker import consuming, fetching, follow, jobs, upkeep
 from mq.message import MessageIds
 from mq.storage import barrier, batch, posix, recovery
 from mq.testing.simulation import Report, run_seed
@@ -73,17 +73,18 @@ BUGS: Final = {
         "(State.NEW, State.DELAYED, State.READY, State.REMOVED)",
         "(State.REMOVED, State.READY, State.DELAYED, State.NEW)",
     ),
-    "a publish is not durable": Bug(
-        workers.Publish, "operation", "self._attributes)", "self._attributes, durable=False)"
-    ),
+    "a publish is not durable": Bug(jobs.Publish, "operation", "self._meta)", "self._meta, durable=False)"),
     "a lease is not durable": Bug(
-        workers.FetchWorker, "_lease", "self._leases.meta(entry))", "self._leases.meta(entry), durable=False)"
+        fetching.FetchWorker,
+        "_move",
+        "self._leases.seconds(request)))",
+        "self._leases.seconds(request)), durable=False)",
     ),
     "a lease is counted from before its move": Bug(
-        workers.FetchWorker, "_lease", "now + self._leases.seconds", "started + self._leases.seconds"
+        fetching.FetchWorker, "_lease", "now + self._leases.seconds", "started + self._leases.seconds"
     ),
     "a lease's name leaves no time for its barrier": Bug(
-        workers.Leases, "meta", "self.seconds + MARGIN_SECONDS", "self.seconds"
+        fetching.Leases, "deadline_ms", "seconds + MARGIN_SECONDS", "seconds"
     ),
     "leases end with the broker": Bug(
         upkeep.Upkeep,
@@ -92,7 +93,10 @@ BUGS: Final = {
         "return 0.0",
     ),
     "a removal is not durable": Bug(
-        broker.Broker, "_change", "Move(entry, state, meta)", "Move(entry, state, meta, durable=False)"
+        consuming.Consuming,
+        "remove",
+        "Move(entry, State.REMOVED)",
+        "Move(entry, State.REMOVED, durable=False)",
     ),
     "ids go back with the clock": Bug(MessageIds, "new", "if ticks <= self._last:", "if ticks == self._last:"),
     "what is in NEW at the start is left there": Bug(

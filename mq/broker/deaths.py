@@ -1,0 +1,169 @@
+"""Dead letters: messages that were received too often, that expired, or that had to make room.
+
+A dead message goes to its queue's dead-letter queue, with its history, and is removed where there is none. The
+history is durable before the message moves; it stays with the id until the message is removed for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from mq.broker.catalog import Catalog
+from mq.broker.commit import Committer, error_of
+from mq.broker.config import RETRY_SECONDS
+from mq.broker.index import QueueIndex
+from mq.broker.ledger import Ledger
+from mq.broker.mailbox import Mailbox, Reply
+from mq.errors import MQError, StorageFailed, StorageFull
+from mq.lifecycle import Kind, State
+from mq.message import MessageId, MessageIds
+from mq.storage.interface import Entry, Meta, Move, Outcome, Result
+
+logger = logging.getLogger("mq.broker")
+
+KIND: Final = "death"
+"""The kind of the ledger's records."""
+RECEIVES: Final = "receives"
+EXPIRED: Final = "expired"
+DROPPED: Final = "dropped"
+_LARGEST_GROUP: Final = 512
+_LONGEST_HISTORY: Final = 16
+
+
+class _Dead(NamedTuple):
+    entry: Entry
+    reason: str
+    reply: Reply[None]
+
+
+class Deaths:
+    """Takes care of the dead.
+
+    Args:
+        ledger: keeps the histories.
+        catalog: the queues.
+        committer: does the moves.
+        ids: says when a message joins its new queue.
+        clock_ns: wall clock, nanoseconds since 1970.
+    """
+
+    def __init__(
+        self, ledger: Ledger, catalog: Catalog, committer: Committer, ids: MessageIds, clock_ns: Callable[[], int]
+    ) -> None:
+        self._ledger = ledger
+        self._catalog = catalog
+        self._committer = committer
+        self._ids = ids
+        self._clock_ns = clock_ns
+        self._dead: Mailbox[_Dead] = Mailbox()
+        catalog.departed = self._forget
+
+    async def load(self) -> None:
+        """Learn the histories that are in the store, and forget those whose message is in no queue any more."""
+        await self._ledger.load()
+        there = (
+            {entry.id for index in self._catalog.queues.values() for entry in index.entries()} if self._ledger else ()
+        )
+        for id in [id for id in self._ledger if id not in there]:
+            self._ledger.forget(id)
+
+    def history(self, id: MessageId) -> tuple[Mapping[str, Any], ...]:
+        """How a message died before, the latest death first."""
+        return tuple(self._ledger.get(id) or ())
+
+    def is_worn_out(self, entry: Entry) -> bool:
+        """Whether a message has been received so often that it has to die when it comes back."""
+        index = self._catalog.queues.get(entry.queue)
+        if index is None or index.settings.max_receives is None or entry.meta.receives < index.settings.max_receives:
+            return False
+        return self._grave(index) is not None
+
+    def is_expired(self, entry: Entry) -> bool:
+        """Whether a message's time is over."""
+        return entry.meta.expires_ms is not None and entry.meta.expires_ms <= self._clock_ns() // 1_000_000
+
+    def bury(self, entry: Entry, reason: str) -> Reply[None]:
+        """A message that stands in the index is dead. Answered when that is durable."""
+        self._catalog.begin(entry, is_leaving=True)
+        dead = _Dead(entry, reason, Reply())
+        self._dead.put(dead)
+        return dead.reply
+
+    async def run(self) -> None:
+        """Bury for ever."""
+        while True:
+            dead = await self._dead.drain(_LARGEST_GROUP)
+            try:
+                moves = await self._prepare(dead)
+            except (StorageFull, StorageFailed) as error:
+                for each in dead:
+                    self._put_back(each, error)
+                await trio.sleep(RETRY_SECONDS)
+                continue
+            outcomes = await self._committer.commit(moves)
+            refused = [
+                outcome.reason
+                for each, move, outcome in zip(dead, moves, outcomes, strict=True)
+                if not self._end(each, move, outcome)
+            ]
+            if refused:
+                logger.warning("cannot move %d dead messages now: %s", len(refused), refused[0])
+                await trio.sleep(RETRY_SECONDS)
+
+    # How it is done
+
+    async def _prepare(self, dead: list[_Dead]) -> list[Move]:
+        """Where each has to go; the histories of those that go on are durable."""
+        moves, histories = [], {}
+        for entry, reason, _ in dead:
+            index = self._catalog.queues.get(entry.queue)
+            grave = self._grave(index) if index is not None else None
+            if grave is None:
+                moves.append(Move(entry, State.REMOVED))
+            else:
+                histories[str(entry.id)] = self._longer_history(entry, reason)
+                moves.append(Move(entry, State.READY, arriving(grave, self._ids, self._clock_ns), grave.name))
+        if histories:
+            await self._ledger.put(histories)
+        return moves
+
+    def _end(self, each: _Dead, move: Move, outcome: Outcome) -> bool:
+        """False when it stays where it was. It will be dead again there, and be tried again."""
+        entry = each.entry
+        if outcome.result is Result.DONE:
+            self._catalog.end(entry, outcome.entry, Kind.EXPIRE if move.state is State.REMOVED else Kind.DIE)
+            each.reply.set(None)
+            return True
+        self._put_back(each, error_of(outcome, "move the dead message"), is_gone=outcome.result is Result.GONE)
+        return outcome.result is Result.GONE
+
+    def _put_back(self, each: _Dead, error: MQError, *, is_gone: bool = False) -> None:
+        self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE)
+        each.reply.fail(error)
+
+    def _grave(self, index: QueueIndex) -> QueueIndex | None:
+        name = index.settings.dead_letter_queue
+        return self._catalog.queues.get(name) if name is not None and name != index.name else None
+
+    def _longer_history(self, entry: Entry, reason: str) -> list[Mapping[str, Any]]:
+        death = {
+            "queue": entry.queue,
+            "reason": reason,
+            "receives": entry.meta.receives,
+            "time": round(self._clock_ns() / 1e9, 3),
+        }
+        return [death, *self.history(entry.id)][:_LONGEST_HISTORY]
+
+    def _forget(self, id: MessageId) -> None:
+        self._ledger.forget(id)
+
+
+def arriving(index: QueueIndex, ids: MessageIds, clock_ns: Callable[[], int]) -> Meta:
+    """The meta of a message that joins `index` now, from another queue: at its end, with its time to live."""
+    ttl = index.settings.ttl
+    expires_ms = None if ttl is None else clock_ns() // 1_000_000 + max(1, round(ttl * 1000))
+    return Meta(order=ids.new().time, expires_ms=expires_ms)

@@ -1,0 +1,307 @@
+"""The fetch workers: each serves some of the queues, one group of fetches after another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from mq.broker.catalog import Catalog
+from mq.broker.commit import Committer, error_of
+from mq.broker.config import MARGIN_SECONDS
+from mq.broker.deaths import Deaths
+from mq.broker.fetches import Fetches, FetchRequest, Line
+from mq.broker.index import QueueIndex
+from mq.broker.mailbox import Mailbox
+from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
+from mq.lifecycle import Kind, State
+from mq.message import DamagedBody, Message
+from mq.storage.interface import Entry, Meta, Move, Result, Storage, Stored
+
+logger = logging.getLogger("mq.broker")
+
+LARGEST_GROUP: Final = 1024
+_LONGEST_PAUSE_SECONDS: Final = 0.009
+
+
+class Leases:
+    """How a lease is named: when it falls due, and by whom it is held.
+
+    Args:
+        seconds: how long it lasts where nobody says otherwise.
+        clock_ns: wall clock, nanoseconds since 1970.
+        random: makes claims that nobody else makes.
+    """
+
+    def __init__(self, seconds: float, clock_ns: Callable[[], int], random: Random) -> None:
+        self._seconds = seconds
+        self._clock_ns = clock_ns
+        self._claims = random.getrandbits(64)
+
+    def seconds(self, request: FetchRequest) -> float:
+        """How long the lease that a fetch asks for lasts."""
+        if request.seconds is not None:
+            return request.seconds
+        visibility = request.index.settings.visibility
+        return self._seconds if visibility is None else visibility
+
+    def meta(self, entry: Entry, seconds: float) -> Meta:
+        """The meta of `entry` once it is leased."""
+        self._claims = (self._claims + 1) % (1 << 64)
+        return entry.meta._replace(
+            deadline_ms=self.deadline_ms(seconds), receives=entry.meta.receives + 1, claim=f"{self._claims:016x}"
+        )
+
+    def deadline_ms(self, seconds: float) -> int:
+        """What the name says of a lease that ends so many seconds after its barrier."""
+        return self._clock_ns() // 1_000_000 + round((seconds + MARGIN_SECONDS) * 1000)
+
+
+class Upkeep(Protocol):
+    """What a fetch asks of those who keep messages moving."""
+
+    async def settle(self, index: QueueIndex) -> None:
+        """Wait until messages in NEW have been delivered, where that is under way."""
+
+    def give_back(self, entry: Entry) -> None:
+        """Make a leased message READY again at once."""
+
+    def is_dead(self, index: QueueIndex, entry: Entry) -> bool:
+        """Whether a READY message must not be handed out any more. Then it is on its way out."""
+
+
+class _Chosen(NamedTuple):
+    request: FetchRequest
+    entry: Entry
+    move: Move
+
+
+class _Held(NamedTuple):
+    request: FetchRequest
+    left: Entry
+    entry: Entry
+
+
+class _Served:
+    """What one request gets."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.messages: list[Message] = []
+        self.error: MQError | None = None
+
+    def add(self, entry: Entry, message: Message) -> None:
+        self.entries.append(entry)
+        self.messages.append(message)
+
+
+class FetchWorker:
+    """Serves the fetches of its queues, one group at a time.
+
+    Args:
+        catalog: the queues.
+        committer: does the moves.
+        storage: gives the bodies.
+        calls: the queues at whose lines it has to look.
+        fetches: the lines.
+        leases: names leases.
+        upkeep: keeps messages moving.
+        deaths: what is known of a message's earlier deaths.
+        peers: how many other brokers fetch from the same store.
+        random: chooses among candidates.
+        refresh: looks at the store again for READY messages of a queue; used at peers > 0.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        committer: Committer,
+        storage: Storage,
+        calls: Mailbox[QueueIndex],
+        fetches: Fetches,
+        leases: Leases,
+        upkeep: Upkeep,
+        deaths: Deaths,
+        *,
+        peers: int,
+        random: Random,
+        refresh: Callable[[QueueIndex], Awaitable[None]],
+    ) -> None:
+        self._catalog = catalog
+        self._committer = committer
+        self._storage = storage
+        self._calls = calls
+        self._fetches = fetches
+        self._leases = leases
+        self._upkeep = upkeep
+        self._deaths = deaths
+        self._peers = peers
+        self._random = random
+        self._refresh = refresh
+
+    async def run(self) -> None:
+        """Work for ever."""
+        while True:
+            chosen = []
+            for index in await self._calls.drain(LARGEST_GROUP):
+                chosen += await self._choose(index, self._fetches.answer_call(index))
+                self._fetches.served(index)
+            await self._lease(chosen)
+
+    async def _choose(self, index: QueueIndex, line: Line) -> list[_Chosen]:
+        """Entries for those whose turn it is, begun. Who does not wait and gets none is answered."""
+        try:
+            await self._prepare(index, line)
+        except StorageError as error:
+            _fail(list(line.impatient), line, error)
+        if index.deleted:
+            _fail(list(line.requests), line, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
+        chosen = []
+        while (request := line.first()) is not None and not index.settings.paused:
+            entries = [] if request.reply.abandoned else self._next(index, request.count)
+            if not entries and not request.reply.abandoned:
+                break
+            line.leave(request)
+            chosen += [_Chosen(request, entry, self._move(request, entry)) for entry in entries]
+        for request in list(line.impatient):
+            line.leave(request)
+            request.reply.set([])
+        return chosen
+
+    async def _prepare(self, index: QueueIndex, line: Line) -> None:
+        """See that what is there can be seen, for those who do not wait; who waits is called when it can be.
+
+        Raises:
+            StorageError: the store cannot be looked at.
+        """
+        if not line.impatient or index.deleted:
+            return
+        if index.ready < sum(request.count for request in line.impatient) and index.undelivered:
+            await self._upkeep.settle(index)
+        if self._peers and index.ready <= self._peers:
+            await trio.sleep(self._random.uniform(0, _LONGEST_PAUSE_SECONDS))
+            await self._refresh(index)
+
+    def _next(self, index: QueueIndex, count: int) -> list[Entry]:
+        """The first messages; with peers, any of the first `peers + 1`, so that brokers seldom want the same one."""
+        entries: list[Entry] = []
+        while len(entries) < count:
+            entry = self._candidate(index)
+            if entry is None:
+                break
+            if not self._upkeep.is_dead(index, entry):
+                self._catalog.begin(entry)
+                entries.append(entry)
+        return entries
+
+    def _candidate(self, index: QueueIndex) -> Entry | None:
+        if not self._peers:
+            return next(iter(index.first(1)), None)
+        candidates = index.first(self._peers + 1)
+        return self._random.choice(candidates) if candidates else None
+
+    def _move(self, request: FetchRequest, entry: Entry) -> Move:
+        if request.takes:
+            return Move(entry, State.REMOVED)
+        return Move(entry, State.DELAYED, self._leases.meta(entry, self._leases.seconds(request)))
+
+    async def _lease(self, chosen: list[_Chosen]) -> None:
+        """Lease and hand out. Those whose messages turned out to be gone or damaged stand in line again, first."""
+        if not chosen:
+            return
+        started = trio.current_time()
+        outcomes = await self._committer.commit([each.move for each in chosen])
+        now = trio.current_time()
+        served = {each.request: _Served() for each in chosen}
+        held = []
+        for each, outcome in zip(chosen, outcomes, strict=True):
+            if outcome.result is Result.DONE and outcome.entry is not None:
+                held.append(_Held(each.request, each.entry, outcome.entry))
+                if not each.request.takes:
+                    due = now + self._leases.seconds(each.request)
+                    self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due)
+            else:
+                self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
+                if outcome.result is not Result.GONE:
+                    served[each.request].error = error_of(outcome, "lease the message")
+        await self._read(self._in_time(held, now - started, served), served)
+        for request in reversed(served):
+            await self._answer(request, served[request])
+
+    def _in_time(self, held: list[_Held], seconds: float, served: dict[FetchRequest, _Served]) -> list[_Held]:
+        """Those that may be handed out: a lease whose barrier took too long would not outlive a restart."""
+        if seconds <= MARGIN_SECONDS:
+            return held
+        for request, _, entry in held:
+            if not request.takes:
+                self._upkeep.give_back(entry)
+                served[request].error = StorageSlow(f"the disk took {seconds:.1f} s; nothing was handed out. Try again")
+        return [each for each in held if each.request.takes]
+
+    async def _read(self, held: list[_Held], served: dict[FetchRequest, _Served]) -> None:
+        """Open the bodies. What was taken is let go only then: the reaper is quick."""
+        if not held:
+            return
+        try:
+            stored: list[Stored | None] = await self._storage.read([each.entry for each in held])
+        except StorageError as error:
+            stored = [None] * len(held)
+            for request, _, entry in held:
+                served[request].error = error
+                if not request.takes:
+                    self._upkeep.give_back(entry)
+        for (request, left, entry), found in zip(held, stored, strict=True):
+            if request.takes:
+                self._catalog.end(left, entry, Kind.REMOVE)
+            if found is not None and not isinstance(found.body, DamagedBody):
+                served[request].add(entry, self._message(entry, found))
+            elif served[request].error is None:
+                _log_damage(entry, found)
+
+    def _message(self, entry: Entry, found: Stored) -> Message:
+        meta = entry.meta
+        receives = meta.receives if meta.claim else meta.receives + 1
+        return Message(
+            entry.queue,
+            entry.id,
+            found.body,
+            found.properties,
+            receives,
+            meta.claim or "",
+            self._deaths.history(entry.id),
+        )
+
+    async def _answer(self, request: FetchRequest, served: _Served) -> None:
+        if request.reply.abandoned:
+            await close(served.messages)
+            if not request.takes:
+                for entry in served.entries:
+                    self._upkeep.give_back(entry)
+        elif served.messages:
+            request.held = served.entries
+            request.reply.set(served.messages)
+        elif served.error is not None:
+            request.reply.fail(served.error)
+        else:
+            self._fetches.ask(request, first=True)
+
+
+async def close(messages: list[Message]) -> None:
+    """Close their bodies, whatever happens."""
+    with trio.CancelScope(shield=True):
+        for message in messages:
+            await message.body.aclose()
+
+
+def _fail(requests: list[FetchRequest], line: Line, error: Exception) -> None:
+    for request in requests:
+        line.leave(request)
+        request.reply.fail(error)
+
+
+def _log_damage(entry: Entry, found: Stored | None) -> None:
+    why = found.body.reason if found is not None and isinstance(found.body, DamagedBody) else "its file vanished"
+    logger.error("message %s of %s is not handed out: %s. It stays where it is", entry.id, entry.queue, why)

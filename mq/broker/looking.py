@@ -1,0 +1,94 @@
+"""Looking at messages without taking them."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final, NamedTuple
+
+from mq.broker.deaths import Deaths
+from mq.broker.index import QueueIndex
+from mq.broker.transit import Transit
+from mq.lifecycle import State
+from mq.message import Message, MessageId
+from mq.storage.interface import Entry, Storage
+
+READY: Final = "ready"
+LEASED: Final = "leased"
+DELAYED: Final = "delayed"
+
+
+class Seen(NamedTuple):
+    """A message that was looked at.
+
+    Attributes:
+        message: as it is; close its body. Its receipt is that of the delivery that holds it.
+        state: ``ready``, ``leased`` or ``delayed``.
+    """
+
+    message: Message
+    state: str
+
+
+class Looking:
+    """Shows messages.
+
+    Args:
+        storage: holds them.
+        transit: the messages on their way.
+        deaths: knows their histories.
+    """
+
+    def __init__(self, storage: Storage, transit: Transit, deaths: Deaths) -> None:
+        self._storage = storage
+        self._transit = transit
+        self._deaths = deaths
+
+    async def show(self, index: QueueIndex, id: MessageId) -> Seen | None:
+        """One message, wherever it is."""
+        while True:
+            await self._transit.wait(id)
+            entry = index.find(id) or await self._storage.find(index.name, id)
+            if id in self._transit:
+                continue
+            seen = await self._see([entry]) if entry is not None else []
+            if seen or entry is None or (id not in self._transit and index.find(id) in (None, entry)):
+                return seen[0] if seen else None
+
+    async def page(self, index: QueueIndex, state: str, after: MessageId | None, most: int) -> list[Seen]:
+        """Some messages of a queue, in their order, from the one after `after` on."""
+        if state == READY:
+            entries = index.after(after, most)
+        else:
+            start = -1 if after is None else after.key
+            there = (each for each in index.delayed.values() if state_of(each) == state and each.id.key > start)
+            entries = heapq.nsmallest(most, there, key=lambda entry: entry.id.key)
+        return await self._see(entries)
+
+    async def _see(self, entries: list[Entry]) -> list[Seen]:
+        """Those that are still there."""
+        stored = await self._storage.read(entries)
+        return [
+            Seen(
+                Message(
+                    entry.queue,
+                    entry.id,
+                    found.body,
+                    found.properties,
+                    entry.meta.receives,
+                    entry.meta.claim or "",
+                    self._deaths.history(entry.id),
+                ),
+                state_of(entry),
+            )
+            for entry, found in zip(entries, stored, strict=True)
+            if found is not None
+        ]
+
+
+def state_of(entry: Entry) -> str:
+    """How an entry is called to people: what is in NEW is ready in a moment, unless it has to wait."""
+    if entry.meta.claim is not None:
+        return LEASED
+    if entry.state is State.DELAYED or (entry.state is State.NEW and entry.meta.deadline_ms is not None):
+        return DELAYED
+    return READY
