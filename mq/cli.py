@@ -30,6 +30,7 @@ class Verb(NamedTuple):
 
 VERBS: Final = {
     "serve": Verb("mq.cli_serve:serve_command", "Serve queues over HTTP."),
+    "user": Verb("mq.cli_user:user_command", "Add, list and remove users, and make tokens."),
     "vsqs": Verb("mq.cli_vsqs:vsqs", "Use a folder as a queue, without a daemon."),
 }
 """Every verb, in the order of ``mq --help``."""

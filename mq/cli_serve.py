@@ -13,9 +13,11 @@ import trio
 from mq import __version__
 from mq.broker import BrokerConfig, open_broker
 from mq.cli_flags import settings_options
+from mq.cli_protect import make_guards, reloading
 from mq.errors import InvalidSetting, StorageUnusable
 from mq.programs import CANNOT_START, run_program
 from mq.settings import Settings, load_settings
+from mq.web.access import Gate
 from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
 from mq.web.serve import CannotListen, serve
@@ -32,7 +34,7 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
     except InvalidSetting as error:
         click.echo(f"mq: {error}", err=True)
         sys.exit(CANNOT_START)
-    run_program("mq", partial(_serve, settings), (StorageUnusable, CannotListen), settings.log_level)
+    run_program("mq", partial(_serve, settings), (InvalidSetting, StorageUnusable, CannotListen), settings.log_level)
 
 
 async def _serve(settings: Settings, stop: trio.Event) -> None:
@@ -44,8 +46,11 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         reaper=not settings.no_reaper,
         max_body=settings.max_body,
     )
-    async with open_broker(settings.store, config) as broker, trio.open_nursery() as nursery:
-        app = WebApp(Endpoints(broker, settings.max_body))
-        urls = await nursery.start(partial(serve, app, settings.address, settings.port, stop=stop.wait))
+    guards = make_guards(settings)
+    async with open_broker(settings.store, config) as broker, reloading(guards), trio.open_nursery() as nursery:
+        endpoints = Endpoints(broker, settings.max_body)
+        app = WebApp(endpoints if guards.access is None else Gate(endpoints, guards.access))
+        serve_web = partial(serve, app, settings.address, settings.port, stop=stop.wait)
+        urls = await nursery.start(partial(serve_web, certificates=guards.certificates))
         durable = "durable" if broker.description.durable else "not durable"
         click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)

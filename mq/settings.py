@@ -127,6 +127,11 @@ class Settings:
     storage: str = _line("", _TEXT, "another store than the root: NAME:PLACE", "posix:ROOT")
     no_mover: bool = _line(False, _SWITCHED, "leave delivery and requeueing to a separate mq-mover", "")
     no_reaper: bool = _line(False, _SWITCHED, "leave reaping to a separate mq-reaper", "")
+    users: str = _line("", _TEXT, "file of users and their rights: with it, nobody else is let in", "none")
+    tls_cert: str = _line("", _TEXT, "certificate to show, and those above it, as PEM: with it, TLS is spoken", "none")
+    tls_key: str = _line("", _TEXT, "private key of the certificate, as PEM", "none")
+    tls_client_ca: str = _line("", _TEXT, "authorities, as PEM: each client must show a certificate of theirs", "none")
+    insecure: bool = _line(False, _SWITCHED, "let the network in without TLS or without users all the same", "")
     log_level: str = _line("info", _one_of("debug", "info", "warning", "error"), "least weight of a log line")
 
     @property

@@ -106,6 +106,22 @@ class UsersFile:
                 table.pop("password", None)
         return token
 
+    def retire(self, name: str) -> int:
+        """Take away all tokens of a user but the newest, which is the last one.
+
+        Returns:
+            How many count no more.
+
+        Raises:
+            InvalidSetting: there is no such user, or the file cannot be changed.
+        """
+        with self._changing() as users:
+            table = _known(users, name)
+            tokens = table.get("tokens", [])
+            count = max(len(tokens) - 1, 0)
+            del tokens[:count]
+        return count
+
     def _read(self) -> str:
         try:
             return self._path.read_text("utf-8")

@@ -2,10 +2,12 @@
 
 * :mod:`mq.web.exchange`: a request and a reply, as plain values.
 * :mod:`mq.web.endpoints`: from one to the other, and nothing else: no sockets, no framework.
+* :mod:`mq.web.access`: stands before them where users are known, and asks for the right.
 * :mod:`mq.web.arriving`: a body, taken from the network no faster than it is used.
 * :mod:`mq.web.app`: the two of them as a Quart-Trio app.
 * :mod:`mq.web.frames`: how much of what an HTTP/2 client may send.
 * :mod:`mq.web.refusals`: what is refused before an endpoint sees it.
 * :mod:`mq.web.guarded`: Hypercorn's server of one connection, with these limits and refusals.
+* :mod:`mq.web.handshake`: TLS, before anything else is said.
 * :mod:`mq.web.serve`: Hypercorn on a socket, and how it stops.
 """

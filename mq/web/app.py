@@ -35,8 +35,8 @@ from werkzeug.datastructures import Headers
 from mq.errors import CorruptMessage, StorageError
 from mq.message import Body
 from mq.web.arriving import Arriving
-from mq.web.endpoints import NO_WEBSOCKET, Endpoints
-from mq.web.exchange import DISCARD_SECONDS, Reply, Request, problem
+from mq.web.endpoints import NO_WEBSOCKET
+from mq.web.exchange import DISCARD_SECONDS, Handler, Reply, Request, problem
 
 logger = logging.getLogger(__name__)
 
@@ -148,25 +148,25 @@ class _NoWebsocket(TrioASGIWebsocketConnection):
 
 
 class WebApp(QuartTrio):
-    """The app that serves `endpoints`."""
+    """The app that serves `handler`: the endpoints, or what stands before them."""
 
     asgi_http_class = _Connection
     asgi_websocket_class = _NoWebsocket
     request_class = _QuartRequest
     response_class = _QuartResponse
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, handler: Handler) -> None:
         super().__init__("mq", static_folder=None, template_folder=None)
-        self._endpoints = endpoints
+        self._handler = handler
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> None:
         """No routing: the endpoints have their own."""
 
     async def dispatch_request(self, request_context: RequestContext | None = None) -> ResponseReturnValue:
-        """Hand any request to the endpoints."""
+        """Hand any request to the handler."""
         assert request_context is not None
         request = cast(_QuartRequest, request_context.request)
-        return _to_quart(await self._endpoints.handle(_from_quart(request)))
+        return _to_quart(await self._handler.handle(_from_quart(request)))
 
     async def handle_exception(self, error: Exception) -> Response:
         """An error that no endpoint foresaw."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterable, Mapping
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from mq.errors import CallerError
 from mq.message import Body
@@ -58,6 +58,13 @@ class Reply(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | Body = b""
     is_last: bool = False
+
+
+class Handler(Protocol):
+    """What answers requests: the endpoints, or something that stands before them."""
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to `request`. Its body is the caller's to close."""
 
 
 def empty(status: int, *headers: tuple[str, str]) -> Reply:

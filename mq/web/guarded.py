@@ -56,6 +56,7 @@ class GuardedServer(TCPServer):
         assert isinstance(self.protocol.protocol, H11Protocol)  # every connection begins as that
         _guard_http1(self.protocol.protocol)
         await super()._read_data()
+        await self.idle_task.stop()  # nobody is left to be idle; a broken connection would stay for as long as that
 
     async def _continue(self) -> None:
         """Send 100 to a client that waits for it, if it has no response yet."""

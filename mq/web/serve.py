@@ -20,9 +20,11 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework
 
+from mq.access.certificates import Certificates
 from mq.errors import MQError
 from mq.message import shorten
 from mq.web.guarded import GuardedServer
+from mq.web.handshake import shake_hands
 from mq.web.watched import WatchedStream
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ async def serve(
     port: int,
     *,
     stop: Callable[[], Awaitable[None]],
+    certificates: Certificates | None = None,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -57,6 +60,7 @@ async def serve(
         address: IP address or host name.
         port: 0 takes a free one.
         stop: returns when it is time to stop.
+        certificates: with them TLS is spoken, and nothing else.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
 
@@ -64,11 +68,12 @@ async def serve(
         CannotListen: somebody else has the port, or the address is not to be had.
     """
     listeners = await _listen(address, port)
-    connections = _Connections(app)
+    connections = _Connections(app, certificates)
+    scheme = "https" if certificates else "http"
     async with trio.open_nursery() as running:
         async with trio.open_nursery() as accepting:
             accepting.start_soon(_accept, connections.serve, listeners, running)
-            task_status.started([_url(listener) for listener in listeners])
+            task_status.started([_url(scheme, listener) for listener in listeners])
             await stop()
             accepting.cancel_scope.cancel()
         await connections.finish()
@@ -85,14 +90,22 @@ def first_of(error: BaseException) -> BaseException:
 class _Connections:
     """Serves connections, each on its own."""
 
-    def __init__(self, app: ASGIFramework) -> None:
+    def __init__(self, app: ASGIFramework, certificates: Certificates | None) -> None:
         self._app = app
+        self._certificates = certificates
         self._config = _hypercorn_config()
         self._context = WorkerContext(None)
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end."""
-        watched = WatchedStream(stream)
+        if self._certificates is None:
+            await self._serve(WatchedStream(stream))
+            return
+        tls = await shake_hands(stream, self._certificates.context, self._context.terminated.wait)
+        if tls is not None:
+            await self._serve(WatchedStream(tls))
+
+    async def _serve(self, watched: WatchedStream) -> None:
         server = GuardedServer(self._app, self._config, self._context, watched)
         try:
             async with trio.open_nursery() as nursery:
@@ -111,6 +124,7 @@ class _Connections:
 
 
 def _hypercorn_config() -> Config:
+    logging.getLogger("hpack").setLevel(logging.INFO)  # below that it writes every header down, secrets too
     config = Config()
     config.accesslog = None
     config.errorlog = logger
@@ -144,6 +158,6 @@ async def _run_then_cancel(run: Callable[[], Awaitable[None]], nursery: trio.Nur
     nursery.cancel_scope.cancel()
 
 
-def _url(listener: trio.SocketListener) -> str:
+def _url(scheme: str, listener: trio.SocketListener) -> str:
     host, port = listener.socket.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

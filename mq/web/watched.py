@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import trio
 
+TLSStream = trio.SSLStream[trio.SocketStream]
+
 
 class WatchedStream:
-    """A TCP stream that notes when bytes last passed. It has the verbs that a server of streams uses.
+    """A stream that notes when bytes last passed. It has the verbs that a server of streams uses.
+
+    Over TLS only what the client said counts: empty records and renewed keys keep nothing open.
 
     Args:
-        stream: what carries the bytes.
+        stream: what carries the bytes, its handshake done where it has one.
 
     Attributes:
         socket: that of the stream.
         last_used: when bytes last passed in or out, on Trio's clock.
     """
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream | TLSStream) -> None:
         self._stream = stream
-        self.socket = stream.socket
+        self.socket = stream.socket if isinstance(stream, trio.SocketStream) else stream.transport_stream.socket
         self.last_used = trio.current_time()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -33,8 +37,9 @@ class WatchedStream:
         self.last_used = trio.current_time()
 
     async def send_eof(self) -> None:
-        """As :meth:`trio.abc.HalfCloseableStream.send_eof`."""
-        await self._stream.send_eof()
+        """As :meth:`trio.abc.HalfCloseableStream.send_eof`. TLS says goodbye when it is closed, and only then."""
+        if isinstance(self._stream, trio.SocketStream):
+            await self._stream.send_eof()
 
     async def aclose(self) -> None:
         """As :meth:`trio.abc.AsyncResource.aclose`."""

@@ -73,6 +73,17 @@ def test_a_token_more_or_only_one(path: Path) -> None:
     assert access.by_token(third) is not None
 
 
+def test_a_retirement_leaves_the_newest_token(path: Path) -> None:
+    file = UsersFile(write_users(path, COMMENTED))
+    second, third = file.add_token("alice", only=False), file.add_token("alice", only=False)
+    assert file.retire("alice") == 2
+    access = Access(str(path))
+    assert access.by_token(TOKEN) is access.by_token(second) is None
+    assert access.by_token(third) is not None
+    assert file.retire("alice") == file.retire("bob") == 0
+    assert Access(str(path)).by_token(third) is not None
+
+
 def test_only_a_token_takes_the_password_away(path: Path) -> None:
     file = UsersFile(write_users(path, COMMENTED))
     assert Access(str(path)).verify("bob", PASSWORD) is not None

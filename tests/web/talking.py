@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import trio
 
+from mq.access.certificates import Certificates
 from mq.lifecycle import State
 from mq.storage.interface import QUEUE, Storage
 from mq.web.app import WebApp
-from mq.web.endpoints import Endpoints
-from mq.web.exchange import Reply, Request
+from mq.web.exchange import Handler, Reply, Request
 from mq.web.serve import GRACE_SECONDS, serve
 
 MAX_BODY = 1 << 20
@@ -55,7 +55,7 @@ BAD_NAMES = (
 
 
 async def ask(
-    endpoints: Endpoints,
+    endpoints: Handler,
     method: str,
     path: str,
     *chunks: bytes,
@@ -72,7 +72,7 @@ async def stream(*chunks: bytes) -> AsyncGenerator[bytes, None]:
         yield chunk
 
 
-async def publish(endpoints: Endpoints, queue: str, *chunks: bytes, **more: object) -> str:
+async def publish(endpoints: Handler, queue: str, *chunks: bytes, **more: object) -> str:
     reply = await ask(endpoints, "POST", f"/{queue}/messages", *chunks, **more)
     assert reply.status == 201
     return dict(reply.headers)["x-message-id"]
@@ -134,13 +134,25 @@ class Server:
             return await read_all(stream)
 
 
-async def start_server(nursery: trio.Nursery, endpoints: Endpoints, *, grace_seconds: float = GRACE_SECONDS) -> Server:
+async def start_server(
+    nursery: trio.Nursery,
+    endpoints: Handler,
+    *,
+    certificates: Certificates | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+) -> Server:
     """A server on a port of its own."""
     stop, stopped = trio.Event(), trio.Event()
 
     async def serve_and_tell(task_status: trio.TaskStatus[list[str]]) -> None:
         await serve(
-            WebApp(endpoints), "127.0.0.1", 0, stop=stop.wait, grace_seconds=grace_seconds, task_status=task_status
+            WebApp(endpoints),
+            "127.0.0.1",
+            0,
+            stop=stop.wait,
+            certificates=certificates,
+            grace_seconds=grace_seconds,
+            task_status=task_status,
         )
         stopped.set()
 

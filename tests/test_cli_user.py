@@ -1,0 +1,150 @@
+"""The verb ``user``: what it prints, what it asks for, and what it never takes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mq import cli, cli_user
+from mq.access import Access
+from mq.access.hashes import COST
+from mq.access.rights import Right
+from mq.settings import LINES
+from tests.access.files import PASSWORD, TOKEN, write_users
+
+TOKEN_FORM = re.compile(r"mq_[A-Za-z0-9_-]{43}")
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in LINES:
+        monkeypatch.delenv(line.variable, raising=False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "users.toml")
+
+
+def run(*args: str, typed: str | None = None) -> Result:
+    return CliRunner().invoke(cli.main, ["user", *args], input=typed, prog_name="mq")
+
+
+def test_a_user_with_a_token(path: str) -> None:
+    done = run(
+        "add", "shop", "--users", path, "--right", "publish=orders.*", "--right", "publish=x", "--right", "consume=*"
+    )
+    assert done.exit_code == 0
+    assert TOKEN_FORM.fullmatch(done.stdout.strip())  # that and nothing else, so that a script can take it
+    assert "cannot be shown again" in done.stderr
+    assert "SIGHUP" in done.stderr
+    user = Access(path).by_token(done.stdout.strip())
+    assert user is not None
+    assert user.rights == {Right.PUBLISH: ("orders.*", "x"), Right.CONSUME: ("*",)}
+
+
+def test_a_user_with_a_password_from_standard_input(path: str) -> None:
+    done = run("add", "anna", "--users", path, "--password", typed=f"{PASSWORD}\n")
+    assert done.exit_code == 0
+    assert PASSWORD not in done.output
+    access = Access(path)
+    assert access.verify("anna", PASSWORD) is not None
+    assert f"scrypt:{COST.n}:" in Path(path).read_text()
+
+
+def test_a_password_that_is_typed_is_not_shown(path: str) -> None:
+    """As a process: only a real terminal has an echo to turn off."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "mq", "user", "add", "anna", "--password", "--users", path]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        shown = b""
+        for prompt in (b"Password:", b"confirmation:"):
+            while prompt not in shown:
+                shown += os.read(ours, 1000)
+            os.write(ours, PASSWORD.encode() + b"\n")
+        while b"SIGHUP" not in shown:
+            shown += os.read(ours, 1000)
+        assert process.wait(30) == 0
+    os.close(ours)
+    assert PASSWORD.encode() not in shown
+    assert Access(path).verify("anna", PASSWORD) is not None
+
+
+def test_a_list_shows_no_hash(path: str) -> None:
+    write_users(
+        Path(path),
+        '[users.shop]\ntokens = ["TOKEN"]\npublish = ["orders.*", "x"]\n[users.anna]\npassword = "PASSWORD"\n',
+    )
+    done = run("list", "--users", path)
+    assert done.stdout == ("shop\n  publish: orders.* x\n  password: no, tokens: 1\nanna\n  password: yes, tokens: 0\n")
+
+
+def test_tokens_come_and_go(path: str) -> None:
+    write_users(Path(path), '[users.shop]\ntokens = ["TOKEN"]\n')
+    second = run("token", "shop", "--users", path).stdout.strip()
+    assert Access(path).by_token(TOKEN) == Access(path).by_token(second)
+    assert "1 tokens are gone" in run("retire", "shop", "--users", path).stderr
+    assert Access(path).by_token(TOKEN) is None
+    assert Access(path).by_token(second) is not None
+    third = run("token", "shop", "--only", "--users", path).stdout.strip()
+    assert Access(path).by_token(second) is None
+    assert Access(path).by_token(third) is not None
+    assert run("remove", "shop", "--users", path).exit_code == 0
+    assert Access(path).by_token(third) is None
+
+
+def test_the_file_is_named_in_four_ways(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_users(Path(path), "[users.here]")
+    assert "here" in run("list", "--users", path).stdout
+    assert "here" in CliRunner().invoke(cli.main, ["--users", path, "user", "list"]).stdout
+    (tmp_path / "mq.toml").write_text(f'users = "{path}"')
+    assert "here" in CliRunner().invoke(cli.main, ["--config", str(tmp_path / "mq.toml"), "user", "list"]).stdout
+    monkeypatch.setenv("MQ_USERS", path)
+    assert "here" in run("list").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (("list",), "which file?"),
+        (("list", "--users", "{path}/x"), "Not a directory"),
+        (("add", "here", "--users", "{path}"), "user here exists"),
+        (("add", "a b", "--users", "{path}"), "not a user's name"),
+        (("remove", "zoe", "--users", "{path}"), "no user named"),
+        (("token", "zoe", "--users", "{path}"), "no user named"),
+        (("retire", "zoe", "--users", "{path}"), "no user named"),
+        (("add", "zoe", "--password", "--users", "{path}"), "8 to 1024"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_2(path: str, args: tuple[str, ...], reason: str) -> None:
+    write_users(Path(path), "[users.here]")
+    before = Path(path).read_bytes()
+    done = run(*(arg.format(path=path) for arg in args), typed="short\n")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert re.fullmatch(r"mq: [^\n]+\n", done.stderr)
+    assert reason in done.stderr
+    assert "short" not in done.stderr
+    assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("right", ["publish", "publish=", "fly=*", "=*", "Publish=*", "publish=a\tb", ""])
+def test_a_wrong_right_says_what_a_right_is(path: str, right: str) -> None:
+    done = run("add", "zoe", "--users", path, "--right", right)
+    assert done.exit_code == 2
+    assert "publish=orders.*" in done.stderr
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("verb", cli_user.user_command.commands)
+def test_no_verb_takes_a_secret_as_an_argument(verb: str) -> None:
+    command = cli_user.user_command.commands[verb]
+    takes_a_value = {param.name for param in command.params if not getattr(param, "is_flag", False)}
+    assert takes_a_value <= {"name", "users", "rights"}
