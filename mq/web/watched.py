@@ -22,7 +22,7 @@ class WatchedStream:
 
     def __init__(self, stream: trio.SocketStream | TLSStream) -> None:
         self._stream = stream
-        self.socket = stream.socket if isinstance(stream, trio.SocketStream) else stream.transport_stream.socket
+        self.socket = stream.transport_stream.socket if isinstance(stream, trio.SSLStream) else stream.socket
         self.last_used = trio.current_time()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -38,7 +38,7 @@ class WatchedStream:
 
     async def send_eof(self) -> None:
         """As :meth:`trio.abc.HalfCloseableStream.send_eof`. TLS says goodbye when it is closed, and only then."""
-        if isinstance(self._stream, trio.SocketStream):
+        if not isinstance(self._stream, trio.SSLStream):
             await self._stream.send_eof()
 
     async def aclose(self) -> None:
