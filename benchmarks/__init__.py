@@ -13,5 +13,6 @@ within one run, and numbers that are counted: system calls, flushes, wake-ups. N
 * :mod:`.backlog`: what a fetch costs in front of 200 and of 200,000 messages.
 * :mod:`.counted`: system calls, device writes and flushes per message.
 * :mod:`.idle`: how often a daemon with nothing to do wakes up.
+* :mod:`.vsqs`: the brokerless queue beside the others in :mod:`.peers`, at the same durability.
 * :mod:`.machine`, :mod:`.figures`, :mod:`.report`: where it ran, what came out, and how it is printed.
 """

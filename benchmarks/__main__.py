@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from benchmarks import backlog, counted, embedded, idle, report
+from benchmarks import backlog, counted, embedded, idle, report, vsqs
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
 
@@ -37,11 +37,16 @@ def _idle(folder: str, options: argparse.Namespace) -> list[Figure]:
     return idle.measure(folder)
 
 
+def _vsqs(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return vsqs.measure(folder, options.rounds, min(options.messages, 1000), min(options.backlog, vsqs.LONG))
+
+
 BENCHMARKS: Final[dict[str, Benchmark]] = {
     "embedded": _embedded,
     "backlog": _backlog,
     "counted": _counted,
     "idle": _idle,
+    "vsqs": _vsqs,
 }
 
 
