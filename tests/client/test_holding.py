@@ -227,8 +227,7 @@ async def test_a_stream_of_nothing_and_of_a_refusal() -> None:
         (Access(url=URL, user=("me", "s:x")), "Basic " + base64.b64encode(b"me:s:x").decode()),
     ],
 )
-def test_credentials(access: Access, told: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+def test_credentials(access: Access, told: str | None) -> None:
     script = Script(httpx.Response(201))
     with Client(access, transport=httpx.MockTransport(script.answer)) as client:
         client.create_queue("q")

@@ -1,0 +1,214 @@
+"""A look through a root finds what is wrong with it, changes nothing, and is not fooled by what moves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.broker import open_broker
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.message import MessageIds
+from mq.storage import names
+from mq.storage.inspection import Finding, Found, Seen, lasting
+from mq.storage.interface import Entry, Meta
+from mq.storage.looking import open_look, quarantine, repair
+
+IDS = MessageIds()
+
+
+@pytest.fixture
+def root(temp_root: Path) -> Path:
+    """A root with two queues, three messages (one leased, one long), and no daemon."""
+
+    async def fill() -> None:
+        async with open_broker(f"posix:{temp_root}") as broker:
+            await broker.create_queue("a")
+            await broker.create_queue("b")
+            for body in (b"one", b"two", bytes(400_000)):
+                await broker.publish("a", body)
+            assert await broker.fetch("a") is not None
+
+    trio.run(fill)
+    return temp_root
+
+
+@contextmanager
+def served(root: Path) -> Iterator[None]:
+    """As by a daemon: somebody else holds the lock."""
+    with (root / "state" / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def look(root: Path, *, bodies: bool = True, pause: Callable[[], object] = lambda: None) -> Seen:
+    with open_look(str(root)) as opened:
+        return opened.seen(bodies=bodies, pause=pause)
+
+
+def findings(seen: Seen) -> set[tuple[Finding, str]]:
+    return {(found.finding, os.path.basename(found.path)) for found in seen.found}
+
+
+def ready(root: Path) -> list[Path]:
+    return sorted((root / "queues" / "a").iterdir())
+
+
+def tree(root: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino) for path in root.rglob("*")}
+
+
+def test_a_sound_root(root: Path) -> None:
+    before = tree(root)
+    assert look(root) == Seen((), 3, 0)
+    assert tree(root) == before
+
+
+def test_what_is_damaged_or_foreign(root: Path) -> None:
+    first, second = ready(root)
+    with first.open("r+b") as file:
+        file.write(b"X")
+    foreign = root / "queues" / "a" / "notes.txt"
+    foreign.write_text("hi")
+    (root / "delay" / "link").symlink_to("/etc/passwd")
+    (root / "queues" / ".hidden").mkdir()
+    os.mkfifo(root / "new" / f"a:{IDS.new()}")
+    seen = look(root)
+    assert (Finding.DAMAGED, first.name) in findings(seen)
+    assert {finding for finding, _ in findings(seen)} == {Finding.DAMAGED, Finding.FOREIGN}
+    assert len(seen.found) == 5
+    assert second.exists()
+    assert Finding.DAMAGED not in {finding for finding, _ in findings(look(root, bodies=False))}
+
+
+def test_a_file_by_hand_is_a_message_without_a_checksum(root: Path) -> None:
+    (root / "queues" / "b" / IDS.new()).write_text("by hand")
+    assert look(root) == Seen((), 4, 1)
+
+
+def test_what_a_crash_leaves_is_found_and_repaired(root: Path) -> None:
+    torn = root / "new" / f"a:{IDS.new()}"
+    torn.write_bytes(b"")
+    first = ready(root)[0]
+    twice = root / "new" / f"a:{first.name}"
+    os.link(first, twice)
+    shutil.rmtree(root / "queues" / "b")
+    staged = root / "state" / "stage" / "x"
+    staged.write_text("half")
+    side = root / "state" / "properties" / IDS.new()
+    side.write_text("{}")
+    seen = look(root)
+    assert {(Finding.TORN, torn.name), (Finding.DOUBLED, first.name), (Finding.DOUBLED, twice.name)} < findings(seen)
+    assert {(Finding.STAGED, "x"), (Finding.SIDE, side.name), (Finding.RECORD, "queue")} < findings(seen)
+    assert len(seen.found) == 6
+    repair(str(root))
+    assert look(root) == Seen((), 3, 0)
+    assert first.exists()
+
+
+def test_messages_of_deleted_and_of_missing_queues(root: Path) -> None:
+    old = next(iter((root / "delay").iterdir()))
+    entry = names.parse_flat(old.name, State.DELAYED)
+    assert entry is not None
+    deleted = root / "remove" / names.flat("gone", IDS.new())
+    deleted.mkdir()
+    (deleted / "foreign").write_text("")
+    orphan = root / "new" / names.flat("gone", IDS.new())
+    waiting = root / "new" / names.flat("nowhere", IDS.new())
+    early = root / "delay" / names.flat("a", entry.id, Meta(order=1))
+    shutil.copy(ready(root)[0], orphan)
+    shutil.copy(ready(root)[0], waiting)
+    old.rename(early)
+    assert findings(look(root, bodies=False)) == {
+        (Finding.ORPHAN, orphan.name),
+        (Finding.ORPHAN, early.name),
+        (Finding.WAITING, waiting.name),
+        (Finding.FOREIGN, "foreign"),
+    }
+
+
+def test_a_torn_record(root: Path) -> None:
+    (record,) = (root / "state" / "records" / "queue").glob("ka.*")
+    record.with_name("ka.999").write_text('{"key": "a"')
+    assert findings(look(root)) == {(Finding.RECORD, "ka.999")}
+
+
+def test_while_a_daemon_serves_it_looks_twice(root: Path) -> None:
+    passing = root / "new" / f"a:{IDS.new()}"
+    passing.write_bytes(b"")
+    staying = root / "new" / "staying"
+    staying.write_bytes(b"")
+    with served(root):
+        assert findings(look(root, pause=passing.unlink)) == {(Finding.FOREIGN, "staying")}
+
+
+def test_a_message_that_moves_all_the_time_is_not_two(root: Path) -> None:
+    """Seen twice in each of two looks, by one name in common: it was never in two places at once."""
+    id = IDS.new()
+    entries = [Entry("a", id, state) for state in (State.NEW, State.READY, State.DELAYED)]
+    with served(root), open_look(str(root)) as opened:
+        paths = [opened.folders.layout.path(entry) for entry in entries]
+        Path(paths[1]).write_text("here")
+        before = [Found(Finding.DOUBLED, path, "", id) for path in paths[:2]]
+        after = [Found(Finding.DOUBLED, path, "", id) for path in paths[1:]]
+        assert lasting(opened.folders, before, after) == ()
+        assert lasting(opened.folders, before, before) == ()  # one of them is not there any more
+        Path(paths[0]).write_text("and here")
+        assert lasting(opened.folders, before, before) == tuple(before)
+
+
+def test_nothing_is_repaired_or_moved_while_a_daemon_serves(root: Path, tmp_path: Path) -> None:
+    (root / "new" / "foreign").write_text("")
+    with served(root):
+        with pytest.raises(StorageUnusable, match="already served"):
+            repair(str(root))
+        with open_look(str(root)) as opened, pytest.raises(StorageUnusable, match="stop the daemon"):
+            list(quarantine(opened, opened.seen(bodies=True, pause=lambda: None).found, str(tmp_path)))
+    assert (root / "new" / "foreign").exists()
+
+
+def test_no_daemon_starts_while_it_is_looked_at(root: Path) -> None:
+    with open_look(str(root)) as opened:
+        assert opened.alone
+        with pytest.raises(StorageUnusable, match="already served"):
+            repair(str(root))
+
+
+def test_quarantine_keeps_places_and_contents(root: Path, tmp_path: Path) -> None:
+    damaged = ready(root)[0]
+    damaged.write_bytes(b"XXX")
+    (root / "new" / "link").symlink_to("/etc/passwd")
+    with open_look(str(root)) as opened:
+        found = opened.seen(bodies=True, pause=lambda: None).found
+        moved = dict(quarantine(opened, found, str(tmp_path / "q")))
+    assert set(moved) == {str(damaged), str(root / "new" / "link")}
+    assert (tmp_path / "q" / "queues" / "a" / damaged.name).read_bytes() == b"XXX"
+    assert (tmp_path / "q" / "new" / "link").is_symlink()
+    assert look(root).found == ()
+
+
+def test_quarantine_overwrites_nothing_and_stays_out_of_the_root(root: Path, tmp_path: Path) -> None:
+    (root / "new" / "foreign").write_text("1")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "foreign").write_text("2")
+    with open_look(str(root)) as opened:
+        found = opened.seen(bodies=True, pause=lambda: None).found
+        with pytest.raises(StorageUnusable, match="of that name"):
+            list(quarantine(opened, found, str(tmp_path)))
+        with pytest.raises(StorageUnusable, match="in the root itself"):
+            list(quarantine(opened, found, str(root / "state" / "q")))
+    assert (tmp_path / "new" / "foreign").read_text() == "2"
+
+
+def test_what_is_no_root_is_not_touched(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(StorageUnusable, match="no root of mq"), open_look(str(place)):
+            pass
+    assert list(tmp_path.iterdir()) == []
