@@ -9,6 +9,7 @@ packages=(
     e2fsprogs
     xfsprogs
     fuse3       # a disk that remembers what was written to it (tests/crash)
+    fiu-utils   # system calls that fail under a real daemon (tests/faults)
 )
 
 if [ "${CI:-}" != true ] && [ "${1:-}" != --yes ]; then

@@ -7,14 +7,12 @@ goes to fetches and removals, which make room, and not to the next publish.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 from collections.abc import Callable
 from typing import Final, ParamSpec
 
-from mq.storage.barrier import sync_folder
 from mq.storage.calls import Calls, FileKind
 from mq.storage.layout import Layout
 from mq.storage.passing import NO_ROOM
@@ -24,8 +22,9 @@ logger = logging.getLogger("mq.storage")
 
 _P = ParamSpec("_P")
 
-LARGEST: Final = 1 << 20
-"""Bytes. Room for the names of about ten thousand leases at a time, besides what their folders hold already."""
+LARGEST: Final = 2 << 20
+"""Bytes. Room for the names of some ten thousand leases at a time, besides what their folders hold already. And btrfs
+asks for more than 1 MiB to be free before it moves a name, where names and bytes share their room."""
 SHARE: Final = 64
 """On a small file system the ballast is this part of it."""
 _AT_ONCE: Final = 1 << 16
@@ -46,7 +45,6 @@ class Ballast:
         self.size = min(LARGEST, room // SHARE)
         self._calls = calls
         self._path = layout.ballast
-        self._folder = layout.state
         self._shared = shared
         self._in_place = False
         self._missed = False
@@ -67,8 +65,7 @@ class Ballast:
             try:
                 self._fill()
             except OSError as error:
-                if error.errno in NO_ROOM:
-                    self._miss()
+                self._miss(error)
                 raise
             self._in_place = True
             if self._missed:
@@ -86,7 +83,8 @@ class Ballast:
             verb(*args, **kwargs)
 
     def give_up(self) -> None:
-        """Make room. Nothing happens where another has done so.
+        """Make room. Nothing happens where another has done so. No sync: ext4, xfs and btrfs, when they find no room,
+        commit by themselves what would give them some.
 
         Raises:
             OSError: it cannot be done.
@@ -97,26 +95,21 @@ class Ballast:
                 self._calls.unlink(self._path)
             except FileNotFoundError:
                 return
-            self._miss()
-            sync_folder(self._calls, self._folder)  # a journal gives the room free with its next commit
+        logger.debug("the ballast is given up")
 
-    def _miss(self) -> None:
-        if not self._missed:
+    def _miss(self, error: OSError) -> None:
+        if error.errno in NO_ROOM and not self._missed:
             self._missed = True
             logger.warning("the disk is full: nothing new is stored until there is room; fetches and removals go on")
 
     def _fill(self) -> None:
-        """Bytes that no file system can make smaller, after those that are there: a crash may have left a part. Never
-        synced, since nobody reads them."""
+        """Bytes that no file system can make smaller, after those that are there: a part of it is better than none.
+        Never synced, since nobody reads them."""
         fd = self._calls.open(self._path, _OPEN)
         try:
             missing = self.size - (self._calls.file_size(fd) or 0)
             while missing > 0:
                 write_all(self._calls, fd, os.urandom(min(missing, _AT_ONCE)))
                 missing -= _AT_ONCE
-        except OSError:
-            with contextlib.suppress(OSError):  # what is left is filled up the next time
-                self._calls.unlink(self._path)
-            raise
         finally:
             self._calls.close(fd)

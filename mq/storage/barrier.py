@@ -8,6 +8,7 @@ says OK and the bytes are not there).
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -59,7 +60,7 @@ class Barrier:
         """
         try:
             if self._everything or (self._syncfs and len(self._folders) > FEW_FOLDERS):
-                self._calls.syncfs(self._root_fd)
+                sync_all(self._calls, self._root_fd)
                 return None
             for fd in self._files:
                 sync(self._calls, fd)
@@ -71,7 +72,7 @@ class Barrier:
             if error.errno not in NO_HANDLES or isinstance(error, SyncFailed):
                 raise
             if self._syncfs:
-                self._calls.syncfs(self._root_fd)  # needs no handle of its own
+                sync_all(self._calls, self._root_fd)  # needs no handle of its own
                 return None
             if self._spare is None:
                 raise
@@ -91,7 +92,8 @@ class Barrier:
 
 
 class Spare:
-    """A handle that is kept for the moment when there is no other, and what was changed must be synced.
+    """A handle that is kept for the moment when there is no other: when what was changed must be synced, or what was
+    leased be read.
 
     Args:
         calls: the system.
@@ -102,6 +104,7 @@ class Spare:
         self._calls = calls
         self._path = path
         self._fd: int | None = None
+        self._lock = threading.Lock()
         self.keep()
 
     def keep(self) -> None:
@@ -112,12 +115,13 @@ class Spare:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """It is free for the length of the block."""
-        self.close()
-        try:
-            yield
-        finally:
-            self.keep()
+        """It is free for the length of the block, for one at a time."""
+        with self._lock:
+            self.close()
+            try:
+                yield
+            finally:
+                self.keep()
 
     def close(self) -> None:
         """Let go of it."""
@@ -141,6 +145,18 @@ def sync(calls: Calls, fd: int) -> None:
     """
     try:
         calls.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror, error.filename) from error
+
+
+def sync_all(calls: Calls, root_fd: int) -> None:
+    """Make the whole file system durable.
+
+    Raises:
+        SyncFailed: it is not known to be.
+    """
+    try:
+        calls.syncfs(root_fd)
     except OSError as error:
         raise SyncFailed(error.errno, error.strerror, error.filename) from error
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
-from mq.storage.barrier import FEW_FILES, Barrier, close_all, sync, sync_folder
+from mq.storage.barrier import FEW_FILES, Barrier, close_all, sync, sync_all, sync_folder
 from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
@@ -185,7 +185,7 @@ class Batch:
         """Where a name can reach the medium before the file that it leads to, a file gets its name in new/ when it is
         durable itself: a cut would else leave a name that leads to whatever its inode held before."""
         if self._folders.syncfs and len(self._hidden) > FEW_FILES:
-            self._calls.syncfs(self._folders.root_fd)
+            sync_all(self._calls, self._folders.root_fd)
         else:
             for hidden in self._hidden.values():
                 sync(self._calls, hidden.fd)

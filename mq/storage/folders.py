@@ -60,6 +60,7 @@ class Folders:
         xattrs: whether the file system has user extended attributes.
         whole: let a name appear in new/ only when its file is complete, because others watch that folder.
         spare: a handle for a sync when there is no other.
+        reading: one for reading a message.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Folders:
         xattrs: bool,
         whole: bool,
         spare: Spare | None = None,
+        reading: Spare | None = None,
     ) -> None:
         self.calls = calls
         self.layout = layout
@@ -82,6 +84,7 @@ class Folders:
         self.xattrs = xattrs
         self.whole = whole
         self.spare = spare
+        self.reading = reading
         self.ballast = Ballast(calls, layout, mount.size, shared=whole)
         self.careful = whole and not mount.ordered
         """Whether every move must be durable: others unlink, and cannot know which names could come back."""
@@ -148,20 +151,14 @@ class Folders:
         Raises:
             StorageFull: no file handle is free.
         """
+        if self.reading is None:
+            return self._read(entry)
+        self.reading.keep()
         try:
-            fd = self.calls.open(self.layout.path(entry), OPEN_READ)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
-                return None
-            return _unreadable(error)
-        try:
-            opened = self._read_open(entry, fd)
-        except OSError as error:
-            self.calls.close(fd)
-            return _unreadable(error)
-        if opened is None or opened.fd is None:
-            self.calls.close(fd)
-        return opened
+            return self._read(entry)
+        except StorageFull:
+            with self.reading.lent():
+                return self._read(entry)
 
     def flaw(self, entry: Entry) -> str | None:
         """Why a message's file is not whole: "" when it is, None when nothing tells (no checksum, or not to be read).
@@ -186,6 +183,22 @@ class Folders:
     def read_chunk(self, fd: int) -> bytes:
         """The next bytes of a large body."""
         return self.calls.read(fd, READ_AT_ONCE)
+
+    def _read(self, entry: Entry) -> Opened | None:
+        try:
+            fd = self.calls.open(self.layout.path(entry), OPEN_READ)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+                return None
+            return _unreadable(error)
+        try:
+            opened = self._read_open(entry, fd)
+        except OSError as error:
+            self.calls.close(fd)
+            return _unreadable(error)
+        if opened is None or opened.fd is None:
+            self.calls.close(fd)
+        return opened
 
     def _read_open(self, entry: Entry, fd: int) -> Opened | None:
         size = self.calls.file_size(fd)

@@ -46,8 +46,9 @@ class OpenRoot(NamedTuple):
     def close(self) -> None:
         """Let go of it."""
         close_all(self.folders.calls, self.handles)
-        if self.folders.spare is not None:
-            self.folders.spare.close()
+        for spare in (self.folders.spare, self.folders.reading):
+            if spare is not None:
+                spare.close()
 
 
 def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syncfs: bool = False) -> OpenRoot:
@@ -63,8 +64,10 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
     except StorageUnusable as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM or not mount.size:
             raise
-        with contextlib.suppress(OSError):
+        try:
             Ballast(calls, Layout.under(root), mount.size, shared=True).give_up()
+        except OSError as failed:
+            raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(failed)}") from failed
         return _open(calls, root, mount, options, syncfs=syncfs)
 
 
@@ -93,9 +96,10 @@ def _open(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syn
                 recover(folders, records)
         if options.shared:
             _lock_shared(calls, lock, root)
+        _take_ballast(folders)
         if not syncfs:
             folders.spare = Spare(calls, root)
-        _take_ballast(folders)
+        folders.reading = Spare(calls, root)
     except OSError as error:
         close_all(calls, handles)
         raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(error)}") from error

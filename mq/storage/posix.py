@@ -350,6 +350,8 @@ class FileBody:
         fd, self._fd = self._fd, None
         if fd is not None:
             close_all(self._folders.calls, [fd])
+            if self._folders.reading is not None:
+                self._folders.reading.keep()  # it may have been lent for this
 
     def __del__(self) -> None:
         if self._fd is not None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 from mq.cli import main
 from tests.crash.mutants import planted
-from tests.e2e.daemon import START_SECONDS, TREE, Daemon, DaemonFailed
-
-_POLL_SECONDS = 0.02
+from tests.e2e.daemon import Daemon
 
 
 class Launched(Daemon):
@@ -26,19 +22,8 @@ class Launched(Daemon):
         super().__init__(root, log, *arguments)
         self._mutant = mutant
 
-    def start(self) -> None:
-        """Start it, and wait until it is ready."""
-        command = [sys.executable, "-m", "tests.crash.launch", self._mutant]
-        command += ["--root", str(self.root), "--port", "0", *self._arguments]
-        with self.log.open("ab") as log:
-            begin = log.tell()
-            self._process = subprocess.Popen(command, cwd=TREE, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_SECONDS
-        while not self._is_ready(begin):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill(by_us=False)
-                raise DaemonFailed(f"not ready with {self._mutant!r}:\n{self.last_words()}")
-            time.sleep(_POLL_SECONDS)
+    def _program(self) -> list[str]:
+        return [sys.executable, "-m", "tests.crash.launch", self._mutant]
 
 
 if __name__ == "__main__":

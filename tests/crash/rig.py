@@ -65,7 +65,7 @@ program can help it. Blocks of 1 KiB bring that about sooner.
 
 def missing(*systems: str) -> str:
     """Why no disk can be recorded here, in a few words; empty when it can."""
-    if not _may_mount():
+    if not may_mount():
         return "it takes root, with the right to mount"
     for node in ("/dev/fuse", "/dev/loop-control"):
         if not os.path.exists(node):
@@ -78,7 +78,8 @@ def missing(*systems: str) -> str:
     return "there is no mfusepy, or no libfuse for it" if probe.returncode else ""
 
 
-def _may_mount() -> bool:
+def may_mount() -> bool:
+    """Whether this process has the right to mount."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
     return os.geteuid() == 0 and bool(effective >> _CAP_SYS_ADMIN & 1)

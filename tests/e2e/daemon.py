@@ -65,12 +65,11 @@ class Daemon:
             DaemonFailed: it is not, in time.
         """
         assert self._process is None, "it runs already"
-        command = [sys.executable, "-m", "mq", "--root", str(self.root), "--port", "0", *self._arguments]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+        command = [*self._program(), "--root", str(self.root), "--port", "0", *self._arguments]
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = subprocess.Popen(
-                command, cwd=TREE, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command, cwd=TREE, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self.starts += 1
         deadline = time.monotonic() + START_SECONDS
@@ -118,6 +117,13 @@ class Daemon:
     def last_words(self, lines: int = 30) -> str:
         """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _program(self) -> list[str]:
+        """The command, up to its arguments."""
+        return [sys.executable, "-m", "mq"]
+
+    def _environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
 
     def _let_go(self) -> subprocess.Popen[bytes]:
         process, self._process, self.port = self._process, None, 0

@@ -67,7 +67,7 @@ async def test_a_body_is_streamed_from_a_size_on(disk: Disk, size: int) -> None:
     found = await stored(disk, entry)
     assert await found.body.read() == body
     await found.body.aclose()
-    assert len(disk.calls._opened) == 2 + (disk.folders.spare is not None)
+    assert len(disk.calls._opened) == 3 + (disk.folders.spare is not None)
 
 
 async def test_a_streamed_body_comes_in_chunks(disk: Disk) -> None:
@@ -170,10 +170,11 @@ async def test_reading_many_without_handles_leaves_none_of_them_open(disk: Disk,
     """Else the handles that are missing would be missing for ever."""
     entries = [await disk.bring(State.READY, BIG) for _ in range(5)]
     opened = dict(disk.calls._opened)
-    disk.calls.fail("open", number, path="queues/*", nth=4)
+    disk.calls.fail("open", number, path="queues/*", nth=4, times=None)
     with pytest.raises(StorageFull, match="Try again later"):
         await disk.storage.read(entries)
-    assert disk.calls._opened == opened
+    disk.heal()
+    assert sorted(disk.calls._opened.values()) == sorted(opened.values())
     assert await disk.body(entries[0]) == BIG
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from mq.errors import StorageFailed, StorageFull
 from mq.lifecycle import State
-from mq.storage.interface import QUEUE, Move, Result
-from tests.storage.disks import LARGE, LEASE, MOUNTS, open_disk
+from mq.storage.interface import QUEUE, Entry, Move, Result, Write
+from tests.storage.disks import LARGE, LEASE, MOUNTS, new_id, open_disk
 
 
 @pytest.mark.parametrize("mount", MOUNTS)
@@ -93,7 +93,31 @@ async def test_messages_of_a_queue_on_its_way_out_go_with_it() -> None:
 async def test_a_message_that_cannot_be_opened_for_want_of_handles_is_not_damaged(path: str) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         ready = await disk.bring(State.READY, **LARGE)
-        disk.calls.fail("open", errno.EMFILE, path=path)
+        disk.calls.fail("open", errno.EMFILE, path=path, times=2)
         with pytest.raises(StorageFull):
             await disk.storage.read([ready])
         assert await disk.attributes(ready) == LARGE
+
+
+@pytest.mark.parametrize("syncfs", [False, True])
+@pytest.mark.parametrize("path", ["queues/*", "state/properties/*"])
+async def test_a_message_is_read_with_a_spare_handle_when_there_is_no_other(path: str, syncfs: bool) -> None:
+    """Else a fetch would lease it and hand out nothing."""
+    async with open_disk(MOUNTS["rename"], syncfs=syncfs) as disk:
+        ready = await disk.bring(State.READY, **LARGE)
+        opened = sorted(disk.calls._opened.values())
+        disk.calls.fail("open", errno.EMFILE, path=path)
+        disk.calls.log.clear()
+        assert await disk.attributes(ready) == LARGE
+        assert disk.calls.said("open")[-1] == "open ."  # it is kept again
+        assert sorted(disk.calls._opened.values()) == opened
+
+
+async def test_a_file_system_that_cannot_be_synced_does_not_pass_whatever_it_says() -> None:
+    """Where a file gets its name when it is durable, and a message of the same batch is moved on."""
+    async with open_disk(MOUNTS["link"], syncfs=True) as disk:
+        writes = [Write("q", new_id(), b"body") for _ in range(3)]
+        disk.calls.fail("syncfs", errno.ENOSPC)
+        delivery = Move(Entry("q", writes[0].id, State.NEW), State.READY)
+        outcomes = await disk.commit(*writes, delivery)
+        assert {outcome.result for outcome in outcomes} == {Result.FAILED}
