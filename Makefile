@@ -4,7 +4,7 @@ READY := .venv/.ready
 BIN := .venv/bin
 SEEDS ?= 10000
 
-.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut fuzz clean
+.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut fuzz coverage clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -53,5 +53,8 @@ powercut: $(READY) ## cut the power under real file systems, as root: make power
 fuzz: $(READY) ## fuzz the parsers: make fuzz SECONDS=600
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
 
+coverage: $(READY) ## which branches of the store and the broker no test takes
+	@bash tools/coverage.sh
+
 clean: ## forget what was built
-	rm -rf .venv .tox build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .coverage
+	rm -rf .venv .tox build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .coverage*
