@@ -64,6 +64,28 @@ async def test_messages_are_moved_between_folders_that_no_broker_made(apart: Pat
     assert sorted(os.listdir(apart)) == ["in", "queues"]
 
 
+async def test_on_a_full_disk_the_brokers_ballast_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(tmp_path) as disk:
+        entry = await disk.bring(State.NEW)
+        (tmp_path / "state" / "ballast").write_bytes(b"x" * 1000)
+        tried: list[str] = []
+
+        def is_full(calls: LinuxCalls, source: str, target: str) -> None:
+            tried.append(target)
+            if len(tried) == 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+            os.link(source, target)
+            if not folder._folders.mount.atomic_rename:
+                return
+            os.unlink(source)
+
+        with source(State.NEW, tmp_path / "new", tmp_path / "queues") as folder:
+            monkeypatch.setattr(LinuxCalls, "rename", is_full)
+            monkeypatch.setattr(LinuxCalls, "link", is_full)
+            assert (await folder.commit([Move(entry, State.READY)]))[0].result is Result.DONE
+        assert not (tmp_path / "state" / "ballast").exists()
+
+
 async def test_a_message_of_no_queue_stays(apart: Path) -> None:
     id = new_id()
     (apart / "in" / f"other:{id}").write_bytes(b"body")
