@@ -20,6 +20,8 @@ import trustme
 
 from mq.access.certificates import Certificates, TLSFiles
 from mq.cli_protect import make_guards
+from mq.client import Access as ClientAccess
+from mq.client import Client, NotAllowed
 from mq.errors import InvalidSetting
 from mq.settings import Settings
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
@@ -237,6 +239,23 @@ def test_a_hangup_changes_the_certificate_of_new_connections(tmp_path: Path, iss
 def test_a_hangup_that_finds_nothing_to_read_ends_the_program(tmp_path: Path) -> None:
     with running(tmp_path, stop=signal.SIGHUP, status=-signal.SIGHUP):
         pass
+
+
+@slow
+def test_our_own_client_gets_through_with_a_token_or_a_password(tmp_path: Path, users: str, issuer: Issuer) -> None:
+    issuer.ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with running(tmp_path, f"--users={users}", *issuer.flags, context=issuer.context) as daemon:
+        where = {"url": f"https://127.0.0.1:{daemon.port}", "ca": tmp_path / "ca.pem"}
+        with Client(ClientAccess(token=TOKEN, **where)) as client:
+            assert client.create_queue("q")
+            with pytest.raises(NotAllowed):
+                client.fetch("q")
+        with Client(ClientAccess(user=("alice", PASSWORD), **where)) as client:
+            assert client.publish("q", b"x").id
+            with pytest.raises(NotAllowed):
+                client.create_queue("r")
+        with Client(ClientAccess(user=("alice", "wrong"), **where)) as client, pytest.raises(NotAllowed):
+            client.publish("q", b"x")
 
 
 GIVEN_AWAY = "hunter2-hunter2"

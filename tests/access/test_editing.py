@@ -105,11 +105,21 @@ def test_what_cannot_be_done_changes_nothing(path: Path) -> None:
     assert (path.read_bytes(), path.stat().st_ino) == before
 
 
-def test_a_file_that_is_wrong_is_left_as_it_is(path: Path) -> None:
-    path.write_text("[users.alice]\nfly = true\n")
-    with pytest.raises(InvalidSetting, match="fly"):
+@pytest.mark.parametrize("text", ["[users.alice]\nfly = true\n", "users = 1\n", "[users"])
+def test_a_file_that_is_wrong_is_left_as_it_is(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(InvalidSetting, match="users file"):
         UsersFile(str(path)).add("bob", {}, None)
-    assert path.read_text() == "[users.alice]\nfly = true\n"
+    assert path.read_text() == text
+
+
+def test_what_would_not_be_read_again_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = UsersFile(write_users(path, COMMENTED))
+    before = path.read_bytes()
+    monkeypatch.setattr(editing.tomlkit, "dumps", lambda document: "[users")
+    with pytest.raises(InvalidSetting, match="not TOML"):
+        file.remove("bob")
+    assert path.read_bytes() == before
 
 
 def test_mode_and_owner_stay(path: Path) -> None:

@@ -37,6 +37,10 @@ configure = ["q*"]
 [users.administer]
 tokens = ["sha256:{3:064}"]
 administer = ["*"]
+[users.most]
+publish = ["*"]
+consume = ["*"]
+configure = ["*"]
 [users.nothing]
 tokens = ["sha256:{4:064}"]
 [users.alice]
@@ -174,7 +178,7 @@ async def test_a_right_on_one_queue_is_none_on_another(as_user, behind: Behind, 
     ],
 )
 async def test_what_is_not_in_the_table_is_for_who_may_administer(as_user, behind: Behind, request_: str) -> None:
-    for name in ("nothing", "publish", "consume", "configure"):
+    for name in ("nothing", "publish", "consume", "configure", "most"):
         assert (await as_user(name, request_)).status == 403
     assert behind.asked == []
     assert (await as_user("administer", request_)).status == 200

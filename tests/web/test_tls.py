@@ -20,6 +20,8 @@ from mq.web.endpoints import Endpoints
 from mq.web.handshake import PROTOCOLS
 from tests.web.talking import MAX_BODY, Server, checked_detail, http1, parse, publish, read_all, start_server
 
+HOSTILE = 300
+
 TLSStream = trio.SSLStream[trio.SocketStream]
 
 
@@ -228,6 +230,22 @@ async def test_a_client_that_resets_in_the_handshake_ends_its_connection_only(
     await client.send_all(client_hello(authority.client_context())[:100])
     client.socket.close()
     assert await is_alive(server, authority)
+
+
+async def test_honest_clients_are_served_while_many_shake_no_hands(server: Server, authority: Authority) -> None:
+    hello = client_hello(authority.client_context())
+    hostile = [await server.connect() for _ in range(HOSTILE)]
+    try:
+        for number, client in enumerate(hostile):
+            await client.send_all(hello[: number % 3 * 100])  # nothing, a part, more of it
+        for _ in range(3):
+            assert await is_alive(server, authority)
+        server.stop.set()
+        with trio.fail_after(5):
+            await server.stopped.wait()
+    finally:
+        for client in hostile:
+            client.socket.close()
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
