@@ -168,8 +168,10 @@ class Queue:
         with self._moves.told():
             self._mind_fork()
             taken = self._consumer.take(visibility_seconds)
-            self._orphans.sweep()
-            return None if taken is None else Message(self, taken)
+            if taken is not None:
+                return Message(self, taken)
+            self._orphans.sweep()  # when there is nothing else to do
+            return None
 
     def release(self, message: Message) -> bool:
         """Give back a message that was received here or elsewhere, to its old place, before its time runs out.

@@ -15,7 +15,7 @@ from mq.storage.calls import FileKind
 from mq.vsqs_index import Index
 from mq.vsqs_names import parse
 from mq.vsqs_system import System
-from mq.vsqs_watch import FolderLeft, Watch
+from mq.vsqs_watch import Watch
 
 POLL_SECONDS: Final = 0.05
 """How often a waiter looks where the kernel tells nothing."""
@@ -54,13 +54,17 @@ class Look:
             OSError: the folder cannot be listed.
             FolderLeft: it is not at its path any more.
         """
-        if self._watch is None:
-            self._watch = self._new_watch()
-            if self._watch is None and self._known_ns == self._system.calls.changed_ns(self._path):
-                return
-            self._list_anew()
-        if self._watch is not None:
-            self._hear(self._watch)
+        try:
+            if self._watch is None:
+                self._watch = self._new_watch()
+                if self._watch is None and self._known_ns == self._system.calls.changed_ns(self._path):
+                    return
+                self._list_anew()
+            if self._watch is not None:
+                self._hear(self._watch)
+        except BaseException:
+            self.close()  # what was told, or should have been listed, is lost
+            raise
 
     def doubt(self, number: int, state: int) -> None:
         """A name was not there although the index has it: look again, and list if that does not settle it."""
@@ -98,11 +102,7 @@ class Look:
             return None
 
     def _hear(self, watch: Watch) -> None:
-        try:
-            events = watch.events()
-        except FolderLeft:
-            self.close()
-            raise
+        events = watch.events()
         if events is None:
             self._list_anew()
             self._hear(watch)

@@ -93,7 +93,9 @@ class Moves:
         try:
             self._calls.fsync(self._folder if fd is None else fd)
         except OSError as error:
-            raise failed(self._path, error) from error
+            failure = failed(self._path, error)
+            self._failure = str(failure)
+            raise failure from error
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:

@@ -134,6 +134,17 @@ def test_no_sync_is_tried_twice_and_nothing_is_changed_after_it(place: Place, pa
     assert place.open().receive(timeout=0).body == b"before"
 
 
+def test_a_failed_sync_is_not_forgotten_for_what_failed_after_it(place: Place) -> None:
+    """A file system that has failed becomes read-only, and then refuses to take the file away."""
+    queue = place.open()
+    place.calls.fail("fsync", errno.EIO, path="*.new")
+    place.calls.fail("unlink", errno.EROFS)
+    with pytest.raises(StorageUnusable):
+        queue.publish(b"lost")
+    with pytest.raises(StorageFailed):
+        queue.publish(b"x")
+
+
 def test_room_that_is_short_passes(place: Place) -> None:
     queue = place.open()
     place.calls.fail("write", errno.ENOSPC)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mq import vsqs_look, vsqs_watch
+from mq.errors import StorageFull
 from mq.vsqs import Queue
 from mq.vsqs_system import System
 from mq.vsqs_watch import Event, FolderLeft, Watch
@@ -109,6 +110,31 @@ def test_lost_events_are_made_up_by_a_listing(folder: Path) -> None:
         assert listings(queue) == 2
         made.put("8")
         assert queue.receive(timeout=0).id == "8"
+
+
+def test_a_first_listing_that_fails_is_made_again(folder: Path) -> None:
+    with place(folder, "heard, renames") as made:
+        made.put("5")
+        made.calls.fail("names", errno.EMFILE)
+        with Queue(folder, system=made.system) as queue:
+            with pytest.raises(StorageFull):
+                queue.size()
+            assert queue.size() == 1
+
+
+def test_lost_events_that_no_listing_made_up_yet_stay_lost_no_longer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place(folder, "heard, renames") as made:
+        queue = made.open()
+        made.put("5")
+        assert queue._look._watch is not None
+        queue._look._watch.events()  # and nobody kept them
+        monkeypatch.setattr(queue._look._watch, "events", lambda: None)
+        made.calls.fail("names", errno.EMFILE)
+        with pytest.raises(StorageFull):
+            queue.size()
+        assert queue.size() == 1
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EMFILE, errno.ENOSPC])
