@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Final
 
 from mq.client.calls import Call
+from mq.client.errors import Refused
 from mq.client.requests import LONGEST_BATCH, fresh_key, publish_batch
-from mq.client.values import Outcome, Outgoing
+from mq.client.values import Outcome, Outgoing, Published
 
 BATCH_BYTES: Final = 4 << 20
-"""Bytes of bodies after which a batch is closed. A daemon takes as many as the longest body may have, 64 MiB where
-nothing else is set; and what is sent again is sent whole."""
+"""Bytes of bodies after which a batch is closed: what is sent again is sent whole. A daemon takes as many as its
+longest body may have; for one that takes fewer the batch is halved."""
+
+_ABOUT_ONE: Final = frozenset({400, 409, 413, 429, 503})
 
 
 def cut(
@@ -32,6 +35,19 @@ def cut(
         yield batch
 
 
+def outcome_alone(result: Published | Refused) -> Outcome:
+    """What a batch would have said of a message that was published alone.
+
+    Raises:
+        Refused: it is not about the message: a batch would have raised it, too.
+    """
+    if isinstance(result, Published):
+        return Outcome(status=201 if result.is_new else 200, id=result.id)
+    if result.status not in _ABOUT_ONE:
+        raise result
+    return Outcome(status=result.status, detail=result.detail)
+
+
 class Publishing:
     """A batch on its way: which of its entries are still open.
 
@@ -42,16 +58,27 @@ class Publishing:
     """
 
     def __init__(self, queue: str, messages: Iterable[Outgoing], *, keys: bool) -> None:
-        self._queue = queue
+        self.queue = queue
         self._messages = [
             replace(message, key=fresh_key()) if keys and message.key is None else message for message in messages
         ]
         self._outcomes: dict[int, Outcome] = {}
         self._open = list(range(len(self._messages)))
 
+    @property
+    def only(self) -> Outgoing | None:
+        """The one message of a batch of one: it goes alone, its bytes as they are."""
+        return self._messages[0] if len(self._messages) == 1 else None
+
+    def halves(self) -> tuple[Publishing, Publishing]:
+        """Two smaller batches, for a daemon that takes none of this size. The keys stay."""
+        middle = len(self._messages) // 2
+        left, right = self._messages[:middle], self._messages[middle:]
+        return Publishing(self.queue, left, keys=False), Publishing(self.queue, right, keys=False)
+
     def call(self) -> Call[list[Outcome]]:
         """The request for the open entries."""
-        return publish_batch(self._queue, [self._messages[number] for number in self._open])
+        return publish_batch(self.queue, [self._messages[number] for number in self._open])
 
     def took(self, outcomes: list[Outcome]) -> bool:
         """Note what became of the open entries. True when some were refused for now and may go again."""

@@ -209,7 +209,7 @@ def _death(value: Mapping[str, Any]) -> Death:
         queue=str(value.get("queue", "")),
         reason=str(value.get("reason", "")),
         receives=int(value.get("receives") or 0),
-        time=str(value.get("time", "")),
+        time=float(value.get("time") or 0),
     )
 
 

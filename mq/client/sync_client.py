@@ -12,10 +12,10 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from mq.client import requests
-from mq.client.batches import Publishing, cut
+from mq.client.batches import Publishing, cut, outcome_alone
 from mq.client.bodies import SyncBody, given
 from mq.client.calls import Answer, Call, Source
-from mq.client.errors import ClientError, Unavailable
+from mq.client.errors import ClientError, Refused, TooLarge, Unavailable
 from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, PAGE, Retry, Tries
 from mq.client.values import (
     Head,
@@ -301,13 +301,26 @@ class Client:
             return False
 
     def _publish_batch(self, publishing: Publishing) -> list[Outcome]:
+        if publishing.only is not None:
+            return [self._publish_alone(publishing.queue, publishing.only)]
         tries = Tries(publishing.call(), self._retry)
-        while publishing.took(self._run(publishing.call())):
-            pause = tries.after_refusals()
-            if pause is None:
-                break
-            time.sleep(pause)
+        try:
+            while publishing.took(self._run(publishing.call())):
+                pause = tries.after_refusals()
+                if pause is None:
+                    break
+                time.sleep(pause)
+        except TooLarge:
+            left, right = publishing.halves()
+            return [*self._publish_batch(left), *self._publish_batch(right)]
         return publishing.outcomes()
+
+    def _publish_alone(self, queue: str, message: Outgoing) -> Outcome:
+        try:
+            published = self._run(requests.publish(queue, message))
+        except Refused as error:
+            return outcome_alone(error)
+        return outcome_alone(published)
 
     def _run(self, call: Call[T], retry: Retry | None = None) -> T:
         """The call's result, after as many tries as it may have."""

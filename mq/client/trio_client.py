@@ -13,10 +13,10 @@ import httpx
 import trio
 
 from mq.client import requests
-from mq.client.batches import Publishing, cut
+from mq.client.batches import Publishing, cut, outcome_alone
 from mq.client.bodies import AsyncBody, asynchronous, given
 from mq.client.calls import Answer, Call, Source
-from mq.client.errors import ClientError, Unavailable
+from mq.client.errors import ClientError, Refused, TooLarge, Unavailable
 from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, PAGE, Retry, Tries
 from mq.client.values import (
     Head,
@@ -338,13 +338,26 @@ class AsyncClient:
             return False
 
     async def _publish_batch(self, publishing: Publishing) -> list[Outcome]:
+        if publishing.only is not None:
+            return [await self._publish_alone(publishing.queue, publishing.only)]
         tries = Tries(publishing.call(), self._retry)
-        while publishing.took(await self._run(publishing.call())):
-            pause = tries.after_refusals()
-            if pause is None:
-                break
-            await trio.sleep(pause)
+        try:
+            while publishing.took(await self._run(publishing.call())):
+                pause = tries.after_refusals()
+                if pause is None:
+                    break
+                await trio.sleep(pause)
+        except TooLarge:
+            left, right = publishing.halves()
+            return [*(await self._publish_batch(left)), *(await self._publish_batch(right))]
         return publishing.outcomes()
+
+    async def _publish_alone(self, queue: str, message: Outgoing) -> Outcome:
+        try:
+            published = await self._run(requests.publish(queue, message))
+        except Refused as error:
+            return outcome_alone(error)
+        return outcome_alone(published)
 
     async def _run(self, call: Call[T], retry: Retry | None = None) -> T:
         """The call's result, after as many tries as it may have."""

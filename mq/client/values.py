@@ -15,13 +15,13 @@ class Death:
         queue: where.
         reason: "receives", "expired" or "dropped".
         receives: how often it had been handed out there.
-        time: when, as the daemon writes it.
+        time: when, in seconds since 1970.
     """
 
     queue: str
     reason: str
     receives: int = 0
-    time: str = ""
+    time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,7 +131,7 @@ REPEATED: dict[str, tuple[Callable[[Any], Any], Callable[[], httpx.Response]]] =
     "create": (lambda c: c.create_queue("q"), lambda: httpx.Response(200)),
     "configure": (lambda c: c.configure("q", paused=True), lambda: httpx.Response(200)),
     "publish": (lambda c: c.publish("q", b""), stored),
-    "publish many": (lambda c: c.publish_many("q", [b""]), lambda: lines({"status": 200, "id": ID})),
+    "publish many": (lambda c: c.publish_many("q", [b""] * 2), lambda: lines(*[{"status": 200, "id": ID}] * 2)),
     "fetch": (lambda c: c.fetch("q"), message),
     "remove": (lambda c: c.remove(HELD), lambda: httpx.Response(202)),
     "remove many": (lambda c: c.remove_many("q", [ID]), lambda: lines({"status": 404})),
@@ -165,7 +165,7 @@ async def test_not_repeated_once_it_may_have_been_served(name: str) -> None:
 
 
 async def test_without_keys_a_publish_is_not_repeated() -> None:
-    for verb in (lambda c: c.publish("q", b""), lambda c: c.publish_many("q", [b""])):
+    for verb in (lambda c: c.publish("q", b""), lambda c: c.publish_many("q", [b"", b""])):
         for script, error in await both(lambda: [lost()], verb, keys=False):
             assert isinstance(error, Interrupted)
             assert "idempotency-key" not in script.only.headers
@@ -250,9 +250,9 @@ async def test_only_the_refused_entries_of_a_batch_go_again() -> None:
 
 
 async def test_an_entry_without_a_key_does_not_go_again_after_503() -> None:
-    steps = lambda: [lines({"status": 503, "detail": "failed"})]  # noqa: E731
-    for _, result in await both(steps, lambda c: c.publish_many("q", [b"a"]), keys=False):
-        assert result == [Outcome(status=503, detail="failed")]
+    steps = lambda: [lines(*[{"status": 503, "detail": "failed"}] * 2)]  # noqa: E731
+    for _, result in await both(steps, lambda c: c.publish_many("q", [b"a", b"b"]), keys=False):
+        assert result == [Outcome(status=503, detail="failed")] * 2
 
 
 async def test_long_lists_go_in_batches() -> None:
@@ -264,12 +264,30 @@ async def test_long_lists_go_in_batches() -> None:
         assert [len(read_lines(asked.body)) for asked in script.asked] == [1000, 500]
 
 
-async def test_long_messages_go_in_small_batches() -> None:
-    big = Outgoing(bytes(3 << 20))
-    for script, _ in await both(
-        lambda: [lines({"status": 201, "id": ID})] * 2, lambda c: c.publish_many("q", [big, big])
-    ):
-        assert len(script.asked) == 2
+async def test_a_long_message_goes_alone_and_as_it_is() -> None:
+    big = Outgoing(bytes(3 << 20), "x/y")
+    for script, result in await both(lambda: [stored(), stored()], lambda c: c.publish_many("q", [big, big])):
+        assert result == [Outcome(status=201, id=ID)] * 2
+        assert [asked.target for asked in script.asked] == ["/q/messages"] * 2
+        assert script.asked[0].body == big.body
+        assert script.asked[0].headers["content-type"] == "x/y"
+        assert len({asked.headers["idempotency-key"] for asked in script.asked}) == 2
+
+
+async def test_a_batch_that_is_too_large_is_halved() -> None:
+    steps = lambda: [refused(413), stored(), refused(413), stored(), refused(413, "too long")]  # noqa: E731
+    for script, result in await both(steps, lambda c: c.publish_many("q", [b"a", b"b", b"c"])):
+        assert result == [*[Outcome(status=201, id=ID)] * 2, Outcome(status=413, detail="too long")]
+        whole, alone, rest, *_ = script.asked
+        assert [line["body"] for line in read_lines(whole.body)] == ["a", "b", "c"]
+        assert alone.body == b"a"
+        assert alone.headers["idempotency-key"] == read_lines(whole.body)[0]["key"]
+        assert read_lines(rest.body) == read_lines(whole.body)[1:]
+
+
+async def test_what_is_not_about_one_message_is_about_all() -> None:
+    for _, error in await both(lambda: [refused(404)], lambda c: c.publish_many("nowhere", [b"a"])):
+        assert isinstance(error, NotFound)
 
 
 async def test_a_removal_of_many_goes_in_batches() -> None:

@@ -100,7 +100,7 @@ CASES = {
         "GET",
         "/q/messages",
         lambda: message(
-            x_message_deaths=json.dumps([{"queue": "a", "reason": "receives", "receives": 3, "time": "now"}]),
+            x_message_deaths=json.dumps([{"queue": "a", "reason": "receives", "receives": 3, "time": 1.5}]),
             x_message_attribute_colour="blue",
         ),
         Received(
@@ -111,7 +111,7 @@ CASES = {
             content_type="text/plain",
             body=b"hello",
             attributes={"colour": "blue"},
-            deaths=(Death(queue="a", reason="receives", receives=3, time="now"),),
+            deaths=(Death(queue="a", reason="receives", receives=3, time=1.5),),
         ),
     ),
     "fetch many": Case(

@@ -1,0 +1,83 @@
+"""The verb doctor: what it says, and when it changes something. What it finds is tested with the store."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.broker import open_broker
+from mq.message import MessageIds
+from tests.cli.conftest import Mq
+
+
+@pytest.fixture
+def root(temp_root: Path) -> Path:
+    """A root with a message, a torn one and a foreign file."""
+
+    async def fill() -> None:
+        async with open_broker(f"posix:{temp_root}") as broker:
+            await broker.create_queue("a")
+            await broker.publish("a", b"one")
+
+    trio.run(fill)
+    (temp_root / "new" / f"a:{MessageIds().new()}").touch()
+    (temp_root / "delay" / "foreign\n").touch()
+    return temp_root
+
+
+def test_it_tells_and_changes_nothing(root: Path, mq: Mq) -> None:
+    before = sorted(root.rglob("*"))
+    done = mq("doctor", root)
+    assert done.status == 5
+    foreign, torn, sum = done.lines
+    assert foreign.startswith(f"foreign  '{root}/delay/foreign\\n': ")
+    assert torn.startswith(f"torn     {root}/new/a:")
+    assert sum == "2 messages, 0 without a checksum: 1 foreign, 1 torn"
+    assert sorted(root.rglob("*")) == before
+    sum = mq("doctor", root, "--json").json[-1]
+    assert sum == {"messages": 2, "unchecked": 0, "served": False, "findings": {"torn": 1, "foreign": 1}}
+
+
+def test_it_repairs_when_asked(root: Path, mq: Mq) -> None:
+    done = mq("doctor", root, "--repair")
+    assert done.status == 5  # the foreign file is still there
+    assert done.lines[-1] == "1 messages, 0 without a checksum: 1 foreign"
+    assert (root / "delay" / "foreign\n").exists()
+
+
+def test_it_moves_away_when_asked_and_says_so(root: Path, mq: Mq, tmp_path: Path) -> None:
+    done = mq("doctor", root, "--repair", "--quarantine", tmp_path / "q")
+    assert done.status == 0
+    assert f"moved    '{root}/delay/foreign\\n' to '{tmp_path}/q/delay/foreign\\n'" in done.lines
+    assert done.lines[-1] == "1 messages, 0 without a checksum: all is well"
+    assert os.listdir(tmp_path / "q" / "delay") == ["foreign\n"]
+
+
+def test_while_a_daemon_serves_it_only_looks(root: Path, mq: Mq, tmp_path: Path) -> None:
+    with (root / "state" / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = mq("doctor", root, "--pause", 0)
+        assert done.status == 5
+        assert "while a daemon serves it" in done.lines[-1]
+        for flags in (["--repair"], ["--quarantine", tmp_path]):
+            done = mq("doctor", root, *flags)
+            assert (done.status, done.out) == (2, "")
+            assert "stop the daemon" in done.error
+    assert (root / "delay" / "foreign\n").exists()
+
+
+def test_no_root_is_2(mq: Mq, tmp_path: Path) -> None:
+    done = mq("doctor", tmp_path)
+    assert (done.status, len(done.error.splitlines())) == (2, 1)
+
+
+def test_a_sound_root_is_0(root: Path, mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
+    mq("doctor", root, "--repair")
+    (root / "delay" / "foreign\n").unlink()
+    monkeypatch.setenv("MQ_ROOT", str(root))
+    done = mq("doctor", "--no-bodies")
+    assert (done.status, done.out) == (0, "1 messages, 0 without a checksum: all is well\n")

@@ -1,0 +1,103 @@
+"""export and import: a queue to a file and back, and on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mq.client import Client
+from tests.cli.conftest import Mq
+from tests.client.inside import Inside
+
+Told = tuple[bytes, str, dict[str, str]]
+
+
+def told(client: Client, queue: str) -> list[Told]:
+    return [(found.body, found.content_type, dict(found.attributes)) for found in client.browse(queue)]
+
+
+@pytest.fixture
+def filled(client: Client) -> Client:
+    """A queue with a message in each state."""
+    client.publish("q", "held")
+    client.fetch("q")
+    client.publish("q", "ready", attributes={"a": "ü"})
+    client.publish("q", b"\xff\x00")
+    client.publish("q", "later", delay=100)
+    client.create_queue("p")
+    return client
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.tar", "a.tar.gz"])
+def test_there_and_back(filled: Client, mq: Mq, tmp_path: Path, name: str) -> None:
+    exported = mq("export", "q", tmp_path / name)
+    assert (exported.status, exported.out, exported.error) == (0, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert mq("import", "p", tmp_path / name).out == "4\n"
+    text, binary = "text/plain; charset=utf-8", "application/octet-stream"
+    assert told(filled, "p") == [
+        (b"later", text, {}),
+        (b"held", text, {}),
+        (b"ready", text, {"a": "ü"}),
+        (b"\xff\x00", binary, {}),
+    ]
+    found = filled.queue("q")
+    assert (found.ready, found.leased, found.delayed) == (2, 1, 1)
+
+
+def test_through_pipes(filled: Client, mq: Mq) -> None:
+    exported = mq("export", "q", "--state", "ready")
+    assert [line["body"] for line in exported.json if "body" in line] == ["ready"]
+    assert mq("import", "p", "--json", input=exported.raw).json == [{"stored": 2, "there": 0}]
+    exported = mq("export", "q", "--format", "tar", "--state", "ready")
+    assert mq("import", "p", "--format", "tar", input=exported.raw).out == "2\n"
+
+
+def test_more_than_a_page(client: Client, mq: Mq, tmp_path: Path) -> None:
+    bodies = [str(number).encode() for number in range(1234)]
+    client.publish_many("q", bodies)
+    client.create_queue("p")
+    mq("export", "q", tmp_path / "a")
+    assert mq("import", "p", tmp_path / "a").out == "1234\n"
+    assert [found.body for found in client.browse("p")] == bodies
+
+
+def test_a_failed_export_leaves_no_file(daemon: Inside, client: Client, mq: Mq, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("the one before")
+    assert mq("export", "nowhere", tmp_path / "a").status == 1
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "the one before")]
+    assert mq("export", "q", tmp_path / "nowhere" / "a").status == 1
+
+
+def test_a_run_goes_on_where_it_stopped(client: Client, mq: Mq, tmp_path: Path) -> None:
+    lines = [json.dumps({"body": str(number)}) for number in range(5)]
+    (tmp_path / "a").write_text("\n".join(lines))
+    client.configure("q", max_messages=3)
+    done = mq("import", "q", tmp_path / "a", "--patience", 0)
+    assert (done.status, done.out) == (1, "")
+    stopped, reason = done.error.splitlines()
+    assert stopped.startswith("mq: 3 messages are stored. To go on: the same command with --run ")
+    assert reason.startswith("mq: message 4 was refused: ")
+    client.configure("q", max_messages=None)
+    client.take("q")
+    done = mq("import", "q", tmp_path / "a", "--run", stopped.rpartition(" ")[2], "--json")
+    assert done.json == [{"stored": 2, "there": 3}]
+    assert [found.body for found in client.browse("q")] == [b"1", b"2", b"3", b"4"]
+
+
+def test_another_run_stores_all_again(client: Client, mq: Mq, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"body": "x"}')
+    for run in ("1", "2", "2"):
+        mq("import", "q", tmp_path / "a", "--run", run)
+    mq("import", "q", tmp_path / "a")
+    mq("import", "q", tmp_path / "a", "--no-keys")
+    assert client.queue("q").ready == 4
+
+
+def test_what_is_no_message_stops_it(client: Client, mq: Mq, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"body": "x"}\nnonsense\n')
+    done = mq("import", "q", tmp_path / "a")
+    assert done.status == 1
+    assert "line 2" in done.error

@@ -1,0 +1,86 @@
+"""queues, queue, top, bench: against real endpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq import cli_top
+from mq.cli_bench import Timed
+from mq.cli_remote import aligned
+from mq.client import Client, NotFound
+from tests.cli.conftest import Mq
+
+
+def test_listing(client: Client, mq: Mq) -> None:
+    client.create_queue("a")
+    client.configure("a", paused=True)
+    client.publish("q", "1")
+    client.publish("q", "2")
+    client.fetch("q")
+    rows = {row[0]: row for row in (line.split("\t") for line in mq("queues").lines)}
+    assert rows["a"][1:4] == ["0", "0", "0"]
+    assert rows["a"][5] == "paused"
+    assert rows["q"][1:5] == ["1", "1", "0", "0s"]
+    found = {line["name"]: line for line in mq("queues", "--json").json}
+    assert (found["q"]["ready"], found["q"]["leased"]) == (1, 1)
+
+
+def test_making_setting_showing_and_deleting(client: Client, mq: Mq) -> None:
+    assert mq("queue", "create", "dead").status == 0
+    assert mq("queue", "create", "new", "max-receives=5", "dead_letter_queue=dead").status == 0
+    assert mq("queue", "set", "new", "visibility=1.5", "paused=true", "overflow=drop-head").status == 0
+    (shown,) = mq("queue", "show", "new", "--json").json
+    assert shown["name"] == "new"
+    assert shown["max_receives"] == 5
+    assert shown["dead_letter_queue"] == "dead"
+    assert (shown["visibility"], shown["paused"], shown["overflow"]) == (1.5, True, "drop-head")
+    mq("queue", "set", "new", "visibility=default")
+    assert mq("queue", "show", "new", "--json").json[0]["visibility"] is None
+    assert "paused\ttrue" in mq("queue", "show", "new").lines
+    assert mq("queue", "delete", "new", "--yes").status == 0
+    with pytest.raises(NotFound):
+        client.queue("new")
+
+
+def test_a_wrong_setting_changes_nothing(client: Client, mq: Mq) -> None:
+    done = mq("queue", "set", "q", "paused=true", "nonsense=1")
+    assert done.status == 1
+    assert "nonsense" in done.error
+    assert client.queue("q").settings["paused"] is False
+
+
+def test_top_without_eyes_shows_it_once(client: Client, mq: Mq) -> None:
+    client.create_queue("full")
+    client.publish("full", "1")
+    assert [line.split("\t")[0] for line in mq("top").lines] == ["full", "q"]
+    assert [line["name"] for line in mq("top", "--json").json] == ["full", "q"]
+
+
+def test_top_fits_its_terminal(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        client.create_queue(f"queue{number}")
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("LINES", "10")
+    screen = cli_top._screen(client)
+    assert len(screen) == 9
+    assert max(map(len, screen)) == 20
+
+
+def test_columns_stand_under_one_another() -> None:
+    assert aligned(("A", "B"), [("long", "1"), ("x", "")]) == ["A     B", "long  1", "x"]
+
+
+def test_bench_measures_and_leaves_nothing(client: Client, mq: Mq) -> None:
+    done = mq("bench", "--seconds", 0.2, "--clients", 2, "--size", 10, "--json")
+    assert [line["verb"] for line in done.json] == ["publish", "fetch", "remove"]
+    published, fetched, removed = [line["count"] for line in done.json]
+    assert published > 0
+    assert 0 < removed <= fetched <= published
+    assert all(0 < line["p50_ms"] <= line["p90_ms"] <= line["p99_ms"] <= line["max_ms"] for line in done.json)
+    assert [queue.name for queue in client.queues()] == ["q"]
+
+
+def test_percentiles() -> None:
+    timed = Timed("x", 1.0, [number / 1000 for number in range(100, 0, -1)])
+    assert [round(timed.percentile(share)) for share in (0.5, 0.9, 0.99, 1.0)] == [50, 90, 99, 100]
+    assert Timed("x", 1.0, []).percentile(0.5) == 0.0
