@@ -121,6 +121,11 @@ def test_one_file_tells_its_version(bare: Callable[..., subprocess.Popen[str]]) 
     assert process.communicate(timeout=PATIENCE_SECONDS)[0].strip().endswith("0.1.0")
 
 
+def test_one_file_has_the_verbs(bare: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    process = bare(sys._base_executable, "vsqs", "size", str(tmp_path))
+    assert process.communicate(timeout=PATIENCE_SECONDS)[0] == "0\n"
+
+
 def test_one_file_is_reproducible(one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     mask = os.umask(0o027)
