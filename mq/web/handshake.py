@@ -26,7 +26,7 @@ PROTOCOLS: Final = ("h2", "http/1.1")
 async def shake_hands(
     stream: trio.SocketStream, context: ssl.SSLContext, stopped: Callable[[], Awaitable[object]]
 ) -> TLSStream | None:
-    """The stream under TLS, or None: then it has been closed.
+    """The stream under TLS, or None where there is none to be had: then close what was accepted.
 
     Args:
         stream: just accepted.
@@ -45,10 +45,7 @@ async def shake_hands(
         with trio.move_on_after(HANDSHAKE_SECONDS):
             is_done = await _shake(tls)
         nursery.cancel_scope.cancel()
-    if is_done:
-        return tls
-    await trio.aclose_forcefully(stream)
-    return None
+    return tls if is_done else None
 
 
 async def _shake(tls: TLSStream) -> bool:

@@ -18,6 +18,7 @@ from mq.broker import Broker
 from mq.web import handshake
 from mq.web.endpoints import Endpoints
 from mq.web.handshake import PROTOCOLS
+from mq.web.watched import WatchedStream
 from tests.web.talking import MAX_BODY, Server, checked_detail, http1, parse, publish, read_all, start_server
 
 HOSTILE = 300
@@ -167,6 +168,11 @@ async def test_a_client_that_says_goodbye_after_asking_gets_its_answer(
     assert len(received) > MAX_BODY
 
 
+async def test_tls_has_no_half_to_close(stream: TLSStream) -> None:
+    await WatchedStream(stream).send_eof()
+    assert (await exchange(stream, http1("GET", "/-/live")))[0] == 200
+
+
 # Hostile clients
 
 
@@ -306,8 +312,11 @@ async def test_a_silent_connection_is_closed_under_tls_too(
 # Stopping
 
 
-async def test_a_stop_waits_for_no_handshake_and_no_idle_client(server: Server, stream: TLSStream) -> None:
-    async with await server.connect() as silent:
+async def test_a_stop_waits_for_no_handshake_and_no_idle_client(
+    endpoints: Endpoints, nursery: trio.Nursery, certificates: Certificates, authority: Authority
+) -> None:
+    server = await start_server(nursery, endpoints, certificates=certificates)  # with all of its grace
+    async with await server.connect() as silent, await connect(server, authority.client_context()) as stream:
         await exchange(stream, http1("GET", "/-/live"))
         server.stop.set()
         with trio.fail_after(5):
