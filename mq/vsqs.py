@@ -195,10 +195,7 @@ class Queue:
         number = parse_id(id)
         with self._moves.told():
             self._mind_fork()
-            found = self._consumer.remove(number)
-            if found:
-                self._moves.sync()
-            return found
+            return self._consumer.remove(number)
 
     def size(self) -> int:
         """How many messages there are, ready ones and those being processed."""

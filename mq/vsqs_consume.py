@@ -80,12 +80,19 @@ class Consumer:
         return True
 
     def remove(self, number: int) -> bool:
-        """Take a message away in whatever state it is. Whether it was there. Durable with the next sync."""
+        """Take a message away, durably, in whatever state it is. Whether it was there.
+
+        The file is open until its names are durably gone: so long its inode is nobody else's. Without a journal a name
+        could come back after a crash, and lead to what the inode holds by then.
+        """
         while states := self._states(number):
             fd = self._open_any(number, states)
             if fd is not None:
                 try:
-                    return self._drop_names(number, fd)
+                    found = self._drop_names(number, fd)
+                    if found:
+                        self._moves.sync()
+                    return found
                 finally:
                     self._calls.close(fd)
         return False

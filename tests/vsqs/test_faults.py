@@ -164,6 +164,16 @@ def test_everything_is_synced_before_it_is_answered(place: Place) -> None:
     assert told == [f"write {id}.new", f"fsync {id}.new", *(by_rename if place.renames else by_link)]
 
 
+def test_a_deleted_file_is_held_until_its_name_is_durably_gone(place: Place) -> None:
+    """Without a journal the name could come back, and lead to what its inode was given to meanwhile."""
+    queue = place.open()
+    id = queue.publish(b"x")
+    place.calls.log.clear()
+    queue.delete(id)
+    told = place.calls.said("open", "unlink", "fsync", "close")
+    assert told == [f"open {id}", f"unlink {id}", "fsync .", f"close {id}"]
+
+
 def test_the_folder_is_made_durably(place: Place) -> None:
     tempfolder = Path(tempfile.mkdtemp(dir=place.folder))
     place.calls.log.clear()

@@ -80,6 +80,7 @@ def test_a_file_of_that_name_made_by_hand_is_not_replaced(place: Place) -> None:
     place.calls.just_before("rename" if place.renames else "link", "*", lambda: place.put(str(at), b"by hand"))
     assert int(queue.publish(b"ours")) > at
     assert (place.folder / str(at)).read_bytes() == b"by hand"
+    assert len(place.names()) == 2
 
 
 # Ready
