@@ -15,6 +15,7 @@ from mq.broker import BrokerConfig, open_broker
 from mq.cli_flags import settings_options
 from mq.cli_protect import make_guards, reloading
 from mq.errors import InvalidSetting, StorageUnusable
+from mq.observers.metrics import Metrics
 from mq.programs import CANNOT_START, run_program
 from mq.settings import Settings, load_settings
 from mq.web.access import Gate
@@ -47,8 +48,13 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         max_body=settings.max_body,
     )
     guards = make_guards(settings)
-    async with open_broker(settings.store, config) as broker, reloading(guards), trio.open_nursery() as nursery:
-        endpoints = Endpoints(broker, settings.max_body)
+    metrics = Metrics()
+    async with (
+        open_broker(settings.store, config, observers=[metrics]) as broker,
+        reloading(guards),
+        trio.open_nursery() as nursery,
+    ):
+        endpoints = Endpoints(broker, settings.max_body, metrics)
         app = WebApp(endpoints if guards.access is None else Gate(endpoints, guards.access))
         serve_web = partial(serve, app, settings.address, settings.port, stop=stop.wait)
         urls = await nursery.start(partial(serve_web, certificates=guards.certificates))

@@ -31,6 +31,10 @@ class InvalidSetting(CallerError):
     """A setting out of its range, of the wrong type, or unknown; the text names where it came from."""
 
 
+class InvalidRequest(CallerError):
+    """What was sent makes no sense; the text says what would."""
+
+
 class NoSuchQueue(CallerError):
     """The queue does not exist, or was deleted while the request ran."""
 
@@ -57,6 +61,10 @@ class QueueFull(CallerError):
 
 class BodyTooLarge(CallerError):
     """The body is over the configured limit."""
+
+
+class BatchTooLarge(CallerError):
+    """More entries than a batch may have."""
 
 
 class BodyIncomplete(CallerError):

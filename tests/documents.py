@@ -9,6 +9,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _VOLATILE = (
+    (re.compile(r'"[0-9a-f]{16}"'), '"RECEIPT"'),
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"), "ID"),
     (re.compile(r",d[0-9]{13}"), ",dDEADLINE"),
     (re.compile(r",c[0-9a-f]{16}"), ",cCLAIM"),

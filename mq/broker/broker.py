@@ -344,6 +344,10 @@ class Broker:
             check_value("visibility", visibility, VISIBILITY)
         return await self._fetch(FetchRequest(await self._queues.get(queue), most, visibility, waits=wait > 0), wait)
 
+    async def give_back(self, messages: Sequence[Message]) -> None:
+        """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
+        await self._consuming.give_back(messages)
+
     async def take(self, queue: str, *, wait: float = 0) -> Message | None:
         """Fetch and remove the first READY message in one step: at most once. Whoever loses it has lost it."""
         index = await self._queues.get(queue)

@@ -90,6 +90,15 @@ class Consuming:
             await self._take_back(request)
             raise
 
+    async def give_back(self, messages: Sequence[Message]) -> None:
+        """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
+        await close(messages)
+        for message in messages:
+            index = self._catalog.queues.get(message.queue)
+            entry = index.find(message.id) if index is not None else None
+            if entry is not None and entry.meta.claim == message.receipt:
+                self._upkeep.give_back(entry)
+
     async def remove(self, index: QueueIndex, removal: Removal) -> None:
         """Remove a message for good, wherever in its queue it is.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
@@ -289,7 +289,7 @@ class FetchWorker:
             self._fetches.ask(request, first=True)
 
 
-async def close(messages: list[Message]) -> None:
+async def close(messages: Sequence[Message]) -> None:
     """Close their bodies, whatever happens."""
     with trio.CancelScope(shield=True):
         for message in messages:

@@ -185,6 +185,7 @@ def _from_quart(request: _QuartRequest) -> Request:
         headers=headers,
         body=request.arriving,
         content_length=int(length) if length is not None else None,
+        gone=request.arriving.until_gone,
     )
 
 

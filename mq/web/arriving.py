@@ -69,6 +69,11 @@ class Arriving:
         self.is_complete = not event.get("more_body", False)
         return event.get("body", b"")
 
+    async def until_gone(self) -> None:
+        """Drop what still comes, until the client is gone."""
+        while not self.is_gone:
+            await self._take()
+
     async def discard(self, when_complete: trio.Event) -> None:
         """Take and drop what still comes, until the client is gone. Then, or when it is complete, set the event."""
         while not self.is_gone:

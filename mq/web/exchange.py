@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
+
+import trio
 
 from mq.errors import CallerError
 from mq.message import Body
@@ -34,6 +36,7 @@ class Request(NamedTuple):
         body: chunks, in order. Raises BodyIncomplete when the client ends before its end, BodyTooSlow when it
             pauses for too long. What is not read here, the door discards for at most DISCARD_SECONDS.
         content_length: the announced length in bytes, or None.
+        gone: returns once the client has hung up, or has closed its sending side. For whoever makes it wait.
     """
 
     method: str
@@ -42,6 +45,7 @@ class Request(NamedTuple):
     headers: Mapping[str, str]
     body: AsyncIterable[bytes]
     content_length: int | None
+    gone: Callable[[], Awaitable[object]] = trio.sleep_forever
 
 
 class Reply(NamedTuple):

@@ -25,6 +25,7 @@ from hypercorn.typing import (
     ASGIReceiveCallable,
     ASGIReceiveEvent,
     ASGISendCallable,
+    ASGISendEvent,
     HTTPScope,
     LifespanState,
     Scope,
@@ -50,7 +51,8 @@ class GuardedServer(TCPServer):
     def __init__(self, app: ASGIFramework, config: Config, context: WorkerContext, stream: WatchedStream) -> None:
         self._frames = FrameCounter()
         self._is_http2 = False
-        super().__init__(_WatchedApp(app, self._frames, self._continue), config, context, LifespanState(), stream)  # type: ignore[arg-type]
+        watched = _WatchedApp(app, self._frames, self._continue, stream)
+        super().__init__(watched, config, context, LifespanState(), stream)  # type: ignore[arg-type]
 
     async def _read_data(self) -> None:
         assert isinstance(self.protocol.protocol, H11Protocol)  # every connection begins as that
@@ -86,8 +88,15 @@ class _WatchedApp(ASGIWrapper):
     """Counts the requests that are no longer at work, be their streams there or not, and tells when a body that its
     client holds back is asked for."""
 
-    def __init__(self, app: ASGIFramework, frames: FrameCounter, continue_: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        app: ASGIFramework,
+        frames: FrameCounter,
+        continue_: Callable[[], Awaitable[None]],
+        stream: WatchedStream,
+    ) -> None:
         super().__init__(app)
+        self._stream = stream
         self._frames = frames
         self._continue = continue_
 
@@ -99,6 +108,7 @@ class _WatchedApp(ASGIWrapper):
         sync_spawn: Callable[..., object],
         call_soon: Callable[..., object],
     ) -> None:
+        work = self._stream.work()
         is_held_back = scope["type"] == "http" and _expects_continue(scope)
 
         async def receive_held_back() -> ASGIReceiveEvent:
@@ -106,11 +116,19 @@ class _WatchedApp(ASGIWrapper):
             if is_held_back:
                 is_held_back = False
                 await self._continue()
-            return await receive()
+            event = await receive()
+            if event["type"] == "http.request" and not event.get("more_body", False):
+                work.begin()
+            return event
+
+        async def send_answer(event: ASGISendEvent) -> None:
+            work.end()
+            await send(event)
 
         try:
-            await super().__call__(scope, receive_held_back, send, sync_spawn, call_soon)
+            await super().__call__(scope, receive_held_back, send_answer, sync_spawn, call_soon)
         finally:
+            work.end()
             self._frames.ended += 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -22,8 +23,10 @@ from mq.errors import (
 )
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
-from mq.web.endpoints import IN_MEMORY_BYTES, RETRY_AFTER_SECONDS, Endpoints
+from mq.web.endpoints import Endpoints
+from mq.web.errors import RETRY_AFTER_SECONDS
 from mq.web.exchange import BodyTooSlow, Request
+from mq.web.incoming import IN_MEMORY_BYTES
 from tests.web.talking import BAD_NAMES, MAX_BODY, ask, contents, detail, publish
 
 UNKNOWN_ID = str(MessageIds().new())
@@ -35,7 +38,7 @@ async def test_a_queue_comes_and_goes(endpoints: Endpoints) -> None:
     assert (await ask(endpoints, "PUT", "/queue001")).status == 200
     found = await ask(endpoints, "GET", "/queue001")
     assert found.status == 200
-    assert json.loads(found.body) == {"name": "queue001"}
+    assert json.loads(found.body)["name"] == "queue001"
     assert (await ask(endpoints, "DELETE", "/queue001")).status == 200
     assert (await ask(endpoints, "DELETE", "/queue001")).status == 404
     assert (await ask(endpoints, "GET", "/queue001")).status == 404
@@ -48,10 +51,13 @@ async def test_a_message_comes_and_goes(endpoints: Endpoints) -> None:
     id = dict(posted.headers)["x-message-id"]
     fetched = await ask(endpoints, "GET", "/q/messages")
     assert (fetched.status, fetched.body) == (200, b"hello world")
-    assert dict(fetched.headers) == {
+    headers = dict(fetched.headers)
+    assert re.fullmatch(r'"[0-9a-f]{16}"', headers.pop("etag"))
+    assert headers == {
         "x-message-id": id,
         "content-type": "text/plain",
         "content-length": "11",
+        "x-message-receives": "1",
         "cache-control": "no-store",
     }
     nothing = await ask(endpoints, "GET", "/q/messages")
@@ -149,9 +155,9 @@ async def test_an_unknown_path_is_404(endpoints: Endpoints, store: MemoryStorage
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        ("/q", "GET, HEAD, PUT, DELETE"),
+        ("/q", "GET, HEAD, PUT, PATCH, DELETE"),
         ("/q/messages", "GET, POST"),
-        (f"/q/messages/{UNKNOWN_ID}", "DELETE"),
+        (f"/q/messages/{UNKNOWN_ID}", "GET, HEAD, PATCH, DELETE"),
         ("/-/live", "GET, HEAD"),
         ("/-/ready", "GET, HEAD"),
     ],
@@ -299,10 +305,10 @@ class FailingBroker:
     async def has_queue(self, queue: str) -> bool:
         return True
 
-    async def _fail(self, *_: object) -> None:
+    async def _fail(self, *_: object, **__: object) -> None:
         raise self._error
 
-    create_queue = delete_queue = publish = fetch = remove = _fail
+    create_queue = delete_queue = publish_many = fetch_many = remove = _fail
 
 
 @pytest.mark.parametrize(
@@ -362,8 +368,8 @@ async def test_a_corrupt_message_is_500_and_its_body_is_closed() -> None:
     body = RottenBody(b"rotten")
 
     class OneMessage(FailingBroker):
-        async def fetch(self, queue: str) -> Message:
-            return Message(queue, MessageIds().new(), body, Properties(6, 0), 1, "receipt")
+        async def fetch_many(self, queue: str, *_: object, **__: object) -> list[Message]:
+            return [Message(queue, MessageIds().new(), body, Properties(6, 0), 1, "receipt")]
 
     reply = await ask(Endpoints(OneMessage(MQError()), MAX_BODY), "GET", "/q/messages")
     assert reply.status == 500

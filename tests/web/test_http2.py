@@ -23,8 +23,9 @@ from hyperframe.frame import (
 
 from mq.broker import Broker
 from mq.storage.memory import MemoryStorage
-from mq.web.endpoints import IN_MEMORY_BYTES, Endpoints
+from mq.web.endpoints import Endpoints
 from mq.web.frames import CONTROL_FRAMES, HEADER_BLOCK_FRAMES, RUNNING, SPARE_RESETS
+from mq.web.incoming import IN_MEMORY_BYTES
 from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse, start_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
@@ -39,14 +40,14 @@ async def client(server: Server, broker: Broker) -> AsyncIterator[httpx.AsyncCli
 
 async def test_all_endpoints(client: httpx.AsyncClient) -> None:
     assert (await client.put("/r")).status_code == 201
-    assert (await client.get("/r")).json() == {"name": "r"}
+    assert (await client.get("/r")).json()["name"] == "r"
     posted = await client.post("/r/messages", content=b"hello", headers={"content-type": "a/b"})
     assert (posted.status_code, posted.http_version) == (201, "HTTP/2")
     fetched = await client.get("/r/messages")
     assert (fetched.status_code, fetched.content, fetched.headers["content-type"]) == (200, b"hello", "a/b")
     assert (await client.get("/r/messages")).status_code == 204
     assert (await client.delete(f"/r/messages/{posted.headers['x-message-id']}")).status_code == 202
-    assert (await client.patch("/r")).headers["allow"] == "GET, HEAD, PUT, DELETE"
+    assert (await client.post("/r")).headers["allow"] == "GET, HEAD, PUT, PATCH, DELETE"
     assert (await client.head("/r")).status_code == 200
     assert (await client.delete("/r")).status_code == 200
     assert (await client.get("/r")).status_code == 404
@@ -278,7 +279,7 @@ async def test_requests_at_work_are_limited_even_when_their_streams_are_gone(
     monkeypatch.setattr("mq.web.frames.SPARE_RESETS", 10 * RUNNING)
     most = at_work = 0
 
-    async def fetch(queue: str) -> None:
+    async def fetch(*_: object, **__: object) -> None:
         nonlocal most, at_work
         at_work += 1
         most = max(most, at_work)
@@ -287,7 +288,7 @@ async def test_requests_at_work_are_limited_even_when_their_streams_are_gone(
         finally:
             at_work -= 1
 
-    monkeypatch.setattr(broker, "fetch", fetch)
+    monkeypatch.setattr(broker, "fetch_many", fetch)
     for number in range(1, 2 * RUNNING, 2):
         await frames.send(
             frames.headers(*request(b"GET", b"/q/messages"), stream=number, ends=True), RstStreamFrame(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,8 @@ from mq.broker import Broker, BrokerConfig, open_broker
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
 from mq.web.app import WebApp
-from mq.web.endpoints import IN_MEMORY_BYTES, Endpoints
+from mq.web.endpoints import Endpoints
+from mq.web.incoming import IN_MEMORY_BYTES
 from mq.web.serve import CannotListen, serve
 from tests.web.talking import (
     BAD_NAMES,
@@ -90,7 +92,7 @@ async def test_a_large_body_both_ways(nursery: trio.Nursery, temp_root: Path) ->
 
 async def test_an_old_client_is_answered_and_closed(server: Server, queue: str) -> None:
     status, _, body = parse(await server.exchange(b"GET /q HTTP/1.0\r\n\r\n"))
-    assert (status, body) == (200, b'{"name": "q"}\n')
+    assert (status, json.loads(body)["name"]) == (200, "q")
 
 
 # Requests as they should not be
@@ -314,10 +316,10 @@ class SlowBroker:
         self.may_answer = trio.Event()
         self.body = b"late"
 
-    async def fetch(self, queue: str) -> Message:
+    async def fetch_many(self, queue: str, *_: object, **__: object) -> list[Message]:
         self.asked.set()
         await self.may_answer.wait()
-        return Message(queue, MessageIds().new(), BytesBody(self.body), Properties(len(self.body), 0), 1, "receipt")
+        return [Message(queue, MessageIds().new(), BytesBody(self.body), Properties(len(self.body), 0), 1, "receipt")]
 
 
 @pytest.fixture
