@@ -6,6 +6,7 @@ Beside "it does not crash" each of them holds what its parser has read to what w
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from uuid import UUID
 import h11
 import trio
 
+from mq.access.users_file import check_user_name, parse_users
 from mq.errors import InvalidId, InvalidName, InvalidSetting
 from mq.lifecycle import State
 from mq.message import MessageId, QueueName
@@ -23,6 +25,7 @@ from mq.storage import names
 from mq.storage.fake import FakeCalls, make_calls
 from mq.storage.properties import Sum, decode_attributes, decode_side, encode_attributes, encode_side
 from mq.storage.records import Records
+from mq.web import access as gate
 from mq.web.exchange import Request
 from mq.web.frames import Flood, FrameCounter
 from mq.web.refusals import check_head
@@ -119,6 +122,27 @@ def _settings_toml(data: bytes) -> None:
             assert isinstance(load_settings({"config": file.name}, {}), Settings)
 
 
+def _users(data: bytes) -> None:
+    """Whoever is read from a file of users has a name, and rights that can be asked for."""
+    with contextlib.suppress(InvalidSetting):
+        for user, _, _ in parse_users(data.decode("utf-8", "replace"), "users.toml"):
+            check_user_name(user.name)
+            user.may_something("q")
+
+
+def _gate(data: bytes) -> None:
+    """One line each: a path and what follows Basic. A path that was judged reads the same when it is read again."""
+    path, _, given = data.partition(b"\n")
+    segments = gate._segments(path)
+    if segments:
+        written = gate._path(segments)
+        assert gate._segments(written) == segments
+        assert re.fullmatch(rb"(/[A-Za-z0-9._~%-]*)+", written)
+    gate.find_rule("GET", segments)
+    name, _ = gate._basic(given.decode("latin-1"))
+    assert ":" not in name
+
+
 def _settings_flags(data: bytes) -> None:
     """Any text for any setting."""
     text = _text(data)
@@ -180,6 +204,15 @@ TARGETS: Final = {
         _settings_toml,
         (b"port = 8080\npeers = 1\n", b'root = "/tmp/x"\ndelay = 1.5', b"a = " + b"[" * 3000, b"delay = " + b"9" * 400),
     ),
+    "users file": Target(
+        _users,
+        (
+            b'[users.a]\ntokens = ["sha256:' + b"0" * 64 + b'"]\npublish = ["q*"]',
+            b'[users."a@b"]\npassword = "scrypt:2:1:1:' + b"0" * 32 + b":" + b"f" * 64 + b'"',
+            b"users = " + b"[" * 3000,
+        ),
+    ),
+    "gate": Target(_gate, (b"/q/messages\nYTpi", b"http://mq/%71%2f//..\nOg==", b"*\n!", b"//\n/////w==")),
     "settings": Target(_settings_flags, (b"8080", b"1.5", b"64 MiB", b"true", b"nan", b"1e999")),
     "request": Target(
         _request, (b"GET\n/q/messages\na\rb", b"POST\n/q/messages\ntext/plain\nhi", b"PUT\n/%2e%2e\n\n", b"HEAD\n/q")
