@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import trustme
+from hpack import Encoder
+from hyperframe.frame import HeadersFrame, SettingsFrame
 
 from mq.access.certificates import Certificates, TLSFiles
 from mq.cli_protect import make_guards
@@ -27,6 +29,7 @@ from mq.settings import Settings
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 
 PATIENCE_SECONDS = 30
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
 USERS = """
 [users.alice]
@@ -270,9 +273,21 @@ def malformed(secret: str) -> list[bytes]:
         b"GET /q HTTP/1.1\r\nHost: mq\r\n" + line + b"\x00\r\n\r\n",
         b"GET /q HTTP/1.1\r\nHost: mq\n" + line + b"\r\n\r\n",
         b"GET /q HTTP/1.1\r\n" + line + b"\r\nHost: mq\r\nContent-Length: x\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + line * 100,
+        PREFACE + line * 100,
         line * 2000,
+        *(
+            PREFACE + SettingsFrame(0).serialize() + HeadersFrame(1, block, flags=["END_HEADERS"]).serialize()
+            for block in header_blocks(f"Bearer {secret}")
+        ),
     ]
+
+
+def header_blocks(value: str) -> list[bytes]:
+    """Of HTTP/2: values and names that are not allowed, and one that is cut."""
+    head = [(":method", "GET"), (":scheme", "http"), (":path", "/q"), (":authority", "mq")]
+    headers = [("authorization", f"{value} "), ("Authorization", value), (f"authorization {value}", value)]
+    headers += [("connection", value), ("te", value), (":status", value), ("content-length", value)]
+    return [Encoder().encode([*head, header]) for header in headers] + [Encoder().encode(head) + value.encode()]
 
 
 @slow

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -111,12 +112,13 @@ class _Connections:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_run_then_cancel, partial(watched.close_when_silent, SILENT_SECONDS), nursery)
                 nursery.start_soon(_run_then_cancel, server.run, nursery)
-        except* Exception as faults:
+        except* Exception as faults:  # noqa: BLE001 # for the reason below
             # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by. None
             # of them is the app's or the broker's: the app answers 500 to its own, the broker fails in its own nursery.
             fault = first_of(faults)
-            logger.warning("a connection was dropped, its client confused the server: %r", fault)
-            logger.debug("it came about here", exc_info=fault)
+            logger.warning("a connection was dropped, its client confused the server: %s", type(fault).__name__)
+            # not its text, which may quote what the client sent: a header with a secret in it
+            logger.debug("it came about here:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 
     async def finish(self) -> None:
         """Close the connections that are idle, and the others as they become so."""

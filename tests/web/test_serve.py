@@ -275,12 +275,16 @@ async def test_a_fault_never_seen_before_ends_its_connection_only(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*arguments: object) -> None:
-        raise NeverSeen
+        raise NeverSeen("in a header: hunter2")
 
+    caplog.set_level("DEBUG")
     with monkeypatch.context() as patch, trio.fail_after(10):
         patch.setattr("hypercorn.protocol.h11.H11Protocol._create_stream", fail)
         assert await server.exchange(http1("GET", "/-/live")) == b""
-    await until(lambda: "NeverSeen" in caplog.text)
+    await until(lambda: "it came about here" in caplog.text)
+    assert "NeverSeen" in caplog.text
+    assert "in fail" in caplog.text
+    assert "header: hunter2" not in caplog.text.replace('NeverSeen("in a header: hunter2")', "")
     assert parse(await server.exchange(http1("GET", "/-/live"), half_close=True))[0] == 200
 
 
