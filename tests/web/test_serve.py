@@ -267,6 +267,10 @@ async def test_a_websocket_handshake_with_something_behind_it_ends_its_connectio
     assert parse(await server.exchange(http1("GET", "/-/live"), half_close=True))[0] == 200
 
 
+QUOTED = "Authorization: Bearer hunter2"
+"""What a client sent, in the text of an error."""
+
+
 class NeverSeen(Exception):
     """A fault of a kind that nobody has thought of."""
 
@@ -275,7 +279,7 @@ async def test_a_fault_never_seen_before_ends_its_connection_only(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*arguments: object) -> None:
-        raise NeverSeen("in a header: hunter2")
+        raise NeverSeen(QUOTED)
 
     caplog.set_level("DEBUG")
     with monkeypatch.context() as patch, trio.fail_after(10):
@@ -284,7 +288,7 @@ async def test_a_fault_never_seen_before_ends_its_connection_only(
     await until(lambda: "it came about here" in caplog.text)
     assert "NeverSeen" in caplog.text
     assert "in fail" in caplog.text
-    assert "header: hunter2" not in caplog.text.replace('NeverSeen("in a header: hunter2")', "")
+    assert QUOTED not in caplog.text
     assert parse(await server.exchange(http1("GET", "/-/live"), half_close=True))[0] == 200
 
 
