@@ -134,6 +134,15 @@ def test_no_sync_is_tried_twice_and_nothing_is_changed_after_it(place: Place, pa
     assert place.open().receive(timeout=0).body == b"before"
 
 
+def test_any_failure_of_the_disk_is_the_last(place: Place) -> None:
+    queue = place.open()
+    place.calls.fail("write", errno.EIO)
+    with pytest.raises(StorageFailed):
+        queue.publish(b"x")
+    with pytest.raises(StorageFailed, match="open the queue anew"):
+        queue.publish(b"x")
+
+
 def test_a_failed_sync_is_not_forgotten_for_what_failed_after_it(place: Place) -> None:
     """A file system that has failed becomes read-only, and then refuses to take the file away."""
     queue = place.open()

@@ -166,6 +166,18 @@ def test_who_loses_a_race_takes_the_next(place: Place) -> None:
     assert len(place.names()) == 2
 
 
+def test_who_loses_a_race_of_links_takes_its_own_back(folder: Path) -> None:
+    """Both have linked; whoever takes the old name away has won."""
+    with make_place(folder, "heard, links") as place:
+        queue = place.open()
+        first, second = queue.publish(b"1"), queue.publish(b"2")
+        theirs = f"{first}.{place.clock.ms + 60_000}"
+        place.calls.just_before("fsync", ".", lambda: (folder / first).rename(folder / theirs))
+        message = queue.receive(timeout=0)
+        assert message is not None
+        assert place.names() == [theirs, f"{second}.{message.expires_ms}"]
+
+
 # Deleted
 
 
@@ -226,10 +238,12 @@ def test_an_expired_message_comes_back_to_its_old_place(place: Place) -> None:
 
 def test_it_is_not_requeued_in_the_millisecond_of_its_expiry(place: Place) -> None:
     queue = place.open()
-    id = queue.publish(b"1")
+    before, id = queue.publish(b"1"), queue.publish(b"2")
+    assert receive(queue, 0.5) == before
     message = queue.receive(1, timeout=0)
     assert message is not None
     place.clock.ns = message.expires_ms * 1_000_000
+    assert receive(queue) == before
     assert receive(queue) is None
     place.clock.ns += 1_000_000
     assert receive(queue) == id
