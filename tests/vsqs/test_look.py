@@ -243,13 +243,25 @@ def test_nothing_comes_in_time(queue: Queue) -> None:
     assert time.monotonic() - started >= 0.2
 
 
+def test_a_child_does_not_hear_what_its_parent_is_told(folder: Path) -> None:
+    with Queue(folder) as queue:
+        queue.size()
+        (folder / "5").touch()
+        process = multiprocessing.get_context("fork").Process(target=queue.size)
+        process.start()
+        process.join(PATIENCE_SECONDS)
+        assert process.exitcode == 0
+        message = queue.receive(timeout=0)
+        assert message is not None
+        assert message.id == "5"
+
+
 def child(queue: Queue, ids: multiprocessing.SimpleQueue[str]) -> None:
     for _ in range(20):
         ids.put(queue.receive(timeout=PATIENCE_SECONDS).id)
 
 
 def test_a_fork_may_go_on_with_it(folder: Path) -> None:
-    """What the kernel tells goes to one reader only: the child must not take it from the parent, nor the other way."""
     context = multiprocessing.get_context("fork")
     with Queue(folder) as queue:
         published = [queue.publish(b"x") for _ in range(10)]
