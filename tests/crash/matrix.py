@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from random import Random
 from typing import Final, NamedTuple
 
@@ -23,6 +24,8 @@ PROMISED: Final = ("ext4", "xfs", "btrfs", "ext4-nojournal")
 FAILURES: Final[Sequence[tuple[str, int | None]]] = (("write", None), ("write", 1), ("flush", None), ("flush", 1))
 """What a disk fails at, and how often; None is for good."""
 _AT_A_TIME: Final = 50
+_RECORDINGS: Final = 5
+"""A planted bug may need clients that meet in a certain way: so often they get the chance."""
 
 
 class Cell(NamedTuple):
@@ -94,19 +97,27 @@ class Found(NamedTuple):
 def hunt(mutant: str, seed: int) -> Found:
     """Plant a bug, and look for what it breaks until something is found."""
     name = MUTANTS[mutant].system
-    with Bench() as bench:
-        if MUTANTS[mutant].fails:
+    if MUTANTS[mutant].fails:
+        with Bench() as bench:
             wrong = fail_disk(bench, FILE_SYSTEMS[name], "write", 1, mutant=mutant)
             return Found(mutant, name, 1, wrong[-1] if wrong else "")
-        recording = record(bench, FILE_SYSTEMS[name], PLANS["everything"], seed, mutant)
-        points = 0
-        with planted(mutant):
-            cuts = _here_and_there(last_moments(recording, recording.point("begin")), Random(seed))
-            for verdict in cut_power(bench, FILE_SYSTEMS[name], recording, cuts):
+    points = 0
+    for turn in range(_RECORDINGS):
+        with closing(_hunt_once(mutant, name, seed + turn)) as verdicts:
+            for verdict in verdicts:
                 points += 1
                 if verdict.flaws:
                     return Found(mutant, name, points, worst(verdict.flaws))
     return Found(mutant, name, points, "")
+
+
+def _hunt_once(mutant: str, system: str, seed: int) -> Generator[Verdict]:
+    """What every last moment of one recording shows."""
+    with Bench() as bench:
+        recording = record(bench, FILE_SYSTEMS[system], PLANS["everything"], seed, mutant)
+        with planted(mutant):
+            cuts = _here_and_there(last_moments(recording, recording.point("begin")), Random(seed))
+            yield from cut_power(bench, FILE_SYSTEMS[system], recording, cuts)
 
 
 def _here_and_there(cuts: list[Cut], random: Random) -> Iterator[Cut]:

@@ -34,6 +34,10 @@ nobody published. *Second cut* cuts the power again inside the recovery from a f
 
 {matrix}
 
+"Could not be mounted" is a second cut that the file system itself does not survive: the disk here tears a block at 512
+bytes, also while the kernel replays its own journal, and ext4 then finds its superblock torn, xfs a block of a folder.
+Disks whose sectors have 4 KiB do not tear those. Such a point is counted, and not judged.
+
 Points in all: {points}. "Worst" says what was broken, where something was. Flushes of the disk: *alone* a message that
 one client publishes, and its move to its queue; *together* an acknowledged change with all clients at work, who share
 barriers (workload: everything).
@@ -41,6 +45,16 @@ barriers (workload: everything).
 | file system | flushes alone | flushes together |
 |---|---|---|
 {costs}
+
+## What mq does differently where
+
+| file system | a message is moved by | what an answer waits for |
+|---|---|---|
+| ext4, xfs | rename | one sync of everything (syncfs), or of the file and its folders; names reach the disk in order |
+| btrfs | rename | the same, and of every folder that a message has left, before it is unlinked: order is not kept |
+| ext4-nojournal | link, sync, unlink, sync | the sync of the file before it has a name, then of each folder by itself |
+
+[on-disk.md](../on-disk.md#file-systems) has the whole table, and what is assumed of file systems that are not here.
 
 ## Where mq does not promise it
 

