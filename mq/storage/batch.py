@@ -142,6 +142,7 @@ class Batch:
 
     def _settle(self, barrier: Barrier) -> None:
         synced = barrier.settle()
+        self._folders.believe()
         self._folders.loose = set() if synced is None else self._folders.loose - synced
 
     # Writing

@@ -15,6 +15,7 @@ from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
+from mq.storage.alarm import Alarm
 from mq.storage.ballast import Ballast
 from mq.storage.barrier import Spare
 from mq.storage.calls import OPEN_READ, Calls, FileKind
@@ -86,6 +87,7 @@ class Folders:
         self.spare = spare
         self.reading = reading
         self.ballast = Ballast(calls, layout, mount.size, shared=whole)
+        self.alarm = Alarm(calls, layout.alarm)
         self.careful = whole and not mount.ordered
         """Whether every move must be durable: others unlink, and cannot know which names could come back."""
         self.sides = whole or not xattrs
@@ -114,6 +116,17 @@ class Folders:
         if not self.failure:
             self.failure = f"{error.strerror or error} ({error.filename or 'sync'})"
             logger.error("the medium failed: %s; only reading goes on until a restart", self.failure)
+            if self.careful:
+                self.alarm.ring()
+
+    def believe(self) -> None:
+        """What was synced just now is on the medium.
+
+        Raises:
+            PeerFailed: or not: another process has seen the medium fail.
+        """
+        if self.careful:
+            self.alarm.listen()
 
     def queues(self) -> list[str]:
         """The queues there are: the folders in queues/ whose name is a queue's."""

@@ -52,6 +52,11 @@ class Layout(NamedTuple):
         return f"{self.state}/lock"
 
     @property
+    def alarm(self) -> str:
+        """The file that says to all who serve this root that the medium has failed."""
+        return f"{self.state}/failed"
+
+    @property
     def ballast(self) -> str:
         """The file that takes up room for what has to go on when the disk is full."""
         return f"{self.state}/ballast"

@@ -94,6 +94,12 @@ def _open(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syn
         if alone:
             with _nobody_moves(calls, layout, root):
                 recover(folders, records)
+                folders.alarm.stop()
+        elif folders.careful and folders.alarm.rings():
+            raise StorageUnusable(
+                f"cannot serve root {shorten(root)}: another mq on it has seen the medium fail. Stop all of them, "
+                "repair the disk, remount it, and start again"
+            )
         if options.shared:
             _lock_shared(calls, lock, root)
         _take_ballast(folders)

@@ -212,7 +212,7 @@ class FolderStorage:
                 f"the store has failed ({folders.failure}); repair the disk, remount it, and start mq again"
             )
         try:
-            result: _T = await self._hop(verb, *args)
+            result: _T = await self._hop(self._believed, verb, *args)
             return result
         except OSError as error:
             if passes(error):
@@ -221,6 +221,11 @@ class FolderStorage:
             raise StorageFailed(
                 f"the store has failed ({folders.failure}); repair the disk, remount it, and start mq again"
             ) from error
+
+    def _believed(self, verb: Callable[..., _T], *args: object) -> _T:
+        result = verb(*args)
+        self._root_open.folders.believe()
+        return result
 
     async def _read_only(self, verb: Callable[..., _T], *args: object) -> _T:
         try:
