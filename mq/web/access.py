@@ -146,7 +146,9 @@ class Gate:
         if body is None:
             return problem(413, f"this takes at most {LONGEST_JSON} bytes of JSON")._replace(is_last=True)
         named = value.get(key) if isinstance(value, dict) else None
-        if isinstance(named, str) and not user.may(Right.PUBLISH, named):
+        if named is not None and not isinstance(named, str):
+            return problem(400, f"{key} must be a queue's name")  # behind here 7 may be taken for "7"
+        if named is not None and not user.may(Right.PUBLISH, named):
             return _forbidden(Right.PUBLISH, named)
         understood = json.dumps(value).encode() if body else b""
         return await self._handler.handle(request._replace(body=_Whole(understood), content_length=len(understood)))

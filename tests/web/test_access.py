@@ -372,7 +372,32 @@ async def test_what_was_judged_is_what_is_handed_on(gate: Gate, behind: Behind, 
 
 
 @pytest.mark.parametrize("line", NAMED_QUEUES)
-@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"7", b'{"x": [null, 1.5]}'])
+@pytest.mark.parametrize("value", [7, 0, 1.5, True, False, ["other"], {"other": 1}, []])
+async def test_what_only_becomes_a_name_behind_the_gate_is_refused(
+    gate: Gate, behind: Behind, line: str, value: object
+) -> None:
+    reply = await ask_json(gate, line, json.dumps({NAMED_QUEUES[line]: value}).encode())
+    assert reply.status == 400
+    assert NAMED_QUEUES[line] in detail(reply)
+    assert behind.asked == []
+
+
+async def test_nobody_sends_messages_where_they_may_not_publish(endpoints: Endpoints, access: Access) -> None:
+    gate = Gate(endpoints, access)
+    for queue in ("q", "dead", "7"):
+        await ask(endpoints, "PUT", f"/{queue}")
+    await ask(endpoints, "POST", "/q/messages", b"x")
+    assert (await ask_json(gate, "POST /QUEUE/redrive", b'{"to": "7"}')).status == 403
+    assert (await ask_json(gate, "POST /QUEUE/redrive", b'{"to": 7}')).status == 400
+    assert (await ask_json(gate, "PATCH /QUEUE", b'{"dead_letter_queue": "7", "max_receives": 1}')).status == 403
+    assert (await ask_json(gate, "PATCH /QUEUE", b'{"dead_letter_queue": "dead", "max_receives": 1}')).status == 200
+    assert (await ask_json(gate, "POST /QUEUE/redrive", b'{"to": "dead"}')).status == 200
+
+
+@pytest.mark.parametrize("line", NAMED_QUEUES)
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"to": null, "dead_letter_queue": null}', b"[1]", b"7", b'{"x": [null, 1.5]}']
+)
 async def test_other_bodies_go_through_as_they_are(gate: Gate, behind: Behind, line: str, body: bytes) -> None:
     assert (await ask_json(gate, line, body)).status == 200
     assert behind.bodies == [body]
