@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from mq.client import Client
@@ -62,6 +63,24 @@ def test_more_than_a_page(client: Client, mq: Mq, tmp_path: Path) -> None:
     mq("export", "q", tmp_path / "a")
     assert mq("import", "p", tmp_path / "a").out == "1234\n"
     assert [found.body for found in client.browse("p")] == bodies
+
+
+def test_a_message_that_moves_meanwhile_is_there_once(daemon: Inside, client: Client, mq: Mq) -> None:
+    """Its lease ends between the look at what is leased and the look at what is ready."""
+    client.publish("q", "held")
+    held = client.fetch("q")
+    assert held is not None
+    answer = daemon.handle_request
+
+    def answer_and_end_the_lease(request: httpx.Request) -> httpx.Response:
+        response = answer(request)
+        if "state=leased" in str(request.url):
+            daemon.handle_request = answer
+            client.requeue(held)
+        return response
+
+    daemon.handle_request = answer_and_end_the_lease
+    assert [line["body"] for line in mq("export", "q").json] == ["held"]
 
 
 def test_a_failed_export_leaves_no_file(daemon: Inside, client: Client, mq: Mq, tmp_path: Path) -> None:
