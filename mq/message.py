@@ -17,8 +17,13 @@ from mq.errors import CorruptMessage, InvalidId, InvalidName
 QUEUE_NAME_BYTES: Final = 100
 """The longest queue name, in bytes. With the id's 36 it leaves 118 of a file name's 255 for the suffix."""
 
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
-_MESSAGE_ID = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-1([0-9a-f]{3})-([89ab][0-9a-f]{3})-([0-9a-f]{12})")
+QUEUE_NAME_PATTERN: Final = "[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}"
+"""What a queue may be called."""
+MESSAGE_ID_PATTERN: Final = "[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+"""A UUID of version 1, in small letters."""
+
+_QUEUE_NAME = re.compile(QUEUE_NAME_PATTERN)
+_MESSAGE_ID = re.compile(MESSAGE_ID_PATTERN)
 
 _GREGORIAN_TO_UNIX_TICKS: Final = 0x01B21DD213814000
 """100 ns ticks between 1582-10-15, where UUID time begins, and 1970-01-01 (RFC 9562, section 5.1)."""

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from mq.broker.config import LONGEST_LEASE_SECONDS
 from mq.errors import InvalidName, InvalidSetting
-from mq.message import QueueName, shorten
+from mq.message import QUEUE_NAME_PATTERN, QueueName, shorten
 
 SHORTEST_SECONDS: Final = 0.001
 LONGEST_TTL_SECONDS: Final = 315_576_000.0
@@ -27,10 +27,12 @@ class Kind(NamedTuple):
     Attributes:
         parse: from a JSON value to the value; raises ValueError or TypeError for anything else.
         needs: completes "NAME must be ...".
+        schema: the same as JSON Schema.
     """
 
     parse: Callable[[Any], Any]
     needs: str
+    schema: Mapping[str, Any]
 
 
 def seconds(low: float, high: float) -> Kind:
@@ -43,7 +45,8 @@ def seconds(low: float, high: float) -> Kind:
             raise ValueError
         return float(value)
 
-    return Kind(parse, f"a number of seconds from {low:g} to {high:g}")
+    schema = {"type": "number", "minimum": low, "maximum": high}
+    return Kind(parse, f"a number of seconds from {low:g} to {high:g}", schema)
 
 
 def count(high: int, low: int = 1) -> Kind:
@@ -56,7 +59,7 @@ def count(high: int, low: int = 1) -> Kind:
             raise ValueError
         return value
 
-    return Kind(parse, f"a whole number from {low} to {high}")
+    return Kind(parse, f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high})
 
 
 def _parse_queue(value: Any) -> str:
@@ -80,9 +83,11 @@ def _parse_overflow(value: Any) -> str:
     return str(value)
 
 
-_QUEUE: Final = Kind(_parse_queue, "a queue's name")
-_SWITCH: Final = Kind(_parse_switch, "true or false")
-_OVERFLOW: Final = Kind(_parse_overflow, f'"{REJECT}" or "{DROP_HEAD}"')
+QUEUE: Final = Kind(_parse_queue, "a queue's name", {"type": "string", "pattern": f"^{QUEUE_NAME_PATTERN}$"})
+_SWITCH: Final = Kind(_parse_switch, "true or false", {"type": "boolean"})
+_OVERFLOW: Final = Kind(
+    _parse_overflow, f'"{REJECT}" or "{DROP_HEAD}"', {"type": "string", "enum": [REJECT, DROP_HEAD]}
+)
 VISIBILITY: Final = seconds(SHORTEST_SECONDS, LONGEST_LEASE_SECONDS)
 DELAY: Final = seconds(0, LONGEST_LEASE_SECONDS)
 TTL: Final = seconds(SHORTEST_SECONDS, LONGEST_TTL_SECONDS)
@@ -117,7 +122,7 @@ class QueueSettings:
     max_bytes: int | None = _line(None, count(10**18))
     overflow: str = _line(REJECT, _OVERFLOW)
     max_receives: int | None = _line(None, count(10**6))
-    dead_letter_queue: str | None = _line(None, _QUEUE)
+    dead_letter_queue: str | None = _line(None, QUEUE)
     unique: bool = _line(False, _SWITCH)
     paused: bool = _line(False, _SWITCH)
     key_window: float = _line(86_400.0, seconds(1, LONGEST_KEY_WINDOW_SECONDS))
@@ -141,6 +146,11 @@ class QueueSettings:
             with suppress(InvalidSetting):
                 known[name] = _checked(name, value)
         return cls(**known)
+
+    @classmethod
+    def kinds(cls) -> dict[str, Kind]:
+        """What each of them may be, by its JSON name."""
+        return {name: field.metadata["kind"] for name, field in _FIELDS.items()}
 
     def values(self) -> dict[str, Any]:
         """All of them, by their JSON names."""

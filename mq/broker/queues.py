@@ -224,7 +224,7 @@ class Queues:
         if to is not None and (await self.get(to)) is index:
             raise InvalidSetting(f"messages of {queue} are in {queue} already: name another queue")
         await self._upkeep.settle(index)
-        wanted = [entry for id in ids if (entry := index.find(MessageId(id))) is not None] if ids else None
+        wanted = [entry for id in ids if (entry := index.find(MessageId(id))) is not None] if ids is not None else None
         moves = []
         for entry in index.after(None, most) if wanted is None else wanted[:most]:
             target = self._target(entry, to)
