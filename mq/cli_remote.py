@@ -26,9 +26,8 @@ NOT_NOW: Final = 4
 INTERRUPTED: Final = 130
 """The exit status after Control-C, as shells have it."""
 
-URL_VARIABLE: Final = "MQ_URL"
 TOKEN_VARIABLE: Final = "MQ_TOKEN"
-CREDENTIALS_VARIABLE: Final = "MQ_CREDENTIALS"
+_FLAGS: Final = ("url", "credentials", "ca", "certificate")
 _COMPLETION_SECONDS: Final = 1.0
 
 
@@ -51,15 +50,22 @@ class Remote(NamedTuple):
 def remote(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the flags that name a daemon; it gets a :class:`Remote` first. Errors become a line."""
 
-    @click.option("--url", envvar=URL_VARIABLE, default=DEFAULT_URL, show_default=True, help="The daemon's address.")
+    @click.option("--url", envvar="MQ_URL", default=DEFAULT_URL, show_default=True, help="The daemon's address.")
     @click.option(
         "--credentials",
-        envvar=CREDENTIALS_VARIABLE,
+        envvar="MQ_CREDENTIALS",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
         help=f"A file that holds a token, or NAME:PASSWORD. A token may stand in {TOKEN_VARIABLE}, too.",
     )
     @click.option("--ca", envvar="MQ_CA", type=click.Path(exists=True), metavar="FILE", help="Authorities to trust.")
+    @click.option(
+        "--certificate",
+        envvar="MQ_CERTIFICATE",
+        type=click.Path(exists=True),
+        metavar="FILE",
+        help="Your own certificate and its key, where the daemon asks for one.",
+    )
     @click.option(
         "--patience",
         envvar="MQ_PATIENCE",
@@ -70,10 +76,12 @@ def remote(command: Callable[..., Any]) -> Callable[..., Any]:
         help="For how long to try again while the daemon is away or full.",
     )
     @functools.wraps(command)
-    def with_remote(*args: Any, url: str, credentials: str | None, ca: str | None, patience: float, **rest: Any) -> Any:
+    def with_remote(*args: Any, credentials: str | None, patience: float, **rest: Any) -> Any:
         _refuse_settings()
+        where = {name: rest.pop(name) for name in ("url", "ca", "certificate")}
         try:
-            access = Access(url=url, ca=ca, **_credentials(credentials))
+            access = Access(**where, **_credentials(credentials))
+            access.options()
         except ValueError as error:
             raise click.UsageError(str(error)) from error
         with told():
@@ -107,13 +115,14 @@ def warn(text: str) -> None:
 
 def complete_queues(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The queues whose names begin so, for a shell. Silent when no daemon answers at once."""
-    given = {name: context.params.get(name) for name in ("url", "credentials", "ca")}
+    given = {name: context.params.get(name) or os.environ.get(f"MQ_{name.upper()}") for name in _FLAGS}
     try:
         access = Access(
-            url=given["url"] or os.environ.get(URL_VARIABLE) or DEFAULT_URL,
+            url=given["url"] or DEFAULT_URL,
             ca=given["ca"],
+            certificate=given["certificate"],
             timeout=_COMPLETION_SECONDS,
-            **_credentials(given["credentials"] or os.environ.get(CREDENTIALS_VARIABLE)),
+            **_credentials(given["credentials"]),
         )
         with Client(access, retry=Retry(patience=0)) as client:
             return [CompletionItem(queue.name) for queue in client.queues() if queue.name.startswith(incomplete)]

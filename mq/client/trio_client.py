@@ -43,6 +43,7 @@ class AsyncStream:
 
     def __init__(self, message: Head, response: httpx.Response, url: str) -> None:
         self.message = message
+        self._response = response
         self._chunks = response.aiter_raw()
         self._url = url
 
@@ -59,6 +60,14 @@ class AsyncStream:
             return await anext(self._chunks)
         except httpx.RequestError as error:
             raise translated(error, self._url) from error
+
+    async def aclose(self) -> None:
+        """Stop reading. The generators inside httpx are run to their end, which comes at once when the response is
+        closed: Trio warns of those that are left half-way."""
+        await self._response.aclose()
+        with contextlib.suppress(httpx.RequestError, httpx.StreamError):
+            async for _ in self._chunks:
+                pass
 
 
 class Browsing:
@@ -215,10 +224,15 @@ class AsyncClient:
         """Lease the next message and read its body chunk by chunk, inside this context."""
         call = requests.fetch_head(queue, wait, visibility)
         response, head = await self._begin(call)
-        try:
-            yield None if head is None else AsyncStream(head, response, self.access.url)
-        finally:
+        if head is None:
             await response.aclose()
+            yield None
+            return
+        stream = AsyncStream(head, response, self.access.url)
+        try:
+            yield stream
+        finally:
+            await stream.aclose()
 
     async def take(self, queue: str) -> Received | None:
         """Fetch and remove in one step, at most once: if the answer is lost, so is the message."""

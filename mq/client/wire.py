@@ -27,16 +27,18 @@ class Access:
         token: for ``Authorization: Bearer``; "" for none.
         user: name and password for ``Authorization: Basic``; None for none.
         ca: a PEM file of the authorities to trust; None for the system's.
+        certificate: a PEM file with the client's own certificate and its key, for a daemon that asks for one.
         timeout: seconds to wait for a connection, for room to send, and, beyond what was asked for, for an answer.
 
     Raises:
-        ValueError: the URL is none, or there are two kinds of credentials.
+        ValueError: the URL is none, or there are two kinds of credentials; in :meth:`options`, a PEM file is none.
     """
 
     url: str = DEFAULT_URL
     token: str = ""
     user: tuple[str, str] | None = None
     ca: str | Path | None = None
+    certificate: str | Path | None = None
     timeout: float = 30.0
 
     def __post_init__(self) -> None:
@@ -49,7 +51,11 @@ class Access:
             raise ValueError("give a token or a user with a password, not both")
 
     def options(self) -> dict[str, Any]:
-        """Arguments of an httpx client. Proxies and passwords from the environment are left alone."""
+        """Arguments of an httpx client. Proxies and passwords from the environment are left alone.
+
+        Raises:
+            ValueError: a PEM file cannot be used.
+        """
         headers = {"user-agent": "mq-client", "accept-encoding": "identity"}
         if self.token:
             headers["authorization"] = f"Bearer {self.token}"
@@ -57,10 +63,19 @@ class Access:
             "base_url": self.url,
             "headers": headers,
             "auth": None if self.user is None else httpx.BasicAuth(*self.user),
-            "verify": ssl.create_default_context(cafile=self.ca) if self.url.startswith("https") else False,
+            "verify": self._tls() if self.url.startswith("https:") else False,
             "trust_env": False,
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
         }
+
+    def _tls(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate)
+        except OSError as error:  # a file that is not there, or holds something else (ssl.SSLError)
+            raise ValueError(f"cannot use {self.certificate or self.ca} for TLS: {error}") from error
+        return context
 
     def request(self, call: Call[Any], content: Any) -> dict[str, Any]:
         """Arguments of httpx's ``build_request``."""

@@ -64,6 +64,8 @@ def test_flags_and_variables(
         ("queues", "--url", "nonsense"),
         ("queues", "--url", "http://me:secret@host"),
         ("queues", "--credentials", "/nowhere"),
+        ("queues", "--url", "https://host", "--ca", "/dev/null"),
+        ("queues", "--url", "https://host", "--certificate", "/dev/null"),
         ("--port", "99", "queues"),
         ("send",),
         ("send", "q", "--attribute", "nonsense"),
