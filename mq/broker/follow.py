@@ -68,7 +68,7 @@ class Follower:
             settings = QueueSettings.stored(record.get("settings", {}))
             index = self._catalog.queues.get(name)
             if index is None:
-                created = int(record.get("created", 0))
+                created = int(record.get("created") or 0)
                 self._ids.observe(created)
                 self._catalog.queues[name] = QueueIndex(name, created, settings)
             elif index.settings != settings and name in known:

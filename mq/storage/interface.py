@@ -94,6 +94,7 @@ class Write(NamedTuple):
         attributes: kept with the message and given back by :meth:`Storage.read`.
         meta: a deadline for one that is to be delayed, an expiry.
         durable: as everywhere.
+        transient: it need not outlive this process. Most stores keep it all the same.
     """
 
     queue: str
@@ -102,6 +103,7 @@ class Write(NamedTuple):
     attributes: Mapping[str, Any] = {}
     meta: Meta = FRESH
     durable: bool = True
+    transient: bool = False
 
 
 class Move(NamedTuple):

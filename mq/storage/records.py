@@ -131,7 +131,7 @@ class Records:
         fd = self._calls.open(path, OPEN_READ)
         try:
             value = json.loads(b"".join(iter(lambda: self._calls.read(fd, _LARGEST), b"")))
-        except ValueError:
+        except (ValueError, RecursionError):
             logger.warning("a torn record is passed over: %s", ascii(path))
             return None
         finally:

@@ -49,15 +49,24 @@ async def open_storage(address: str, **options: Any) -> AsyncIterator[Storage]:
     Raises:
         StorageUnusable: no such backend, a broken one, or the store itself cannot serve.
     """
-    name, colon, rest = address.partition(":")
-    if not colon:
-        raise StorageUnusable(f"not a store's address: {shorten(address)}. Write NAME:PLACE, such as posix:/var/lib/mq")
-    storage = _make(_find(name), rest, StorageOptions(**options))
+    storage = make_storage(address, StorageOptions(**options))
     try:
         await storage.open()
         yield storage
     finally:
         await storage.aclose()
+
+
+def make_storage(address: str, options: StorageOptions) -> Storage:
+    """The store at `address`, not open yet.
+
+    Raises:
+        StorageUnusable: no such backend, a broken one, or one that cannot serve what is asked of it.
+    """
+    name, colon, rest = address.partition(":")
+    if not colon:
+        raise StorageUnusable(f"not a store's address: {shorten(address)}. Write NAME:PLACE, such as posix:/var/lib/mq")
+    return _make(_find(name), rest, options)
 
 
 def _find(name: str) -> EntryPoint:

@@ -199,7 +199,9 @@ TARGETS: Final = {
     "sum": Target(_sum, (b"5:3610a686:a", b"0:00000000", b"05:00000000:f")),
     "attributes": Target(_attributes, (b'{"content_type":"text/plain"}', b'{"a":[1,null,1e9,"\\ud800"]}', b"[" * 3000)),
     "side": Target(_side, (b'{"size":4,"crc32":255,"attributes":{"a":1}}', b'{"size":1e999}', b"[" * 3000)),
-    "record": Target(_record, (b'{"key": "other", "value": {"created": 1}}', b'{"key": "mine", "value": {}}')),
+    "record": Target(
+        _record, (b'{"key": "other", "value": {"created": 1}}', b'{"key": "mine", "value": {}}', b"[" * 3000)
+    ),
     "settings file": Target(
         _settings_toml,
         (b"port = 8080\npeers = 1\n", b'root = "/tmp/x"\ndelay = 1.5', b"a = " + b"[" * 3000, b"delay = " + b"9" * 400),

@@ -15,7 +15,7 @@ from mq.storage.registry import open_storage
 
 DURABLE_PLACES: Final = ("posix", "tmpfs", "fake")
 """Backends whose contents outlive an open store, if not a loss of power."""
-BACKENDS: Final = (*DURABLE_PLACES, "memory")
+BACKENDS: Final = (*DURABLE_PLACES, "memory", "layered")
 MEMORY_FOLDER: Final = Path("/dev/shm")
 
 _fake_roots: Final = itertools.count()
@@ -32,7 +32,10 @@ class Places:
     @property
     def address(self) -> str:
         """Of the place that was made last."""
-        return "memory:" if self._backend == "memory" else f"{self._backend}:{self._folder}/{self._made}"
+        if self._backend == "memory":
+            return "memory:"
+        backend = "layered:fake" if self._backend == "layered" else self._backend
+        return f"{backend}:{self._folder}/{self._made}"
 
     @asynccontextmanager
     async def make(self) -> AsyncIterator[Storage]:

@@ -164,7 +164,7 @@ def test_a_version_torn_anywhere_is_passed_over(shelf: Shelf, length: int, fill:
 
 @pytest.mark.parametrize(
     "content",
-    [b"[]", b"1", b'{"key":"key"}', b'{"value":{}}', b'{"key":1,"value":{}}', b'{"key":"key","value":[]}'],
+    [b"[]", b"1", b"[" * 3000, b'{"key":"key"}', b'{"value":{}}', b'{"key":1,"value":{}}', b'{"key":"key","value":[]}'],
 )
 def test_a_version_that_is_no_record_is_passed_over(shelf: Shelf, content: bytes) -> None:
     shelf.lay("kkey.1", record("key", {"a": 1}))
