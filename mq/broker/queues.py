@@ -123,6 +123,7 @@ class Queues:
         """Make a queue. False when it is there already."""
         async with self._changing:
             if await self.look_up(name, surely=True) is not None:
+                await self._make_sure(name)
                 return False
             created = self._ids.new().time
             with self._committer.noting_failure():
@@ -235,6 +236,14 @@ class Queues:
         return Redriven(moved, index.ready)
 
     # How it is done
+
+    async def _make_sure(self, name: str) -> None:
+        """A peer has made the queue, and may have died before it was durable."""
+        if self._config.followed:
+            record = (await self._storage.records(QUEUE)).get(name)
+            if record is not None:
+                with self._committer.noting_failure():
+                    await self._storage.put_record(QUEUE, name, {"created": 0, **record})
 
     def _target(self, entry: Entry, to: str | None) -> QueueIndex | None:
         deaths = self._deaths.history(entry.id)

@@ -8,14 +8,15 @@ from random import Random
 import pytest
 import trio
 
-from mq.broker import Broker
+from mq.broker import Broker, BrokerConfig, open_broker
 from mq.broker.config import STRANDED_SECONDS
-from mq.errors import NoSuchMessage, StorageUnusable
+from mq.errors import NoSuchMessage, StorageFailed, StorageUnusable
 from mq.message import MessageIds
 from mq.storage.interface import State, Write
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
+from tests.storage.disks import MOUNTS, open_disk
 
 
 async def test_what_one_publishes_the_other_hands_out(fake_address: str, opened: Opener) -> None:
@@ -107,3 +108,17 @@ async def test_one_that_wants_the_store_alone_is_refused(fake_address: str, open
 def test_each_process_has_its_own_sequence_of_choices() -> None:
     """The original never seeded its generator, so that all peers chose alike."""
     assert Random().random() != Random().random()
+
+
+async def test_a_queue_of_a_peer_is_there_only_when_it_is_durable(wall_clock: WallClock) -> None:
+    """The peer may have died before its sync, or have learnt that the medium fails."""
+    async with (
+        open_disk(MOUNTS["link"], shared=True) as disk,
+        open_broker(disk.storage, BrokerConfig(peers=1)) as broker,
+    ):
+        disk.calls.log.clear()
+        assert not await broker.create_queue("q")
+        assert disk.calls.said("fsync"), "nobody has made sure"
+        disk.folders.alarm.ring()
+        with pytest.raises(StorageFailed):
+            await broker.create_queue("q")
