@@ -119,14 +119,9 @@ class Consumer:
         """Whether anything had expired: then nothing may be taken before another look."""
         expired = self._look.index.expired(self._system.now_ns() // 1_000_000)
         for number, expiry_ms in expired:
-            if not self._requeue(number, expiry_ms):
+            if not self.release(number, expiry_ms):
                 self._look.doubt(number, expiry_ms)
         return bool(expired)
-
-    def _requeue(self, number: int, expiry_ms: int) -> bool:
-        if len(self._look.index.states(number)) > 1:  # a move that was cut short left it another name
-            return self._moves.drop(number, expiry_ms)
-        return self.release(number, expiry_ms)
 
     def _open(self, number: int, state: int = READY) -> int | None:
         """The message's file; None when it is not there any more, or is no message."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from mq.errors import StorageFailed
 from mq.storage.calls import OPEN_FOLDER
 from mq.vsqs_errors import failed, told
-from mq.vsqs_names import name_of
+from mq.vsqs_names import READY, name_of
 from mq.vsqs_system import FolderCalls
 from mq.vsqs_watch import FolderLeft
 
@@ -59,6 +59,9 @@ class Moves:
     def move(self, number: int, source: int, target: int) -> None:
         """Give a message another state. Durable with the next :meth:`sync`.
 
+        A name with an expiry is that of one receiver, who takes it back when the race is lost. The name of a ready
+        message is everybody's: several may make it ready at once, and each takes away the name that it had before.
+
         Raises:
             FileNotFoundError: somebody else was faster; nothing was changed.
             FileExistsError: the target is taken; nothing was changed.
@@ -72,6 +75,8 @@ class Moves:
         try:
             self._calls.unlink(old)
         except FileNotFoundError:
+            if target == READY:
+                return  # who took it away found the new name as well: it stays, or they take that, too
             self.drop(number, target)
             raise
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from mq.vsqs import Queue
 from tests.vsqs.places import Place
+from tests.vsqs.places import place as make_place
 
 
 def both(place: Place, *names: str) -> None:
@@ -35,9 +37,10 @@ def test_of_two_leases_the_later_counts(place: Place) -> None:
     both(place, f"5.{now - 1}", f"5.{now + 5000}")
     queue = place.open()
     assert receive(queue) is None
-    assert place.names() == [f"5.{now + 5000}"]
+    assert queue.size() == 1
     place.clock.ns += 5001 * 10**6
     assert receive(queue) == "5"
+    assert len(place.names()) == 1
 
 
 def test_both_expired_is_ready_once(place: Place) -> None:
@@ -47,6 +50,26 @@ def test_both_expired_is_ready_once(place: Place) -> None:
     assert receive(queue) == "5"
     assert receive(queue) is None
     assert len(place.names()) == 1
+
+
+def test_two_who_make_it_ready_at_once_do_not_lose_it(folder: Path) -> None:
+    """The second finds it ready, and takes its old name away before the first does."""
+    with make_place(folder, "heard, links") as place:
+        old = place.put(f"5.{place.clock.ms - 1}", b"body")
+        queue = place.open()
+        came = place.calls.just_before("unlink", old.name, old.unlink)
+        assert receive(queue) == "5"
+        assert came
+
+
+def test_one_who_deletes_it_while_it_is_made_ready_deletes_it(folder: Path) -> None:
+    with make_place(folder, "heard, links") as place:
+        old = place.put(f"5.{place.clock.ms - 1}", b"body")
+        queue, other = place.open(), place.open()
+        place.calls.just_before("fsync", ".", lambda: other.delete("5"))
+        assert receive(queue) is None
+        assert not old.exists()
+        assert place.names() == []
 
 
 def test_it_is_deleted_under_all_its_names(place: Place) -> None:
