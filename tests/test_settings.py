@@ -177,7 +177,9 @@ def test_an_unknown_key_names_itself_and_the_nearest(tmp_path: Path, key: str, n
     assert near in text
 
 
-@pytest.mark.parametrize("broken", [b"workers = ", b"\xff\xfe", b"workers = 1\nworkers = 2", b"<xml>", b"a = " + b"[" * 3000])
+@pytest.mark.parametrize(
+    "broken", [b"workers = ", b"\xff\xfe", b"workers = 1\nworkers = 2", b"<xml>", b"a = " + b"[" * 3000]
+)
 def test_a_file_that_is_not_toml(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "mq.toml"
     path.write_bytes(broken)
