@@ -176,8 +176,11 @@ class WebApp(QuartTrio):
 
 def _from_quart(request: _QuartRequest) -> Request:
     scope = cast(HTTPScope, request.scope)
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    length = headers.get("content-length")  # Hypercorn has refused whatever is not a number
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value  # RFC 9110, section 5.3
+    length = headers.get("content-length")  # Hypercorn has refused whatever is not one number
     return Request(
         method=scope["method"],
         path=scope["raw_path"],

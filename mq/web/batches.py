@@ -1,38 +1,43 @@
-"""Many messages in one request or one reply: JSON Lines, or multipart/mixed for bytes as they are."""
+"""Many messages in one request or one reply, as JSON Lines or multipart/mixed.
+
+A batch that is too long is refused at its first entry too many: no memory holds all that a large body can be made of.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.message import Message as Headers
 from typing import Any, Final, NamedTuple
 
-from python_multipart.exceptions import ParseError
-from python_multipart.multipart import MultipartParser
-
 from mq.broker import Draft, Removal
+from mq.broker.queue_settings import check_value
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
 from mq.message import Message
 from mq.web.incoming import parse_object
+from mq.web.multipart import Part, read_parts, write_parts
 from mq.web.parameters import (
+    IDEMPOTENCY_KEY,
+    KEY,
     LARGEST_BATCH,
+    MESSAGE_DELAY,
+    MESSAGE_TTL,
     attributes_of,
-    check_key,
     content_type_of,
-    delay_of,
     headers_of,
-    key_of,
     make_attributes,
+    read_header,
     texts_of,
-    ttl_of,
 )
 
 JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 MULTIPART: Final = "multipart/mixed"
 
+_WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 _DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "ttl", "key", "attributes")
 
 
@@ -51,27 +56,31 @@ class Entry(NamedTuple):
 
 
 def decode_drafts(content_type: str, body: bytes) -> list[Draft | MQError]:
-    """The messages of a batch, in their order; what is wrong with those that are none.
+    """The messages of a batch, in their order; what is wrong with those that are none. JSON Lines unless the content
+    type says otherwise.
 
     Raises:
         InvalidRequest: the batch as a whole cannot be read.
         BatchTooLarge: it has too many entries.
     """
-    type, parameters = _parse_type(content_type)
+    type, boundary = parse_type(content_type)
     if type == MULTIPART:
-        return _limited([_tried(_draft_of_part, part) for part in _parts(parameters.get("boundary", ""), body)])
+        return _checked([_tried(_draft_of_part, part) for part in read_parts(boundary, body, LARGEST_BATCH)])
     if type in JSON_LINES:
-        return _limited([_tried(_draft_of_line, line) for line in _lines(body)])
+        return _checked([_tried(_draft_of_line, line) for line in _lines(body)])
     raise InvalidRequest(f"a batch is {JSON_LINES[0]} or {MULTIPART}: say which in Content-Type")
 
 
-def decode_removals(body: bytes) -> list[Removal | MQError]:
+def decode_removals(content_type: str, body: bytes) -> list[Removal | MQError]:
     """What a batch of JSON Lines wants removed.
 
     Raises:
+        InvalidRequest: it is something else.
         BatchTooLarge: it has too many entries.
     """
-    return _limited([_tried(_removal_of_line, line) for line in _lines(body)])
+    if parse_type(content_type)[0] not in JSON_LINES:
+        raise InvalidRequest(f"removals are {JSON_LINES[0]}: a JSON object a line")
+    return _checked([_tried(_removal_of_line, line) for line in _lines(body)])
 
 
 def encode_outcomes(outcomes: Sequence[Mapping[str, Any]]) -> bytes:
@@ -81,18 +90,64 @@ def encode_outcomes(outcomes: Sequence[Mapping[str, Any]]) -> bytes:
 
 def encode_entries(accept: str, entries: Sequence[Entry]) -> tuple[str, bytes]:
     """Messages in the format that a client would rather have: the content type and the body."""
-    wanted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
-    if MULTIPART in wanted and not set(wanted[: wanted.index(MULTIPART)]) & set(JSON_LINES):
+    if wants_multipart(accept):
         boundary = secrets.token_hex(16)
-        return f'{MULTIPART}; boundary="{boundary}"', _multipart(boundary, entries)
+        return f'{MULTIPART}; boundary="{boundary}"', encode_parts(boundary, entries)
     return JSON_LINES[0], b"".join(json.dumps(_line(entry)).encode() + b"\n" for entry in entries)
+
+
+def wants_multipart(accept: str) -> bool:
+    """Whether a client that says so would rather have multipart/mixed than JSON Lines (RFC 9110, section 12.5.1).
+
+    Whoever wants both alike gets what stands first, and who wants neither, JSON Lines.
+    """
+    weights: dict[str, tuple[float, int]] = {}
+    for position, part in enumerate(accept.lower().split(",")):
+        type, _, parameters = part.partition(";")
+        weights.setdefault(type.strip(), (_weight(parameters), -position))
+    anything = weights.get("*/*", (0.0, -len(weights)))
+    lines = max(weights.get(type, weights.get("application/*", anything)) for type in JSON_LINES)
+    multipart = weights.get(MULTIPART, weights.get("multipart/*", anything))
+    return multipart > lines
+
+
+def _weight(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            return float(value) if _WEIGHT.fullmatch(value.strip()) else 0.0
+    return 1.0
 
 
 # JSON Lines
 
 
-def _lines(body: bytes) -> Iterator[bytes]:
-    return (line for line in body.split(b"\n") if line.strip())
+def _lines(body: bytes) -> list[bytes]:
+    """The lines that are not empty.
+
+    Raises:
+        BatchTooLarge: there are too many.
+    """
+    lines: list[bytes] = []
+    start = 0
+    while start < len(body):
+        end = body.find(b"\n", start)
+        end = len(body) if end < 0 else end
+        if body[start:end].strip():
+            lines.append(body[start:end])
+            check_length(lines)
+        start = end + 1
+    return lines
+
+
+def check_length(entries: Sequence[object]) -> None:
+    """Refuse a batch that is too long, as soon as that is known.
+
+    Raises:
+        BatchTooLarge: it has too many entries.
+    """
+    if len(entries) > LARGEST_BATCH:
+        raise BatchTooLarge(f"the batch has more than {LARGEST_BATCH} entries: send it in parts")
 
 
 def _draft_of_line(line: bytes) -> Draft:
@@ -100,13 +155,13 @@ def _draft_of_line(line: bytes) -> Draft:
     unknown = value.keys() - set(_DRAFT_KEYS)
     if unknown:
         raise InvalidRequest(f"unknown key {min(unknown)!a:.60}; known: {', '.join(_DRAFT_KEYS)}")
-    key = value.get("key")
+    key, texts = value.get("key"), value.get("attributes")
     return Draft(
         _body_of(value),
-        make_attributes(value.get("content_type"), value.get("attributes") or {}),
+        make_attributes(value.get("content_type"), {} if texts is None else texts),
         value.get("delay"),
         value.get("ttl"),
-        None if key is None else check_key(key),
+        None if key is None else check_value("key", key, KEY),
     )
 
 
@@ -152,82 +207,38 @@ def _line(entry: Entry) -> dict[str, Any]:
 # multipart/mixed
 
 
-class _Part:
-    def __init__(self) -> None:
-        self.headers: dict[str, str] = {}
-        self.body = bytearray()
-        self.name = bytearray()
-        self.value = bytearray()
-
-    def end_header(self) -> None:
-        self.headers[self.name.decode("latin-1").lower()] = self.value.decode("latin-1")
-        self.name.clear()
-        self.value.clear()
-
-
-def _parts(boundary: str, body: bytes) -> list[_Part]:
-    """The parts of a multipart body.
-
-    Raises:
-        InvalidRequest: it is not one, or not whole.
-    """
-    if not boundary or len(boundary) > 70:  # RFC 2046, section 5.1.1
-        raise InvalidRequest("multipart/mixed needs a boundary of 1 to 70 characters in Content-Type")
-    parts: list[_Part] = []
-    is_whole = False
-
-    def end() -> None:
-        nonlocal is_whole
-        is_whole = True
-
-    def adds(place: str) -> Callable[[bytes, int, int], None]:
-        return lambda data, start, stop: getattr(parts[-1], place).extend(data[start:stop])
-
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": lambda: parts.append(_Part()),
-            "on_header_field": adds("name"),
-            "on_header_value": adds("value"),
-            "on_header_end": lambda: parts[-1].end_header(),
-            "on_part_data": adds("body"),
-            "on_end": end,
-        },
-    )
-    try:
-        parser.write(body)
-        parser.finalize()
-    except ParseError as error:
-        raise InvalidRequest(f"this is not well-formed multipart: {error}") from None
-    if not is_whole:
-        raise InvalidRequest("the multipart body has no end: its last boundary is missing")
-    return parts
-
-
-def _draft_of_part(part: _Part) -> Draft:
+def _draft_of_part(part: Part) -> Draft:
     headers = part.headers
-    return Draft(bytes(part.body), attributes_of(headers), delay_of(headers), ttl_of(headers), key_of(headers))
+    return Draft(
+        bytes(part.body),
+        attributes_of(headers),
+        read_header(headers, MESSAGE_DELAY),
+        read_header(headers, MESSAGE_TTL),
+        read_header(headers, IDEMPOTENCY_KEY),
+    )
 
 
-def _multipart(boundary: str, entries: Sequence[Entry]) -> bytes:
-    out = bytearray()
+def encode_parts(boundary: str, entries: Sequence[Entry]) -> bytes:
+    """Messages as multipart/mixed."""
+    parts = []
     for entry in entries:
         headers = headers_of(entry.message)
         if entry.state:
             headers.append(("x-message-state", entry.state))
-        out += f"--{boundary}\r\n".encode()
-        out += b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers)
-        out += b"\r\n" + entry.body + b"\r\n"
-    return bytes(out + f"--{boundary}--\r\n".encode())
+        parts.append((headers, entry.body))
+    return write_parts(boundary, parts)
 
 
 # Both
 
 
-def _parse_type(content_type: str) -> tuple[str, dict[str, str]]:
+def parse_type(content_type: str) -> tuple[str, str]:
+    """The media type in small letters, and the boundary if there is one. None at all is JSON Lines."""
+    if not content_type.strip():
+        return JSON_LINES[0], ""
     headers = Headers()
     headers["content-type"] = content_type.replace("\r", " ").replace("\n", " ")
-    return headers.get_content_type(), {name: str(value) for name, value in headers.get_params([])[1:]}
+    return headers.get_content_type(), str(dict(headers.get_params([])).get("boundary", ""))
 
 
 def _tried(read: Callable[[Any], Any], entry: Any) -> Any:
@@ -237,9 +248,7 @@ def _tried(read: Callable[[Any], Any], entry: Any) -> Any:
         return error
 
 
-def _limited(entries: list[Any]) -> list[Any]:
+def _checked(entries: list[Any]) -> list[Any]:
     if not entries:
         raise InvalidRequest("the batch is empty")
-    if len(entries) > LARGEST_BATCH:
-        raise BatchTooLarge(f"the batch has {len(entries)} entries, the limit is {LARGEST_BATCH}")
     return entries

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from mq.broker.looking import DELAYED, LEASED, READY
 from mq.broker.queue_settings import DELAY, TTL, Kind, check_value, count, seconds
-from mq.errors import InvalidRequest
-from mq.message import Message, shorten
+from mq.errors import InvalidId, InvalidRequest
+from mq.message import MESSAGE_ID_PATTERN, Message, MessageId, shorten
+from mq.web.operations import Parameter
 
 LARGEST_BATCH: Final = 1000
 LONGEST_WAIT_SECONDS: Final = 3600
@@ -20,80 +22,100 @@ DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 ATTRIBUTE: Final = "x-message-attribute-"
 """Before the name of an attribute, in a header."""
 
-WAIT: Final = seconds(0, LONGEST_WAIT_SECONDS)
-MOST: Final = count(LARGEST_BATCH)
-
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
-_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_LONGEST_NUMBER: Final = 30
+_HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 _ATTRIBUTE_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _ETAG: Final = re.compile(r'(?:W/)?"([\x21\x23-\x7e]{0,255})"')
 
 
-def read_query(query: bytes, *names: str) -> dict[str, str]:
-    """The parameters of a query.
+def _one_of(*words: str) -> Kind:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    needs = f"{', '.join(words[:-1])} or {words[-1]}"
+    return Kind(parse, needs, {"type": "string", "enum": list(words)})
+
+
+def _parse_id(value: Any) -> MessageId:
+    try:
+        return MessageId(value)
+    except InvalidId as error:
+        raise ValueError from error
+
+
+def _parse_key(value: Any) -> str:
+    if _KEY.fullmatch(value) is None:
+        raise ValueError
+    return str(value)
+
+
+def _parse_receipt(value: Any) -> str | None:
+    if value == "*":
+        return None
+    matched = _ETAG.fullmatch(value)
+    if matched is None:
+        raise ValueError
+    return matched[1]
+
+
+WAIT: Final = seconds(0, LONGEST_WAIT_SECONDS)
+MOST: Final = count(LARGEST_BATCH)
+STATE: Final = _one_of(READY, LEASED, DELAYED)
+ID: Final = Kind(_parse_id, "a message's id", {"type": "string", "pattern": f"^{MESSAGE_ID_PATTERN}$"})
+KEY: Final = Kind(_parse_key, "1 to 255 visible ASCII characters", {"type": "string", "pattern": f"^{_KEY.pattern}$"})
+RECEIPT: Final = Kind(
+    _parse_receipt,
+    'one receipt in quotes, as the ETag of a fetch ("RECEIPT"), or *',
+    {"type": "string", "pattern": rf"^(?:\*|{_ETAG.pattern})$"},
+)
+
+MESSAGE_DELAY: Final = Parameter("X-Message-Delay", DELAY, "seconds before it can be fetched; else the queue's delay")
+MESSAGE_TTL: Final = Parameter(
+    "X-Message-TTL", TTL, "seconds after which it expires; where the queue has a ttl, too, the shorter one counts"
+)
+IDEMPOTENCY_KEY: Final = Parameter("Idempotency-Key", KEY, "what is sent again with the same key is the same message")
+IF_MATCH: Final = Parameter("If-Match", RECEIPT, "only if this delivery still holds the message")
+
+
+def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """The values of a query's parameters, those that are not there at their defaults.
 
     Raises:
         InvalidRequest: one is unknown, or there twice.
+        InvalidSetting: one is not what it may be.
     """
-    found: dict[str, str] = {}
-    for name, value in parse_qsl(query.decode("utf-8", "replace"), keep_blank_values=True):
-        if name not in names:
-            known = f"known here: {', '.join(names)}" if names else "there are none here"
-            raise InvalidRequest(f"unknown parameter {shorten(name)}; {known}")
+    known = {parameter.name: parameter for parameter in parameters}
+    found: dict[str, Any] = {}
+    for name, text in parse_qsl(query.decode("utf-8", "replace"), keep_blank_values=True):
+        if name not in known:
+            there = f"known here: {', '.join(known)}" if known else "there are none here"
+            raise InvalidRequest(f"unknown parameter {shorten(name)}; {there}")
         if name in found:
             raise InvalidRequest(f"parameter {name} is there twice")
-        found[name] = value
-    return found
+        found[name] = _read(known[name], text)
+    return {parameter.name: parameter.default for parameter in parameters} | found
 
 
-def number(name: str, text: str, kind: Kind) -> Any:
-    """A number of that kind, written in digits.
+def read_header(headers: Mapping[str, str], parameter: Parameter) -> Any:
+    """The value of a header; None where it is not there.
 
     Raises:
-        InvalidSetting: it is none.
+        InvalidSetting: it is not what it may be.
     """
-    if _NUMBER.fullmatch(text) is None or len(text) > 30:
+    text = headers.get(parameter.name.lower())
+    return None if text is None else _read(parameter, text.strip())
+
+
+def _read(parameter: Parameter, text: str) -> Any:
+    """A value from text. Numbers are written in digits, so that nothing but a number is one."""
+    name, kind = parameter.name, parameter.kind
+    if kind.schema["type"] == "string" or _NUMBER.fullmatch(text) is None or len(text) > _LONGEST_NUMBER:
         return check_value(name, text, kind)
     return check_value(name, float(text) if "." in text else int(text), kind)
-
-
-def delay_of(headers: Mapping[str, str]) -> float | None:
-    """The delay that a publisher asks for."""
-    return _seconds(headers, "x-message-delay", DELAY)
-
-
-def ttl_of(headers: Mapping[str, str]) -> float | None:
-    """The time to live that a publisher asks for."""
-    return _seconds(headers, "x-message-ttl", TTL)
-
-
-def key_of(headers: Mapping[str, str]) -> str | None:
-    """The publisher's own key."""
-    key = headers.get("idempotency-key")
-    return None if key is None else check_key(key)
-
-
-def check_key(key: Any) -> str:
-    """A publisher's own key.
-
-    Raises:
-        InvalidRequest: it is not one.
-    """
-    if not isinstance(key, str) or _KEY.fullmatch(key) is None:
-        raise InvalidRequest("an idempotency key has 1 to 255 visible ASCII characters")
-    return key
-
-
-def receipt_of(headers: Mapping[str, str]) -> str | None:
-    """The receipt that a request is conditional on; ``*`` is none."""
-    value = headers.get("if-match")
-    if value is None or value.strip() == "*":
-        return None
-    matched = _ETAG.fullmatch(value.strip())
-    if matched is None:
-        raise InvalidRequest('If-Match takes one receipt in quotes, as the ETag of a fetch: If-Match: "RECEIPT"')
-    return matched[1]
 
 
 def attributes_of(headers: Mapping[str, str]) -> dict[str, Any]:
@@ -113,22 +135,24 @@ def make_attributes(content_type: Any, texts: Any) -> dict[str, Any]:
         InvalidRequest: they are not what they should be.
     """
     if content_type is not None and (not isinstance(content_type, str) or not _HEADER_VALUE.fullmatch(content_type)):
-        raise InvalidRequest("content_type must be text that a header can carry")
+        raise InvalidRequest("content_type must be text that a header can carry, without space at its ends")
     if not isinstance(texts, Mapping):
         raise InvalidRequest('attributes must be an object of texts: {"name": "text"}')
     if len(texts) > MOST_ATTRIBUTES:
         raise InvalidRequest(f"a message has at most {MOST_ATTRIBUTES} attributes")
-    for name, text in texts.items():
-        if _ATTRIBUTE_NAME.fullmatch(name.lower()) is None:
+    kept = {name.lower(): text for name, text in texts.items()}
+    size = len(content_type or "")
+    for name, text in kept.items():
+        if _ATTRIBUTE_NAME.fullmatch(name) is None:
             raise InvalidRequest(f"not the name of an attribute: {shorten(name)}. Use letters, digits, - and _")
-        if not isinstance(text, str) or not _HEADER_VALUE.fullmatch(_to_header(text)):
-            raise InvalidRequest(f"attribute {name} must be text on one line")
-    attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
-    if texts:
-        attributes["attributes"] = {name.lower(): text for name, text in texts.items()}
-    if len(json.dumps(attributes)) > LARGEST_ATTRIBUTES_BYTES:
+        value = _to_header(text) if isinstance(text, str) else None
+        if value is None or _HEADER_VALUE.fullmatch(value) is None:
+            raise InvalidRequest(f"attribute {name} must be text on one line, without space at its ends")
+        size += len(name) + len(value)
+    if size > LARGEST_ATTRIBUTES_BYTES:
         raise InvalidRequest(f"the attributes of a message have at most {LARGEST_ATTRIBUTES_BYTES} bytes")
-    return attributes
+    attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
+    return attributes | ({"attributes": kept} if kept else {})
 
 
 def content_type_of(message: Message) -> str:
@@ -158,15 +182,10 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
     if message.deaths:
         headers.append(("x-message-deaths", json.dumps(list(message.deaths))))
     for name, text in texts_of(message).items():
-        value = _to_header(text) if isinstance(text, str) else ""
-        if _ATTRIBUTE_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
+        value = _to_header(text) if isinstance(text, str) else None
+        if value is not None and _ATTRIBUTE_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
             headers.append((ATTRIBUTE + name, value))
     return headers
-
-
-def _seconds(headers: Mapping[str, str], name: str, kind: Kind) -> float | None:
-    value = headers.get(name)
-    return None if value is None else number(name, value.strip(), kind)
 
 
 def _from_header(value: str) -> str:
@@ -174,5 +193,9 @@ def _from_header(value: str) -> str:
     return value.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def _to_header(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("latin-1")
+def _to_header(text: str) -> str | None:
+    """None for what is no text: half a character."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("latin-1")
+    except UnicodeEncodeError:
+        return None

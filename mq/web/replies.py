@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import trio
 
-from mq.broker import QueueStatus
+from mq.broker import QueueStatus, Seen
 from mq.broker.fetching import close
-from mq.errors import MQError
+from mq.errors import CorruptMessage, MQError
 from mq.message import Message
 from mq.web.batches import JSON_LINES, Entry, encode_entries, encode_outcomes
 from mq.web.exchange import Reply, Request
 from mq.web.incoming import IN_MEMORY_BYTES
-from mq.web.parameters import headers_of
+from mq.web.operations import Schema
+from mq.web.parameters import ID, headers_of
+
+logger = logging.getLogger("mq.web")
 
 NOT_CACHED: Final = ("cache-control", "no-store")
 """A fetch leases: no cache may answer for it."""
+
+MESSAGE_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
+    "X-Message-Id": ("the message's id", ID.schema),
+    "ETag": ("the receipt of the delivery that holds it, in quotes", {"type": "string"}),
+    "X-Message-Receives": ("how often it has been handed out", {"type": "integer", "minimum": 0}),
+    "X-Message-Deaths": ("how it came from queue to queue as a dead letter: JSON", {"type": "string"}),
+}
+"""What stands in the headers of a message; not in those of a batch."""
 
 _T = TypeVar("_T")
 
@@ -52,13 +64,46 @@ async def read_body(message: Message) -> bytes:
         await close([message])
 
 
-async def unless_gone(gone: Callable[[], Awaitable[object]], work: Callable[[], Awaitable[_T]]) -> _T | None:
-    """What `work` gives; None when the client hung up first: then it is given up."""
+async def without_body(reply: Reply) -> Reply:
+    """A reply to HEAD: the same, with nothing left to send or to close."""
+    if not isinstance(reply.body, bytes):
+        with trio.CancelScope(shield=True):
+            await reply.body.aclose()
+    return reply._replace(body=b"")
+
+
+async def fitting(seen: Sequence[Seen], limit: int) -> tuple[list[Entry], list[Seen]]:
+    """Those of the first whose bodies have together at most `limit` bytes, or else the very first; and the rest,
+    closed. What is damaged stays where it is."""
+    entries: list[Entry] = []
+    left = limit
+    for position, (message, state) in enumerate(seen):
+        left -= message.body.size
+        if left < 0 and entries:
+            rest = list(seen[position:])
+            await close([each.message for each in rest])
+            return entries, rest
+        try:
+            entries.append(Entry(message, await read_body(message), state))
+        except CorruptMessage as error:
+            logger.error("message %s of %s is not handed out: %s", message.id, message.queue, error)
+    return entries, []
+
+
+async def unless_gone(
+    gone: Callable[[], Awaitable[object]],
+    work: Callable[[], Awaitable[_T]],
+    undo: Callable[[_T], Awaitable[None]] | None = None,
+) -> _T | None:
+    """What `work` gives; None when the client hung up first: then it is given up, or undone where it was through."""
     done: _T | None = None
     failed: MQError | None = None
+    is_gone = False
 
     async def watch() -> None:
+        nonlocal is_gone
         await gone()
+        is_gone = True
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
@@ -70,6 +115,9 @@ async def unless_gone(gone: Callable[[], Awaitable[object]], work: Callable[[], 
         nursery.cancel_scope.cancel()
     if failed is not None:
         raise failed
+    if is_gone and done is not None and undo is not None:
+        await undo(done)
+        return None
     return done
 
 

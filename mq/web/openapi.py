@@ -1,0 +1,139 @@
+"""The HTTP door described for programs: OpenAPI 3.1, made from the lines that the router goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from mq.broker.queue_settings import QUEUE
+from mq.web.access import NONE, RIGHTS
+from mq.web.errors import RETRY_AFTER_SECONDS
+from mq.web.operations import Answer, Contents, Operation, Parameter
+from mq.web.parameters import ATTRIBUTE, ID, LARGEST_ATTRIBUTES_BYTES, MOST_ATTRIBUTES
+from mq.web.schemas import SCHEMAS, reference
+
+VERSION: Final = "1.0"
+"""Of the protocol. What can be asked for besides counts it up by a tenth, what breaks a client by one."""
+REFUSALS: Final[Mapping[int, str]] = {
+    400: "the request makes no sense: a name, a number out of its range, an unknown parameter or setting",
+    401: "who are you?",
+    403: "you may not",
+    404: "no such queue, no such message",
+    405: "not with this method: `Allow` says which",
+    408: "the body came too slowly",
+    409: "right in itself, but not here and now",
+    412: "another delivery holds the message, or none does any more",
+    413: "the body is too long, or the batch has too many entries",
+    429: "the queue is full by its own settings",
+    500: "the message is damaged, or there is an error in mq itself",
+    503: "the store cannot promise to keep it, or cannot be read",
+}
+"""Status -> what it means, for each that a request can be refused with."""
+
+_SAFE: Final = (401, 403)
+_LATER: Final = (429, 503)
+_PATH: Final = {
+    "QUEUE": {"name": "queue", "in": "path", "required": True, "schema": QUEUE.schema},
+    "ID": {"name": "id", "in": "path", "required": True, "schema": ID.schema},
+}
+_TEXT: Final = (
+    f"Headers `{ATTRIBUTE}NAME` of a published message are kept with it and given back: at most {MOST_ATTRIBUTES}, "
+    f"{LARGEST_ATTRIBUTES_BYTES} bytes in all. Where GET leases nothing, HEAD is allowed, too. Unknown parameters are "
+    "refused. Who may do what matters only where users are known; `x-right` is what it takes."
+)
+
+
+def describe(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The OpenAPI document of these operations."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(path_of(operation.path), {})[operation.method.lower()] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mq", "version": VERSION, "description": _TEXT},
+        "paths": paths,
+        "components": {
+            "schemas": dict(SCHEMAS),
+            "responses": {str(status): _refusal(status) for status in REFUSALS},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "password": {"type": "http", "scheme": "basic"},
+            },
+        },
+    }
+
+
+def path_of(path: str) -> str:
+    """An operation's path as OpenAPI writes it: ``/{queue}/messages/{id}``."""
+    return "/".join(f"{{{segment.lower()}}}" if segment in _PATH else segment for segment in path.split("/"))
+
+
+def refusals_of(operation: Operation) -> list[int]:
+    """Every status that an operation can be refused with."""
+    access = () if RIGHTS[operation.line] == NONE else _SAFE
+    return sorted({400, 503, *operation.refusals, *access} if access else {400, *operation.refusals})
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    right = RIGHTS[operation.line]
+    responses = {str(status): _answer(answer) for status, answer in operation.answers.items()}
+    for status in refusals_of(operation):
+        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.text,
+        "parameters": [
+            *(_PATH[segment] for segment in operation.path.split("/") if segment in _PATH),
+            *(_parameter(parameter, "query") for parameter in operation.query),
+            *(_parameter(parameter, "header") for parameter in operation.headers),
+        ],
+        "responses": responses,
+        "security": [] if right == NONE else [{}, {"token": []}, {"password": []}],
+        "x-right": str(right),
+    }
+    if operation.body:
+        described["requestBody"] = {"required": operation.needs_body, "content": _contents(operation.body)}
+    return described
+
+
+def _parameter(parameter: Parameter, where: str) -> dict[str, Any]:
+    default = {} if parameter.default is None else {"default": parameter.default}
+    return {
+        "name": parameter.name,
+        "in": where,
+        "description": parameter.text,
+        "schema": {**parameter.kind.schema, **default},
+    }
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": answer.text}
+    if answer.contents:
+        described["content"] = _contents(answer.contents)
+    if answer.headers:
+        described["headers"] = {
+            name: {"description": text, "schema": schema} for name, (text, schema) in answer.headers.items()
+        }
+    if answer.links:
+        described["links"] = {
+            name: {"operationId": name, "parameters": dict(parameters)} for name, parameters in answer.links.items()
+        }
+    return described
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "description": f"{HTTPStatus(status).phrase}: {REFUSALS[status]}",
+        "content": {"application/problem+json": {"schema": reference("Problem")}},
+    }
+    if status in _LATER:
+        text = f"seconds; {RETRY_AFTER_SECONDS} if the store asks for it"
+        described["headers"] = {
+            "Retry-After": {"description": text, "required": True, "schema": {"type": "integer", "minimum": 1}}
+        }
+    return described
+
+
+def _contents(contents: Contents) -> dict[str, Any]:
+    return {type: {"schema": dict(schema)} for type, schema in contents.items()}
