@@ -1,8 +1,9 @@
 """Messages of a queue as a file: JSON Lines, or a tar with one file a message. Written and read one message at a time.
 
 A line of JSON has ``id``, ``state``, ``receives``, ``content_type``, ``attributes``, and ``body`` or ``base64``. In a
-tar a member's name is the message's id and its content the body, byte for byte; the rest stands in pax headers ``MQ.*``
-(POSIX.1-2001). A tar made by anything else is read, too: every file in it is a message.
+tar a member's name is the message's id and its content the body, byte for byte; the rest stands in pax headers that
+tars take for extended attributes ``user.mq.export.*``. A tar made by anything else is read, too: every file in it is a
+message.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from mq.client.codec import body_members, body_of, json_line
 
 FORMATS: Final = ("tar", "jsonl")
 _TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-_PAX: Final = "MQ."
+_PAX: Final = "SCHILY.xattr.user.mq.export."
+"""Other names make GNU tar complain of each member."""
 
 
 class BadArchive(Exception):

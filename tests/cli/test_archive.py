@@ -60,7 +60,7 @@ def test_a_tar_holds_a_file_a_message() -> None:
     with tarfile.open(fileobj=written("tar", "a.tar", [message])) as tar:
         (member,) = tar
         assert (member.name, tar.extractfile(member).read()) == ("ID", b"hello")
-        assert member.pax_headers["MQ.attributes"] == '{"a": "b"}'
+        assert member.pax_headers["SCHILY.xattr.user.mq.export.attributes"] == '{"a": "b"}'
 
 
 def test_any_tar_is_read() -> None:

@@ -1,0 +1,63 @@
+"""docs/cli.md is true: its tables name what exists, its session happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from mq import cli_doctor, cli_remote
+from mq.cli import VERBS, load_verb
+from mq.storage.inspection import Finding
+from tests.documents import blocks, commands, mask
+from tests.e2e.daemon import TREE, Daemon
+
+PAGE = TREE / "docs" / "cli.md"
+TEXT = PAGE.read_text()
+ROW = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
+OURS = [name for name in VERBS if name not in ("serve", "user", "vsqs")]
+
+
+def test_it_lists_every_verb() -> None:
+    assert set(VERBS) <= set(ROW.findall(TEXT))
+
+
+def test_it_lists_every_finding() -> None:
+    assert {finding.value for finding in Finding} <= set(ROW.findall(TEXT))
+
+
+def test_it_lists_every_status() -> None:
+    statuses = {cli_remote.REFUSED, cli_remote.EMPTY, cli_remote.NOT_NOW, cli_doctor.FINDINGS, 0, 2}
+    assert {str(status) for status in statuses} <= set(re.findall(r"^\| (\d) \|", TEXT, re.MULTILINE))
+    assert f"| {cli_remote.INTERRUPTED}, 143 |" in TEXT
+
+
+def test_its_flags_exist() -> None:
+    known = {"--workers", "--peers", "--root", "--help", "--xattrs"}
+    for name in OURS:
+        command = load_verb(name)
+        for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+            known |= {flag for parameter in each.params for flag in parameter.opts}
+    assert set(re.findall(r"(--[a-z][a-z-]+)", TEXT)) <= known
+
+
+@pytest.mark.slow
+def test_its_session_happens(temp_root: Path, tmp_path: Path) -> None:
+    (session,) = blocks(PAGE, "console")
+    program = tmp_path / "mq"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m mq "$@"\n')
+    program.chmod(0o755)
+    with Daemon(temp_root, tmp_path / "log") as daemon:
+        here = {"MQ_URL": f"http://127.0.0.1:{daemon.port}", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        for command, printed in commands(session):
+            shown = command.replace("/tmp/work.tar", f"{tmp_path}/work.tar")
+            done = subprocess.run(
+                ["bash", "-c", shown], env=os.environ | here, cwd=TREE, capture_output=True, text=True, timeout=60
+            )
+            assert done.stderr == ""
+            assert mask(done.stdout) == mask(printed), command
