@@ -1,11 +1,11 @@
 """The broker: the one API behind every door, and the tasks that keep its promises.
 
-:mod:`.broker` has it on one screen. :mod:`.index` is what it knows of each queue and :mod:`.catalog` of all of them;
-:mod:`.publishing`, :mod:`.consuming`, :mod:`.queues` and :mod:`.looking` are its API by topic. Fetches stand in line
-in :mod:`.fetches` and are served by :mod:`.fetching`; :mod:`.jobs` are changes of messages, :mod:`.commit` brings
-many of them under one barrier. :mod:`.upkeep` keeps messages moving: :mod:`.mover` and :mod:`.reaper` move what is
-due and unlink what is removed, :mod:`.expiry` and :mod:`.deaths` take care of what dies, :mod:`.follow` keeps up with
-others on a shared root.
+:mod:`.broker` has it on one screen, :mod:`.rooms` makes its parts. :mod:`.index` is what it knows of each queue and
+:mod:`.catalog` of all of them; :mod:`.publishing`, :mod:`.consuming`, :mod:`.queues` and :mod:`.looking` are its API by
+topic. Fetches stand in line in :mod:`.fetches` and are served by :mod:`.fetching`; :mod:`.jobs` are changes of
+messages, :mod:`.commit` brings many of them under one barrier. :mod:`.upkeep` keeps messages moving: :mod:`.mover` and
+:mod:`.reaper` move what is due and unlink what is removed, :mod:`.expiry` and :mod:`.deaths` take care of what dies,
+:mod:`.follow` keeps up with others on a shared root.
 """
 
 from mq.broker.broker import Broker, open_broker

@@ -11,30 +11,18 @@ from typing import Any
 import trio
 from trio_util import AsyncValue
 
-from mq.broker import deaths, keys
 from mq.broker.bodies import digest_of
-from mq.broker.catalog import Catalog
-from mq.broker.commit import Committer
 from mq.broker.config import BrokerConfig
-from mq.broker.consuming import Consuming, Removal
-from mq.broker.deaths import Deaths
-from mq.broker.fetches import Fetches, FetchRequest
-from mq.broker.fetching import FetchWorker, Leases
-from mq.broker.follow import Follower
-from mq.broker.index import QueueIndex
-from mq.broker.jobs import Job, SaveWorker
-from mq.broker.keys import Keys
-from mq.broker.learning import Learner
-from mq.broker.ledger import Ledger
-from mq.broker.looking import READY, Looking, Seen
-from mq.broker.mailbox import Mailbox
-from mq.broker.publishing import Draft, Published, Publishing, Upload
+from mq.broker.consuming import Removal
+from mq.broker.fetches import FetchRequest
+from mq.broker.looking import READY, Seen
+from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queue_settings import VISIBILITY, QueueSettings, check_value
-from mq.broker.queues import LARGEST_SLICE, Queues, QueueStatus, Redriven
-from mq.broker.upkeep import Upkeep
-from mq.errors import BrokerClosed, Conflict, MQError, NoSuchMessage, StorageFailed, StorageFull, StorageUnusable
+from mq.broker.queues import LARGEST_SLICE, QueueStatus, Redriven
+from mq.broker.rooms import Rooms
+from mq.errors import BrokerClosed, Conflict, MQError, NoSuchMessage, StorageFailed
 from mq.lifecycle import Observer
-from mq.message import Message, MessageId, MessageIds, QueueName, shorten
+from mq.message import Message, MessageId, QueueName, shorten
 from mq.storage.interface import Description, Storage
 from mq.storage.registry import open_storage
 
@@ -106,39 +94,13 @@ class Broker:
     ) -> None:
         self.config = config
         self._storage = storage
-        self._random = random
-        self._writer = f"{random.getrandbits(48) | 1 << 40:012x}"
-        self._ids = MessageIds(clock_ns, int(self._writer, 16))
-        self._catalog = Catalog(observers, clock_ns)
-        self._committer = Committer(storage)
-        self._jobs: Mailbox[Job] = Mailbox()
-        self._fetches = Fetches(config.workers)
-        self._leases = Leases(config.delay_seconds, clock_ns, random)
-        self._make_rooms(storage, config, clock_ns)
+        rooms = Rooms(storage, config, observers, clock_ns, random)
+        self._rooms = rooms
+        self._catalog, self._committer, self._fetches = rooms.catalog, rooms.committer, rooms.fetches
+        self._queues, self._publishing, self._consuming = rooms.queues, rooms.publishing, rooms.consuming
+        self._looking, self._upkeep, self._follower = rooms.looking, rooms.upkeep, rooms.follower
         self._running: AsyncValue[int] = AsyncValue(0)
         self._closed = False
-
-    def _make_rooms(self, storage: Storage, config: BrokerConfig, clock_ns: Callable[[], int]) -> None:
-        """Everybody who does a part of the work, and whom they need for it."""
-        catalog, committer, jobs, ids, fetches = self._catalog, self._committer, self._jobs, self._ids, self._fetches
-        self._follower = Follower(
-            catalog, storage, ids, clock_ns, fetches.call, sweep=config.peers > 0 and config.mover
-        )
-        self._deaths = Deaths(self._ledger(deaths.KIND), catalog, committer, ids, clock_ns)
-        self._keys = None if config.followed else Keys(self._ledger(keys.KIND), storage, catalog.queues, clock_ns)
-        self._upkeep = Upkeep(catalog, committer, jobs, self._deaths, fetches, config, clock_ns)
-        learner = Learner(storage, catalog.transit)
-        self._queues = Queues(
-            storage, catalog, committer, self._follower, self._upkeep, self._deaths, learner, jobs, ids, config
-        )
-        self._publishing = Publishing(storage, catalog, committer, learner, self._keys, jobs, ids, config, clock_ns)
-        self._consuming = Consuming(
-            storage, catalog, fetches, jobs, self._upkeep, self._deaths, self._keys, self._leases, config
-        )
-        self._looking = Looking(storage, catalog.transit, self._deaths)
-
-    def _ledger(self, kind: str) -> Ledger:
-        return Ledger(self._storage, self._committer, kind, self._writer)
 
     async def load(self) -> None:
         """Take up what is in the store.
@@ -146,45 +108,17 @@ class Broker:
         Raises:
             StorageUnusable: it cannot be read.
         """
-        try:
-            await self._follower.load()
-            await self._deaths.load()
-            if self._keys is not None:
-                await self._keys.load()
-        except (StorageFull, StorageFailed) as error:
-            raise StorageUnusable(f"cannot take up what is in the store: {error}") from error
+        await self._rooms.load()
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start every task."""
-        nursery.start_soon(self._committer.run)
-        for calls in self._fetches.mailboxes:
-            nursery.start_soon(SaveWorker(self._committer, self._jobs).run)
-            nursery.start_soon(self._fetch_worker(calls).run)
-        self._upkeep.start(nursery)
-        if self.config.followed:
-            nursery.start_soon(self._follower.run)
-        await self._upkeep.deliver_backlog()
+        await self._rooms.start(nursery)
 
     async def finish(self) -> None:
         """Accept nothing more, and wait until what was asked for is done. Who waits for messages waits no longer."""
         self._closed = True
         self._fetches.close()
         await self._running.wait_value(0)
-
-    def _fetch_worker(self, calls: Mailbox[QueueIndex]) -> FetchWorker:
-        return FetchWorker(
-            self._catalog,
-            self._committer,
-            self._storage,
-            calls,
-            self._fetches,
-            self._leases,
-            self._upkeep,
-            self._deaths,
-            peers=self.config.peers,
-            random=self._random,
-            refresh=self._follower.refresh,
-        )
 
     # The store
 

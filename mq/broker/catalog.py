@@ -87,6 +87,10 @@ class Catalog:
             if now is not left:
                 self.tell(kind, left, now)
 
+    def on_their_way(self, index: QueueIndex) -> list[MessageId]:
+        """The messages of a queue that are on their way from one place to another."""
+        return [id for id, begun in self._begun.items() if begun.queue is index]
+
     def place(self, entry: Entry, due: float | None = None) -> None:
         """`entry` is there: into the index of its queue, and on to whoever has to do something about it."""
         if entry.state is State.REMOVED:

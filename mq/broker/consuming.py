@@ -15,7 +15,7 @@ from mq.broker.fetches import Fetches, FetchRequest
 from mq.broker.fetching import Leases, close
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Change, Job
-from mq.broker.keys import Keys
+from mq.broker.keys import Settle
 from mq.broker.mailbox import Mailbox
 from mq.broker.upkeep import Upkeep
 from mq.errors import MQError, NoSuchMessage, NotLeased, ReceiptMismatch
@@ -46,7 +46,7 @@ class Consuming:
         jobs: where the save workers find work.
         upkeep: takes back what nobody took.
         deaths: takes care of what was received too often.
-        keys: the clients' keys; None among peers.
+        settle: called before messages leave their queue.
         leases: names leases.
         config: how the broker works.
     """
@@ -59,7 +59,7 @@ class Consuming:
         jobs: Mailbox[Job],
         upkeep: Upkeep,
         deaths: Deaths,
-        keys: Keys | None,
+        settle: Settle,
         leases: Leases,
         config: BrokerConfig,
     ) -> None:
@@ -69,7 +69,7 @@ class Consuming:
         self._jobs = jobs
         self._upkeep = upkeep
         self._deaths = deaths
-        self._keys = keys
+        self._settle = settle
         self._leases = leases
         self._config = config
 
@@ -81,7 +81,7 @@ class Consuming:
                 return await request.reply.get()
             with trio.move_on_after(wait):
                 return await request.reply.get()
-            request.reply.abandoned = False
+            request.reply.abandoned, request.waits = False, False
             if self._fetches.withdraw(request):
                 return []
             return await request.reply.get()  # it is being served just now
@@ -107,8 +107,7 @@ class Consuming:
             ReceiptMismatch: another delivery holds it.
         """
         id = MessageId(removal.id)
-        if self._keys is not None:
-            await self._keys.settle(id)
+        await self._settle([id])
         while True:
             entry = await self._locate(index, id, removal.receipt)
             job = self._begin(Move(entry, State.REMOVED), Kind.REMOVE, "remove the message")

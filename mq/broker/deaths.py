@@ -7,7 +7,8 @@ history is durable before the message moves; it stays with the id until the mess
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -16,9 +17,10 @@ from mq.broker.catalog import Catalog
 from mq.broker.commit import Committer, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.index import QueueIndex
+from mq.broker.keys import Settle
 from mq.broker.ledger import Ledger
 from mq.broker.mailbox import Mailbox, Reply
-from mq.errors import MQError, StorageFailed, StorageFull
+from mq.errors import Conflict, MQError, StorageError, StorageFailed, StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import Entry, Meta, Move, Outcome, Result
@@ -32,6 +34,7 @@ EXPIRED: Final = "expired"
 DROPPED: Final = "dropped"
 _LARGEST_GROUP: Final = 512
 _LONGEST_HISTORY: Final = 16
+_FEW: Final = 512
 
 
 class _Dead(NamedTuple):
@@ -48,32 +51,60 @@ class Deaths:
         catalog: the queues.
         committer: does the moves.
         ids: says when a message joins its new queue.
+        settle: called before messages leave their queue.
         clock_ns: wall clock, nanoseconds since 1970.
+        is_shared: whether others bury messages, too.
     """
 
     def __init__(
-        self, ledger: Ledger, catalog: Catalog, committer: Committer, ids: MessageIds, clock_ns: Callable[[], int]
+        self,
+        ledger: Ledger,
+        catalog: Catalog,
+        committer: Committer,
+        ids: MessageIds,
+        settle: Settle,
+        clock_ns: Callable[[], int],
+        *,
+        is_shared: bool,
     ) -> None:
         self._ledger = ledger
         self._catalog = catalog
         self._committer = committer
         self._ids = ids
+        self._settle = settle
         self._clock_ns = clock_ns
+        self._is_shared = is_shared
         self._dead: Mailbox[_Dead] = Mailbox()
-        catalog.departed = self._forget
+        self._missing: set[str] = set()
+        self._many = _FEW
 
     async def load(self) -> None:
         """Learn the histories that are in the store, and forget those whose message is in no queue any more."""
         await self._ledger.load()
-        there = (
-            {entry.id for index in self._catalog.queues.values() for entry in index.entries()} if self._ledger else ()
-        )
-        for id in [id for id in self._ledger if id not in there]:
+        for id in self._without_message():
             self._ledger.forget(id)
 
-    def history(self, id: MessageId) -> tuple[Mapping[str, Any], ...]:
-        """How a message died before, the latest death first."""
-        return tuple(self._ledger.get(id) or ())
+    async def learn(self, entries: Iterable[Entry]) -> None:
+        """Among others who bury messages, too: read the histories that are not known here.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        if self._is_shared and any(entry.meta.order is not None and entry.id not in self._ledger for entry in entries):
+            await self._ledger.load()
+
+    def history(self, entry: Entry) -> tuple[Mapping[str, Any], ...]:
+        """How a message died before, the latest death first. One that was noted and did not come to pass is none: the
+        message still is in that queue."""
+        deaths = list(self._ledger.get(entry.id) or ())
+        joined_seconds = MessageId.time_ns(entry.joined) / 1e9
+        while deaths and deaths[0]["queue"] == entry.queue and deaths[0]["time"] > joined_seconds:
+            deaths.pop(0)
+        return tuple(deaths)
+
+    def forget(self, id: MessageId) -> None:
+        """The message was removed."""
+        self._ledger.forget(id)
 
     def is_worn_out(self, entry: Entry) -> bool:
         """Whether a message has been received so often that it has to die when it comes back."""
@@ -96,8 +127,9 @@ class Deaths:
     async def run(self) -> None:
         """Bury for ever."""
         while True:
-            dead = await self._dead.drain(_LARGEST_GROUP)
+            dead = [each for each in await self._dead.drain(_LARGEST_GROUP) if not self._is_reprieved(each)]
             try:
+                await self._settle([each.entry.id for each in dead])
                 moves = await self._prepare(dead)
             except (StorageFull, StorageFailed) as error:
                 for each in dead:
@@ -118,9 +150,12 @@ class Deaths:
 
     async def _prepare(self, dead: list[_Dead]) -> list[Move]:
         """Where each has to go; the histories of those that go on are durable."""
+        self._forget_missing()
+        with suppress(StorageError):  # a history that is shorter than it could be
+            await self.learn(each.entry for each in dead)
         moves, histories = [], {}
         for entry, reason, _ in dead:
-            index = self._catalog.queues.get(entry.queue)
+            index = self._index(entry)
             grave = self._grave(index) if index is not None else None
             if grave is None:
                 moves.append(Move(entry, State.REMOVED))
@@ -145,6 +180,20 @@ class Deaths:
         self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE)
         each.reply.fail(error)
 
+    def _index(self, entry: Entry) -> QueueIndex | None:
+        """The queue of a message, if it still is that one and not another of the same name."""
+        index = self._catalog.queues.get(entry.queue)
+        return index if index is not None and entry.joined >= index.created else None
+
+    def _is_reprieved(self, each: _Dead) -> bool:
+        """A message that was received too often dies only where there is a queue for the dead; if that was deleted
+        just now, it stays where it is."""
+        index = self._index(each.entry)
+        if each.reason != RECEIVES or index is None or self._grave(index) is not None:
+            return False
+        self._put_back(each, Conflict(f"the dead-letter queue of {index.name} was deleted just now: try again"))
+        return True
+
     def _grave(self, index: QueueIndex) -> QueueIndex | None:
         name = index.settings.dead_letter_queue
         return self._catalog.queues.get(name) if name is not None and name != index.name else None
@@ -154,12 +203,26 @@ class Deaths:
             "queue": entry.queue,
             "reason": reason,
             "receives": entry.meta.receives,
-            "time": round(self._clock_ns() / 1e9, 3),
+            "time": self._clock_ns() // 1_000_000 / 1000,
         }
-        return [death, *self.history(entry.id)][:_LONGEST_HISTORY]
+        return [death, *self.history(entry)][:_LONGEST_HISTORY]
 
-    def _forget(self, id: MessageId) -> None:
-        self._ledger.forget(id)
+    def _without_message(self) -> set[str]:
+        """The ids of histories whose message is in no queue, as far as is known here."""
+        if not len(self._ledger):
+            return set()
+        there = {entry.id for index in self._catalog.queues.values() for entry in index.entries()}
+        return {id for id in self._ledger if id not in there and MessageId(id) not in self._catalog.transit}
+
+    def _forget_missing(self) -> None:
+        """Others remove messages, and do not tell: a history whose message was not there twice is forgotten. It is
+        looked for when there are twice as many histories as there were."""
+        if self._is_shared and len(self._ledger) > self._many:
+            missing = self._without_message()
+            for id in missing & self._missing:
+                self._ledger.forget(id)
+            self._missing = missing
+            self._many = 2 * len(self._ledger) + _FEW
 
 
 def arriving(index: QueueIndex, ids: MessageIds, clock_ns: Callable[[], int]) -> Meta:

@@ -26,16 +26,28 @@ class Expiry:
     def __init__(self, expire: Callable[[str, MessageId], None], clock_ns: Callable[[], int]) -> None:
         self._expire = expire
         self._clock_ns = clock_ns
+        self._due: dict[MessageId, tuple[int, MessageId, str]] = {}
         self._heap: list[tuple[int, MessageId, str]] = []
         self._changed = trio.Event()
 
     def add(self, entry: Entry) -> None:
         """Mind this message, which is READY; one that does not expire is passed over."""
         if entry.meta.expires_ms is None:
+            self.forget(entry.id)
             return
-        heapq.heappush(self._heap, (entry.meta.expires_ms, entry.id, entry.queue))
-        if self._heap[0][1] == entry.id:
+        timer = (entry.meta.expires_ms, entry.id, entry.queue)
+        if self._due.get(entry.id) == timer:
+            return  # it was leased, and is back
+        self._due[entry.id] = timer
+        heapq.heappush(self._heap, timer)
+        if self._heap[0] is timer:
             self._changed.set()
+
+    def forget(self, id: MessageId) -> None:
+        """It is not there any more: its timer goes before such timers outnumber the rest."""
+        if self._due.pop(id, None) is not None and len(self._heap) > 2 * len(self._due) + 64:
+            self._heap = list(self._due.values())
+            heapq.heapify(self._heap)
 
     async def run(self) -> None:
         """Tell for ever."""
@@ -48,8 +60,10 @@ class Expiry:
             for _ in range(_LARGEST_ROUND):
                 if not self._heap or self._heap[0][0] > now_ms:
                     break
-                _, id, queue = heapq.heappop(self._heap)
-                self._expire(queue, id)
+                timer = heapq.heappop(self._heap)
+                if self._due.get(timer[1]) == timer:
+                    del self._due[timer[1]]
+                    self._expire(timer[2], timer[1])
 
     def _seconds_left(self) -> float:
         if not self._heap:

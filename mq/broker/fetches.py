@@ -84,9 +84,13 @@ class Fetches:
     def __init__(self, workers: int) -> None:
         self.mailboxes: list[Mailbox[QueueIndex]] = [Mailbox() for _ in range(workers)]
         self._lines: dict[QueueIndex, Line] = {}
+        self._is_closed = False
 
     def ask(self, request: FetchRequest, *, first: bool = False) -> None:
-        """Join the line: at its end, or again at its front."""
+        """Join the line: at its end, or again at its front. Nobody waits once that is over."""
+        if self._is_closed and request.waits:
+            request.reply.set([])
+            return
         line = self._lines.setdefault(request.index, Line())
         line.requests[request] = None
         if not request.waits:
@@ -111,6 +115,7 @@ class Fetches:
 
     def close(self) -> None:
         """Whoever waits for messages waits no longer, and gets none."""
+        self._is_closed = True
         for line in self._lines.values():
             for request in list(line.requests):
                 if request.waits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from mq.broker.config import MARGIN_SECONDS
 from mq.broker.deaths import Deaths
 from mq.broker.fetches import Fetches, FetchRequest, Line
 from mq.broker.index import QueueIndex
+from mq.broker.keys import Settle
 from mq.broker.mailbox import Mailbox
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
@@ -108,6 +110,7 @@ class FetchWorker:
         calls: the queues at whose lines it has to look.
         fetches: the lines.
         leases: names leases.
+        settle: called before messages leave their queue.
         upkeep: keeps messages moving.
         deaths: what is known of a message's earlier deaths.
         peers: how many other brokers fetch from the same store.
@@ -123,6 +126,7 @@ class FetchWorker:
         calls: Mailbox[QueueIndex],
         fetches: Fetches,
         leases: Leases,
+        settle: Settle,
         upkeep: Upkeep,
         deaths: Deaths,
         *,
@@ -136,6 +140,7 @@ class FetchWorker:
         self._calls = calls
         self._fetches = fetches
         self._leases = leases
+        self._settle = settle
         self._upkeep = upkeep
         self._deaths = deaths
         self._peers = peers
@@ -212,10 +217,11 @@ class FetchWorker:
         """Lease and hand out. Those whose messages turned out to be gone or damaged stand in line again, first."""
         if not chosen:
             return
+        served = {each.request: _Served() for each in chosen}
+        chosen = await self._settled(chosen, served)
         started = trio.current_time()
         outcomes = await self._committer.commit([each.move for each in chosen])
         now = trio.current_time()
-        served = {each.request: _Served() for each in chosen}
         held = []
         for each, outcome in zip(chosen, outcomes, strict=True):
             if outcome.result is Result.DONE and outcome.entry is not None:
@@ -230,6 +236,20 @@ class FetchWorker:
         await self._read(self._in_time(held, now - started, served), served)
         for request in reversed(served):
             await self._answer(request, served[request])
+
+    async def _settled(self, chosen: list[_Chosen], served: dict[FetchRequest, _Served]) -> list[_Chosen]:
+        """Those that may be moved now: a message that is to be taken leaves its queue."""
+        taken = [each for each in chosen if each.request.takes]
+        if not taken:
+            return chosen
+        try:
+            await self._settle([each.entry.id for each in taken])
+        except StorageError as error:
+            for request, entry, _ in taken:
+                self._catalog.end(entry, entry, Kind.REMOVE)
+                served[request].error = error
+            return [each for each in chosen if not each.request.takes]
+        return chosen
 
     def _in_time(self, held: list[_Held], seconds: float, served: dict[FetchRequest, _Served]) -> list[_Held]:
         """Those that may be handed out: a lease whose barrier took too long would not outlive a restart."""
@@ -247,6 +267,8 @@ class FetchWorker:
             return
         try:
             stored: list[Stored | None] = await self._storage.read([each.entry for each in held])
+            with suppress(StorageError):  # a message is worth more than its history
+                await self._deaths.learn([each.left for each in held])
         except StorageError as error:
             stored = [None] * len(held)
             for request, _, entry in held:
@@ -254,24 +276,22 @@ class FetchWorker:
                 if not request.takes:
                     self._upkeep.give_back(entry)
         for (request, left, entry), found in zip(held, stored, strict=True):
-            if request.takes:
-                self._catalog.end(left, entry, Kind.REMOVE)
             if found is not None and not isinstance(found.body, DamagedBody):
-                served[request].add(entry, self._message(entry, found))
+                served[request].add(entry, self._message(left, entry, found))
             elif served[request].error is None:
                 _log_damage(entry, found)
+            if request.takes:
+                self._catalog.end(left, entry, Kind.REMOVE)
 
-    def _message(self, entry: Entry, found: Stored) -> Message:
-        meta = entry.meta
-        receives = meta.receives if meta.claim else meta.receives + 1
+    def _message(self, left: Entry, entry: Entry, found: Stored) -> Message:
         return Message(
             entry.queue,
             entry.id,
             found.body,
             found.properties,
-            receives,
-            meta.claim or "",
-            self._deaths.history(entry.id),
+            left.meta.receives + 1,
+            entry.meta.claim or "",
+            self._deaths.history(left),
         )
 
     async def _answer(self, request: FetchRequest, served: _Served) -> None:

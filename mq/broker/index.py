@@ -79,8 +79,9 @@ class QueueIndex:
         if entry.state is State.NEW:
             self.new[entry.id] = entry
         elif entry.state is State.DELAYED:
+            before = self.delayed.get(entry.id)
             self.delayed[entry.id] = entry
-            self.leased += entry.meta.claim is not None
+            self.leased += (entry.meta.claim is not None) - (before is not None and before.meta.claim is not None)
         elif entry.state is State.READY:
             self._add_ready(entry)
 
@@ -103,6 +104,12 @@ class QueueIndex:
             heapq.heappush(self._heap, key)
         return [self._entry(key) for key in keys]
 
+    def oldest(self) -> Entry | None:
+        """The message that nobody holds and that has been in the queue for longest; what is in NEW comes to that."""
+        held_back = next((entry for entry in self.delayed.values() if entry.meta.claim is None), None)
+        first = next(iter(self.first(1)), None)
+        return min((entry for entry in (held_back, first) if entry is not None), key=_joined, default=None)
+
     def find(self, id: MessageId) -> Entry | None:
         """Where the message is, as far as is known here."""
         key = self._reordered.get(id) or id.key
@@ -122,11 +129,19 @@ class QueueIndex:
         start = -1 if id is None else self._reordered.get(id) or id.key
         return [self._entry(key) for key in heapq.nsmallest(count, (key for key in self._ready if key > start))]
 
+    def in_order(self) -> Iterator[Entry]:
+        """The READY messages in their order, in a time that grows with the queue."""
+        return (self._entry(key) for key in sorted(self._ready))
+
     def entries(self) -> Iterator[Entry]:
         """All messages that are not on their way, in no order."""
         yield from self.new.values()
         yield from (self._entry(key) for key in self._ready)
         yield from self.delayed.values()
+
+    def expiring(self) -> list[MessageId]:
+        """The READY messages that expire."""
+        return [entry.id for entry in self._ready.values() if entry is not None and entry.meta.expires_ms is not None]
 
     def discard(self, id: MessageId) -> Entry | None:
         """Take a message out of the index, wherever it is. None when it was not in it."""
@@ -163,3 +178,7 @@ class QueueIndex:
         if len(self._heap) > 2 * len(self._ready) + 64:
             self._heap = list(self._ready)
             heapq.heapify(self._heap)
+
+
+def _joined(entry: Entry) -> tuple[int, int]:
+    return (entry.joined, entry.id.key)

@@ -91,7 +91,10 @@ class Publish:
             return
         self._release()
         self._note_body(entry.id)
-        self._catalog.place(entry)
+        if self.index.deleted:  # and perhaps made anew: this is no message of that queue
+            self._catalog.orphaned(entry)
+        else:
+            self._catalog.place(entry)
         self._catalog.tell(Kind.PUBLISH, None, entry, self._size)
         self._landed(entry.id)
         if self.index.deleted:

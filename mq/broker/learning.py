@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Final
 
 import trio
 
 from mq.broker.bodies import Bodies
+from mq.broker.catalog import Catalog
 from mq.broker.index import QueueIndex
-from mq.broker.transit import Transit
 from mq.errors import CorruptMessage
 from mq.message import Body
 from mq.storage.interface import Entry, Storage
@@ -22,12 +23,13 @@ class Learner:
 
     Args:
         storage: holds them.
-        transit: the messages on their way.
+        catalog: knows which messages there are.
     """
 
-    def __init__(self, storage: Storage, transit: Transit) -> None:
+    def __init__(self, storage: Storage, catalog: Catalog) -> None:
         self._storage = storage
-        self._transit = transit
+        self._catalog = catalog
+        self._one_at_a_time = trio.Lock()
 
     async def learn(self, index: QueueIndex) -> None:
         """Until the queue knows all its bodies.
@@ -35,16 +37,21 @@ class Learner:
         Raises:
             StorageError: they cannot be read.
         """
-        if index.bodies is None:
-            index.bodies = Bodies(entry.id for entry in index.entries())
-        bodies = index.bodies
-        while bodies.unread:
-            id = next(iter(bodies.unread))
-            await self._transit.wait(id)
-            there = [entry for id in list(bodies.unread)[:_AT_ONCE] if (entry := index.find(id)) is not None]
-            await self._read(index, bodies, there)
-            if id in bodies.unread and id not in self._transit:
-                bodies.unread.discard(id)  # it is not in the queue any more
+        while index.bodies is None or index.bodies.unread:
+            async with self._one_at_a_time:
+                await self._learn_some(index)
+
+    async def _learn_some(self, index: QueueIndex) -> None:
+        if index.bodies is None:  # never learnt, or to be learnt anew
+            index.bodies = Bodies([*(entry.id for entry in index.entries()), *self._catalog.on_their_way(index)])
+        bodies, transit = index.bodies, self._catalog.transit
+        for id in itertools.islice(bodies.unread.copy(), 1):
+            await transit.wait(id)
+            some = itertools.islice(bodies.unread.copy(), _AT_ONCE)
+            there = {other: entry for other in (id, *some) if (entry := index.find(other)) is not None}
+            await self._read(index, bodies, list(there.values()))
+            if id not in transit and index.find(id) in (None, there.get(id)):
+                bodies.unread.discard(id)  # it is not in the queue any more, or cannot be read
 
     async def _read(self, index: QueueIndex, bodies: Bodies, entries: list[Entry]) -> None:
         for entry, stored in zip(entries, await self._storage.read(entries), strict=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mq.broker.deaths import Deaths
 from mq.broker.index import QueueIndex
 from mq.broker.transit import Transit
+from mq.errors import StorageError
 from mq.lifecycle import State
 from mq.message import Message, MessageId
 from mq.storage.interface import Entry, Storage
@@ -66,6 +68,8 @@ class Looking:
 
     async def _see(self, entries: list[Entry]) -> list[Seen]:
         """Those that are still there."""
+        with suppress(StorageError):  # a message is worth more than its history
+            await self._deaths.learn(entries)
         stored = await self._storage.read(entries)
         return [
             Seen(
@@ -76,7 +80,7 @@ class Looking:
                     found.properties,
                     entry.meta.receives,
                     entry.meta.claim or "",
-                    self._deaths.history(entry.id),
+                    self._deaths.history(entry),
                 ),
                 state_of(entry),
             )

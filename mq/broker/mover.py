@@ -52,25 +52,30 @@ class Mover:
         self._count = 0
         self._changed = trio.Event()
         self._round = trio.Event()
+        self._moving_now: float = math.inf
 
     def add(self, entry: Entry, due: float = AT_ONCE) -> None:
         """Move `entry` at `due` (Trio's clock, seconds); replaces its earlier timer."""
         self._count += 1
         self._due[entry.id] = (due, self._count, entry)
         heapq.heappush(self._heap, (due, self._count, entry.id))
+        self._compact()
         if self._heap[0][1] == self._count:
             self._changed.set()
 
     def cancel(self, id: MessageId) -> None:
         """Do not move it after all. Whoever waits for its round waits no longer: there may be none."""
-        self._end_round()
-        if self._due.pop(id, None) is not None and len(self._heap) > 2 * len(self._due) + 64:
-            self._heap = [(due, count, other) for other, (due, count, _) in self._due.items()]
-            heapq.heapify(self._heap)
+        known = self._due.pop(id, None)
+        if known is not None:
+            self._compact()
+            if known[0] == AT_ONCE:
+                self._tell_waiting()
 
-    async def finished_round(self) -> None:
-        """Until the round of moves that is running, or else the next one, has ended."""
-        await self._round.wait()
+    async def caught_up(self) -> None:
+        """Until all that is to be moved at once now has been: moved, or refused."""
+        last = self._count
+        while min(self._moving_now, self._next_at_once()) <= last:
+            await self._round.wait()
 
     async def run(self) -> None:
         """Move for ever."""
@@ -79,9 +84,14 @@ class Mover:
             entries = [entry for entry in self._take_due() if self._begin(entry)]
             if entries:
                 await self._move(entries)
-            self._end_round()
+            self._moving_now = math.inf
+            self._tell_waiting()
 
-    def _end_round(self) -> None:
+    def _next_at_once(self) -> float:
+        """The number of what is to be moved at once and was added first."""
+        return self._heap[0][1] if self._next_due() == AT_ONCE else math.inf
+
+    def _tell_waiting(self) -> None:
         finished, self._round = self._round, trio.Event()
         finished.set()
 
@@ -109,9 +119,17 @@ class Mover:
         now = trio.current_time()
         taken: list[Entry] = []
         while self._next_due() <= now and len(taken) < LARGEST_ROUND:
-            _, _, id = heapq.heappop(self._heap)
+            due, count, id = heapq.heappop(self._heap)
             taken.append(self._due.pop(id)[2])
+            if due == AT_ONCE:
+                self._moving_now = min(self._moving_now, count)
         return taken
+
+    def _compact(self) -> None:
+        """Timers that were replaced or forgotten leave the heap before they outnumber the rest."""
+        if len(self._heap) > 2 * len(self._due) + 64:
+            self._heap = [(due, count, id) for id, (due, count, _) in self._due.items()]
+            heapq.heapify(self._heap)
 
     async def _move(self, entries: list[Entry]) -> None:
         outcomes = await self._commit([self._aim(entry) for entry in entries])

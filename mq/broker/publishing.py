@@ -23,7 +23,7 @@ from mq.broker.keys import Keys
 from mq.broker.learning import Learner
 from mq.broker.mailbox import Mailbox
 from mq.broker.queue_settings import DELAY, REJECT, TTL, check_value
-from mq.errors import BodyTooLarge, BrokerClosed, Conflict, MQError, QueueFull
+from mq.errors import BodyTooLarge, BrokerClosed, Conflict, MQError, NoSuchQueue, QueueFull
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import FRESH, Meta, Staged, Storage
 
@@ -153,7 +153,11 @@ class Publishing:
         for entry in prepared:
             if entry.job is not None and entry.is_new and not entry.job.reply.answered:
                 self._jobs.put(entry.job)
-        return [await _outcome(entry) for entry in prepared]
+        outcomes = [await _outcome(entry) for entry in prepared]
+        for number, entry in enumerate(prepared):
+            if entry.job is not None and not entry.is_new and isinstance(outcomes[number], MQError):
+                [outcomes[number]] = await self.publish(index, [drafts[number]])  # the other one's failure is not ours
+        return await self._note_known(index, drafts, outcomes)
 
     async def find(self, index: QueueIndex, digest: bytes) -> MessageId | None:
         """The message of a unique queue whose body has this digest."""
@@ -165,6 +169,8 @@ class Publishing:
     def _prepare(self, index: QueueIndex, draft: Draft) -> _Prepared:
         """A job for the draft, or the answer that it has without one. Nothing is awaited, so who is next sees it."""
         try:
+            if index.deleted:
+                raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
             digest = self._digest(index, draft)
             earlier = self._earlier(index, draft, digest)
             if earlier is not None:
@@ -244,10 +250,12 @@ class Publishing:
         keyed: dict[str, Publish] = {}
         for draft, entry in zip(drafts, prepared, strict=True):
             if draft.key is not None and entry.job is not None and entry.is_new:
-                entry.job.id = self._ids.new()
                 keyed[draft.key] = entry.job
         if not keyed or self._keys is None:
             return
+        for entry in prepared:
+            if entry.job is not None and entry.is_new:
+                entry.job.id = self._ids.new()  # those without a key, too: the batch keeps its order
         try:
             await self._keys.note(index, {key: job.id for key, job in keyed.items() if job.id is not None})
         except MQError as error:
@@ -258,6 +266,25 @@ class Publishing:
                 if entry.job is not None and entry.is_new:
                     entry.job.give_up(BrokerClosed("whoever published this went before it was stored. Try again"))
             raise
+
+    async def _note_known(
+        self, index: QueueIndex, drafts: Sequence[Draft], outcomes: list[Published | MQError]
+    ) -> list[Published | MQError]:
+        """A key that came with a body which was there already stands for that message from now on."""
+        known = {
+            draft.key: outcome.id
+            for draft, outcome in zip(drafts, outcomes, strict=True)
+            if draft.key is not None and isinstance(outcome, Published) and not outcome.is_new
+        }
+        keys = self._keys
+        fresh = {key: id for key, id in known.items() if keys is not None and keys.find(index, key) is None}
+        if keys is None or not fresh:
+            return outcomes
+        try:
+            await keys.note_known(index, fresh)
+        except MQError as error:
+            return [error if draft.key in fresh else old for draft, old in zip(drafts, outcomes, strict=True)]
+        return outcomes
 
     def _digest(self, index: QueueIndex, draft: Draft) -> bytes | None:
         if isinstance(draft.body, Upload):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -15,6 +16,7 @@ from mq.broker.deaths import Deaths, arriving
 from mq.broker.follow import Follower
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Change, Job
+from mq.broker.keys import Settle
 from mq.broker.learning import Learner
 from mq.broker.mailbox import Mailbox
 from mq.broker.queue_settings import QueueSettings
@@ -72,6 +74,7 @@ class Queues:
         upkeep: takes care of what a deleted queue leaves.
         deaths: knows where a message died.
         learner: reads what a queue has to know of its bodies.
+        settle: called before messages leave their queue.
         jobs: where the save workers find work.
         ids: says when a queue was made.
         config: how the broker works.
@@ -86,6 +89,7 @@ class Queues:
         upkeep: Upkeep,
         deaths: Deaths,
         learner: Learner,
+        settle: Settle,
         jobs: Mailbox[Job],
         ids: MessageIds,
         config: BrokerConfig,
@@ -97,6 +101,7 @@ class Queues:
         self._upkeep = upkeep
         self._deaths = deaths
         self._learner = learner
+        self._settle = settle
         self._jobs = jobs
         self._ids = ids
         self._config = config
@@ -166,9 +171,11 @@ class Queues:
             if settings.knows_bodies != index.settings.knows_bodies or settings.unique != index.settings.unique:
                 index.bodies = None  # learnt anew when it is needed
             index.settings = settings
+            self._upkeep.settings_changed(index)
         if settings.knows_bodies:
-            await self._learner.learn(index)
-        self._upkeep.settings_changed(index)
+            with suppress(StorageError):  # what is set is set: it is learnt when it is needed
+                await self._learner.learn(index)
+            self._upkeep.trim(index)
         return settings
 
     def status(self, index: QueueIndex) -> QueueStatus:
@@ -225,13 +232,15 @@ class Queues:
         if to is not None and (await self.get(to)) is index:
             raise InvalidSetting(f"messages of {queue} are in {queue} already: name another queue")
         await self._upkeep.settle(index)
-        wanted = [entry for id in ids if (entry := index.find(MessageId(id))) is not None] if ids is not None else None
-        moves = []
-        for entry in index.after(None, most) if wanted is None else wanted[:most]:
-            target = self._target(entry, to)
-            if target is not None and entry.state is State.READY:
+        wanted = None if ids is None else [index.find(MessageId(id)) for id in ids]
+        moves: list[Move] = []
+        for entry in index.in_order() if wanted is None else wanted:
+            target = self._target(entry, to) if entry is not None and entry.state is State.READY else None
+            if entry is not None and target is not None:
                 meta = arriving(target, self._ids, self._upkeep.clock_ns)
                 moves.append(Move(entry, State.READY, meta, target.name))
+            if len(moves) >= most:
+                break
         moved = await self._do(index, moves, Kind.REROUTE, "move the message")
         return Redriven(moved, index.ready)
 
@@ -246,7 +255,7 @@ class Queues:
                     await self._storage.put_record(QUEUE, name, {"created": 0, **record})
 
     def _target(self, entry: Entry, to: str | None) -> QueueIndex | None:
-        deaths = self._deaths.history(entry.id)
+        deaths = self._deaths.history(entry)
         name = to or (deaths[0]["queue"] if deaths else None)
         target = self._catalog.queues.get(name) if name is not None else None
         if target is None or target.name == entry.queue or target.settings.unique:
@@ -255,6 +264,7 @@ class Queues:
 
     async def _do(self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str) -> int:
         """Move what is still there, in one batch; how many."""
+        await self._settle([move.entry.id for move in moves])
         jobs = []
         for move in moves:
             if move.entry.id not in self._catalog.transit and index.find(move.entry.id) == move.entry:

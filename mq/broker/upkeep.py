@@ -67,10 +67,11 @@ class Upkeep:
         self._stuck_orphans: Mailbox[Entry] = Mailbox()
         self._delivering: dict[MessageId, QueueIndex] = {}
         catalog.orphaned = self._remove_orphan
+        catalog.departed = self._departed
         catalog.arrivals[State.READY] = self._ready_add
+        catalog.arrivals[State.DELAYED] = self._delayed_add
         if config.mover:
-            catalog.arrivals[State.NEW] = self._mover_add
-            catalog.arrivals[State.DELAYED] = self._mover_add
+            catalog.arrivals[State.NEW] = self._new_add
         if config.reaper:
             catalog.removed = self._reaper.add
 
@@ -86,20 +87,18 @@ class Upkeep:
 
     async def deliver_backlog(self) -> None:
         """What a crash left in NEW is READY before the first fetch, if the medium lets it."""
-        backlog = sum(len(index.new) for index in self._catalog.queues.values())
-        if self._config.mover and backlog:
-            for _ in range(-(-backlog // LARGEST_ROUND)):
-                await self._mover.finished_round()
+        if self._config.mover:
+            await self._mover.caught_up()
 
     async def settle(self, index: QueueIndex) -> None:
-        """Until what is in NEW now has been delivered: one round of moves may be running, the next has all of it."""
-        for _ in range(2):
-            if index.undelivered and not index.deleted and self._config.mover and not self._committer.failure:
-                await self._mover.finished_round()
+        """Until what is in NEW now has been delivered, or cannot be."""
+        if index.undelivered and self._config.mover:
+            await self._mover.caught_up()
 
     def give_back(self, entry: Entry) -> None:
-        """A lease that nobody took: READY again at once, and not counted."""
-        if entry.id not in self._catalog.transit:
+        """A lease that nobody took: READY again at once, and not counted. One that has ended meanwhile is let be."""
+        index = self._catalog.queues.get(entry.queue)
+        if index is not None and index.find(entry.id) == entry and entry.id not in self._catalog.transit:
             self._catalog.begin(entry)
             meta = entry.meta.at_rest()._replace(receives=max(0, entry.meta.receives - 1))
             self._jobs.put(Change(self._catalog, Move(entry, State.READY, meta), Kind.REQUEUE, "requeue it"))
@@ -114,9 +113,9 @@ class Upkeep:
 
     def trim(self, index: QueueIndex) -> None:
         """Let go of the oldest messages of a queue that holds too much and may drop some."""
-        if index.settings.overflow == DROP_HEAD:
-            while _holds_too_much(index) and (oldest := index.first(1)):
-                self._deaths.bury(oldest[0], DROPPED)
+        if index.settings.overflow == DROP_HEAD and not self._committer.failure:
+            while _holds_too_much(index) and (oldest := index.oldest()) is not None:
+                self._deaths.bury(oldest, DROPPED)
 
     def settings_changed(self, index: QueueIndex) -> None:
         """What may be handed out, or must go, may be another thing now."""
@@ -128,6 +127,8 @@ class Upkeep:
         index.deleted = True
         self._catalog.queues.pop(index.name, None)
         self._fetches.call(index)
+        for id in index.expiring():
+            self._expiry.forget(id)
         for entry in [*index.new.values(), *index.delayed.values()]:
             self._mover.cancel(entry.id)
             if remove:
@@ -135,7 +136,7 @@ class Upkeep:
 
     def _remove_orphan(self, entry: Entry) -> None:
         """A message of a deleted queue: nobody waits for this, and a crash before it is repaired at the next start."""
-        self._catalog.begin(entry)
+        self._catalog.begin(entry, is_leaving=True)
         self._jobs.put(Orphan(self._catalog, Move(entry, State.REMOVED, durable=False), self._stuck_orphans.put))
 
     async def _remove_stuck_orphans(self) -> None:
@@ -155,16 +156,24 @@ class Upkeep:
     def _expire(self, queue: str, id: MessageId) -> None:
         index = self._catalog.queues.get(queue)
         entry = index.find(id) if index is not None else None
-        if entry is not None and entry.state is State.READY and self._deaths.is_expired(entry):
+        if entry is None or entry.state is not State.READY or self._committer.failure:
+            return
+        if self._deaths.is_expired(entry):
             self._deaths.bury(entry, EXPIRED)
 
-    def _mover_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
-        if entry.state is State.NEW:
-            self._mover.add(entry)
-        elif due is not None:
-            self._mover.add(entry, due)
-        else:
-            self._mover.add(entry, trio.current_time() + self._remaining_seconds(entry))
+    def _departed(self, id: MessageId) -> None:
+        self._deaths.forget(id)
+        self._mover.cancel(id)
+        self._expiry.forget(id)
+
+    def _new_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+        self._mover.add(entry)
+
+    def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+        if self._config.mover:
+            self._mover.add(entry, trio.current_time() + self._remaining_seconds(entry) if due is None else due)
+        if entry.meta.claim is None:
+            self.trim(index)
 
     def _remaining_seconds(self, entry: Entry) -> float:
         """How long a lease found in the store still runs, by the wall clock, which may have been set since."""
@@ -217,6 +226,6 @@ def _aim(entry: Entry) -> Move:
 
 def _holds_too_much(index: QueueIndex) -> bool:
     settings = index.settings
-    if settings.max_messages is not None and index.total > settings.max_messages:
+    if settings.max_messages is not None and index.total - index.reserved > settings.max_messages:
         return True
     return settings.max_bytes is not None and index.bodies is not None and index.bodies.total > settings.max_bytes
