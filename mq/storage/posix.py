@@ -137,13 +137,13 @@ class FolderStorage:
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep a record; for a QUEUE, make its folder."""
         async with self._changing:
-            new: bool = await self._change(self._put_record, kind, key, value)
+            new: bool = await self._change(self._believed, self._put_record, kind, key, value)
             return new
 
     async def drop_record(self, kind: str, key: str) -> bool:
         """Forget a record; a QUEUE's folder goes to remove/ in one move."""
         async with self._changing:
-            found: bool = await self._change(self._drop_record, kind, key)
+            found: bool = await self._change(self._believed, self._drop_record, kind, key)
             return found
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
@@ -212,7 +212,7 @@ class FolderStorage:
                 f"the store has failed ({folders.failure}); repair the disk, remount it, and start mq again"
             )
         try:
-            result: _T = await self._hop(self._believed, verb, *args)
+            result: _T = await self._hop(verb, *args)
             return result
         except OSError as error:
             if passes(error):
