@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -19,7 +19,7 @@ from mq.cli_remote import (
 )
 from mq.client import Queue
 
-HEADER = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "")
+_HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "")
 
 
 @click.command("queues")
@@ -33,7 +33,7 @@ def queues_command(remote: Remote, as_json: bool) -> None:
         for queue in queues:
             print_json(_document(queue))
     else:
-        print_table(HEADER, map(row, queues))
+        print_table(_HEADER, map(_row, queues))
 
 
 @click.group("queue")
@@ -108,8 +108,7 @@ def parse_settings(given: tuple[str, ...]) -> Any:
     return found
 
 
-def row(queue: Queue) -> tuple[str, ...]:
-    """A queue in the order of :data:`HEADER`."""
+def _row(queue: Queue) -> tuple[str, ...]:
     oldest = "" if queue.oldest_seconds is None else f"{queue.oldest_seconds:.0f}s"
     paused = "paused" if queue.settings.get("paused") else ""
     return queue.name, str(queue.ready), str(queue.leased), str(queue.delayed), oldest, paused

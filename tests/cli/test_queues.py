@@ -53,7 +53,10 @@ def test_top_without_eyes_shows_it_once(client: Client, mq: Mq) -> None:
     client.create_queue("full")
     client.publish("full", "1")
     assert [line.split("\t")[0] for line in mq("top").lines] == ["full", "q"]
-    assert [line["name"] for line in mq("top", "--json").json] == ["full", "q"]
+    full, empty = mq("top", "--json").json
+    assert (full["name"], full["ready"], empty["name"]) == ("full", 1, "q")
+    assert full["published_per_second"] > 0
+    assert full["removed_per_second"] == empty["published_per_second"] == 0
 
 
 def test_top_fits_its_terminal(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import httpx
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
+from mq.observers.metrics import Metrics
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
 
@@ -24,11 +25,11 @@ MAX_BODY: Final = 1 << 20
 class Inside(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """A transport into the daemon. Any thread may use it, and any Trio loop but its own."""
 
-    def __init__(self, token: trio.lowlevel.TrioToken, broker: Broker) -> None:
+    def __init__(self, token: trio.lowlevel.TrioToken, broker: Broker, metrics: Metrics) -> None:
         self.broken = False
         """While True nobody takes a connection."""
         self._token = token
-        self._endpoints = Endpoints(broker, MAX_BODY)
+        self._endpoints = Endpoints(broker, MAX_BODY, metrics)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if self.broken:
@@ -63,9 +64,10 @@ def running(store: str = "memory:", **config: float) -> Iterator[Inside]:
     ready, stop = threading.Event(), []
 
     async def serve() -> None:
-        async with open_broker(store, BrokerConfig(max_body=MAX_BODY, **config)) as broker:
+        metrics = Metrics()
+        async with open_broker(store, BrokerConfig(max_body=MAX_BODY, **config), observers=[metrics]) as broker:
             token, ended = trio.lowlevel.current_trio_token(), trio.Event()
-            begun.append(Inside(token, broker))
+            begun.append(Inside(token, broker, metrics))
             stop.append(partial(token.run_sync_soon, ended.set))
             ready.set()
             await ended.wait()
