@@ -121,7 +121,8 @@ class Consuming:
             await self._remove_other_names(index, id)
 
     async def remove_many(self, index: QueueIndex, removals: Sequence[Removal]) -> list[MQError | None]:
-        """Remove them in one batch; what became of each, in their order. None is "removed"."""
+        """Remove them in one batch; what became of each, in their order. None is "removed". Of several removals of one
+        message the first counts."""
         errors: list[MQError | None] = [None] * len(removals)
 
         async def remove(number: int, removal: Removal) -> None:
@@ -130,9 +131,13 @@ class Consuming:
             except MQError as error:
                 errors[number] = error
 
+        first = {removal.id: number for number, removal in reversed(list(enumerate(removals)))}
         async with trio.open_nursery() as nursery:
-            for number, removal in enumerate(removals):
-                nursery.start_soon(remove, number, removal)
+            for number in first.values():
+                nursery.start_soon(remove, number, removals[number])
+        for number, removal in enumerate(removals):
+            if first[removal.id] != number:
+                await remove(number, removal)
         return errors
 
     async def requeue(self, index: QueueIndex, id: str, receipt: str | None) -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 import trio
 
-from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
 from mq.errors import (
     BodyTooLarge,
     BrokerClosed,
@@ -280,3 +280,11 @@ async def test_observers_are_told_of_each_step(broker: Broker, observer: Legal) 
 def test_a_setting_out_of_range_names_itself(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):
         BrokerConfig(**wrong)  # type: ignore[arg-type]
+
+
+async def test_a_batch_keeps_its_order_though_some_of_it_has_keys(broker: Broker) -> None:
+    drafts = [Draft(b"%d" % number, key=f"key {number}" if number % 3 else None) for number in range(10)]
+    outcomes = await broker.publish_many("q", drafts)
+    assert [type(outcome) for outcome in outcomes] == [Published] * 10
+    messages = await broker.fetch_many("q", 10)
+    assert [await message.body.read() for message in messages] == [draft.body for draft in drafts]

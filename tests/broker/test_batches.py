@@ -1,0 +1,113 @@
+"""Batches: one barrier, each entry with an outcome of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from mq.broker import Broker, Draft, Published, Removal, open_broker
+from mq.errors import BodyTooLarge, InvalidId, InvalidSetting, NoSuchMessage, ReceiptMismatch
+from mq.message import MessageIds
+from mq.storage.interface import Move, Operation, Outcome, Write
+from mq.storage.memory import MemoryStorage
+from tests.broker.conftest import Opener, WallClock
+from tests.broker.test_broker import pieces
+
+
+class Counting(MemoryStorage):
+    """A store that counts its barriers: the batches in which something had to be durable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barriers = 0
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        self.barriers += any(isinstance(each, Write | Move) and each.durable for each in operations)
+        return await super().commit(operations)
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000])
+async def test_a_batch_of_any_length_is_one_barrier(wall_clock: WallClock, count: int) -> None:
+    store = Counting()
+    async with open_broker(store, clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.publish_many("q", [Draft(b"%d" % number) for number in range(count)])
+        assert store.barriers == 1
+        messages = await broker.fetch_many("q", count)
+        assert (len(messages), store.barriers) == (count, 2)
+        assert await broker.remove_many("q", [Removal(each.id, each.receipt) for each in messages]) == [None] * count
+        assert store.barriers == 3
+
+
+async def test_a_batch_comes_out_in_its_order(broker: Broker) -> None:
+    await broker.publish_many("q", [Draft(b"%d" % number) for number in range(300)])
+    bodies = [await message.body.read() for message in await broker.fetch_many("q", 1000)]
+    assert bodies == [b"%d" % number for number in range(300)]
+
+
+async def test_each_draft_has_an_outcome_of_its_own(address: str, opened: Opener) -> None:
+    async with opened(address, max_body=10) as broker:
+        await broker.create_queue("q")
+        staged = await broker.stage(pieces(b"sta", b"ged"))
+        first, long, wrong, large = await broker.publish_many(
+            "q", [Draft(b"first"), Draft(b"x" * 11), Draft(b"x", delay=-1), Draft(staged)]
+        )
+        assert isinstance(first, Published)
+        assert isinstance(large, Published)
+        assert isinstance(long, BodyTooLarge)
+        assert isinstance(wrong, InvalidSetting)
+        messages = await broker.fetch_many("q", 10)
+        assert [message.id for message in messages] == [first.id, large.id]
+        assert broker._catalog.queues["q"].reserved == 0
+
+
+async def test_each_removal_has_an_outcome_of_its_own(broker: Broker) -> None:
+    await broker.publish_many("q", [Draft(b"x") for _ in range(3)])
+    one, two, three = await broker.fetch_many("q", 3)
+    outcomes = await broker.remove_many(
+        "q",
+        [
+            Removal(one.id, one.receipt),
+            Removal(one.id, one.receipt),
+            Removal(two.id, three.receipt),
+            Removal(three.id),
+            Removal(MessageIds().new()),
+            Removal("not an id"),
+        ],
+    )
+    assert [type(outcome) for outcome in outcomes] == [
+        type(None),
+        NoSuchMessage,
+        ReceiptMismatch,
+        type(None),
+        NoSuchMessage,
+        InvalidId,
+    ]
+    status = await broker.status("q")
+    assert (status.ready, status.leased) == (0, 1)
+
+
+@pytest.mark.parametrize("steps", range(25))
+async def test_a_batch_that_is_given_up_in_any_step_leaves_the_counts_right(broker: Broker, steps: int) -> None:
+    await broker.publish_many("q", [Draft(b"%d" % number) for number in range(5)])
+
+    async def work() -> None:
+        messages = await broker.fetch_many("q", 3)
+        await broker.remove_many("q", [Removal(each.id, each.receipt) for each in messages[:2]])
+        await broker.publish_many("q", [Draft(b"x"), Draft(b"y", key="k"), Draft(b"z", delay=50)])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    await wait_all_tasks_blocked()
+    index = broker._catalog.queues["q"]
+    assert (index.moving, index.reserved, index.reserved_bytes, index.delivering) == (0, 0, 0, 0)
+    assert index.total == len(list(index.entries()))
+    assert index.leased == sum(entry.meta.claim is not None for entry in index.entries())
+    await trio.sleep(100)
+    assert len(await broker.fetch_many("q", 100)) == index.total
