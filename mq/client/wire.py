@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -35,8 +35,8 @@ class Access:
     """
 
     url: str = DEFAULT_URL
-    token: str = ""
-    user: tuple[str, str] | None = None
+    token: str = field(default="", repr=False)
+    user: tuple[str, str] | None = field(default=None, repr=False)
     ca: str | Path | None = None
     certificate: str | Path | None = None
     timeout: float = 30.0

@@ -246,6 +246,11 @@ def test_one_kind_of_credentials() -> None:
         Access(token="t", user=("a", "b"))
 
 
+def test_secrets_are_not_shown() -> None:
+    for access in (Access(url=URL, token="secret"), Access(url=URL, user=("me", "secret"))):
+        assert "secret" not in repr(access)
+
+
 def test_a_path_in_front_is_kept() -> None:
     script = Script(httpx.Response(201))
     with Client(URL + "/mq/", transport=httpx.MockTransport(script.answer)) as client:
