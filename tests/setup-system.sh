@@ -10,6 +10,7 @@ packages=(
     xfsprogs
     fuse3       # a disk that remembers what was written to it (tests/crash)
     fiu-utils   # system calls that fail under a real daemon (tests/faults)
+    memcached   # the server of plugins/mq-memcached
 )
 
 if [ "${CI:-}" != true ] && [ "${1:-}" != --yes ]; then
