@@ -64,7 +64,7 @@ def _look(root: str, no_bodies: bool, pause: float, folder: str | None, *, needs
         if folder is not None:
             for source, target in quarantine(look, seen.found, folder):
                 if as_json:
-                    print_json({"moved": source, "to": target})
+                    print_json({"moved": _shown(source), "to": _shown(target)})
                 else:
                     click.echo(f"moved    {_shown(source)} to {_shown(target)}")
     return seen

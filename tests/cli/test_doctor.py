@@ -57,6 +57,14 @@ def test_it_moves_away_when_asked_and_says_so(root: Path, mq: Mq, tmp_path: Path
     assert os.listdir(tmp_path / "q" / "delay") == ["foreign\n"]
 
 
+def test_programs_are_told_what_was_moved(root: Path, mq: Mq, tmp_path: Path) -> None:
+    told = mq("doctor", root, "--quarantine", tmp_path / "q", "--json").json
+    assert [line["finding"] for line in told if "finding" in line] == ["foreign", "torn", "torn"]
+    assert [line for line in told if "moved" in line] == [
+        {"moved": f"'{root}/delay/foreign\\n'", "to": f"'{tmp_path}/q/delay/foreign\\n'"}
+    ]
+
+
 def test_while_a_daemon_serves_it_only_looks(root: Path, mq: Mq, tmp_path: Path) -> None:
     with (root / "state" / "lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

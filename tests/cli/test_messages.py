@@ -10,12 +10,14 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from mq import cli_send
 from mq.client import Client, NotFound
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
+from tests.client.scripted import refused
 
 
 def bodies(client: Client, queue: str = "q") -> list[bytes]:
@@ -254,3 +256,48 @@ def test_a_daemon_that_is_away(daemon: Inside, client: Client, mq: Mq) -> None:
         done = mq(*verb, "--patience", 0)
         assert done.status == 4
         assert len(done.error.splitlines()) == 1
+
+
+def refuse(daemon: Inside, method: str) -> None:
+    """Let somebody else have the message: requests of that method find that the lease is lost."""
+    answer = daemon.handle_request
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        return refused(412, "somebody else has it") if request.method == method else answer(request)
+
+    daemon.handle_request = handle
+
+
+@pytest.mark.parametrize("flags", [[], ["--exec", "true"]])
+def test_a_lost_lease_is_told_and_1(daemon: Inside, client: Client, mq: Mq, flags: list[str]) -> None:
+    client.publish("q", "hello")
+    refuse(daemon, "DELETE")
+    done = mq("receive", "q", *flags)
+    assert done.status == 1
+    assert "somebody else may have it" in done.error
+
+
+def test_a_lease_that_is_lost_meanwhile_is_told(daemon: Inside, client: Client, mq: Mq) -> None:
+    client.publish("q", "hello")
+    refuse(daemon, "PATCH")
+    done = mq("receive", "q", "--visibility", 0.9, "--exec", "sleep 0.5")
+    assert done.status == 0
+    assert "may be worked on twice: somebody else has it" in done.error
+
+
+def test_a_command_that_is_stopped_gives_back(client: Client, mq: Mq, tmp_path: Path) -> None:
+    client.publish("q", "hello")
+
+    def stop() -> None:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    begun = time.monotonic()
+    done = mq("receive", "q", "--exec", f"touch {tmp_path}/begun; exec sleep 30")
+    thread.join()
+    assert done.status == 143
+    assert time.monotonic() - begun < 15
+    assert bodies(client) == [b"hello"]

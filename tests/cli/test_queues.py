@@ -9,6 +9,7 @@ from mq.cli_bench import Timed
 from mq.cli_remote import aligned
 from mq.client import Client, NotFound
 from tests.cli.conftest import Mq
+from tests.client.inside import Inside
 
 
 def test_listing(client: Client, mq: Mq) -> None:
@@ -57,6 +58,36 @@ def test_top_without_eyes_shows_it_once(client: Client, mq: Mq) -> None:
     assert (full["name"], full["ready"], empty["name"]) == ("full", 1, "q")
     assert full["published_per_second"] > 0
     assert full["removed_per_second"] == empty["published_per_second"] == 0
+
+
+def test_top_goes_on_until_it_is_stopped(
+    daemon: Inside, client: Client, mq: Mq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        daemon.broken = True
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True)
+    monkeypatch.setattr(cli_top.time, "sleep", sleep)
+    done = mq("top", "--every", 3, "--patience", 0)
+    assert (done.status, pauses) == (0, [3.0, 3.0])
+    assert done.lines[2].startswith("QUEUE")
+    assert done.lines[-1].startswith("mq: no daemon answers")
+
+
+def test_bench_without_a_daemon_is_4(daemon: Inside, mq: Mq) -> None:
+    daemon.broken = True
+    done = mq("bench", "--patience", 0)
+    assert (done.status, done.out, len(done.error.splitlines())) == (4, "", 1)
+
+
+def test_bench_in_a_pipe(client: Client, mq: Mq) -> None:
+    rows = [line.split("\t") for line in mq("bench", "--seconds", 0.1, "--clients", 1).lines]
+    assert [(row[0], len(row)) for row in rows] == [("publish", 7), ("fetch", 7), ("remove", 7)]
 
 
 def test_top_fits_its_terminal(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,22 @@ def test_what_is_damaged_or_foreign(root: Path) -> None:
     assert Finding.DAMAGED not in {finding for finding, _ in findings(look(root, bodies=False))}
 
 
+def test_what_is_foreign_elsewhere(root: Path) -> None:
+    (root / "remove" / "x").touch()
+    (root / "remove" / names.flat("a", IDS.new())).touch()  # it waits to be reaped
+    (root / "state" / "properties" / "x").touch()
+    (root / "state" / "stage" / "x").mkdir()
+    (root / "state" / "records" / "queue" / "x").mkdir()
+    seen = look(root)
+    assert {(found.finding, os.path.relpath(found.path, root)) for found in seen.found} == {
+        (Finding.FOREIGN, "remove/x"),
+        (Finding.FOREIGN, "state/properties/x"),
+        (Finding.FOREIGN, "state/stage/x"),
+        (Finding.RECORD, "state/records/queue/x"),
+    }
+    assert seen.messages == 3
+
+
 def test_a_file_by_hand_is_a_message_without_a_checksum(root: Path) -> None:
     (root / "queues" / "b" / IDS.new()).write_text("by hand")
     assert look(root) == Seen((), 4, 1)
