@@ -58,18 +58,19 @@ class Endpoints:
             # RFC 9112, section 6.1: a sign of request smuggling
             return problem(400, "a request has Transfer-Encoding or Content-Length, not both")._replace(is_last=True)
         segments = _segments(request.path)
-        fitting = [(route, found) for route in ROUTES if (found := route.match(segments)) is not None]
-        for route, names in fitting:
-            operation = route.methods.get(request.method)
-            if operation is not None:
-                query = read_query(request.query, operation.query)
-                return await operation.handle(
-                    Asked(self._broker, self._metrics, self._max_body, request, query, *names)
-                )
-        if fitting:
-            allowed = ", ".join(dict.fromkeys(method for route, _ in fitting for method in route.methods))
-            return problem(405, f"this path allows {allowed}", ("allow", allowed))
+        for route in ROUTES:
+            names = route.match(segments)
+            if names is not None:
+                return await self._do(route, names, request)
         return problem(404, f"nothing is at this path: {shorten(_shown(request.path))}")
+
+    async def _do(self, route: Route, names: list[str], request: Request) -> Reply:
+        operation = route.methods.get(request.method)
+        if operation is None:
+            allowed = ", ".join(route.methods)
+            return problem(405, f"this path allows {allowed}", ("allow", allowed))
+        query = read_query(request.query, operation.query)
+        return await operation.handle(Asked(self._broker, self._metrics, self._max_body, request, query, *names))
 
 
 class Route(NamedTuple):
@@ -137,7 +138,7 @@ def _place(method: tuple[str, Operation]) -> int:
 
 
 ROUTES: Final = _routes()
-"""Path -> method -> operation; the first line that has both counts. No HEAD where GET would lease a message. No queue's
+"""Path -> method -> operation; the first path that fits counts. No HEAD where GET would lease a message. No queue's
 name begins with a dash, so what is under ``/-/`` hides none; no id is a word, so ``batch`` and ``delete`` hide none."""
 
 

@@ -22,12 +22,12 @@ DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 ATTRIBUTE: Final = "x-message-attribute-"
 """Before the name of an attribute, in a header."""
 
-_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _LONGEST_NUMBER: Final = 30
 _HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 _ATTRIBUTE_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
-_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-_ETAG: Final = re.compile(r'(?:W/)?"([\x21\x23-\x7e]{0,255})"')
+_KEY: Final = re.compile(r"[!-~]{1,255}")
+_ETAG: Final = re.compile(r'(?:W/)?"([!#-~]{0,255})"')
 
 
 def _one_of(*words: str) -> Kind:
@@ -70,7 +70,7 @@ KEY: Final = Kind(_parse_key, "1 to 255 visible ASCII characters", {"type": "str
 RECEIPT: Final = Kind(
     _parse_receipt,
     'one receipt in quotes, as the ETag of a fetch ("RECEIPT"), or *',
-    {"type": "string", "pattern": rf"^(?:\*|{_ETAG.pattern})$"},
+    {"type": "string", "pattern": rf"^(\*|{_ETAG.pattern})$"},
 )
 
 MESSAGE_DELAY: Final = Parameter("X-Message-Delay", DELAY, "seconds before it can be fetched; else the queue's delay")
@@ -111,11 +111,11 @@ def read_header(headers: Mapping[str, str], parameter: Parameter) -> Any:
 
 
 def _read(parameter: Parameter, text: str) -> Any:
-    """A value from text. Numbers are written in digits, so that nothing but a number is one."""
+    """A value from text. Numbers are written as in JSON."""
     name, kind = parameter.name, parameter.kind
     if kind.schema["type"] == "string" or _NUMBER.fullmatch(text) is None or len(text) > _LONGEST_NUMBER:
         return check_value(name, text, kind)
-    return check_value(name, float(text) if "." in text else int(text), kind)
+    return check_value(name, int(text) if text.lstrip("-").isdigit() else float(text), kind)
 
 
 def attributes_of(headers: Mapping[str, str]) -> dict[str, Any]:

@@ -74,6 +74,7 @@ async def redrive(asked: Asked) -> Reply:
 
 
 _NAMED: Final = as_json(record({"name": QUEUE.schema}))
+_LINKS: Final = {name: {"queue": "$request.path.queue"} for name in ("publish", "fetch", "contains", "peek")}
 _SHOWN: Final = as_json(reference("Queue"))
 
 OPERATIONS: Final = (
@@ -90,7 +91,7 @@ OPERATIONS: Final = (
         "/QUEUE",
         create_queue,
         "makes the queue; the body does not matter",
-        {201: Answer("made", _NAMED), 200: Answer("there already", _NAMED)},
+        {201: Answer("made", _NAMED, links=_LINKS), 200: Answer("there already", _NAMED, links=_LINKS)},
         refusals=(503,),
     ),
     Operation(

@@ -44,7 +44,9 @@ def as_json(schema: Schema) -> Contents:
 
 def lines_of(schema: Schema) -> Contents:
     """A body of JSON Lines. OpenAPI 3.1 has no word for one line of a text, so the schema of a line stands beside."""
-    return {JSON_LINES[0]: {"type": "string", "description": "One JSON object a line.", "x-line": schema}}
+    return {
+        JSON_LINES[0]: {"type": "string", "pattern": "\\S", "description": "One JSON object a line.", "x-line": schema}
+    }
 
 
 _PARTS: Final[Contents] = {
