@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from mq import cli_top
@@ -83,6 +84,20 @@ def test_bench_without_a_daemon_is_4(daemon: Inside, mq: Mq) -> None:
     daemon.broken = True
     done = mq("bench", "--patience", 0)
     assert (done.status, done.out, len(done.error.splitlines())) == (4, "", 1)
+
+
+def test_bench_on_a_daemon_that_goes_away_is_4(daemon: Inside, client: Client, mq: Mq) -> None:
+    answer = daemon.handle_async_request
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            raise httpx.ConnectError("refused")
+        return await answer(request)
+
+    daemon.handle_async_request = handle
+    done = mq("bench", "--patience", 0)
+    assert (done.status, done.out, len(done.error.splitlines())) == (4, "", 1)
+    assert [queue.name for queue in client.queues()] == ["q"]
 
 
 def test_bench_in_a_pipe(client: Client, mq: Mq) -> None:
