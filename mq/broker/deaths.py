@@ -40,6 +40,7 @@ _FEW: Final = 512
 class _Dead(NamedTuple):
     entry: Entry
     reason: str
+    is_lease_over: bool
     reply: Reply[None]
 
 
@@ -117,10 +118,10 @@ class Deaths:
         """Whether a message's time is over."""
         return entry.meta.expires_ms is not None and entry.meta.expires_ms <= self._clock_ns() // 1_000_000
 
-    def bury(self, entry: Entry, reason: str) -> Reply[None]:
+    def bury(self, entry: Entry, reason: str, *, is_lease_over: bool = False) -> Reply[None]:
         """A message that stands in the index is dead. Answered when that is durable."""
         self._catalog.begin(entry, is_leaving=True)
-        dead = _Dead(entry, reason, Reply())
+        dead = _Dead(entry, reason, is_lease_over, Reply())
         self._dead.put(dead)
         return dead.reply
 
@@ -154,7 +155,7 @@ class Deaths:
         with suppress(StorageError):  # a history that is shorter than it could be
             await self.learn(each.entry for each in dead)
         moves, histories = [], {}
-        for entry, reason, _ in dead:
+        for entry, reason, *_ in dead:
             index = self._index(entry)
             grave = self._grave(index) if index is not None else None
             if grave is None:
@@ -177,7 +178,8 @@ class Deaths:
         return outcome.result is Result.GONE
 
     def _put_back(self, each: _Dead, error: MQError, *, is_gone: bool = False) -> None:
-        self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE)
+        due = trio.current_time() + RETRY_SECONDS if each.is_lease_over else None
+        self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE, due)
         each.reply.fail(error)
 
     def _index(self, entry: Entry) -> QueueIndex | None:

@@ -186,8 +186,10 @@ class Upkeep:
         index = self._catalog.queues.get(entry.queue)
         if index is None or entry.id in self._catalog.transit or index.find(entry.id) != entry:
             return False
+        if self._committer.failure:
+            return False  # nothing moves any more, until a restart
         if entry.state is State.DELAYED and self._deaths.is_worn_out(entry):
-            self._deaths.bury(entry, RECEIVES)
+            self._deaths.bury(entry, RECEIVES, is_lease_over=True)
             return False
         self._catalog.begin(entry)
         if entry.state is State.NEW:

@@ -1,0 +1,168 @@
+"""What a queue may hold: never more under reject, the newest under drop-head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import trio
+import trio.lowlevel
+from trio.testing import wait_all_tasks_blocked
+
+from mq.broker import Broker, Draft, Published, open_broker
+from mq.errors import QueueFull
+from mq.lifecycle import State
+from mq.storage.interface import Operation, Outcome, Write
+from mq.storage.memory import MemoryStorage
+from tests.broker.conftest import Opener, WallClock
+from tests.broker.test_broker import take
+
+
+class Weighing(MemoryStorage):
+    """A store that knows the most that it ever held, and the most bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self.most_bytes = 0
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        outcomes = await super().commit(operations)
+        if any(isinstance(operation, Write) for operation in operations):
+            held = [
+                kept
+                for (state, _), there in self._places.items()
+                if state is not State.REMOVED
+                for kept in there.values()
+            ]
+            self.most = max(self.most, len(held))
+            self.most_bytes = max(self.most_bytes, sum(len(kept.data) for kept in held))
+        return outcomes
+
+
+@pytest.mark.parametrize("limit", [{"max_messages": 7}, {"max_bytes": 700}])
+async def test_concurrent_publishers_never_get_over_a_limit(wall_clock: WallClock, limit: dict[str, int]) -> None:
+    store, stored, refused = Weighing(), 0, 0
+
+    async def publish(batch: int) -> None:
+        nonlocal stored, refused
+        for _ in range(10):
+            for outcome in await broker.publish_many("q", [Draft(b"x" * 100)] * batch):
+                stored += isinstance(outcome, Published)
+                refused += isinstance(outcome, QueueFull)
+            await trio.sleep(0.1)
+
+    async def consume() -> None:
+        for _ in range(15):
+            message = await broker.fetch("q", wait=1)
+            if message is not None:
+                await trio.lowlevel.checkpoint()
+                await broker.remove("q", message.id)
+
+    async with open_broker(store, clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.change_settings("q", limit)
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(publish, 1 + number % 3)
+                nursery.start_soon(consume)
+        left = len(await broker.fetch_many("q", 100))
+    assert refused > 0
+    assert stored > 7
+    assert left <= 7
+    assert store.most <= 7
+    assert store.most_bytes <= 700
+
+
+@pytest.mark.parametrize("limit", [{"max_messages": 3}, {"max_bytes": 3}])
+async def test_leased_and_delayed_messages_count_and_a_removal_makes_room(
+    broker: Broker, limit: dict[str, int]
+) -> None:
+    await broker.change_settings("q", limit)
+    await broker.publish("q", b"1")
+    leased = await broker.fetch("q")
+    assert leased is not None
+    await broker.publish("q", b"2", delay=50)
+    await broker.publish("q", b"3")
+    with pytest.raises(QueueFull):
+        await broker.publish("q", b"4")
+    await broker.remove("q", leased.id)
+    await broker.publish("q", b"5")
+    with pytest.raises(QueueFull):
+        await broker.publish("q", b"6")
+
+
+async def test_a_body_over_what_is_left_is_refused_and_a_shorter_one_is_not(broker: Broker) -> None:
+    await broker.change_settings("q", {"max_bytes": 100})
+    await broker.publish("q", b"x" * 60)
+    with pytest.raises(QueueFull):
+        await broker.publish("q", b"x" * 41)
+    await broker.publish("q", b"x" * 40)
+    await broker.publish("q", b"")
+
+
+@pytest.mark.parametrize("limit", [{"max_messages": 3}, {"max_bytes": 3}])
+async def test_a_limit_holds_over_a_restart(fake_address: str, opened: Opener, limit: dict[str, int]) -> None:
+    async with opened(fake_address) as broker:
+        await broker.create_queue("q")
+        await broker.change_settings("q", limit)
+        for _ in range(3):
+            await broker.publish("q", b"x")
+        assert await take(broker) == b"x"
+    async with opened(fake_address) as broker:
+        with pytest.raises(QueueFull):
+            await broker.publish("q", b"x")
+        assert await take(broker) == b"x"
+        assert await broker.purge("q") == 1
+        await broker.publish("q", b"x")
+        with pytest.raises(QueueFull):
+            await broker.publish("q", b"x")
+
+
+@pytest.mark.parametrize("limit", [{"max_messages": 3}, {"max_bytes": 3}])
+@pytest.mark.parametrize("when", ["before", "after", "restart"])
+async def test_the_oldest_that_nobody_holds_goes(
+    fake_address: str, opened: Opener, limit: dict[str, int], when: str
+) -> None:
+    settings = {**limit, "overflow": "drop-head"}
+    async with opened(fake_address) as broker:
+        await broker.create_queue("q")
+        if when != "after":
+            await broker.change_settings("q", settings)
+        await broker.publish("q", b"0")
+        held = await broker.fetch("q")
+        assert held is not None
+        if when == "restart":
+            for number in range(1, 3):
+                await broker.publish("q", b"%d" % number)
+    async with opened(fake_address) as broker:
+        for number in range(3 if when == "restart" else 1, 8):
+            await broker.publish("q", b"%d" % number)
+        if when == "after":
+            await broker.change_settings("q", settings)
+        await wait_all_tasks_blocked()
+        status = await broker.status("q")
+        assert (status.ready, status.leased) == (2, 1)
+        assert [await take(broker), await take(broker)] == [b"6", b"7"]
+        await broker.remove("q", held.id, receipt=held.receipt)
+
+
+async def test_what_is_held_back_goes_too_when_it_is_the_oldest(broker: Broker) -> None:
+    """Else a queue whose messages all wait would hold any number."""
+    await broker.change_settings("q", {"max_messages": 3, "overflow": "drop-head", "delay": 50})
+    ids = [await broker.publish("q", b"x") for _ in range(10)]
+    await wait_all_tasks_blocked()
+    assert (await broker.status("q")).delayed == 3
+    await trio.sleep(51)
+    assert [message.id for message in await broker.fetch_many("q", 10)] == ids[-3:]
+
+
+async def test_what_is_dropped_goes_to_the_dead_letter_queue(broker: Broker) -> None:
+    await broker.create_queue("dead")
+    await broker.change_settings("q", {"max_messages": 1, "overflow": "drop-head", "dead_letter_queue": "dead"})
+    for body in (b"old", b"new"):
+        await broker.publish("q", body)
+    await wait_all_tasks_blocked()
+    message = await broker.fetch("dead")
+    assert message is not None
+    assert await message.body.read() == b"old"
+    assert [(death["queue"], death["reason"]) for death in message.deaths] == [("q", "dropped")]

@@ -1,0 +1,141 @@
+"""Delays and times to live: of a message and of its queue, over restarts and clocks that are set."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from mq.broker import Broker, Draft
+from mq.errors import InvalidSetting
+from tests.broker.conftest import Opener, WallClock
+from tests.broker.test_broker import take
+
+
+async def comes_after(broker: Broker) -> float:
+    started = trio.current_time()
+    message = await broker.fetch("q", wait=100_000)
+    assert message is not None
+    return trio.current_time() - started
+
+
+@pytest.mark.parametrize(
+    ("of_queue", "of_message", "seconds"),
+    [(0, 5, 5), (5, None, 5), (5, 0, 0), (5, 0.25, 0.25), (5, 43_200, 43_200), (43_200, None, 43_200)],
+)
+async def test_a_delay_is_the_messages_or_else_the_queues(
+    broker: Broker, of_queue: float, of_message: float | None, seconds: float
+) -> None:
+    await broker.change_settings("q", {"delay": of_queue})
+    await broker.publish("q", b"x", delay=of_message)
+    assert await comes_after(broker) == pytest.approx(seconds, abs=0.002)
+
+
+async def test_a_delay_goes_on_over_a_restart(fake_address: str, opened: Opener) -> None:
+    async with opened(fake_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x", delay=100)
+        await trio.sleep(30)
+    async with opened(fake_address) as broker:
+        await trio.sleep(30)
+    await trio.sleep(30)
+    async with opened(fake_address) as broker:
+        assert (await broker.status("q")).delayed == 1
+        assert await comes_after(broker) == pytest.approx(10, abs=0.002)
+
+
+async def test_what_waited_is_in_its_place_when_it_comes(broker: Broker) -> None:
+    await broker.publish("q", b"first", delay=5)
+    await broker.publish("q", b"second")
+    await trio.sleep(6)
+    assert [await take(broker), await take(broker)] == [b"first", b"second"]
+
+
+@pytest.mark.parametrize(
+    ("of_queue", "of_message", "seconds"),
+    [(None, 5, 5), (5, None, 5), (5, 7, 5), (7, 5, 5), (None, 0.001, 0.001), (None, 315_576_000, 315_576_000)],
+)
+async def test_a_time_to_live_is_the_shorter_of_both(
+    broker: Broker, of_queue: float | None, of_message: float | None, seconds: float
+) -> None:
+    await broker.change_settings("q", {"ttl": of_queue})
+    await broker.publish("q", b"x", ttl=of_message)
+    await wait_all_tasks_blocked()
+    await trio.sleep(seconds - 0.0009)
+    assert (await broker.status("q")).ready == 1
+    await trio.sleep(0.002)
+    await wait_all_tasks_blocked()
+    assert (await broker.status("q")).ready == 0
+    assert await take(broker) is None
+
+
+@pytest.mark.parametrize("wrong", [{"delay": -0.1}, {"delay": 43_200.1}, {"ttl": 0}, {"ttl": 315_576_001}])
+async def test_times_out_of_range_are_refused_and_store_nothing(broker: Broker, wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidSetting, match=next(iter(wrong))):
+        await broker.publish("q", b"x", **wrong)
+    assert broker._catalog.queues["q"].total == 0
+
+
+async def test_a_time_to_live_goes_on_over_a_restart(fake_address: str, opened: Opener) -> None:
+    async with opened(fake_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x", ttl=50)
+        await broker.publish("q", b"y", ttl=70)
+    await trio.sleep(60)
+    async with opened(fake_address) as broker:
+        assert await take(broker) == b"y"
+        assert await take(broker) is None
+
+
+async def test_what_expires_while_it_is_leased_is_its_holders_to_the_end_and_nobodys_then(broker: Broker) -> None:
+    await broker.publish("q", b"x", ttl=10)
+    message = await broker.fetch("q")
+    assert message is not None
+    await trio.sleep(20)
+    await broker.extend("q", message.id, 30, receipt=message.receipt)
+    await trio.sleep(31)
+    assert await take(broker) is None
+    await wait_all_tasks_blocked()
+    assert (await broker.status("q")).leased == 0
+
+
+async def test_what_expires_before_its_delay_is_over_never_comes(broker: Broker) -> None:
+    await broker.publish("q", b"x", delay=20, ttl=10)
+    assert await broker.fetch("q", wait=60) is None
+    assert broker._catalog.queues["q"].total == 0
+
+
+async def test_what_expires_is_never_handed_out_though_nobody_was_there_to_remove_it(
+    fake_address: str, opened: Opener, wall_clock: WallClock
+) -> None:
+    async with opened(fake_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x", ttl=10)
+        await wait_all_tasks_blocked()
+        wall_clock.ahead_seconds = 60  # the clock is set: its timer is not due
+        assert await take(broker) is None
+        assert await broker.take("q") is None
+
+
+async def test_timers_of_what_would_expire_in_years_take_no_room_once_it_is_gone(broker: Broker) -> None:
+    await broker.create_queue("other")
+    for number in range(300):
+        id = await broker.publish("q" if number % 2 else "other", b"x", ttl=315_576_000)
+        if number % 2:
+            for _ in range(2):
+                assert await take(broker) == b"x"
+                await broker.requeue("q", id)
+            await broker.remove("q", id)
+    await wait_all_tasks_blocked()
+    await broker.delete_queue("other")
+    assert not broker._rooms.upkeep._expiry._due
+    assert len(broker._rooms.upkeep._expiry._heap) < 100
+
+
+async def test_a_thousand_delayed_and_expiring_messages_need_no_task_each(broker: Broker) -> None:
+    before = trio.lowlevel.current_statistics().tasks_living
+    await broker.publish_many("q", [Draft(b"x", delay=500, ttl=1000)] * 400)
+    await broker.publish_many("q", [Draft(b"x", ttl=1000)] * 600)
+    assert len(await broker.fetch_many("q", 500)) == 500
+    after = trio.lowlevel.current_statistics().tasks_living
+    assert after == before
