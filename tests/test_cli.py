@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ import mq
 from mq import cli, cli_serve
 from mq.broker import BrokerConfig
 from mq.errors import StorageUnusable
+from mq.lifecycle import Observer
 from mq.settings import LINES, Settings
 
 slow = pytest.mark.slow
@@ -116,7 +117,7 @@ def test_a_wrong_setting_is_one_line_and_2(given: list[Settings]) -> None:
 def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
-    def open_broker(*args: object) -> None:
+    def open_broker(*args: object, observers: Sequence[Observer]) -> None:
         given.extend(args)
         raise StorageUnusable("that will do")
 
@@ -269,7 +270,7 @@ async def crash(asked):
     raise LookupError("the bug")
 
 @contextlib.asynccontextmanager
-async def open_crashing(*_):
+async def open_crashing(*_, **__):
     asked = trio.Event()
 
     async def create_queue(name):

@@ -35,7 +35,7 @@ class Visitor:
 
     Attributes:
         kept: id -> body of what must be there.
-        unsure: bodies whose publish a failing store answered with an error: they may be there.
+        unsure: bodies whose publish or removal a failing store answered with an error: they may be there.
     """
 
     def __init__(self, daemon: Daemon) -> None:
@@ -113,11 +113,13 @@ class Visitor:
             seen.add(id)
         return seen
 
-    def remove(self, id: str) -> None:
-        """It must be there."""
+    def remove(self, id: str, *, failing: bool = False) -> None:
+        """It must be there. On a failing disk it may be refused, and then be there or not."""
         answer = self.ask("DELETE", f"/{QUEUE}/messages/{id}")
-        assert answer.status == 202, answer
-        del self.kept[id]
+        assert answer.status == 202 or (failing and answer.status == 503), answer
+        body = self.kept.pop(id)
+        if answer.status == 503:
+            self.unsure.add(body)
 
     def remove_all(self) -> None:
         """All that must be there is; and nothing else is."""
