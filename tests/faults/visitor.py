@@ -36,11 +36,13 @@ class Visitor:
     Attributes:
         kept: id -> body of what must be there.
         unsure: bodies whose publish or removal a failing store answered with an error: they may be there.
+        doubtful: ids whose removal was answered so.
     """
 
     def __init__(self, daemon: Daemon) -> None:
         self.kept: dict[str, bytes] = {}
         self.unsure: set[bytes] = set()
+        self.doubtful: set[str] = set()
         self._daemon = daemon
         self._port = 0
         self._connection: http.client.HTTPConnection | None = None
@@ -120,11 +122,14 @@ class Visitor:
         body = self.kept.pop(id)
         if answer.status == 503:
             self.unsure.add(body)
+            self.doubtful.add(id)
 
     def remove_all(self) -> None:
         """All that must be there is; and nothing else is."""
         for id in list(self.kept):
             self.remove(id)
+        for id in self.doubtful:
+            assert self.ask("DELETE", f"/{QUEUE}/messages/{id}").status in (202, 404)
         assert self.fetch() is None
 
     def is_refused(self, method: str, path: str, body: bytes | None = None) -> bool:
