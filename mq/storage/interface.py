@@ -41,7 +41,7 @@ class Meta(NamedTuple):
 
     def at_rest(self) -> Meta:
         """What stays when the message is READY again: no deadline, no claim."""
-        return FRESH if self == FRESH else self._replace(deadline_ms=None, claim=None)
+        return Meta(None, self.receives, None, self.order, self.expires_ms)
 
 
 FRESH: Final = Meta()
