@@ -56,7 +56,12 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
     ):
         endpoints = Endpoints(broker, settings.max_body, metrics)
         app = WebApp(endpoints if guards.access is None else Gate(endpoints, guards.access))
-        serve_web = partial(serve, app, settings.address, settings.port, stop=stop.wait)
+
+        async def until_stop() -> None:
+            await stop.wait()
+            endpoints.end_waits()
+
+        serve_web = partial(serve, app, settings.address, settings.port, stop=until_stop)
         urls = await nursery.start(partial(serve_web, certificates=guards.certificates))
         durable = "durable" if broker.description.durable else "not durable"
         click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)

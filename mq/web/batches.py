@@ -108,7 +108,7 @@ def wants_multipart(accept: str) -> bool:
     anything = weights.get("*/*", (0.0, -len(weights)))
     lines = max(weights.get(type, weights.get("application/*", anything)) for type in JSON_LINES)
     multipart = weights.get(MULTIPART, weights.get("multipart/*", anything))
-    return multipart > lines
+    return multipart > lines and multipart[0] > 0
 
 
 def _weight(parameters: str) -> float:

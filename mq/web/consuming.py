@@ -22,7 +22,6 @@ from mq.web.replies import (
     fitting,
     message_reply,
     outcomes_reply,
-    unless_gone,
 )
 from mq.web.schemas import BYTES, MESSAGES, OUTCOMES, as_json, lines_of, record, reference
 
@@ -36,7 +35,7 @@ async def fetch(asked: Asked) -> Reply:
         return await asked.broker.fetch_many(queue, most or 1, wait=query["wait"], visibility=query["visibility"])
 
     if asked.query["wait"]:
-        messages = await unless_gone(asked.request.gone, fetch, asked.broker.give_back) or []
+        messages = await asked.waits.unless_gone(asked.request.gone, fetch, asked.broker.give_back) or []
     else:
         messages = await fetch()
     if not messages:
@@ -51,7 +50,7 @@ async def take(asked: Asked) -> Reply:
     async def take() -> Message | None:
         return await asked.broker.take(queue, wait=wait)
 
-    message = await unless_gone(asked.request.gone, take) if wait else await take()
+    message = await asked.waits.unless_gone(asked.request.gone, take) if wait else await take()
     return empty(204, NOT_CACHED) if message is None else await message_reply(message)
 
 

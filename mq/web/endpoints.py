@@ -24,6 +24,7 @@ from mq.web.operations import Answer, Asked, Operation
 from mq.web.parameters import read_query
 from mq.web.replies import without_body
 from mq.web.schemas import as_json
+from mq.web.waits import Waits
 
 NO_WEBSOCKET: Final = problem(400, "there is no WebSocket here: use plain HTTP")
 """The answer to a WebSocket handshake, whatever its path."""
@@ -44,6 +45,11 @@ class Endpoints:
         self._broker = broker
         self._max_body = max_body
         self._metrics = metrics or Metrics()
+        self._waits = Waits()
+
+    def end_waits(self) -> None:
+        """Let everybody go who waits for a message, before mq stops: they have got none, so nothing is lost."""
+        self._waits.end()
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`. Its body is the caller's to close."""
@@ -70,7 +76,9 @@ class Endpoints:
             allowed = ", ".join(route.methods)
             return problem(405, f"this path allows {allowed}", ("allow", allowed))
         query = read_query(request.query, operation.query)
-        return await operation.handle(Asked(self._broker, self._metrics, self._max_body, request, query, *names))
+        return await operation.handle(
+            Asked(self._broker, self._metrics, self._waits, self._max_body, request, query, *names)
+        )
 
 
 class Route(NamedTuple):

@@ -12,6 +12,9 @@ from python_multipart.multipart import MultipartParser
 
 from mq.errors import BatchTooLarge, InvalidRequest
 
+MOST_HEADERS: Final = 128
+"""Of a part."""
+LONGEST_HEADER_BYTES: Final = 32 * 1024
 _BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]", re.ASCII)
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of what is answered with 400 anyway
@@ -33,7 +36,7 @@ class Part:
 
     def end_header(self) -> None:
         """Its name and its value are whole."""
-        name, value = self.name.decode("latin-1").lower(), self.value.decode("latin-1").strip()
+        name, value = self.name.decode("latin-1").lower(), self.value.decode("latin-1").strip(" \t")
         self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
         self.name.clear()
         self.value.clear()
@@ -78,6 +81,8 @@ def read_parts(boundary: str, body: bytes, most: int) -> list[Part]:
             "on_part_data": adds("body"),
             "on_end": end,
         },
+        max_header_count=MOST_HEADERS,
+        max_header_size=LONGEST_HEADER_BYTES,
     )
     try:
         parser.write(body[_first(boundary.encode("ascii"), body) :])

@@ -13,6 +13,7 @@ from mq.broker import Broker
 from mq.broker.queue_settings import Kind
 from mq.observers.metrics import Metrics
 from mq.web.exchange import Reply, Request
+from mq.web.waits import Waits
 
 Schema = Mapping[str, Any]
 """A JSON Schema."""
@@ -26,6 +27,7 @@ class Asked(NamedTuple):
     Attributes:
         broker: an open one.
         metrics: what counts.
+        waits: those who wait for messages.
         max_body: the longest body of a message in bytes.
         request: as it came.
         query: its parameters, checked; those that were not given at their defaults.
@@ -35,6 +37,7 @@ class Asked(NamedTuple):
 
     broker: Broker
     metrics: Metrics
+    waits: Waits
     max_body: int
     request: Request
     query: Mapping[str, Any]

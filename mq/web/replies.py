@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import trio
 
 from mq.broker import QueueStatus, Seen
 from mq.broker.fetching import close
-from mq.errors import CorruptMessage, MQError
+from mq.errors import CorruptMessage
 from mq.message import Message
 from mq.web.batches import JSON_LINES, Entry, encode_entries, encode_outcomes
 from mq.web.exchange import Reply, Request
@@ -31,8 +31,6 @@ MESSAGE_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "X-Message-Deaths": ("how it came from queue to queue as a dead letter: JSON", {"type": "string"}),
 }
 """What stands in the headers of a message; not in those of a batch."""
-
-_T = TypeVar("_T")
 
 
 def batch_reply(request: Request, entries: list[Entry], *headers: tuple[str, str]) -> Reply:
@@ -88,37 +86,6 @@ async def fitting(seen: Sequence[Seen], limit: int) -> tuple[list[Entry], list[S
         except CorruptMessage as error:
             logger.error("message %s of %s is not handed out: %s", message.id, message.queue, error)
     return entries, []
-
-
-async def unless_gone(
-    gone: Callable[[], Awaitable[object]],
-    work: Callable[[], Awaitable[_T]],
-    undo: Callable[[_T], Awaitable[None]] | None = None,
-) -> _T | None:
-    """What `work` gives; None when the client hung up first: then it is given up, or undone where it was through."""
-    done: _T | None = None
-    failed: MQError | None = None
-    is_gone = False
-
-    async def watch() -> None:
-        nonlocal is_gone
-        await gone()
-        is_gone = True
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        try:
-            done = await work()
-        except MQError as error:
-            failed = error
-        nursery.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
-    if is_gone and done is not None and undo is not None:
-        await undo(done)
-        return None
-    return done
 
 
 def shown_queue(status: QueueStatus) -> dict[str, Any]:
