@@ -91,17 +91,13 @@ class Deaths:
         Raises:
             StorageError: they cannot be read.
         """
-        if self._is_shared and any(entry.meta.order is not None and entry.id not in self._ledger for entry in entries):
+        if self._is_shared and any(entry.meta.order not in (None, self._order(entry.id)) for entry in entries):
             await self._ledger.load()
 
     def history(self, entry: Entry) -> tuple[Mapping[str, Any], ...]:
-        """How a message died before, the latest death first. One that was noted and did not come to pass is none: the
-        message still is in that queue."""
-        deaths = list(self._ledger.get(entry.id) or ())
-        joined_seconds = MessageId.time_ns(entry.joined) / 1e9
-        while deaths and deaths[0]["queue"] == entry.queue and deaths[0]["time"] > joined_seconds:
-            deaths.pop(0)
-        return tuple(deaths)
+        """How a message died before, the latest death first. One that was noted and did not come to pass is none."""
+        kept = self._ledger.get(entry.id) or {"order": 0, "deaths": []}
+        return tuple(kept["deaths"][entry.joined < kept["order"] :])
 
     def forget(self, id: MessageId) -> None:
         """The message was removed."""
@@ -161,8 +157,9 @@ class Deaths:
             if grave is None:
                 moves.append(Move(entry, State.REMOVED))
             else:
-                histories[str(entry.id)] = self._longer_history(entry, reason)
-                moves.append(Move(entry, State.READY, arriving(grave, self._ids, self._clock_ns), grave.name))
+                meta = arriving(grave, self._ids, self._clock_ns)
+                histories[str(entry.id)] = {"order": meta.order, "deaths": self._longer_history(entry, reason)}
+                moves.append(Move(entry, State.READY, meta, grave.name))
         if histories:
             await self._ledger.put(histories)
         return moves
@@ -179,6 +176,8 @@ class Deaths:
 
     def _put_back(self, each: _Dead, error: MQError, *, is_gone: bool = False) -> None:
         due = trio.current_time() + RETRY_SECONDS if each.is_lease_over else None
+        if is_gone and self._is_shared:
+            self._ledger.forget(each.entry.id)  # somebody else may have buried it, and knows better
         self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE, due)
         each.reply.fail(error)
 
@@ -208,6 +207,11 @@ class Deaths:
             "time": self._clock_ns() // 1_000_000 / 1000,
         }
         return [death, *self.history(entry)][:_LONGEST_HISTORY]
+
+    def _order(self, id: MessageId) -> int | None:
+        """The place that the message got in the queue of its latest death that is known here."""
+        kept = self._ledger.get(id)
+        return kept["order"] if kept is not None else None
 
     def _without_message(self) -> set[str]:
         """The ids of histories whose message is in no queue, as far as is known here."""

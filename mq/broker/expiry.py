@@ -13,6 +13,8 @@ from mq.message import MessageId
 from mq.storage.interface import Entry
 
 _LARGEST_ROUND: Final = 512
+_SHORTEST_SECONDS: Final = 0.001
+"""Expiry is told in milliseconds: less is not waited for."""
 
 
 class Expiry:
@@ -68,4 +70,5 @@ class Expiry:
     def _seconds_left(self) -> float:
         if not self._heap:
             return math.inf
-        return max(0.0, self._heap[0][0] / 1000 - self._clock_ns() / 1e9)
+        left_ns = self._heap[0][0] * 1_000_000 - self._clock_ns()
+        return max(_SHORTEST_SECONDS, left_ns / 1e9) if left_ns > 0 else 0.0

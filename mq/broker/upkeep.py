@@ -179,8 +179,8 @@ class Upkeep:
         """How long a lease found in the store still runs, by the wall clock, which may have been set since."""
         if entry.meta.deadline_ms is None:
             return self._config.delay_seconds
-        remaining = entry.meta.deadline_ms / 1000 - self.clock_ns() / 1e9
-        return min(max(remaining, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
+        remaining_ns = entry.meta.deadline_ms * 1_000_000 - self.clock_ns()
+        return min(max(remaining_ns / 1e9, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
 
     def _begin_move(self, entry: Entry) -> bool:
         index = self._catalog.queues.get(entry.queue)

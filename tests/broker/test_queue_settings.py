@@ -145,7 +145,7 @@ async def test_settings_that_the_disk_refuses_are_as_before(wall_clock: WallCloc
 
 async def test_a_paused_queue_hands_nothing_out_and_takes_everything(broker: Broker) -> None:
     await broker.publish("q", b"before")
-    message = await broker.fetch("q")
+    message = await broker.fetch("q", visibility=3600)
     assert message is not None
     await broker.change_settings("q", {"paused": True})
     await broker.publish("q", b"x")
