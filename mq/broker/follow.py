@@ -147,7 +147,7 @@ class Follower:
 
     def _learn(self, entries: list[Entry]) -> None:
         for entry in sorted(entries, key=lambda entry: entry.id.key):
-            self._ids.observe(max(entry.id.time, entry.joined))
+            self._ids.observe(entry.joined)
             if entry.queue in self._catalog.queues or entry.state is State.REMOVED:
                 self._catalog.place(entry)
             elif entry.queue not in self._strangers:
