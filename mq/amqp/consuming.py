@@ -1,0 +1,255 @@
+"""The consuming half of a channel: who consumes, what they have not settled, and how much more they may have."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Final
+
+from pamqp import commands as methods
+
+from mq.amqp.commands import Arrival, ChannelKey, Credit, Delivery, Got, Outcome, Settle
+from mq.amqp.errors import Code, Refused
+from mq.amqp.session import Session
+from mq.message import QueueName
+
+MOST_AT_ONCE: Final = 256
+"""The most credit that a consumer has, its prefetch allowing: nobody asks for more at once."""
+
+
+class Consumer:
+    """One consumer.
+
+    Attributes:
+        tag: what it is called on its channel.
+        queue: where it consumes.
+        no_ack: whether its deliveries are settled as they are sent.
+        prefetch: how many of its deliveries may be unsettled; 0 for any number.
+        unsettled: how many are.
+        is_starved: whether it was told that it has no credit.
+    """
+
+    def __init__(self, tag: str, queue: QueueName, *, no_ack: bool, prefetch: int) -> None:
+        self.tag = tag
+        self.queue = queue
+        self.no_ack = no_ack
+        self.prefetch = prefetch
+        self.unsettled = 0
+        self.is_starved = False
+
+
+class Consuming:
+    """What one channel consumes.
+
+    Attributes:
+        consumers: by tag.
+        is_flowing: False while the client wants nothing sent.
+    """
+
+    def __init__(self, key: ChannelKey, session: Session) -> None:
+        self.consumers: dict[str, Consumer] = {}
+        self.is_flowing = True
+        self._key = key
+        self._session = session
+        self._last_tag = 0
+        self._unsettled: dict[int, Delivery] = {}  # in the order of their tags
+        self._holders: dict[int, Consumer] = {}  # who got them, which need not be who has that consumer tag now
+        self._uncommitted: list[Settle] = []
+        self._prefetch = 0  # of consumers to come
+        self._channel_prefetch = 0
+        self._count = 0
+
+    # Consumers
+
+    def new_tag(self, wanted: str) -> str:
+        """The tag of a consumer to come.
+
+        Raises:
+            Refused: 530; the channel has one of that tag.
+        """
+        if wanted in self.consumers:
+            raise Refused(Code.NOT_ALLOWED, f"attempt to reuse consumer tag '{wanted}'")
+        return wanted or f"amq.ctag-{secrets.token_urlsafe(16)}"
+
+    def add(self, tag: str, queue: QueueName, *, no_ack: bool) -> None:
+        """One more consumer."""
+        self.consumers[tag] = Consumer(tag, queue, no_ack=no_ack, prefetch=self._prefetch)
+
+    def remove(self, tag: str) -> bool:
+        """One less. False when there was none of that tag."""
+        return self.consumers.pop(tag, None) is not None
+
+    def limit(self, method: methods.Basic.Qos) -> None:
+        """Prefetch, as RabbitMQ means it: `global` is the channel, else each consumer to come has that for itself.
+
+        Raises:
+            Refused: 540; a size in bytes.
+        """
+        if method.prefetch_size:
+            raise Refused(Code.NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
+        if method.global_:
+            self._channel_prefetch = method.prefetch_count
+            self.feed()
+        else:
+            self._prefetch = method.prefetch_count
+
+    def flow(self, *, active: bool) -> None:
+        """The client wants deliveries, or none for now."""
+        self.is_flowing = active
+        self.feed()
+
+    def credit(self, tag: str) -> int:
+        """How many messages a consumer may be sent now. One that has none is told of by a Credit when that changes."""
+        consumer = self.consumers.get(tag)
+        if consumer is None:
+            return 0
+        most = self._credit(consumer)
+        consumer.is_starved = most == 0
+        return most
+
+    def _credit(self, consumer: Consumer) -> int:
+        if not self.is_flowing:
+            return 0
+        if consumer.no_ack:
+            return MOST_AT_ONCE
+        most = min(MOST_AT_ONCE, self._session.limits.unsettled_max - self._session.unsettled)
+        if consumer.prefetch:
+            most = min(most, consumer.prefetch - consumer.unsettled)
+        if self._channel_prefetch:
+            most = min(most, self._channel_prefetch - self._count)
+        return max(most, 0)
+
+    def feed(self) -> None:
+        """Tell of every consumer that had no credit and has some now."""
+        for consumer in self.consumers.values():
+            if consumer.is_starved and self._credit(consumer):
+                consumer.is_starved = False
+                self._session.outbox.put(Credit(self._key, consumer.tag))
+
+    # Deliveries
+
+    def deliver(self, tag: str, arrivals: Sequence[Arrival]) -> int:
+        """Send messages to a consumer; how many of them, from the first on. It has no credit for the others."""
+        most = min(self.credit(tag), len(arrivals))
+        for arrival in arrivals[:most]:
+            self._deliver(self.consumers[tag], arrival)
+        self.credit(tag)
+        return most
+
+    def _deliver(self, consumer: Consumer, arrival: Arrival) -> None:
+        tag = self._keep(arrival, consumer.queue, None if consumer.no_ack else consumer)
+        self._session.send_method(
+            self._key.number,
+            methods.Basic.Deliver,
+            consumer_tag=consumer.tag,
+            delivery_tag=tag,
+            redelivered=arrival.redelivered,
+            exchange=arrival.exchange,
+            routing_key=arrival.routing_key,
+        )
+        self._session.send_content(self._key.number, arrival.properties, arrival.body)
+
+    def got(self, result: Got | None, queue: QueueName, *, no_ack: bool) -> None:
+        """Answer a get."""
+        if result is None:
+            self._session.send_method(self._key.number, methods.Basic.GetEmpty)
+            return
+        arrival = result.arrival
+        tag = self._take_tag() if no_ack else self._hold(arrival, queue, None)
+        self._session.send_method(
+            self._key.number,
+            methods.Basic.GetOk,
+            delivery_tag=tag,
+            redelivered=arrival.redelivered,
+            exchange=arrival.exchange,
+            routing_key=arrival.routing_key,
+            message_count=result.left,
+        )
+        self._session.send_content(self._key.number, arrival.properties, arrival.body)
+
+    def _keep(self, arrival: Arrival, queue: QueueName, consumer: Consumer | None) -> int:
+        if consumer is None:
+            return self._take_tag()
+        tag = self._hold(arrival, queue, consumer.tag)
+        self._holders[tag] = consumer
+        consumer.unsettled += 1
+        return tag
+
+    def _take_tag(self) -> int:
+        self._last_tag += 1
+        return self._last_tag
+
+    def _hold(self, arrival: Arrival, queue: QueueName, consumer: str | None) -> int:
+        tag = self._take_tag()
+        self._unsettled[tag] = Delivery(tag, arrival.token, queue, consumer)
+        self._session.unsettled += 1
+        self._count += 1
+        return tag
+
+    # Settling
+
+    def settle(self, outcome: Outcome, tag: int, *, multiple: bool, in_transaction: bool) -> None:
+        """Deliveries have come to an end: that of `tag`, and with `multiple` all before it; with tag 0, all.
+
+        Raises:
+            Refused: 406; there is no unsettled delivery of that tag.
+        """
+        deliveries = self._take(tag, multiple=multiple)
+        if in_transaction:
+            self._uncommitted.append(Settle(outcome, tuple(deliveries)))
+        elif deliveries:
+            self._session.outbox.settle(outcome, deliveries)
+            self._freed(deliveries)
+
+    def _take(self, tag: int, *, multiple: bool) -> list[Delivery]:
+        if multiple and not tag:
+            tags = list(self._unsettled)
+        elif tag not in self._unsettled:
+            raise Refused(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+        elif multiple:
+            tags = list(takewhile(lambda earlier: earlier <= tag, self._unsettled))
+        else:
+            tags = [tag]
+        return [self._unsettled.pop(one) for one in tags]
+
+    def recover(self) -> None:
+        """All that is unsettled goes back."""
+        deliveries = list(self._unsettled.values())
+        self._unsettled.clear()
+        if deliveries:
+            self._session.outbox.settle(Outcome.REQUEUED, deliveries)
+            self._freed(deliveries)
+
+    def _freed(self, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            self._count -= 1
+            self._session.unsettled -= 1
+            consumer = self._holders.pop(delivery.tag, None)
+            if consumer is not None:
+                consumer.unsettled -= 1
+        self.feed()
+
+    def uncommitted(self) -> tuple[Settle, ...]:
+        """What is to be settled at a commit."""
+        settled, self._uncommitted = self._uncommitted, []
+        for settle in settled:
+            self._freed(settle.deliveries)
+        return tuple(settle for settle in settled if settle.deliveries)
+
+    def rollback(self) -> None:
+        """What was settled since the last commit was not."""
+        for settle in self._uncommitted:
+            self._unsettled |= {delivery.tag: delivery for delivery in settle.deliveries}
+        self._unsettled = dict(sorted(self._unsettled.items()))
+        self._uncommitted = []
+
+    def end(self) -> tuple[tuple[tuple[str, QueueName], ...], tuple[Delivery, ...]]:
+        """The channel is over: its consumers, and what goes back."""
+        self.rollback()
+        consumers = tuple((consumer.tag, consumer.queue) for consumer in self.consumers.values())
+        deliveries = tuple(self._unsettled.values())
+        self.consumers.clear()
+        self._unsettled.clear()
+        self._freed(deliveries)
+        return consumers, deliveries

@@ -1,0 +1,216 @@
+"""The publishing half of a channel: contents put together, routed, returned where nobody takes them, confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final
+
+from pamqp import commands as methods
+
+from mq.access import Right
+from mq.amqp.commands import ChannelKey, Message
+from mq.amqp.confirms import Confirms
+from mq.amqp.errors import Code, Refused
+from mq.amqp.frames import BodyFrame, HeaderFrame
+from mq.amqp.properties import NONE, Properties
+from mq.amqp.session import MESSAGE_OVERHEAD, Session
+
+
+class Mode(Enum):
+    """What a channel's publishes come to. It can be chosen once."""
+
+    PLAIN = "plain"
+    CONFIRM = "confirm"
+    TRANSACTION = "transaction"
+
+
+EXPECTS_METHOD: Final = "expected method frame, got content instead"
+
+
+class Content:
+    """A message that is on its way: its method, then its header, then its body, in as many frames as it takes."""
+
+    def __init__(self, method: methods.Basic.Publish) -> None:
+        self.method = method
+        self.properties = NONE
+        self.parts: list[bytes] = []
+        self.missing = -1  # bytes of the body; below zero before the header
+        self.buffered = 0
+
+    def take_header(self, frame: HeaderFrame, body_max: int) -> None:
+        """The content header.
+
+        Raises:
+            Refused: 406, the body is too long; 502, 505: it is malformed, or a second one.
+        """
+        if self.missing >= 0:
+            raise Refused(Code.UNEXPECTED_FRAME, "expected content body, got content header instead")
+        if frame.body_size > body_max:
+            text = f"message size {frame.body_size} is larger than max size {body_max}"
+            raise Refused(Code.PRECONDITION_FAILED, text)
+        self.properties = Properties(frame.properties)
+        self.missing = frame.body_size
+
+    def take_body(self, frame: BodyFrame) -> None:
+        """A part of the body.
+
+        Raises:
+            Refused: 505, it comes before the header; 501, it is more than was announced.
+        """
+        if self.missing < 0:
+            raise Refused(Code.UNEXPECTED_FRAME, "expected content header, got content body instead")
+        if len(frame.payload) > self.missing:
+            raise Refused(Code.FRAME_ERROR, f"{len(frame.payload) - self.missing} bytes more than the body should have")
+        self.missing -= len(frame.payload)
+        if frame.payload:
+            self.parts.append(frame.payload)
+
+
+class Publishing:
+    """What one channel publishes.
+
+    Attributes:
+        mode: see :class:`Mode`.
+        confirms: what its publisher is to be told.
+    """
+
+    def __init__(self, key: ChannelKey, session: Session) -> None:
+        self.mode = Mode.PLAIN
+        self.confirms = Confirms()
+        self._key = key
+        self._session = session
+        self._content: Content | None = None
+        self._uncommitted: list[Message] = []
+        self._uncommitted_bytes = 0
+
+    @property
+    def expects_content(self) -> bool:
+        """Whether a message is on its way: no method may come now."""
+        return self._content is not None
+
+    def choose(self, mode: Mode) -> None:
+        """Confirms, or transactions, from now on.
+
+        Raises:
+            Refused: 406; the other one was chosen.
+        """
+        if self.mode not in (Mode.PLAIN, mode):
+            raise Refused(Code.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to {mode.value} mode")
+        self.mode = mode
+
+    def begin(self, method: methods.Basic.Publish) -> None:
+        """A message begins.
+
+        Raises:
+            Refused: 540, `immediate`; 403, 404: where it is published to.
+        """
+        if method.immediate:
+            raise Refused(Code.NOT_IMPLEMENTED, "immediate=true")
+        self._check_exchange(method)
+        self._content = Content(method)
+
+    def take(self, frame: HeaderFrame | BodyFrame) -> None:
+        """The next part of the message.
+
+        Raises:
+            Refused: it is not what it should be; or the whole message is.
+        """
+        content = self._content
+        if content is None:
+            raise Refused(Code.UNEXPECTED_FRAME, EXPECTS_METHOD)
+        if isinstance(frame, HeaderFrame):
+            content.take_header(frame, self._session.limits.body_max)
+        else:
+            content.take_body(frame)
+            content.buffered += len(frame.payload)
+            self._session.buffer(len(frame.payload))
+        if content.missing == 0:
+            self._drop_content()
+            self._finish(content)
+
+    def _check_exchange(self, method: methods.Basic.Publish) -> None:
+        session, name = self._session, method.exchange
+        if not name:
+            session.demand(Right.PUBLISH, "queue", method.routing_key)
+            return
+        session.demand(Right.PUBLISH, "exchange", name)
+        if session.topology.exchange(session.vhost, name).internal:
+            text = f"cannot publish to internal exchange '{name}' in vhost '{session.vhost}'"
+            raise Refused(Code.ACCESS_REFUSED, text)
+
+    def _finish(self, content: Content) -> None:
+        """A message is complete."""
+        session, method, properties = self._session, content.method, content.properties
+        self._check_user(properties)
+        expiration = properties.expiration_ms
+        queues = session.topology.route(session.vhost, method.exchange, method.routing_key, properties.headers)
+        number = self.confirms.next() if self.mode is Mode.CONFIRM else None
+        body = b"".join(content.parts)
+        message = Message(
+            self._key, number, method.exchange, method.routing_key, tuple(queues), properties, body, expiration
+        )
+        if self.mode is Mode.TRANSACTION:
+            self._keep(message, is_wanted=bool(queues) or method.mandatory)
+        elif queues:
+            session.outbox.publish(message)
+        else:
+            if method.mandatory:
+                self._give_back(message)
+            if number is not None:
+                self.confirms.settle([number], is_stored=True)
+
+    def _check_user(self, properties: Properties) -> None:
+        user, claimed = self._session.user, properties.text("user_id")
+        if claimed and user is not None and claimed != user.name:
+            text = f"user_id property set to '{claimed}' but authenticated user was '{user.name}'"
+            raise Refused(Code.PRECONDITION_FAILED, text)
+
+    def _keep(self, message: Message, *, is_wanted: bool) -> None:
+        """Until it is committed. One that goes nowhere is kept for being returned."""
+        if is_wanted:
+            self._uncommitted.append(message)
+            size = len(message.body) + len(message.properties.raw) + MESSAGE_OVERHEAD
+            self._uncommitted_bytes += size
+            self._session.buffer(size)
+
+    def _give_back(self, message: Message) -> None:
+        """A mandatory message that no queue takes."""
+        number, names = self._key.number, {"exchange": message.exchange, "routing_key": message.routing_key}
+        no_route = {"reply_code": Code.NO_ROUTE, "reply_text": Code.NO_ROUTE.name}
+        self._session.send_method(number, methods.Basic.Return, **no_route, **names)
+        self._session.send_content(number, message.properties.raw, message.body)
+
+    def uncommitted(self) -> tuple[Message, ...]:
+        """What is to be stored at a commit. What goes nowhere is returned now."""
+        messages = self._uncommitted
+        self.forget()
+        for message in messages:
+            if not message.queues:
+                self._give_back(message)
+        return tuple(message for message in messages if message.queues)
+
+    def forget(self) -> None:
+        """A rollback, or the end: what was not committed never was."""
+        self._session.buffer(-self._uncommitted_bytes)
+        self._uncommitted, self._uncommitted_bytes = [], 0
+
+    def end(self) -> None:
+        """The channel is over."""
+        self._drop_content()
+        self.forget()
+
+    def _drop_content(self) -> None:
+        if self._content is not None:
+            self._session.buffer(-self._content.buffered)
+            self._content = None
+
+    def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
+        """These are stored, or they are refused."""
+        self.confirms.settle(numbers, is_stored=is_stored)
+
+    def flush(self) -> None:
+        """Tell the publisher what there is to tell."""
+        for tag, multiple, is_stored in self.confirms.take():
+            method = methods.Basic.Ack if is_stored else methods.Basic.Nack
+            self._session.send_method(self._key.number, method, delivery_tag=tag, multiple=multiple)
