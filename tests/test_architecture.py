@@ -58,8 +58,8 @@ TRIO_FREE: Final = (
     *(f"mq.amqp.{part}" for part in ("heartbeats", "login", "names", "outbox", "properties", "publishing")),
     *(f"mq.amqp.{part}" for part in ("routing", "session", "tables", "topology", "tuning", "vhost")),
     "mq.vsqs",
-    *(f"mq.vsqs_{part}" for part in ("consume", "errors", "index", "look", "moves", "names", "orphans", "publish")),
-    *(f"mq.vsqs_{part}" for part in ("system", "watch")),
+    *(f"mq.vsqs.{part}" for part in ("consume", "errors", "index", "look", "moves", "names", "orphans", "publish")),
+    *(f"mq.vsqs.{part}" for part in ("system", "watch")),
     "mq.spark",
     "mq.storage.calls",
     "mq.storage.folders",
@@ -104,8 +104,8 @@ def rule(module: str) -> str:
 
 
 def belongs(module: str, prefix: str) -> bool:
-    """Some rooms are files side by side: the programs, cli.py, cli_mover.py and so on, all of which compose; VSQS."""
-    return fits(module, prefix) or (prefix in ("mq.cli", "mq.vsqs") and module.startswith(prefix + "_"))
+    """Whether a module is in a room."""
+    return fits(module, prefix)
 
 
 @functools.cache

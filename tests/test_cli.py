@@ -18,8 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 import mq
-from mq import cli, cli_serve
+from mq import cli
 from mq.broker import BrokerConfig
+from mq.cli import serve
 from mq.errors import StorageUnusable
 from mq.lifecycle import Observer
 from mq.settings import LINES, Settings
@@ -32,7 +33,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """What the program would have served with."""
     settings: list[Settings] = []
-    monkeypatch.setattr(cli_serve, "run_program", lambda name, main, *_: settings.extend(main.args))
+    monkeypatch.setattr(serve, "run_program", lambda name, main, *_: settings.extend(main.args))
     for line in LINES:
         monkeypatch.delenv(line.variable, raising=False)
     return settings
@@ -121,7 +122,7 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         given.extend(args)
         raise StorageUnusable("that will do")
 
-    monkeypatch.setattr(cli_serve, "open_broker", open_broker)
+    monkeypatch.setattr(serve, "open_broker", open_broker)
     flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024)
@@ -262,7 +263,8 @@ def test_what_does_not_let_it_start_is_one_line_and_2(temp_root: Path, tmp_path:
 
 CRASHING = """
 import contextlib, trio
-from mq import cli, cli_serve
+from mq import cli
+from mq.cli import serve
 from mq.broker import open_broker
 
 async def crash(asked):
@@ -281,7 +283,7 @@ async def open_crashing(*_, **__):
         broker.create_queue = create_queue
         yield broker
 
-cli_serve.open_broker = open_crashing
+serve.open_broker = open_crashing
 cli.main(["--port=0"], prog_name="mq")
 """
 

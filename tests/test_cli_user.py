@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mq import cli, cli_user
+from mq import cli
 from mq.access import Access
 from mq.access.hashes import COST
 from mq.access.rights import Right
+from mq.cli import user
 from mq.settings import LINES
 from tests.access.files import PASSWORD, TOKEN, write_users
 
@@ -143,8 +144,8 @@ def test_a_wrong_right_says_what_a_right_is(path: str, right: str) -> None:
     assert not Path(path).exists()
 
 
-@pytest.mark.parametrize("verb", cli_user.user_command.commands)
+@pytest.mark.parametrize("verb", user.user_command.commands)
 def test_no_verb_takes_a_secret_as_an_argument(verb: str) -> None:
-    command = cli_user.user_command.commands[verb]
+    command = user.user_command.commands[verb]
     takes_a_value = {param.name for param in command.params if not getattr(param, "is_flag", False)}
     assert takes_a_value <= {"name", "users", "rights"}

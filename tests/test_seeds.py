@@ -11,8 +11,8 @@ import trio
 from click.testing import CliRunner
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.cli_mover import main as mover
-from mq.cli_reaper import main as reaper
+from mq.cli.mover import main as mover
+from mq.cli.reaper import main as reaper
 from mq.settings import Settings
 from mq.web.endpoints import ROUTES
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from mq import cli, cli_bench, cli_remote
+from mq import cli
+from mq.cli import bench, remote
 from mq.client import AsyncClient, Client
 from tests.client.inside import Inside, running
 
@@ -45,8 +46,8 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Every client of the program reaches this one."""
     with running() as inside:
-        monkeypatch.setattr(cli_remote, "Client", partial(Client, transport=inside))
-        monkeypatch.setattr(cli_bench, "AsyncClient", partial(AsyncClient, transport=inside))
+        monkeypatch.setattr(remote, "Client", partial(Client, transport=inside))
+        monkeypatch.setattr(bench, "AsyncClient", partial(AsyncClient, transport=inside))
         yield inside
 
 

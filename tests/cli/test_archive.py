@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.cli_archive import FORMATS, BadArchive, format_of, read, writer
+from mq.cli.archive import FORMATS, BadArchive, format_of, read, writer
 from mq.client import Outgoing, Received
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mq import cli_send
+from mq.cli import send
 from mq.client import Client, NotFound
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
@@ -52,7 +52,7 @@ def test_a_line_does_not_wait_for_the_next(client: Client, mq: Mq, monkeypatch: 
     reading, writing = os.pipe()
     with open(reading, "rb") as pipe:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(pipe))
-        lines = cli_send._read_lines("-")
+        lines = send._read_lines("-")
         os.write(writing, b"one\ntwo\nthr")
         assert next(lines) == [b"one", b"two"]
         os.write(writing, b"ee\n")
@@ -120,7 +120,7 @@ def test_what_could_not_be_written_comes_back(client: Client, mq: Mq, monkeypatc
     def full(file: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mq.cli_receive._settle", full)
+    monkeypatch.setattr("mq.cli.receive._settle", full)
     with pytest.raises(OSError, match="No space"):
         mq("receive", "q")
     assert bodies(client) == [b"hello"]

@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mq import cli_doctor, cli_remote
-from mq.cli import VERBS, load_verb
+from mq.cli import VERBS, doctor, load_verb, remote
 from mq.storage.inspection import Finding
 from tests.documents import blocks, commands, mask
 from tests.e2e.daemon import TREE, Daemon
@@ -32,9 +31,9 @@ def test_it_lists_every_finding() -> None:
 
 
 def test_it_lists_every_status() -> None:
-    statuses = {cli_remote.REFUSED, cli_remote.EMPTY, cli_remote.NOT_NOW, cli_doctor.FINDINGS, 0, 2}
+    statuses = {remote.REFUSED, remote.EMPTY, remote.NOT_NOW, doctor.FINDINGS, 0, 2}
     assert {str(status) for status in statuses} <= set(re.findall(r"^\| (\d) \|", TEXT, re.MULTILINE))
-    assert f"| {cli_remote.INTERRUPTED}, 143 |" in TEXT
+    assert f"| {remote.INTERRUPTED}, 143 |" in TEXT
 
 
 def test_its_flags_exist() -> None:

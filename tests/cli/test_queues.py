@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from mq import cli_top
-from mq.cli_bench import Timed
-from mq.cli_remote import aligned
+from mq.cli import top
+from mq.cli.bench import Timed
+from mq.cli.remote import aligned
 from mq.client import Client, NotFound
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
@@ -73,7 +73,7 @@ def test_top_goes_on_until_it_is_stopped(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True)
-    monkeypatch.setattr(cli_top.time, "sleep", sleep)
+    monkeypatch.setattr(top.time, "sleep", sleep)
     done = mq("top", "--every", 3, "--patience", 0)
     assert (done.status, pauses) == (0, [3.0, 3.0])
     assert done.lines[2].startswith("QUEUE")
@@ -110,7 +110,7 @@ def test_top_fits_its_terminal(client: Client, monkeypatch: pytest.MonkeyPatch) 
         client.create_queue(f"queue{number}")
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("LINES", "10")
-    screen = cli_top._screen(client)
+    screen = top._screen(client)
     assert len(screen) == 9
     assert max(map(len, screen)) == 20
 

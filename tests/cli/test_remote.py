@@ -12,8 +12,7 @@ import click
 import httpx
 import pytest
 
-from mq import cli_remote
-from mq.cli import VERBS, load_verb
+from mq.cli import VERBS, load_verb, remote
 from mq.client import Access, Client, Retry
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
@@ -31,7 +30,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Access, Retry]]:
         found.append((access, retry))
         return Client(access, retry=Retry(patience=0), transport=httpx.MockTransport(Script(refused(404)).answer))
 
-    monkeypatch.setattr(cli_remote, "Client", make)
+    monkeypatch.setattr(remote, "Client", make)
     return found
 
 
@@ -118,7 +117,7 @@ def test_an_error_is_one_line_and_its_status(
     def make(access: Access, **_: Any) -> Client:
         return Client(access, retry=Retry(patience=0), transport=httpx.MockTransport(Script(answer()).answer))
 
-    monkeypatch.setattr(cli_remote, "Client", make)
+    monkeypatch.setattr(remote, "Client", make)
     done = mq("queue", "show", "q")
     assert (done.status, done.out, done.error) == (status, "", line)
 
@@ -127,7 +126,7 @@ def test_control_c_is_130(mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_remote, "Client", interrupted)
+    monkeypatch.setattr(remote, "Client", interrupted)
     assert mq("queues").status == 130
 
 
@@ -177,5 +176,5 @@ def test_queues_are_completed(daemon: Inside, client: Client) -> None:
     for queue in ("work", "work.dead", "other"):
         client.create_queue(queue)
     context = click.Context(click.Command("send"))
-    found = cli_remote.complete_queues(context, click.Argument(["queue"]), "wo")
+    found = remote.complete_queues(context, click.Argument(["queue"]), "wo")
     assert [item.value for item in found] == ["work", "work.dead"]

@@ -14,7 +14,7 @@ from mq.storage.calls import Calls
 from mq.storage.mount import Mount
 from mq.testing.calls import FaultyCalls
 from mq.vsqs import Queue
-from mq.vsqs_system import LinuxFolderCalls, System
+from mq.vsqs.system import LinuxFolderCalls, System
 
 WAYS: Final = {
     "heard, renames": (True, True),

@@ -11,7 +11,7 @@ from mq.storage.mount import Mount
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import Faults, PowerCut
 from mq.vsqs import Message, Queue
-from mq.vsqs_system import System
+from mq.vsqs.system import System
 from tests.vsqs.places import Clock
 
 FOLDER = "/queue"

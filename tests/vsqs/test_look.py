@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from mq import vsqs_look, vsqs_watch
 from mq.errors import StorageFull
-from mq.vsqs import Queue
-from mq.vsqs_system import System
-from mq.vsqs_watch import Event, FolderLeft, Watch
+from mq.vsqs import Queue, look
+from mq.vsqs import watch as watching
+from mq.vsqs.system import System
+from mq.vsqs.watch import Event, FolderLeft, Watch
 from tests.vsqs.places import place
 
 PATIENCE_SECONDS = 30
@@ -62,7 +62,7 @@ def test_a_rename_that_is_told_by_half_is_waited_for(folder: Path, monkeypatch: 
     watch = Watch(str(folder))
     (folder / "1").touch()
     (folder / "1").rename(folder / "2")
-    monkeypatch.setattr(vsqs_watch, "_BUFFER_BYTES", 64)  # two events, then the last
+    monkeypatch.setattr(watching, "_BUFFER_BYTES", 64)  # two events, then the last
     read, paused = os.read, []
 
     def read_with_a_pause(fd: int, size: int) -> bytes:
@@ -72,7 +72,7 @@ def test_a_rename_that_is_told_by_half_is_waited_for(folder: Path, monkeypatch: 
         paused.append(fd)
         return read(fd, size)
 
-    monkeypatch.setattr(vsqs_watch.os, "read", read_with_a_pause)
+    monkeypatch.setattr(watching.os, "read", read_with_a_pause)
     assert watch.events() == [Event("1", True), Event("1", False), Event("2", True)]
     watch.close()
 
@@ -142,7 +142,7 @@ def test_without_inotify_it_lists(folder: Path, monkeypatch: pytest.MonkeyPatch,
     def refuse(path: str) -> Watch:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(vsqs_look, "Watch", refuse)
+    monkeypatch.setattr(look, "Watch", refuse)
     with Queue(folder) as queue, Queue(folder) as other:
         id = queue.publish(b"x")
         assert other.receive(timeout=0).id == id
@@ -152,7 +152,7 @@ def test_without_inotify_it_lists(folder: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_a_listing_is_kept_while_the_folder_is_unchanged_and_old(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coarse_seconds = 0.2
-    monkeypatch.setattr(vsqs_look, "COARSE_NS", int(coarse_seconds * 1e9))
+    monkeypatch.setattr(look, "COARSE_NS", int(coarse_seconds * 1e9))
     with Queue(folder, system=LISTED) as queue:
         queue.size()
         queue.size()

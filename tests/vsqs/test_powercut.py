@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from mq.vsqs import Message, Queue
-from mq.vsqs_system import System
+from mq.vsqs.system import System
 from tests.crash.bench import Bench
 from tests.crash.conftest import need_disks
 from tests.crash.images import CrashImages, choose_cuts, mounted

@@ -8,8 +8,8 @@ timeout; whoever has done its work deletes it, and what is not deleted in time c
         with queue.receive(visibility_timeout=30) as message:
             print(message.body)  # deleted at the end of the block, given back when it raises
 
-Names on disk are in :mod:`mq.vsqs_names`. It is synchronous and needs nothing but the standard library;
-:mod:`mq.vsqs_trio` is the same for Trio.
+Names on disk are in :mod:`mq.vsqs.names`. It is synchronous and needs nothing but the standard library;
+:mod:`mq.vsqs.trio` is the same for Trio.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Final
 
 from mq.errors import InvalidSetting, StorageUnusable
 from mq.storage.mount import Mount
-from mq.vsqs_consume import Consumer, Taken
-from mq.vsqs_errors import told
-from mq.vsqs_look import Look
-from mq.vsqs_moves import Moves, make_folder
-from mq.vsqs_names import parse_id
-from mq.vsqs_orphans import ALONE_SECONDS, Orphans
-from mq.vsqs_publish import Publisher, QueueFull
-from mq.vsqs_system import System
+from mq.vsqs.consume import Consumer, Taken
+from mq.vsqs.errors import told
+from mq.vsqs.look import Look
+from mq.vsqs.moves import Moves, make_folder
+from mq.vsqs.names import parse_id
+from mq.vsqs.orphans import ALONE_SECONDS, Orphans
+from mq.vsqs.publish import Publisher, QueueFull
+from mq.vsqs.system import System
 
 __all__ = ["Message", "Queue", "QueueFull"]
 

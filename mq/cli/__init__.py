@@ -1,6 +1,6 @@
 """The program ``mq``: one group of verbs. ``mq`` without a verb serves.
 
-A verb lives in a module of its own, ``mq/cli_VERB.py``, and is a line of :data:`VERBS`. Its module is imported when the
+A verb lives in a module of its own, ``mq/cli/VERB.py``, and is a line of :data:`VERBS`. Its module is imported when the
 verb is called and not before, so that a verb pays only for what it uses: only serving loads an event loop and a web
 server. The flags that stood before the verb are the context's ``obj``: text by field name, None for "not given".
 """
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import click
 
 from mq import __version__
-from mq.cli_flags import settings_options
+from mq.cli.flags import settings_options
 
 
 class Verb(NamedTuple):
@@ -29,23 +29,23 @@ class Verb(NamedTuple):
 
 
 VERBS: Final = {
-    "serve": Verb("mq.cli_serve:serve_command", "Serve queues over HTTP."),
-    "user": Verb("mq.cli_user:user_command", "Add, list and remove users, and make tokens."),
-    "send": Verb("mq.cli_send:send_command", "Publish messages: standard input, or each FILE, or each line."),
-    "receive": Verb("mq.cli_receive:receive_command", "Fetch messages, print their bodies, and remove them."),
-    "peek": Verb("mq.cli_peek:peek_command", "Show messages and leave them where they are."),
-    "delete": Verb("mq.cli_remove:delete_command", "Remove messages by their ids."),
-    "purge": Verb("mq.cli_remove:purge_command", "Remove all messages of a queue that nobody holds."),
-    "queues": Verb("mq.cli_queues:queues_command", "List all queues and what is in them."),
-    "queue": Verb("mq.cli_queues:queue_command", "Make, show, set and delete a queue."),
-    "redrive": Verb("mq.cli_move:redrive_command", "Move dead messages back to the queues they died in."),
-    "move": Verb("mq.cli_move:move_command", "Move messages that are ready from a queue to the queue TARGET."),
-    "export": Verb("mq.cli_export:export_command", "Write all messages of a queue to FILE; they stay."),
-    "import": Verb("mq.cli_import:import_command", "Publish the messages of FILE to a queue."),
-    "top": Verb("mq.cli_top:top_command", "Show what is in the queues, live; the fullest first."),
-    "doctor": Verb("mq.cli_doctor:doctor_command", "Check a root: torn and foreign files, and messages in two places."),
-    "bench": Verb("mq.cli_bench:bench_command", "Measure a daemon: publish, then fetch and remove."),
-    "vsqs": Verb("mq.cli_vsqs:vsqs", "Use a folder as a queue, without a daemon."),
+    "serve": Verb("mq.cli.serve:serve_command", "Serve queues over HTTP."),
+    "user": Verb("mq.cli.user:user_command", "Add, list and remove users, and make tokens."),
+    "send": Verb("mq.cli.send:send_command", "Publish messages: standard input, or each FILE, or each line."),
+    "receive": Verb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
+    "peek": Verb("mq.cli.peek:peek_command", "Show messages and leave them where they are."),
+    "delete": Verb("mq.cli.remove:delete_command", "Remove messages by their ids."),
+    "purge": Verb("mq.cli.remove:purge_command", "Remove all messages of a queue that nobody holds."),
+    "queues": Verb("mq.cli.queues:queues_command", "List all queues and what is in them."),
+    "queue": Verb("mq.cli.queues:queue_command", "Make, show, set and delete a queue."),
+    "redrive": Verb("mq.cli.moving:redrive_command", "Move dead messages back to the queues they died in."),
+    "move": Verb("mq.cli.moving:move_command", "Move messages that are ready from a queue to the queue TARGET."),
+    "export": Verb("mq.cli.exporting:export_command", "Write all messages of a queue to FILE; they stay."),
+    "import": Verb("mq.cli.importing:import_command", "Publish the messages of FILE to a queue."),
+    "top": Verb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),
+    "doctor": Verb("mq.cli.doctor:doctor_command", "Check a root: torn and foreign files, and messages in two places."),
+    "bench": Verb("mq.cli.bench:bench_command", "Measure a daemon: publish, then fetch and remove."),
+    "vsqs": Verb("mq.cli.vsqs:vsqs", "Use a folder as a queue, without a daemon."),
 }
 """Every verb, in the order of ``mq --help``."""
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq import vsqs_look
 from mq.errors import InvalidId, NoSuchQueue
-from mq.vsqs import Queue, QueueFull
-from mq.vsqs_trio import open_queue
+from mq.vsqs import Queue, QueueFull, look
+from mq.vsqs.trio import open_queue
 
 PATIENCE_SECONDS = 30
 
@@ -26,7 +25,7 @@ def heard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError(24, "no more instances")
 
     if request.param == "listed":
-        monkeypatch.setattr(vsqs_look, "Watch", refuse)
+        monkeypatch.setattr(look, "Watch", refuse)
 
 
 @pytest.mark.usefixtures("heard")

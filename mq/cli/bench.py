@@ -1,0 +1,145 @@
+"""The verb ``bench``: a short load on a daemon, and how long its answers take."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import click
+import trio
+
+from mq.cli.remote import INTERRUPTED, Remote, json_option, print_json, print_table, remote, told
+from mq.client import AsyncClient, ClientError, Received
+
+HEADER: Final = ("", "COUNT", "PER SECOND", "P50 MS", "P90 MS", "P99 MS", "MAX MS")
+
+
+class Timed(NamedTuple):
+    """What one verb did.
+
+    Attributes:
+        verb: its name.
+        seconds: how long all of it took.
+        latencies: seconds for each answer.
+    """
+
+    verb: str
+    seconds: float
+    latencies: Sequence[float]
+
+    def percentile(self, share: float) -> float:
+        """The latency in milliseconds that a share of all answers did not exceed; 0 where there is none."""
+        if not self.latencies:
+            return 0.0
+        return sorted(self.latencies)[max(0, math.ceil(share * len(self.latencies)) - 1)] * 1000
+
+
+@click.command("bench")
+@click.option("--seconds", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Length of each part.")
+@click.option("--clients", type=click.IntRange(1, 1000), default=16, show_default=True, help="How many at once.")
+@click.option("--size", type=click.IntRange(0), default=1000, show_default=True, help="Bytes of a body.")
+@click.option("--no-keys", is_flag=True, help="Send no idempotency keys: for daemons with peers, which refuse them.")
+@json_option
+@remote
+def bench_command(remote: Remote, seconds: float, clients: int, size: int, no_keys: bool, as_json: bool) -> None:
+    """Measure a daemon: publish, then fetch and remove.
+
+    It works on a queue of its own, which it deletes afterwards.
+    """
+    try:
+        results = trio.run(partial(_bench, remote, seconds, clients, size, keys=not no_keys))
+    except* KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except* ClientError as group:
+        with told():
+            raise _first(group) from None
+    if as_json:
+        for result in results:
+            print_json(_document(result))
+    else:
+        print_table(HEADER, map(_row, results))
+
+
+async def _bench(remote: Remote, seconds: float, clients: int, size: int, *, keys: bool) -> list[Timed]:
+    queue = f"bench-{secrets.token_hex(4)}"
+    async with AsyncClient(remote.access, retry=remote.retry, keys=keys) as client:
+        await client.create_queue(queue)
+        try:
+            load = _Load(client, queue, secrets.token_bytes(size))
+            published = await _timed(load.publish, seconds, clients)
+            emptied = await _timed(load.fetch_and_remove, seconds, clients)
+        finally:
+            with trio.move_on_after(remote.access.timeout, shield=True):
+                await client.delete_queue(queue)
+    return [
+        Timed("publish", published, load.latencies["publish"]),
+        Timed("fetch", emptied, load.latencies["fetch"]),
+        Timed("remove", emptied, load.latencies["remove"]),
+    ]
+
+
+class _Load:
+    """What each of the clients does, once a call."""
+
+    def __init__(self, client: AsyncClient, queue: str, body: bytes) -> None:
+        self.latencies: dict[str, list[float]] = {"publish": [], "fetch": [], "remove": []}
+        self._client = client
+        self._queue = queue
+        self._body = body
+
+    async def publish(self) -> bool:
+        """True: there is always more to do."""
+        await self._time("publish", lambda: self._client.publish(self._queue, self._body))
+        return True
+
+    async def fetch_and_remove(self) -> bool:
+        """False when nothing was there."""
+        message: Received | None = await self._time("fetch", lambda: self._client.fetch(self._queue))
+        if message is None:
+            self.latencies["fetch"].pop()
+            return False
+        await self._time("remove", lambda: self._client.remove(message))
+        return True
+
+    async def _time(self, verb: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        begun = trio.current_time()
+        result = await call()
+        self.latencies[verb].append(trio.current_time() - begun)
+        return result
+
+
+async def _timed(work: Callable[[], Awaitable[bool]], seconds: float, clients: int) -> float:
+    """Let so many clients work for that time, or until there is nothing to do. How long it took."""
+    begun = trio.current_time()
+
+    async def one_client() -> None:
+        while trio.current_time() - begun < seconds and await work():
+            pass
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(one_client)
+    return trio.current_time() - begun
+
+
+def _document(result: Timed) -> dict[str, Any]:
+    names = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "max_ms": 1.0}
+    latencies = {name: round(result.percentile(share), 3) for name, share in names.items()}
+    count = len(result.latencies)
+    return {"verb": result.verb, "count": count, "per_second": round(count / result.seconds, 1), **latencies}
+
+
+def _row(result: Timed) -> list[str]:
+    count = len(result.latencies)
+    milliseconds = [f"{result.percentile(share):.1f}" for share in (0.5, 0.9, 0.99, 1.0)]
+    return [result.verb, str(count), f"{count / result.seconds:.0f}", *milliseconds]
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

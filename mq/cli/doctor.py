@@ -1,0 +1,91 @@
+"""The verb ``doctor``: looks through a root, with or without a daemon on it, and repairs only when asked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from typing import Final
+
+import click
+from tqdm import tqdm
+
+from mq.cli.remote import fail, json_option, print_json
+from mq.errors import StorageFull, StorageUnusable
+from mq.programs import CANNOT_START
+from mq.storage.inspection import Seen
+from mq.storage.looking import Look, open_look, quarantine, repair
+
+FINDINGS: Final = 5
+"""The exit status when something is not as it should be."""
+
+
+@click.command("doctor")
+@click.argument("root", envvar="MQ_ROOT", type=click.Path())
+@click.option("--no-bodies", is_flag=True, help="Do not read the messages: names only, no checksums.")
+@click.option("--repair", "repairs", is_flag=True, help="Then put right what a start of the daemon puts right.")
+@click.option(
+    "--quarantine", "folder", type=click.Path(), metavar="FOLDER", help="Move foreign and damaged files there."
+)
+@click.option(
+    "--pause",
+    type=click.FloatRange(0),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between the two looks, while a daemon serves.",
+)
+@json_option
+def doctor_command(root: str, no_bodies: bool, repairs: bool, folder: str | None, pause: float, as_json: bool) -> None:
+    """Check a root: torn and foreign files, and messages in two places.
+
+    Without --repair or --quarantine it changes nothing, and may look while a daemon serves the root. Exits with 5 when
+    something is left that should not be.
+    """
+    try:
+        seen = _look(root, no_bodies, pause, folder, needs_alone=repairs or folder is not None, as_json=as_json)
+        if seen.found and (repairs or folder is not None):
+            if repairs:
+                repair(root)
+            seen = _look(root, no_bodies, pause, None, needs_alone=True, as_json=as_json)
+    except (StorageUnusable, StorageFull) as error:
+        fail(str(error), CANNOT_START)
+    sys.exit(FINDINGS if seen.found else 0)
+
+
+def _look(root: str, no_bodies: bool, pause: float, folder: str | None, *, needs_alone: bool, as_json: bool) -> Seen:
+    """Look, tell what was found, and move it where that is asked for."""
+    with open_look(root) as look:
+        if needs_alone and not look.alone:
+            raise StorageUnusable("somebody serves the root: stop the daemon, its mover and its reaper first")
+        with tqdm(disable=None, unit=" messages", leave=False) as bar:
+            seen = look.seen(bodies=not no_bodies, pause=lambda: time.sleep(pause), told=bar.update)
+        _tell(look, seen, as_json=as_json)
+        if folder is not None:
+            for source, target in quarantine(look, seen.found, folder):
+                if as_json:
+                    print_json({"moved": _shown(source), "to": _shown(target)})
+                else:
+                    click.echo(f"moved    {_shown(source)} to {_shown(target)}")
+    return seen
+
+
+def _tell(look: Look, seen: Seen, *, as_json: bool) -> None:
+    for finding, path, detail, id in sorted(seen.found, key=lambda found: (found.finding.value, found.path)):
+        if as_json:
+            print_json({"finding": finding.value, "path": _shown(path), "detail": detail, "id": id})
+        else:
+            click.echo(f"{finding.value:8} {_shown(path)}: {detail}")
+    counts = Counter(found.finding.value for found in seen.found)
+    if as_json:
+        served = not look.alone
+        print_json({"messages": seen.messages, "unchecked": seen.unchecked, "served": served, "findings": counts})
+    else:
+        while_served = "" if look.alone else ", while a daemon serves it"
+        told = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "all is well"
+        click.echo(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {told}")
+
+
+def _shown(path: str) -> str:
+    """A path as one line of text, whatever bytes it has."""
+    return path if path.isprintable() else ascii(path)

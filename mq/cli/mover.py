@@ -1,0 +1,114 @@
+"""The program ``mq-mover``: the broker's mover on its own, between two folders, with the seed's flags."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import click
+import trio
+
+from mq import __version__
+from mq.broker.config import RETRY_SECONDS
+from mq.broker.mover import Mover
+from mq.errors import StorageFailed, StorageFull, StorageUnusable
+from mq.lifecycle import State
+from mq.programs import run_program
+from mq.storage.interface import Entry, Outcome, Result
+from mq.storage.source import SourceFolder
+
+logger = logging.getLogger("mq.mover")
+
+
+@click.command()
+@click.option("--source", required=True, metavar="FOLDER", help="The folder from which files are taken.")
+@click.option("--destination", required=True, metavar="FOLDER", help="The folder of the queues, one folder each.")
+@click.option(
+    "--delay",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long a file waits, from its arrival; a deadline in its name wins.",
+)
+@click.version_option(__version__, prog_name="mq-mover")
+def main(source: str, destination: str, delay: float) -> None:
+    """Move messages from a folder to their queues."""
+    run_program("mq-mover", partial(_serve, source, destination, delay), (StorageUnusable, StorageFailed), "info")
+
+
+async def _serve(source: str, destination: str, delay: float, stop: trio.Event) -> None:
+    folder = SourceFolder(State.DELAYED if delay else State.NEW, source, destination)
+    try:
+        async with trio.open_nursery() as nursery:
+            program = _Program(folder, delay)
+            nursery.start_soon(program.mover.run)
+            nursery.start_soon(program.follow)
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+    finally:
+        folder.close()
+
+
+class _Program:
+    """Feeds a mover from what is in a folder: by a look at the start, then by what the folder tells."""
+
+    def __init__(self, folder: SourceFolder, delay: float) -> None:
+        self.mover = Mover(folder.commit, lambda entry: True, self._ended)
+        self._folder = folder
+        self._delay = delay
+        self._told: set[str] = set()
+
+    async def follow(self) -> None:
+        """Add whatever is there and whatever arrives."""
+        async with self._folder.changes() as changes:
+            await self._look()
+            async for change in changes:
+                if change.entry is None:
+                    await self._look()
+                elif change.present:
+                    await self._add(change.entry)
+                else:
+                    self.mover.cancel(change.entry.id)
+
+    async def _look(self) -> None:
+        for entry in sorted(await self._folder.scan(), key=lambda entry: entry.id.key):
+            await self._add(entry)
+
+    async def _add(self, entry: Entry) -> None:
+        flaw = await self._flaw(entry)
+        if flaw:
+            self._tell(f"message {entry.id} of {entry.queue} is not whole ({flaw}): left where it is")
+            return
+        due_ns = await self._due_ns(entry)
+        if due_ns is not None:
+            self.mover.add(entry, trio.current_time() + max(0.0, (due_ns - time.time_ns()) / 1e9))
+
+    async def _flaw(self, entry: Entry) -> str | None:
+        while True:
+            try:
+                return await self._folder.flaw(entry)
+            except StorageFull as error:
+                self._tell(str(error))
+                await trio.sleep(RETRY_SECONDS)
+
+    async def _due_ns(self, entry: Entry) -> int | None:
+        if entry.meta.deadline_ms is not None:
+            return entry.meta.deadline_ms * 1_000_000
+        arrived = await self._folder.arrived_ns(entry)
+        return None if arrived is None else arrived + round(self._delay * 1e9)
+
+    def _ended(self, entry: Entry, outcome: Outcome) -> None:
+        if outcome.result is Result.FAILED:
+            raise StorageFailed(f"the medium failed: {self._folder.failure}; repair it and start again")
+        if outcome.result is Result.NO_QUEUE:
+            self._tell(f"queue {entry.queue} does not exist: its messages wait for it")
+            self.mover.add(entry, trio.current_time() + RETRY_SECONDS)
+        if outcome.result is Result.EXISTS:
+            self._tell(f"queue {entry.queue} has a message {entry.id} already: the other one is left where it is")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning(text)

@@ -1,0 +1,133 @@
+"""The verbs ``queues`` and ``queue``: which queues there are, what is in them, how they are set."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import click
+
+from mq.cli.remote import (
+    Remote,
+    confirm,
+    json_option,
+    print_json,
+    print_table,
+    queue_argument,
+    remote,
+    yes_option,
+)
+from mq.client import Queue
+
+_HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "")
+
+
+@click.command("queues")
+@json_option
+@remote
+def queues_command(remote: Remote, as_json: bool) -> None:
+    """List all queues and what is in them."""
+    with remote.client() as client:
+        queues = client.queues()
+    if as_json:
+        for queue in queues:
+            print_json(_document(queue))
+    else:
+        print_table(_HEADER, map(_row, queues))
+
+
+@click.group("queue")
+def queue_command() -> None:
+    """Make, show, set and delete a queue."""
+
+
+@queue_command.command("create")
+@queue_argument
+@click.argument("settings", nargs=-1, metavar="[NAME=VALUE]...")
+@remote
+def create_command(remote: Remote, queue: str, settings: tuple[str, ...]) -> None:
+    """Make a queue, where it is not there yet, and set it."""
+    changes = parse_settings(settings)
+    with remote.client() as client:
+        client.create_queue(queue)
+        if changes:
+            client.configure(queue, **changes)
+
+
+@queue_command.command("show")
+@queue_argument
+@json_option
+@remote
+def show_command(remote: Remote, queue: str, as_json: bool) -> None:
+    """Show a queue's settings and what is in it."""
+    with remote.client() as client:
+        found = _document(client.queue(queue))
+    if as_json:
+        print_json(found)
+    else:
+        print_table(("NAME", "VALUE"), ((name, _text(value)) for name, value in found.items()))
+
+
+@queue_command.command("set")
+@queue_argument
+@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
+@remote
+def set_command(remote: Remote, queue: str, settings: tuple[str, ...]) -> None:
+    """Change settings of a queue, all of them or none.
+
+    A VALUE is a number, a word, true, false, or default.
+    """
+    changes = parse_settings(settings)
+    with remote.client() as client:
+        client.configure(queue, **changes)
+
+
+@queue_command.command("delete")
+@queue_argument
+@yes_option
+@remote
+def delete_command(remote: Remote, queue: str, yes: bool) -> None:
+    """Delete a queue and all its messages."""
+    confirm(f"Delete {queue} and all its messages?", yes=yes)
+    with remote.client() as client:
+        client.delete_queue(queue)
+
+
+def parse_settings(given: tuple[str, ...]) -> Any:
+    """Settings from NAME=VALUE, as JSON values by name.
+
+    Raises:
+        click.UsageError: one is written otherwise.
+    """
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"write NAME=VALUE, not {text!a:.60}")
+        found[name.replace("-", "_")] = _value(value)
+    return found
+
+
+def _row(queue: Queue) -> tuple[str, ...]:
+    oldest = "" if queue.oldest_seconds is None else f"{queue.oldest_seconds:.0f}s"
+    paused = "paused" if queue.settings.get("paused") else ""
+    return queue.name, str(queue.ready), str(queue.leased), str(queue.delayed), oldest, paused
+
+
+def _value(text: str) -> Any:
+    if text == "default":
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _document(queue: Queue) -> dict[str, Any]:
+    counts = {"ready": queue.ready, "leased": queue.leased, "delayed": queue.delayed}
+    return {"name": queue.name, **counts, "oldest_seconds": queue.oldest_seconds, **queue.settings}

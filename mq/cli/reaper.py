@@ -1,0 +1,63 @@
+"""The program ``mq-reaper``: the broker's reaper on its own, over one folder, with the seed's flag."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import click
+import trio
+
+from mq import __version__
+from mq.broker.reaper import Reaper
+from mq.errors import StorageFailed, StorageUnusable
+from mq.lifecycle import State
+from mq.programs import run_program
+from mq.storage.interface import Entry, Outcome, Result
+from mq.storage.source import SourceFolder
+
+logger = logging.getLogger("mq.reaper")
+
+
+@click.command()
+@click.option(
+    "--source",
+    default="/tmp/mq/remove",
+    show_default=True,
+    metavar="FOLDER",
+    help="The folder from which files are unlinked.",
+)
+@click.version_option(__version__, prog_name="mq-reaper")
+def main(source: str) -> None:
+    """Unlink removed messages."""
+    run_program("mq-reaper", partial(_serve, source), (StorageUnusable, StorageFailed), "info")
+
+
+async def _serve(source: str, stop: trio.Event) -> None:
+    folder = SourceFolder(State.REMOVED, source)
+
+    def ended(entry: Entry, outcome: Outcome) -> None:
+        if outcome.result is Result.FAILED:
+            raise StorageFailed(f"the medium failed: {folder.failure}; repair it and start again")
+
+    reaper = Reaper(folder.commit, ended)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reaper.run)
+            nursery.start_soon(_follow, folder, reaper)
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+    finally:
+        folder.close()
+
+
+async def _follow(folder: SourceFolder, reaper: Reaper) -> None:
+    async with folder.changes() as changes:
+        for entry in await folder.scan():
+            reaper.add(entry)
+        async for change in changes:
+            if change.entry is None:
+                for entry in await folder.scan():
+                    reaper.add(entry)
+            elif change.present:
+                reaper.add(change.entry)

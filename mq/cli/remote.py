@@ -1,0 +1,187 @@
+"""What the verbs that speak to a daemon have in common: where it is, who asks, how data is shown, how they end."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from mq.client import Access, Client, ClientError, Interrupted, QueueFull, Retry, Unavailable, Unreachable
+from mq.client.wire import DEFAULT_URL
+
+REFUSED: Final = 1
+"""The exit status when a daemon says no, or a part of the work was not done."""
+EMPTY: Final = 3
+"""The exit status when there was no message."""
+NOT_NOW: Final = 4
+"""The exit status when a daemon is away, busy or full: trying again later may help."""
+INTERRUPTED: Final = 130
+"""The exit status after Control-C, as shells have it."""
+
+TOKEN_VARIABLE: Final = "MQ_TOKEN"
+_FLAGS: Final = ("url", "credentials", "ca", "certificate")
+_COMPLETION_SECONDS: Final = 1.0
+
+
+class Remote(NamedTuple):
+    """A daemon, as the flags of a verb name it.
+
+    Attributes:
+        access: where it is and who asks.
+        retry: how patient to be.
+    """
+
+    access: Access
+    retry: Retry
+
+    def client(self, *, keys: bool = True) -> Client:
+        """A client of it, to be closed."""
+        return Client(self.access, retry=self.retry, keys=keys)
+
+
+def remote(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the flags that name a daemon; it gets a :class:`Remote` first. Errors become a line."""
+
+    @click.option("--url", envvar="MQ_URL", default=DEFAULT_URL, show_default=True, help="The daemon's address.")
+    @click.option(
+        "--credentials",
+        envvar="MQ_CREDENTIALS",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help=f"A file that holds a token, or NAME:PASSWORD. A token may stand in {TOKEN_VARIABLE}, too.",
+    )
+    @click.option("--ca", envvar="MQ_CA", type=click.Path(exists=True), metavar="FILE", help="Authorities to trust.")
+    @click.option(
+        "--certificate",
+        envvar="MQ_CERTIFICATE",
+        type=click.Path(exists=True),
+        metavar="FILE",
+        help="Your own certificate and its key, where the daemon asks for one.",
+    )
+    @click.option(
+        "--patience",
+        envvar="MQ_PATIENCE",
+        type=click.FloatRange(0, 1e6),
+        default=5.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="For how long to try again while the daemon is away or full.",
+    )
+    @functools.wraps(command)
+    def with_remote(*args: Any, credentials: str | None, patience: float, **rest: Any) -> Any:
+        _refuse_settings()
+        where = {name: rest.pop(name) for name in ("url", "ca", "certificate")}
+        try:
+            access = Access(**where, **_credentials(credentials))
+            access.options()
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        with told():
+            return command(Remote(access, Retry(patience=patience)), *args, **rest)
+
+    return with_remote
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """An error of a client becomes one line on standard error, and the exit status that it stands for."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except ClientError as error:
+        passes = isinstance(error, Unreachable | Interrupted | Unavailable | QueueFull)
+        fail(str(error), NOT_NOW if passes else REFUSED)
+
+
+def fail(text: str, status: int = REFUSED) -> NoReturn:
+    """End with one line."""
+    warn(text)
+    sys.exit(status)
+
+
+def warn(text: str) -> None:
+    """One line on standard error."""
+    click.echo(f"mq: {' '.join(text.split())}", err=True)
+
+
+def complete_queues(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The queues whose names begin so, for a shell. Silent when no daemon answers at once."""
+    given = {name: context.params.get(name) or os.environ.get(f"MQ_{name.upper()}") for name in _FLAGS}
+    try:
+        access = Access(
+            url=given["url"] or DEFAULT_URL,
+            ca=given["ca"],
+            certificate=given["certificate"],
+            timeout=_COMPLETION_SECONDS,
+            **_credentials(given["credentials"]),
+        )
+        with Client(access, retry=Retry(patience=0)) as client:
+            return [CompletionItem(queue.name) for queue in client.queues() if queue.name.startswith(incomplete)]
+    except (ClientError, ValueError, click.UsageError):
+        return []
+
+
+queue_argument: Final = click.argument("queue", shell_complete=complete_queues)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask whoever sits at the terminal; where nobody does, `yes` has to be given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to ask: give --yes")
+    click.confirm(question, abort=True, err=True)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """An object on a line of its own."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Rows for eyes on a terminal; elsewhere without a header, with tabs between."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            click.echo("\t".join(row))
+        return
+    for line in aligned(header, rows):
+        click.echo(line)
+
+
+def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A header and rows with their columns under one another."""
+    lines = [tuple(header), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def _refuse_settings() -> None:
+    """Flags before the verb are the daemon's settings: who gives one here means something else by it."""
+    flags = click.get_current_context().find_root().obj or {}
+    for name, value in flags.items():
+        if value is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for serving; --url says which daemon is meant")
+
+
+def _credentials(path: str | None) -> dict[str, Any]:
+    """A token, or a name and a password: a colon stands in no token (RFC 6750, section 2.1)."""
+    try:
+        text = os.environ.get(TOKEN_VARIABLE, "") if path is None else Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"cannot read the credentials in {path}: {error}") from error
+    text = text.strip()
+    if not text.isprintable():
+        raise click.UsageError("credentials are one line: a token, or NAME:PASSWORD")
+    name, colon, password = text.partition(":")
+    return {"user": (name, password)} if colon else {"token": text}

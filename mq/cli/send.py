@@ -1,0 +1,165 @@
+"""The verb ``send``: publishes what is in files, on standard input, or in lines of these."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import click
+
+from mq.cli.remote import REFUSED, Remote, json_option, print_json, queue_argument, remote, warn
+from mq.client import Client, Outcome, Outgoing, Published
+from mq.client.batches import cut
+
+_CHUNK: Final = 256 * 1024
+_IN_MEMORY: Final = 8 << 20
+
+
+class Fields(NamedTuple):
+    """What every message of one call has beside its body."""
+
+    content_type: str | None
+    delay: float | None
+    ttl: float | None
+    attributes: dict[str, str]
+
+
+def _attributes(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if any(not name or not equals for name, equals, _ in pairs):
+        raise click.BadParameter("write NAME=TEXT")
+    return {name.lower(): value for name, _, value in pairs}
+
+
+@click.command("send")
+@queue_argument
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE]...")
+@click.option("-m", "--message", help="The body itself, instead of files.")
+@click.option("--lines", is_flag=True, help="Each line is a message, without its end. Empty ones are left out.")
+@click.option("--content-type", metavar="TYPE", help="What the bodies are.")
+@click.option("--delay", type=click.FloatRange(0, 43_200), metavar="SECONDS", help="Time before they can be fetched.")
+@click.option("--ttl", type=click.FloatRange(0.001), metavar="SECONDS", help="Time after which they expire.")
+@click.option(
+    "--attribute", "attributes", multiple=True, callback=_attributes, metavar="NAME=TEXT", help="Kept with them."
+)
+@click.option("--key", help="An idempotency key of your own, for one message: sent again it is not stored again.")
+@click.option("--no-keys", is_flag=True, help="Send no idempotency keys: for daemons with peers, which refuse them.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print the ids.")
+@json_option
+@remote
+def send_command(
+    remote: Remote,
+    queue: str,
+    files: tuple[str, ...],
+    message: str | None,
+    lines: bool,
+    key: str | None,
+    no_keys: bool,
+    quiet: bool,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Publish messages: standard input, or each FILE, or each line.
+
+    Prints their ids.
+    """
+    if message is not None and (files or lines):
+        raise click.UsageError("give --message, or files, or lines of these")
+    if key is not None and (lines or len(files) > 1):
+        raise click.UsageError("one key is for one message")
+    show = _Shown(quiet, as_json)
+    with remote.client(keys=not no_keys) as client:
+        sender = _Sender(client, queue, Fields(**fields), show)
+        if message is not None:
+            sender.whole("", message.encode(), key)
+            return
+        for file in files or ("-",):
+            sender.lines(file) if lines else sender.file(file, key)
+
+
+class _Shown:
+    """What is printed of each message."""
+
+    def __init__(self, quiet: bool, as_json: bool) -> None:
+        self._quiet = quiet
+        self._as_json = as_json
+
+    def __call__(self, file: str, id: str, *, is_new: bool) -> None:
+        if self._quiet:
+            return
+        if self._as_json:
+            print_json({"id": id, "new": is_new, **({"file": file} if file else {})})
+        else:
+            click.echo(id)
+
+
+class _Sender:
+    """Publishes to one queue."""
+
+    def __init__(self, client: Client, queue: str, fields: Fields, show: _Shown) -> None:
+        self._client = client
+        self._queue = queue
+        self._fields = fields
+        self._show = show
+
+    def whole(self, file: str, body: bytes | Callable[[], Iterator[bytes]], key: str | None) -> None:
+        """One message."""
+        published: Published = self._client.publish(self._queue, body, key=key, **self._fields._asdict())
+        self._show(file, published.id, is_new=published.is_new)
+
+    def file(self, file: str, key: str | None) -> None:
+        """A file's content as one message, whatever its length; what came through a pipe is kept for another try."""
+        with _spooled() if file == "-" else Path(file).open("rb") as source:
+            self.whole(file, lambda: _chunks(source), key)
+
+    def lines(self, file: str) -> None:
+        """Each line as one message. What can be read at once goes in one batch: nothing waits for a batch to fill."""
+        number = 0
+        for lines in _read_lines(file):
+            for batch in cut(Outgoing(line, *self._fields) for line in lines if line):
+                outcomes = self._client.publish_many(self._queue, batch)
+                number = self._told(file, outcomes, number)
+
+    def _told(self, file: str, outcomes: list[Outcome], number: int) -> int:
+        """Show what was published; end when something was not. The count of messages so far."""
+        for outcome in outcomes:
+            number += 1
+            if outcome.ok:
+                self._show(file, outcome.id, is_new=outcome.status == 201)
+            else:
+                warn(f"message {number} of {click.format_filename(file)} was refused: {outcome.detail}")
+        if not all(outcome.ok for outcome in outcomes):
+            sys.exit(REFUSED)
+        return number
+
+
+@contextmanager
+def _spooled() -> Iterator[IO[bytes]]:
+    """Standard input as a file that can be read more than once."""
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
+        shutil.copyfileobj(sys.stdin.buffer, spool)
+        yield spool
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """The whole file, from its beginning, each time."""
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
+def _read_lines(file: str) -> Iterator[list[bytes]]:
+    """The lines of a file or of standard input, as many at a time as can be read without waiting."""
+    rest = b""
+    with ExitStack() as stack:
+        source = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
+        read = getattr(source, "read1", source.read)
+        while chunk := read(_CHUNK):
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield lines
+    yield [rest]

@@ -1,0 +1,67 @@
+"""The verb ``serve``: reads the settings, puts the rooms together, and serves until told to stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+import click
+import trio
+
+from mq import __version__
+from mq.broker import BrokerConfig, open_broker
+from mq.cli.flags import settings_options
+from mq.cli.protect import make_guards, reloading
+from mq.errors import InvalidSetting, StorageUnusable
+from mq.observers.metrics import Metrics
+from mq.programs import CANNOT_START, run_program
+from mq.settings import Settings, load_settings
+from mq.web.access import Gate
+from mq.web.app import WebApp
+from mq.web.endpoints import Endpoints
+from mq.web.serve import CannotListen, serve
+
+
+@click.command("serve")
+@settings_options
+@click.pass_obj
+def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None) -> None:
+    """Serve queues over HTTP."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        settings = load_settings({**flags_before, **given}, os.environ)
+    except InvalidSetting as error:
+        click.echo(f"mq: {error}", err=True)
+        sys.exit(CANNOT_START)
+    run_program("mq", partial(_serve, settings), (InvalidSetting, StorageUnusable, CannotListen), settings.log_level)
+
+
+async def _serve(settings: Settings, stop: trio.Event) -> None:
+    config = BrokerConfig(
+        workers=settings.workers,
+        peers=settings.peers,
+        delay_seconds=settings.delay,
+        mover=not settings.no_mover,
+        reaper=not settings.no_reaper,
+        max_body=settings.max_body,
+    )
+    guards = make_guards(settings)
+    metrics = Metrics()
+    async with (
+        open_broker(settings.store, config, observers=[metrics]) as broker,
+        reloading(guards),
+        trio.open_nursery() as nursery,
+    ):
+        endpoints = Endpoints(broker, settings.max_body, metrics)
+        app = WebApp(endpoints if guards.access is None else Gate(endpoints, guards.access))
+
+        async def until_stop() -> None:
+            await stop.wait()
+            endpoints.end_waits()
+
+        serve_web = partial(serve, app, settings.address, settings.port, stop=until_stop)
+        urls = await nursery.start(partial(serve_web, certificates=guards.certificates))
+        durable = "durable" if broker.description.durable else "not durable"
+        click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)

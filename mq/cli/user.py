@@ -1,0 +1,149 @@
+"""The verb ``user``: the file of users, changed. It takes no secret as an argument, for arguments are everybody's to
+read; it asks for a password, or makes a token and prints it once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+
+from mq.access.editing import UsersFile
+from mq.access.hashes import check_password
+from mq.access.rights import Right
+from mq.access.users_file import is_pattern, warn_if_open
+from mq.errors import InvalidSetting
+from mq.programs import CANNOT_START
+from mq.settings import load_settings
+
+_TAKES_EFFECT: Final = "A daemon that runs takes it up on SIGHUP."
+
+
+def _parse_rights(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[Right, list[str]]:
+    rights: dict[Right, list[str]] = {}
+    for text in given:
+        word, _, pattern = text.partition("=")
+        if word not in list(Right) or not is_pattern(pattern):
+            known = ", ".join(Right)
+            raise click.BadParameter(f"give one of {known}, with = and a pattern of queue names: publish=orders.*")
+        rights.setdefault(Right(word), []).append(pattern)
+    return rights
+
+
+def _users_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--users", metavar="FILE", help="The file of users.  [MQ_USERS]")(command)
+
+
+@click.group("user")
+def user_command() -> None:
+    """Add, list and remove users, and make tokens."""
+
+
+@user_command.command("add")
+@click.argument("name")
+@click.option(
+    "--right",
+    "rights",
+    metavar="RIGHT=PATTERN",
+    multiple=True,
+    callback=_parse_rights,
+    help="What the user may do, and where. May be given more than once.",
+)
+@click.option("--password", "asks", is_flag=True, help="Ask for a password instead of making a token.")
+@_users_option
+@click.pass_context
+def add_command(
+    context: click.Context, /, name: str, rights: dict[Right, list[str]], asks: bool, users: str | None
+) -> None:
+    """Add a user, with a token that is printed once."""
+    with _refusing():
+        file = _file(context, users)
+        token = file.add(name, rights, _ask_password() if asks else None)
+    _print_token(token)
+
+
+@user_command.command("list")
+@_users_option
+@click.pass_context
+def list_command(context: click.Context, /, users: str | None) -> None:
+    """List the users, what they may do, and how they show who they are."""
+    with _refusing():
+        accounts = _file(context, users).accounts()
+    for user, password, tokens in accounts:
+        click.echo(user.name)
+        for right, patterns in user.rights.items():
+            click.echo(f"  {right}: {' '.join(patterns)}")
+        click.echo(f"  password: {'yes' if password else 'no'}, tokens: {len(tokens)}")
+
+
+@user_command.command("remove")
+@click.argument("name")
+@_users_option
+@click.pass_context
+def remove_command(context: click.Context, /, name: str, users: str | None) -> None:
+    """Remove a user."""
+    with _refusing():
+        _file(context, users).remove(name)
+    click.echo(_TAKES_EFFECT, err=True)
+
+
+@user_command.command("token")
+@click.argument("name")
+@click.option("--only", is_flag=True, help="Take away the password and the tokens that there were.")
+@_users_option
+@click.pass_context
+def token_command(context: click.Context, /, name: str, only: bool, users: str | None) -> None:
+    """Give a user one more token, and print it once."""
+    with _refusing():
+        token = _file(context, users).add_token(name, only=only)
+    _print_token(token)
+
+
+@user_command.command("retire")
+@click.argument("name")
+@_users_option
+@click.pass_context
+def retire_command(context: click.Context, /, name: str, users: str | None) -> None:
+    """Take away all tokens of a user but the newest."""
+    with _refusing():
+        count = _file(context, users).retire(name)
+    click.echo(f"{count} tokens are gone, the newest one is left. {_TAKES_EFFECT}", err=True)
+
+
+def _file(context: click.Context, users: str | None) -> UsersFile:
+    """The file that the verb, the program, the environment or the settings' file names, in this order."""
+    flags: Mapping[str, str | None] = context.find_root().obj or {}
+    path = load_settings(flags if users is None else {**flags, "users": users}, os.environ).users
+    if not path:
+        raise InvalidSetting("which file? Name it: --users FILE, or MQ_USERS")
+    warn_if_open(path)
+    return UsersFile(path)
+
+
+def _ask_password() -> str:
+    """From the terminal, twice and unseen; else the first line of standard input."""
+    if sys.stdin.isatty():
+        password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    check_password(password)
+    return password
+
+
+def _print_token(token: str | None) -> None:
+    if token is not None:
+        click.echo(token)
+        click.echo("This is the token. It cannot be shown again.", err=True)
+    click.echo(_TAKES_EFFECT, err=True)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except InvalidSetting as error:
+        click.echo(f"mq: {error}", err=True)
+        sys.exit(CANNOT_START)

@@ -1,0 +1,101 @@
+"""The verbs ``mq vsqs ...``: a folder as a FIFO queue, with no daemon. Only :mod:`mq.vsqs` does the work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+import click
+
+from mq.errors import MQError
+from mq.vsqs import VISIBILITY_SECONDS, Queue
+
+FAILED: Final = 2
+"""The exit status when the queue cannot be used."""
+NOTHING: Final = 3
+"""The exit status when there is no message, or not that one."""
+
+
+@click.group("vsqs")
+@click.pass_obj
+def vsqs(flags: dict[str, str | None]) -> None:
+    """Use a folder as a queue, without a daemon."""
+    given = [name for name, value in flags.items() if value is not None]
+    if given:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} is for serving; vsqs has no use for it")
+
+
+@vsqs.command()
+@click.argument("folder", metavar="DIR")
+@click.option("--capacity", type=click.IntRange(min=1), metavar="N", help="Refuse when it holds so many messages.")
+@click.option("--create", is_flag=True, help="Make the folder when it is not there.")
+def send(folder: str, capacity: int | None, create: bool) -> None:
+    """Publish standard input as one message; print its id."""
+    with _open(folder, capacity, create) as queue:
+        click.echo(queue.publish(sys.stdin.buffer.read()))
+
+
+@vsqs.command()
+@click.argument("folder", metavar="DIR")
+@click.option(
+    "--visibility",
+    default=VISIBILITY_SECONDS,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long it is hidden; delete it until then.",
+)
+@click.option(
+    "--timeout",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long to wait for a message; inf is for ever.",
+)
+@click.option("--delete", is_flag=True, help="Delete it once it is printed.")
+def receive(folder: str, visibility: float, timeout: float, delete: bool) -> None:
+    """Print the first message; its id goes to standard error. Exits with 3 when there is none."""
+    with _open(folder) as queue:
+        message = queue.receive(visibility, timeout)
+        if message is None:
+            sys.exit(NOTHING)
+        sys.stdout.buffer.write(message.body)
+        sys.stdout.buffer.flush()
+        click.echo(message.id, err=True)
+        if delete:
+            message.delete()
+
+
+@vsqs.command()
+@click.argument("folder", metavar="DIR")
+@click.argument("id")
+def delete(folder: str, id: str) -> None:
+    """Delete a message, whoever received it. Exits with 3 when it is not there."""
+    with _open(folder) as queue:
+        if not queue.delete(id):
+            _end(f"no message {id} is there: it was deleted, or never published", NOTHING)
+
+
+@vsqs.command()
+@click.argument("folder", metavar="DIR")
+def size(folder: str) -> None:
+    """Print how many messages there are, those being processed included."""
+    with _open(folder) as queue:
+        click.echo(queue.size())
+
+
+@contextmanager
+def _open(folder: str, capacity: int | None = None, create: bool = False) -> Iterator[Queue]:
+    try:
+        with Queue(folder, capacity=capacity, create=create) as queue:
+            yield queue
+    except MQError as error:
+        _end(str(error), FAILED)
+
+
+def _end(text: str, status: int) -> NoReturn:
+    click.echo(f"mq: {text}", err=True)
+    sys.exit(status)
