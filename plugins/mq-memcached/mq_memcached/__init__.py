@@ -6,3 +6,7 @@
   changed.
 * :mod:`mq_memcached.simple` is SimpleMessageQueue: synchronous, one class, one lock for each queue.
 """
+
+from mq_memcached.simple import QueueLocked, SimpleMessageQueue
+
+__all__ = ["QueueLocked", "SimpleMessageQueue"]

@@ -59,13 +59,20 @@ class Link:
         return replies
 
     async def values(self, keys: Iterable[bytes]) -> Values:
-        """The values of `keys`, where there are any.
+        """The values of `keys`, where there are any. Asked once more when a connection turns out to be an old one.
 
         Raises:
             As :meth:`ask`.
         """
+        commands, is_connected = list(protocol.get(keys)), self._stream is not None
+        try:
+            replies = await self.ask(commands)
+        except Lost:
+            if not is_connected:
+                raise
+            replies = await self.ask(commands)
         found: Values = {}
-        for reply in await self.ask(protocol.get(keys)):
+        for reply in replies:
             found.update(self.collected(reply))
         return found
 

@@ -1,0 +1,100 @@
+"""A memcached of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from typing import Final
+from urllib.parse import unquote
+
+PROGRAM: Final = shutil.which("memcached")
+"""Where the program is; None where it is not installed."""
+PATIENCE_SECONDS: Final = 20
+
+
+class Server:
+    """One memcached on a free port of 127.0.0.1.
+
+    Args:
+        flags: of its command line; -M, as it should be, where there are none.
+    """
+
+    def __init__(self, *flags: str) -> None:
+        self._flags = flags or ("-M",)
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def address(self) -> str:
+        """Of a store; add a prefix to have one of its own."""
+        return f"memcached://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Again, on the same port; what was in it is lost."""
+        assert PROGRAM is not None
+        user = ["-u", "nobody"] if os.getuid() == 0 else []
+        arguments = [PROGRAM, "-l", "127.0.0.1", "-p", str(self.port), "-U", "0", *user, *self._flags]
+        self._process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
+        ends = time.monotonic() + PATIENCE_SECONDS
+        while not self.answers():
+            assert self._process.poll() is None, f"memcached ended with {self._process.returncode}"
+            assert time.monotonic() < ends, "memcached does not answer"
+            time.sleep(0.01)
+
+    def answers(self) -> bool:
+        """Whether it takes connections."""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    def stop(self) -> None:
+        """At once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """It does not answer any more, and its port stays open."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It answers again."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def ask(self, line: str) -> list[str]:
+        """A command by hand; the lines of its reply."""
+        with socket.create_connection(("127.0.0.1", self.port), 5) as connection, connection.makefile("rwb") as file:
+            file.write(line.encode() + b"\r\n")
+            file.flush()
+            lines = [file.readline().decode().rstrip()]
+            while lines[-1].startswith(("STAT", "VALUE", "key=")):
+                lines.append(file.readline().decode().rstrip())
+            return lines
+
+    def listed(self) -> set[str]:
+        """All keys that stay, the ballast's excepted."""
+        with socket.create_connection(("127.0.0.1", self.port), 5) as connection, connection.makefile("rwb") as file:
+            file.write(b"lru_crawler metadump all\r\n")
+            file.flush()
+            found = set()
+            while not (line := file.readline()).startswith(b"END"):
+                key, expires, *_ = line.decode().split()
+                if expires == "exp=-1":
+                    found.add(unquote(key.removeprefix("key=")))
+            return {key for key in found if not key.startswith("e:" + "0" * 20)}
+
+
+def free_port() -> int:
+    """A TCP port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
