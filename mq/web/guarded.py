@@ -15,10 +15,10 @@ from h2.connection import H2Connection
 from h2.events import Event as H2Event
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import (
     ASGIFramework,
@@ -57,7 +57,14 @@ class GuardedServer(TCPServer):
     async def _read_data(self) -> None:
         assert isinstance(self.protocol.protocol, H11Protocol)  # every connection begins as that
         _guard_http1(self.protocol.protocol)
-        await super()._read_data()
+        data = b"x"
+        while data:  # as Hypercorn does, but for its time limit, which costs memory and is never set
+            try:
+                data = bytes(await self.stream.receive_some(MAX_RECV))
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                break
+            await self.protocol.handle(RawData(data))
+        await self.protocol.handle(Closed())
         await self.idle_task.stop()  # nobody is left to be idle; a broken connection would stay for as long as that
 
     async def _continue(self) -> None:

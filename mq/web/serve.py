@@ -13,7 +13,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final
 
 import trio
@@ -26,7 +25,7 @@ from mq.errors import MQError
 from mq.message import shorten
 from mq.web.guarded import GuardedServer
 from mq.web.handshake import shake_hands
-from mq.web.watched import WatchedStream
+from mq.web.watched import Watch, WatchedStream
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +70,17 @@ async def serve(
     listeners = await _listen(address, port)
     connections = _Connections(app, certificates)
     scheme = "https" if certificates else "http"
-    async with trio.open_nursery() as running:
-        async with trio.open_nursery() as accepting:
-            accepting.start_soon(_accept, connections.serve, listeners, running)
-            task_status.started([_url(scheme, listener) for listener in listeners])
-            await stop()
-            accepting.cancel_scope.cancel()
-        await connections.finish()
-        running.cancel_scope.deadline = trio.current_time() + grace_seconds
+    async with trio.open_nursery() as watching:
+        watching.start_soon(connections.watch.run)
+        async with trio.open_nursery() as running:
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(_accept, connections.serve, listeners, running)
+                task_status.started([_url(scheme, listener) for listener in listeners])
+                await stop()
+                accepting.cancel_scope.cancel()
+            await connections.finish()
+            watching.cancel_scope.deadline = trio.current_time() + grace_seconds
+        watching.cancel_scope.cancel()
 
 
 def first_of(error: BaseException) -> BaseException:
@@ -89,13 +91,18 @@ def first_of(error: BaseException) -> BaseException:
 
 
 class _Connections:
-    """Serves connections, each on its own."""
+    """Serves connections, each on its own.
+
+    Attributes:
+        watch: ends those that are of no use; has to run.
+    """
 
     def __init__(self, app: ASGIFramework, certificates: Certificates | None) -> None:
         self._app = app
         self._certificates = certificates
         self._config = _hypercorn_config()
         self._context = WorkerContext(None)
+        self.watch = Watch(SILENT_SECONDS)
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end."""
@@ -109,9 +116,7 @@ class _Connections:
     async def _serve(self, watched: WatchedStream) -> None:
         server = GuardedServer(self._app, self._config, self._context, watched)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_run_then_cancel, partial(watched.close_when_silent, SILENT_SECONDS), nursery)
-                nursery.start_soon(_run_then_cancel, server.run, nursery)
+            await self.watch.serve(watched, server.run)
         except* Exception as faults:  # noqa: BLE001 # for the reason below
             # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by. None
             # of them is the app's or the broker's: the app answers 500 to its own, the broker fails in its own nursery.
@@ -153,11 +158,6 @@ async def _accept(
     serve: Callable[[trio.SocketStream], Awaitable[None]], listeners: list[trio.SocketListener], running: trio.Nursery
 ) -> None:
     await trio.serve_listeners(serve, listeners, handler_nursery=running)
-
-
-async def _run_then_cancel(run: Callable[[], Awaitable[None]], nursery: trio.Nursery) -> None:
-    await run()
-    nursery.cancel_scope.cancel()
 
 
 def _url(scheme: str, listener: trio.SocketListener) -> str:

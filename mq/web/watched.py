@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Final
+
 import trio
+
+_LOOKS: Final = 100
+"""How often it is looked, at the most, in the time that a client may be silent."""
 
 TLSStream = trio.SSLStream[trio.SocketStream]
 
@@ -51,18 +57,62 @@ class WatchedStream:
         """What one request makes us do: while it is under way, the silence is ours."""
         return Work(self)
 
-    async def close_when_silent(self, seconds: float) -> None:
-        """Return once no bytes have passed for so long. Then, or when cancelled, the socket is closed, at once: that
-        ends even a send that is shielded from cancellation."""
+    @property
+    def silent_since(self) -> float:
+        """Since when the client has had nothing to say, on Trio's clock; until now where the silence is ours."""
+        return trio.current_time() if self.at_work else self.last_used
+
+
+class Watch:
+    """Ends the connections whose clients are silent for too long: one task for all of them, as a waiting one must not
+    cost more than it has to.
+
+    Args:
+        seconds: how long no bytes may pass.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._scopes: dict[WatchedStream, trio.CancelScope] = {}
+        self._somebody = trio.Event()
+        self._pause = trio.CancelScope()
+
+    async def serve(self, stream: WatchedStream, serve: Callable[[], Awaitable[None]]) -> None:
+        """Serve a connection, until that ends or its client has been silent for too long."""
+        with trio.CancelScope() as scope:
+            self._scopes[stream] = scope
+            self._somebody.set()
+            try:
+                await serve()
+            finally:
+                del self._scopes[stream]
+                if not self._scopes:  # a daemon with nothing to do does not wake up
+                    self._somebody = trio.Event()
+                    self._pause.cancel()
+
+    async def run(self) -> None:
+        """Watch. When this is cancelled every socket is closed, at once: that ends even a send that is shielded."""
         try:
             while True:
-                since = trio.current_time() if self.at_work else self.last_used
-                remaining = since + seconds - trio.current_time()
-                if remaining <= 0:
-                    return
-                await trio.sleep(remaining)
+                await self._somebody.wait()
+                with trio.CancelScope(deadline=self._end_silent()) as self._pause:
+                    await trio.sleep_forever()
         finally:
-            self.socket.close()
+            for stream in self._scopes:
+                stream.socket.close()
+
+    def _end_silent(self) -> float:
+        """End those that were silent for too long; when to look again."""
+        now = trio.current_time()
+        next_time = now + self._seconds
+        for stream, scope in self._scopes.items():
+            end = stream.silent_since + self._seconds
+            if end <= now:
+                stream.socket.close()
+                scope.cancel()
+            else:
+                next_time = min(next_time, end)
+        return max(next_time, now + self._seconds / _LOOKS)
 
 
 class Work:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from mq.web.watched import WatchedStream
+from mq.web.watched import Watch, WatchedStream
 
 
 class Socket:
@@ -22,15 +24,58 @@ def watched() -> tuple[WatchedStream, trio.StapledStream]:
     return WatchedStream(ours), theirs
 
 
-async def test_silence_ends_it(autojump_clock: MockClock) -> None:
+@pytest.fixture
+def watch(nursery: trio.Nursery) -> Watch:
+    watch = Watch(10)
+    nursery.start_soon(watch.run)
+    return watch
+
+
+async def test_silence_ends_it(autojump_clock: MockClock, watch: Watch) -> None:
     stream, _ = watched()
-    await stream.close_when_silent(10)
+    await watch.serve(stream, trio.sleep_forever)
     assert trio.current_time() == 10
     assert stream.socket.is_closed
 
 
+async def test_each_has_its_own_silence(autojump_clock: MockClock, watch: Watch, nursery: trio.Nursery) -> None:
+    ended = []
+
+    async def serve(begin: float) -> None:
+        await trio.sleep(begin)
+        stream, _ = watched()
+        await watch.serve(stream, trio.sleep_forever)
+        ended.append((begin, trio.current_time()))
+
+    async with trio.open_nursery() as serving:
+        for begin in (0, 3, 30):  # the last one comes when nobody is left
+            serving.start_soon(serve, begin)
+    assert ended == [(0, 10), (3, 13), (30, 40)]
+
+
+async def test_what_ends_by_itself_is_watched_no_more(autojump_clock: MockClock, watch: Watch) -> None:
+    stream, _ = watched()
+    await watch.serve(stream, partial(trio.sleep, 1))
+    await trio.sleep(20)
+    assert not stream.socket.is_closed
+
+
+async def test_while_we_are_at_work_the_silence_is_ours(autojump_clock: MockClock, watch: Watch) -> None:
+    stream, _ = watched()
+    work = stream.work()
+
+    async def serve() -> None:
+        work.begin()
+        await trio.sleep(100)
+        work.end()
+        await trio.sleep_forever()
+
+    await watch.serve(stream, serve)
+    assert trio.current_time() == 110
+
+
 @pytest.mark.parametrize("direction", ["in", "out"])
-async def test_bytes_keep_it_open(autojump_clock: MockClock, nursery: trio.Nursery, direction: str) -> None:
+async def test_bytes_keep_it_open(autojump_clock: MockClock, watch: Watch, direction: str) -> None:
     stream, theirs = watched()
 
     async def chatter() -> None:
@@ -41,14 +86,24 @@ async def test_bytes_keep_it_open(autojump_clock: MockClock, nursery: trio.Nurse
             else:
                 await theirs.send_all(b"x")
                 await stream.receive_some()
+        await trio.sleep_forever()
 
-    nursery.start_soon(chatter)
-    await stream.close_when_silent(10)
+    await watch.serve(stream, chatter)
     assert trio.current_time() == 55
 
 
-async def test_cancelling_it_closes_the_socket(autojump_clock: MockClock) -> None:
+async def test_cancelling_it_closes_the_sockets(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     stream, _ = watched()
+    watch = Watch(10)
+
+    async def shielded() -> None:
+        with trio.CancelScope(shield=True):
+            while not stream.socket.is_closed:
+                await trio.sleep(0.1)
+
     with trio.move_on_after(1):
-        await stream.close_when_silent(10)
+        async with trio.open_nursery() as both:
+            both.start_soon(watch.run)
+            both.start_soon(watch.serve, stream, shielded)
     assert stream.socket.is_closed
+    assert trio.current_time() < 2
