@@ -22,6 +22,7 @@ from mq_memcached.ballast import Ballast
 from mq_memcached.chains import Chains
 from mq_memcached.keys import Keys
 from mq_memcached.link import Link, Lost, Refused
+from mq_memcached.own import OwnChanges
 from mq_memcached.places import UNPLACED, Draft, Incarnations, Parcel, Place, decode, encode
 from mq_memcached.protocol import DELETED, NO_ROOM, STORED, Command, Item, Reply
 from mq_memcached.records import Records
@@ -60,14 +61,18 @@ class Batches:
         chains: lists what is there.
         records: knows the queues.
         ballast: gives room to moves when there is no other.
+        own: told of what is done.
     """
 
-    def __init__(self, link: Link, keys: Keys, chains: Chains, records: Records, ballast: Ballast) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, chains: Chains, records: Records, ballast: Ballast, own: OwnChanges
+    ) -> None:
         self._link = link
         self._keys = keys
         self._chains = chains
         self._records = records
         self._ballast = ballast
+        self._own = own
         self._doubts: list[Doubt] = []
 
     async def commit(
@@ -251,6 +256,7 @@ class Batches:
                 for place in _arrived(draft)
             ):
                 done.append(draft)
+                self._own.note(self._keys.entry(draft.id), draft.value if draft.places else None)
             else:  # whoever tidies took our slot for a dead writer's: as if it had not been done
                 self._doubts.append(Doubt(draft.id, draft.item, draft.tag))
         for draft, answer in losers:

@@ -32,6 +32,10 @@ class Keys:
         """Of a message."""
         return b"%be:%b" % (self._prefix, id.encode())
 
+    def id_of(self, key: bytes) -> MessageId:
+        """Whose entry that is."""
+        return str.__new__(MessageId, key[-36:].decode())
+
     def ballast(self, number: int) -> bytes:
         """As long as that of an entry, so that one gives its room to the other."""
         return b"%be:%036d" % (self._prefix, number)

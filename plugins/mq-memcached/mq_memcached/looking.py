@@ -19,6 +19,7 @@ from mq_memcached.batches import part_keys
 from mq_memcached.chains import Chains
 from mq_memcached.keys import Keys
 from mq_memcached.link import Link
+from mq_memcached.own import OwnChanges
 from mq_memcached.places import Incarnations, Place, decode, entry_at, unpack
 from mq_memcached.protocol import DELETED, Item, Values
 from mq_memcached.records import Records
@@ -53,13 +54,15 @@ class Looking:
         keys: names what is there.
         chains: lists what is there.
         records: knows the queues.
+        own: tells what this process changes meanwhile.
     """
 
-    def __init__(self, link: Link, keys: Keys, chains: Chains, records: Records) -> None:
+    def __init__(self, link: Link, keys: Keys, chains: Chains, records: Records, own: OwnChanges) -> None:
         self._link = link
         self._keys = keys
         self._chains = chains
         self._records = records
+        self._own = own
         self._seen: dict[bytes, _Seen] = {}
 
     async def scan(self, state: State, queue: str | None, limit: int | None) -> list[Entry]:
@@ -68,22 +71,24 @@ class Looking:
         Raises:
             StorageFull: no server.
         """
-        if queue is not None:
-            chains = {self._keys.chain_of_queue(queue)}
-        else:
-            walk = await self._chains.walk(self._keys.registry)
-            chains = {chain for chain in walk.slots.values() if chain.startswith(b"q.")}
-        counts = await self._link.values(map(self._keys.changes, chains))
-        places = []
-        for chain in sorted(chains):
-            count = counts.get(self._keys.changes(chain))
-            if count is not None:
-                places += await self._places(chain, count.value)
-        wanted = {state} if state is not State.REMOVED else {State.REMOVED, State.READY}
-        places = [(id, place) for id, place in places if place.state in wanted and queue in (None, place.queue)]
-        incarnations = await self._incarnations(place.queue for _, place in places if place.state is State.READY)
-        entries = (entry_at(id, place, incarnations) for id, place in places)
+        with self._own.noted() as changes:
+            chains = await self._chains_of(queue)
+            counts = await self._link.values(map(self._keys.changes, chains))
+            places = []
+            for chain in sorted(chains):
+                count = counts.get(self._keys.changes(chain))
+                if count is not None:
+                    places += await self._places(chain, count.value)
+            incarnations = await self._incarnations(place.queue for _, place in places if place.state is State.READY)
+            places = self._corrected(queue, places, changes)
+        entries = (entry_at(id, place, incarnations) for id, place in places if queue in (None, place.queue))
         return [entry for entry in entries if entry.state is state][:limit]
+
+    async def _chains_of(self, queue: str | None) -> set[bytes]:
+        if queue is not None:
+            return {self._keys.chain_of_queue(queue)}
+        walk = await self._chains.walk(self._keys.registry)
+        return {chain for chain in walk.slots.values() if chain.startswith(b"q.")}
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is.
@@ -151,6 +156,19 @@ class Looking:
         if dead or walk.length > len(walk.slots):
             await self._tidy(chain)
         return self._seen[chain].places
+
+    def _corrected(
+        self, queue: str | None, places: list[tuple[MessageId, Place]], changes: dict[bytes, bytes | None]
+    ) -> list[tuple[MessageId, Place]]:
+        """What was seen, but for what we have changed since we began to look."""
+        if not changes:
+            return places
+        places = [(id, place) for id, place in places if self._keys.entry(id) not in changes]
+        for key, value in changes.items():
+            for place in decode(value).places if value is not None else ():
+                if queue in (None, place.queue):
+                    places.append((self._keys.id_of(key), place))
+        return places
 
     def _is_of(self, chain: bytes, thing: bytes, place: Place) -> bool:
         return self._keys.chain_of_queue(place.queue) == chain and thing.endswith(place.mark.encode())

@@ -23,6 +23,7 @@ from mq_memcached.chains import Chains
 from mq_memcached.keys import Keys
 from mq_memcached.link import Link
 from mq_memcached.looking import Looking
+from mq_memcached.own import OwnChanges
 from mq_memcached.places import Parcel, pack
 from mq_memcached.records import Records
 from mq_memcached.server import Address, parse_address
@@ -72,9 +73,10 @@ class MemcachedStorage:
         self._watching = Link(address)
         chains = Chains(self._watching, keys)
         self._records = Records(self._watching, keys, chains)
-        self._looking = Looking(self._watching, keys, chains, self._records)
+        own = OwnChanges()
+        self._looking = Looking(self._watching, keys, chains, self._records, own)
         self._ballast = Ballast(self._changing, keys)
-        self._batches = Batches(self._changing, keys, Chains(self._changing, keys), self._records, self._ballast)
+        self._batches = Batches(self._changing, keys, Chains(self._changing, keys), self._records, self._ballast, own)
         self._one_batch = trio.Lock()
         self._useless: Counter[str] = Counter()
         self._max_body = LARGEST_BODY
