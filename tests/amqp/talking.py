@@ -244,3 +244,36 @@ class Peer:
                 arrivals = [queue.popleft() for _ in range(min(most, len(queue)))]
                 taken = self.connection.deliver(channel, tag, arrivals)
                 queue.extendleft(reversed(arrivals[taken:]))
+
+
+def ready(*bodies: bytes, **given: Any) -> Peer:
+    """An open channel, and a queue with some messages."""
+    peer = Peer(**given).open()
+    peer.call(methods.Queue.Declare(queue="q"))
+    peer.send(*(publish("q", body) for body in bodies))
+    assert peer.heard() == []
+    return peer
+
+
+def deliveries(peer: Peer) -> list[tuple[str, int, bytes]]:
+    """(consumer, tag, body) of what was delivered or got; anything else is a mistake."""
+    said = [found for _, found in peer.heard()]
+    found = []
+    while said:
+        method, head = said.pop(0), said.pop(0)
+        body = b""
+        while len(body) < head.body_size:
+            body += said.pop(0).value
+        found.append((getattr(method, "consumer_tag", ""), method.delivery_tag, body))
+    return found
+
+
+def confirms(peer: Peer) -> list[tuple[str, int, bool]]:
+    return [(found.name[6:], found.delivery_tag, found.multiple) for _, found in peer.heard()]
+
+
+def refusal(peer: Peer, *spoken: Any) -> tuple[int, str]:
+    peer.say(*spoken)
+    *_, (_, close) = peer.heard()
+    assert close.name == "Channel.Close"
+    return close.reply_code, close.reply_text
