@@ -7,7 +7,7 @@ history is durable before the message moves; it stays with the id until the mess
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -53,6 +53,7 @@ class Deaths:
         committer: does the moves.
         ids: says when a message joins its new queue.
         settle: called before messages leave their queue.
+        look_again: learns which queues there are, and their settings, where others change them.
         clock_ns: wall clock, nanoseconds since 1970.
         is_shared: whether others bury messages, too.
     """
@@ -64,6 +65,7 @@ class Deaths:
         committer: Committer,
         ids: MessageIds,
         settle: Settle,
+        look_again: Callable[[], Awaitable[None]],
         clock_ns: Callable[[], int],
         *,
         is_shared: bool,
@@ -73,17 +75,19 @@ class Deaths:
         self._committer = committer
         self._ids = ids
         self._settle = settle
+        self._look_again = look_again
         self._clock_ns = clock_ns
         self._is_shared = is_shared
         self._dead: Mailbox[_Dead] = Mailbox()
-        self._missing: set[str] = set()
+        self._orders: dict[MessageId, set[int]] = {}
+        self._missing: set[MessageId] = set()
         self._many = _FEW
 
     async def load(self) -> None:
         """Learn the histories that are in the store, and forget those whose message is in no queue any more."""
-        await self._ledger.load()
+        await self._load()
         for id in self._without_message():
-            self._ledger.forget(id)
+            self.forget(id)
 
     async def learn(self, entries: Iterable[Entry]) -> None:
         """Among others who bury messages, too: read the histories that are not known here.
@@ -91,17 +95,21 @@ class Deaths:
         Raises:
             StorageError: they cannot be read.
         """
-        if self._is_shared and any(entry.meta.order not in (None, self._order(entry.id)) for entry in entries):
-            await self._ledger.load()
+        if self._is_shared and any(self._is_unknown(entry) for entry in entries):
+            await self._load()
 
     def history(self, entry: Entry) -> tuple[Mapping[str, Any], ...]:
         """How a message died before, the latest death first. One that was noted and did not come to pass is none."""
-        kept = self._ledger.get(entry.id) or {"order": 0, "deaths": []}
-        return tuple(kept["deaths"][entry.joined < kept["order"] :])
+        orders = sorted(self._orders.get(entry.id, ()))
+        past = [order for order in orders if order <= entry.joined]
+        if past:
+            return tuple(self._ledger.get(_key(entry.id, past[-1])))
+        return tuple(self._ledger.get(_key(entry.id, orders[0]))[1:]) if orders else ()
 
     def forget(self, id: MessageId) -> None:
         """The message was removed."""
-        self._ledger.forget(id)
+        for order in self._orders.pop(id, ()):
+            self._ledger.forget(_key(id, order))
 
     def is_worn_out(self, entry: Entry) -> bool:
         """Whether a message has been received so often that it has to die when it comes back."""
@@ -150,19 +158,37 @@ class Deaths:
         self._forget_missing()
         with suppress(StorageError):  # a history that is shorter than it could be
             await self.learn(each.entry for each in dead)
-        moves, histories = [], {}
+        if self._is_shared and any(self._grave_of(each.entry) is None for each in dead):
+            await self._look_again()  # a peer may have named one just now
+        moves: list[Move] = []
+        histories: dict[MessageId, tuple[int, list[Mapping[str, Any]]]] = {}
         for entry, reason, *_ in dead:
-            index = self._index(entry)
-            grave = self._grave(index) if index is not None else None
+            grave = self._grave_of(entry)
             if grave is None:
                 moves.append(Move(entry, State.REMOVED))
             else:
                 meta = arriving(grave, self._ids, self._clock_ns)
-                histories[str(entry.id)] = {"order": meta.order, "deaths": self._longer_history(entry, reason)}
+                histories[entry.id] = (meta.order or 0, self._longer_history(entry, reason))
                 moves.append(Move(entry, State.READY, meta, grave.name))
         if histories:
-            await self._ledger.put(histories)
+            await self._put(histories)
         return moves
+
+    async def _put(self, histories: Mapping[MessageId, tuple[int, list[Mapping[str, Any]]]]) -> None:
+        """A history is kept with the place that its message is about to get, by which it is known whether it got
+        there. It has all of those before it."""
+        for id in histories:
+            self.forget(id)
+        for id, (order, _) in histories.items():
+            self._orders[id] = {order}
+        await self._ledger.put({_key(id, order): deaths for id, (order, deaths) in histories.items()})
+
+    async def _load(self) -> None:
+        await self._ledger.load()
+        self._orders.clear()
+        for key in self._ledger:
+            id, _, order = key.partition(",")
+            self._orders.setdefault(MessageId(id), set()).add(int(order))
 
     def _end(self, each: _Dead, move: Move, outcome: Outcome) -> bool:
         """False when it stays where it was. It will be dead again there, and be tried again."""
@@ -176,8 +202,6 @@ class Deaths:
 
     def _put_back(self, each: _Dead, error: MQError, *, is_gone: bool = False) -> None:
         due = trio.current_time() + RETRY_SECONDS if each.is_lease_over else None
-        if is_gone and self._is_shared:
-            self._ledger.forget(each.entry.id)  # somebody else may have buried it, and knows better
         self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE, due)
         each.reply.fail(error)
 
@@ -185,6 +209,10 @@ class Deaths:
         """The queue of a message, if it still is that one and not another of the same name."""
         index = self._catalog.queues.get(entry.queue)
         return index if index is not None and entry.joined >= index.created else None
+
+    def _grave_of(self, entry: Entry) -> QueueIndex | None:
+        index = self._index(entry)
+        return self._grave(index) if index is not None else None
 
     def _is_reprieved(self, each: _Dead) -> bool:
         """A message that was received too often dies only where there is a queue for the dead; if that was deleted
@@ -208,27 +236,26 @@ class Deaths:
         }
         return [death, *self.history(entry)][:_LONGEST_HISTORY]
 
-    def _order(self, id: MessageId) -> int | None:
-        """The place that the message got in the queue of its latest death that is known here."""
-        kept = self._ledger.get(id)
-        return kept["order"] if kept is not None else None
+    def _is_unknown(self, entry: Entry) -> bool:
+        """Whether somebody else may have brought the message to its place."""
+        return entry.meta.order is not None and entry.meta.order not in self._orders.get(entry.id, ())
 
-    def _without_message(self) -> set[str]:
+    def _without_message(self) -> set[MessageId]:
         """The ids of histories whose message is in no queue, as far as is known here."""
-        if not len(self._ledger):
+        if not self._orders:
             return set()
         there = {entry.id for index in self._catalog.queues.values() for entry in index.entries()}
-        return {id for id in self._ledger if id not in there and MessageId(id) not in self._catalog.transit}
+        return {id for id in self._orders if id not in there and id not in self._catalog.transit}
 
     def _forget_missing(self) -> None:
         """Others remove messages, and do not tell: a history whose message was not there twice is forgotten. It is
         looked for when there are twice as many histories as there were."""
-        if self._is_shared and len(self._ledger) > self._many:
+        if self._is_shared and len(self._orders) > self._many:
             missing = self._without_message()
             for id in missing & self._missing:
-                self._ledger.forget(id)
+                self.forget(id)
             self._missing = missing
-            self._many = 2 * len(self._ledger) + _FEW
+            self._many = 2 * len(self._orders) + _FEW
 
 
 def arriving(index: QueueIndex, ids: MessageIds, clock_ns: Callable[[], int]) -> Meta:
@@ -236,3 +263,7 @@ def arriving(index: QueueIndex, ids: MessageIds, clock_ns: Callable[[], int]) ->
     ttl = index.settings.ttl
     expires_ms = None if ttl is None else clock_ns() // 1_000_000 + max(1, round(ttl * 1000))
     return Meta(order=ids.new().time, expires_ms=expires_ms)
+
+
+def _key(id: MessageId, order: int) -> str:
+    return f"{id},{order}"

@@ -64,7 +64,14 @@ class Rooms:
         self.follower = Follower(catalog, storage, ids, clock_ns, fetches.call, sweep=config.peers > 0 and config.mover)
         self._keys = None if config.followed else Keys(self._ledger(keys.KIND), catalog, clock_ns)
         self._deaths = Deaths(
-            self._ledger(deaths.KIND), catalog, committer, ids, self._settle, clock_ns, is_shared=config.peers > 0
+            self._ledger(deaths.KIND),
+            catalog,
+            committer,
+            ids,
+            self._settle,
+            self.follower.load_queues,
+            clock_ns,
+            is_shared=config.peers > 0,
         )
         self.upkeep = Upkeep(catalog, committer, self._jobs, self._deaths, fetches, config, clock_ns)
         learner = Learner(storage, catalog)

@@ -133,7 +133,8 @@ class Clients:
 
     async def _fetch(self, queue: str, *, patient: bool = False) -> bool:
         asked = trio.current_time()
-        reply = await self._ask("GET", f"/{queue}/messages", patient=patient)
+        query = b"" if patient else self._random.choice((b"", b"", b"wait=0.5", b"wait=20"))
+        reply = await self._ask("GET", f"/{queue}/messages", patient=patient, query=query)
         if reply is None or reply.status != 200:
             return False
         id = MessageId(dict(reply.headers)["x-message-id"])
@@ -173,7 +174,9 @@ class Clients:
         if reply is not None and reply.status not in (status, 503):
             self._history.violate(f"P7: {method} {path!r} was answered {reply.status}, not {status}")
 
-    async def _ask(self, method: str, path: str, body: bytes = b"", *, patient: bool = False) -> Reply | None:
+    async def _ask(
+        self, method: str, path: str, body: bytes = b"", *, patient: bool = False, query: bytes = b""
+    ) -> Reply | None:
         """The reply, or None when this client did not wait for it."""
         chunks = _chunks(body, self._random)
         length = len(body) if self._random.random() < 0.8 else None
@@ -181,7 +184,7 @@ class Clients:
         with trio.move_on_after(PATIENCE_SECONDS) as stuck:
             async with aclosing(chunks):
                 with trio.move_on_after(math.inf if patient else self._patience()):
-                    request = Request(method, path.encode(), b"", {}, chunks, length)
+                    request = Request(method, path.encode(), query, {}, chunks, length)
                     reply = await self._random.choice(self._doors).handle(request)
         if stuck.cancelled_caught:
             self._history.violate(f"P9: {method} {path} was not answered in {PATIENCE_SECONDS:.0f} s")

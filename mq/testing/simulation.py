@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import trio
 from trio.testing import MockClock
 
-from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker import Broker, BrokerConfig, mover, open_broker
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS
 from mq.errors import MQError
 from mq.message import MessageIds
@@ -31,8 +31,10 @@ from mq.storage.options import StorageOptions
 from mq.storage.posix import FolderStorage
 from mq.testing.clients import Clients
 from mq.testing.disk import Disk, Medium
+from mq.testing.expected import Expected
 from mq.testing.faults import KINDS, Faults, PowerCut
 from mq.testing.history import History
+from mq.testing.users import Users
 
 START_NS: Final = 1_700_000_000 * 10**9
 STUCK_SECONDS: Final = 7200.0
@@ -60,6 +62,10 @@ class Plan(NamedTuple):
         slow: the longest that one hop to the disk may take, in seconds.
         faults: the kinds that happen.
         clients: how many work at a time.
+        users: how many more do what people expect of a queue.
+        buries: whether there is a queue for the dead. Only where a crash leaves one name of a message that was on its
+            way from a queue to another: elsewhere recovery keeps both (mq/storage/recovery.py).
+        longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
     """
 
     medium: Medium
@@ -70,6 +76,9 @@ class Plan(NamedTuple):
     slow: float
     faults: tuple[str, ...]
     clients: int
+    users: int
+    buries: bool
+    longest_round: int
 
 
 class Report(NamedTuple):
@@ -105,8 +114,9 @@ def make_plan(random: Random) -> Plan:
     """What a seed has in store."""
     syncfs = random.random() < 0.5
     kinds = sorted(KINDS.keys() - (set() if syncfs else {"no handles"}))  # a folder's fsync needs a handle, syncfs none
+    medium = random.choice(list(Medium))
     return Plan(
-        medium=random.choice(list(Medium)),
+        medium=medium,
         brokers=random.choice((1, 1, 1, 2)),
         syncfs=syncfs,
         lives=random.choice((1, 2, 3)),
@@ -114,6 +124,9 @@ def make_plan(random: Random) -> Plan:
         slow=random.choice((0.0, 0.01, 0.3, 3.0)),
         faults=tuple(random.sample(kinds, k=random.choice((0, 0, 1, 2)))),
         clients=random.randint(2, 6),
+        users=random.choice((0, 2, 4)),
+        buries=medium is Medium.ORDERED,
+        longest_round=random.choice((2, mover.LARGEST_ROUND)),
     )
 
 
@@ -129,9 +142,11 @@ class _Run:
         self.set_back_seconds = 0.0
         self.elapsed = 0.0
         self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
+        scarce = "no handles" in self.plan.faults
+        self.expected = Expected(self.history, self._now, self._wall, buries=self.plan.buries, scarce=scarce)
 
     def run(self) -> Report:
-        with _silence():
+        with _silence(), _rounds(self.plan.longest_round):
             for life in range(self.plan.lives):
                 self._note(f"life {life}")
                 self._serve(self._live)
@@ -168,6 +183,9 @@ class _Run:
 
     def _clock_ns(self) -> int:
         return START_NS + round((self._now() - self.set_back_seconds) * 1e9)
+
+    def _wall(self) -> float:
+        return self._now() - self.set_back_seconds
 
     def _note(self, text: str) -> None:
         self.log.append(f"{self._now():10.3f} {text}")
@@ -210,17 +228,26 @@ class _Run:
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
             brokers = [await self._open(stack) for _ in range(self.brokers)]
-            self.faults.cut_at = self.faults.calls + self.random.randint(1, 600) if self.random.random() < 0.8 else None
+            last = 1500 if self.plan.users else 600
+            cut_at = self.faults.calls + self.random.randint(1, last)
+            self.faults.cut_at = cut_at if self.random.random() < 0.8 else None
             self.faults.short_writes = self.random.choice((0.0, 0.1))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._trouble)
-                await Clients(brokers, self.history, self.random, self._note, self.plan.lease_seconds).run(
-                    self.plan.clients
-                )
+                async with trio.open_nursery() as people:
+                    people.start_soon(self._clients(brokers).run, self.plan.clients)
+                    people.start_soon(self._users(brokers).run, self.plan.users)
                 nursery.cancel_scope.cancel()
             self._check_health(brokers)
             self._note("killed at the end of its life")
             raise PowerCut
+
+    def _clients(self, brokers: list[Broker]) -> Clients:
+        return Clients(brokers, self.history, self.random, self._note, self.plan.lease_seconds)
+
+    def _users(self, brokers: list[Broker]) -> Users:
+        lease_seconds = self.plan.lease_seconds
+        return Users(brokers, self.expected, self.history, self.random, self._note, lease_seconds, self._wall)
 
     def _check_health(self, brokers: list[Broker]) -> None:
         """P8: what passes leaves no mark; what does not, stops all changes until a restart."""
@@ -285,11 +312,14 @@ class _Run:
         self.slow, self.brokers = 0.0, 1
         async with AsyncExitStack() as stack:
             broker = await self._open(stack)
-            clients = Clients([broker], self.history, self.random, self._note, self.plan.lease_seconds)
+            clients, users = self._clients([broker]), self._users([broker])
             await clients.check_queues()
             await clients.drain()
+            await users.drain()
             await trio.sleep(LONGEST_LEASE_SECONDS + MARGIN_SECONDS + 1)  # a clock set back holds a lease for as long
             await clients.drain()
+            await users.drain()
+            self.expected.check_lost()
             for queue, id in self.history.missing():
                 self.history.violate(f"P1: {id} of {queue} was acknowledged and is not there")
             await trio.testing.wait_all_tasks_blocked()
@@ -300,6 +330,16 @@ class _Run:
             await check_whole(broker._storage)
         except (AssertionError, MQError) as error:
             self.history.violate(f"the store is not whole: {error}")
+
+
+@contextmanager
+def _rounds(longest: int) -> Iterator[None]:
+    usual = mover.LARGEST_ROUND
+    vars(mover)["LARGEST_ROUND"] = longest
+    try:
+        yield
+    finally:
+        vars(mover)["LARGEST_ROUND"] = usual
 
 
 @contextmanager

@@ -1,0 +1,205 @@
+"""What people expect of a queue, checked against what clients asked for and were told.
+
+For queues that are never deleted. Times are Trio's, in seconds, and go on over restarts; what a time to live is held to
+is the wall clock, which may be set back. Everything here is known to clients alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mq.message import Message
+from mq.testing.history import History
+
+WORK: Final = "w"
+"""A queue whose messages die after some receives, or when they expire."""
+DEAD: Final = "x"
+"""Where they go then."""
+UNIQUE: Final = "u"
+LIMITED: Final = "l"
+MAX_RECEIVES: Final = 3
+MAX_MESSAGES: Final = 5
+_TOLERANCE_SECONDS: Final = 0.002
+
+
+class Sent:
+    """A message, as whoever published it knows it.
+
+    Attributes:
+        queue: where it was published.
+        body: its bytes; like no other but in the unique queue.
+        key: the publisher's key.
+        not_before: the earliest time at which it may be handed out.
+        ttl: seconds that it lives, or None.
+        wall: what the wall clock said then.
+        id: as it was told; None until then.
+        expires: when it expires at the latest, by the wall clock, where that is known.
+        is_stored: whether its publish was acknowledged.
+        may_be_gone: whether somebody tried to remove it.
+        is_gone: when that was acknowledged.
+    """
+
+    def __init__(self, queue: str, body: bytes, key: str | None, not_before: float, ttl: float | None) -> None:
+        self.queue = queue
+        self.body = body
+        self.key = key
+        self.not_before = not_before
+        self.ttl = ttl
+        self.wall = 0.0
+        self.id: str | None = None
+        self.expires: float | None = None
+        self.is_stored = False
+        self.may_be_gone = False
+        self.is_gone: float | None = None
+
+
+class Delivery:
+    """A message that was handed out.
+
+    Attributes:
+        sent: which.
+        queue: from where.
+        message: as it came.
+        asked: when the fetch was asked for.
+    """
+
+    def __init__(self, sent: Sent, queue: str, message: Message, asked: float) -> None:
+        self.sent = sent
+        self.queue = queue
+        self.message = message
+        self.asked = asked
+
+
+class Expected:
+    """The record of one simulated run, over all its restarts.
+
+    Args:
+        history: is told what was broken.
+        now: Trio's clock.
+        wall: the wall clock, in seconds.
+        buries: whether there is a queue for the dead.
+        scarce: whether handles can be scarce: then a history cannot always be read.
+    """
+
+    def __init__(
+        self, history: History, now: Callable[[], float], wall: Callable[[], float], *, buries: bool, scarce: bool
+    ) -> None:
+        self.buries = buries
+        self._scarce = scarce
+        self.sent: list[Sent] = []
+        self.settings: dict[str, dict[str, object]] = {}
+        self._history = history
+        self._now = now
+        self._wall = wall
+        self._by_body: dict[bytes, Sent] = {}
+        self._by_id: dict[str, Sent] = {}
+        self._held_until: dict[str, float] = {}
+        self._holder: dict[str, str] = {}
+
+    def sending(
+        self, queue: str, body: bytes, key: str | None = None, delay: float = 0.0, ttl: float | None = None
+    ) -> Sent:
+        """A publish begins."""
+        sent = Sent(queue, body, key, self._now() + delay, ttl)
+        sent.wall = self._wall()
+        self.sent.append(sent)
+        if queue != UNIQUE:
+            self._by_body[body] = sent
+        return sent
+
+    def stored(self, sent: Sent, id: str) -> None:
+        """It was acknowledged, perhaps once more."""
+        self._learn(sent, id)
+        sent.is_stored = True
+        if sent.ttl is not None and sent.expires is None:
+            sent.expires = max(sent.wall, self._wall()) + sent.ttl  # the clock may have been set back in between
+        limited = [each for each in self.sent if each.queue == LIMITED and each.is_stored and not each.may_be_gone]
+        if len(limited) > MAX_MESSAGES:
+            self._history.violate(f"limit: {LIMITED} holds {len(limited)} messages, more than {MAX_MESSAGES}")
+
+    def found(self, body: bytes, id: str) -> None:
+        """A publish into the unique queue was answered with a message that is there, or was stored."""
+        before = [each for each in self.sent if each.body == body and each.id not in (None, id)]
+        for other in before:
+            if other.is_stored and not other.may_be_gone:
+                self._history.violate(f"unique: {body!r} is there as {other.id}, and was stored as {id}")
+        if id not in self._by_id:
+            self.stored(self.sending(UNIQUE, body), id)
+
+    def fetched(self, queue: str, message: Message, body: bytes, asked: float, wall_asked: float) -> Delivery | None:
+        """A fetch that was asked for at `asked` gave this."""
+        sent = self._by_id.get(message.id) or self._by_body.get(body)
+        if sent is None and queue == UNIQUE:
+            sent = self.sending(UNIQUE, body)
+        if sent is None or sent.body != body:
+            self._history.violate(f"P2/P3: {message.id} of {queue} came with bytes that nobody published")
+            return None
+        self._learn(sent, message.id)
+        delivery = Delivery(sent, queue, message, asked)
+        self._check_times(delivery, wall_asked)
+        self._check_place(delivery)
+        self._held_until.pop(message.id, None)
+        self._holder[message.id] = message.receipt
+        return delivery
+
+    def holding(self, delivery: Delivery, begun: float, seconds: float) -> None:
+        """It is held for so long, from `begun` on at the earliest."""
+        self._held_until[delivery.message.id] = begun + seconds
+
+    def letting_go(self, delivery: Delivery) -> None:
+        """Its lease is about to be changed by its holder, or by one whose lease is over."""
+        if self._holder.get(delivery.message.id) == delivery.message.receipt:
+            self._held_until.pop(delivery.message.id, None)
+
+    def removing(self, delivery: Delivery) -> bool:
+        """A removal by receipt begins; whether another delivery of the message is known."""
+        is_late = self._holder.get(delivery.message.id) != delivery.message.receipt
+        if not is_late:
+            delivery.sent.may_be_gone = True
+            self.letting_go(delivery)
+        return is_late
+
+    def removed(self, delivery: Delivery, *, is_late: bool) -> None:
+        """It was acknowledged."""
+        delivery.sent.may_be_gone = True
+        delivery.sent.is_gone = self._now()
+        if is_late:
+            self._history.violate(f"receipt: {delivery.message.id} was removed by one whose lease was over")
+
+    def check_lost(self) -> None:
+        """Everything that is there was taken out, and its removal noted: what is left is missing."""
+        for sent in self.sent:
+            if sent.is_stored and not sent.may_be_gone and (self.buries or sent.ttl is None):
+                self._history.violate(f"P1: {sent.id} of {sent.queue} was acknowledged and is in no queue")
+
+    def _learn(self, sent: Sent, id: str) -> None:
+        if sent.id is None and id not in self._by_id:
+            sent.id, self._by_id[id] = id, sent
+        elif sent.id != id:
+            self._history.violate(f"key: {sent.body!r} with the key {sent.key} was stored as {sent.id} and as {id}")
+
+    def _check_times(self, delivery: Delivery, wall_asked: float) -> None:
+        id, sent, now = delivery.message.id, delivery.sent, self._now()
+        if sent.is_gone is not None and sent.is_gone < delivery.asked:
+            self._history.violate(f"P5: {id} came back after its removal was acknowledged")
+        if now < self._held_until.get(id, now) - _TOLERANCE_SECONDS:
+            self._history.violate(f"P6: {id} is handed out {self._held_until[id] - now:.3f} s before its lease ends")
+        if delivery.queue != DEAD and now < sent.not_before - _TOLERANCE_SECONDS:
+            self._history.violate(f"delay: {id} came {sent.not_before - now:.3f} s too early")
+        over = min(wall_asked, self._wall()) - (sent.expires or float("inf"))
+        if delivery.queue != DEAD and over > _TOLERANCE_SECONDS:
+            self._history.violate(f"ttl: {id} was handed out {over:.3f} s after it had expired")
+
+    def _check_place(self, delivery: Delivery) -> None:
+        message, sent = delivery.message, delivery.sent
+        if delivery.queue not in (sent.queue, DEAD if sent.queue == WORK else sent.queue):
+            self._history.violate(f"P3: {message.id} of {sent.queue} came out of {delivery.queue}")
+        if self.buries and delivery.queue == WORK and message.receives > MAX_RECEIVES:
+            self._history.violate(f"deaths: {message.id} was received {message.receives} times, and is not dead")
+        told = [(death["queue"], death["reason"]) for death in message.deaths]
+        known = [[(WORK, "receives")], [(WORK, "expired")], *([[]] if self._scarce else [])]
+        if delivery.queue == DEAD and told not in known:
+            self._history.violate(f"deaths: {message.id} is dead and tells {told}")
+        if delivery.queue != DEAD and told:
+            self._history.violate(f"deaths: {message.id} is not dead and tells {told}")

@@ -1,0 +1,250 @@
+"""Users of a simulated broker: they wait, publish in batches, with keys, delays and times to live, and vanish.
+
+They speak to the broker itself, as a program that embeds it. What they see is checked by :mod:`mq.testing.expected`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from mq.broker import Broker, Draft, Published, Removal
+from mq.errors import MQError
+from mq.message import Message
+from mq.testing.clients import PATIENCE_SECONDS
+from mq.testing.expected import DEAD, LIMITED, MAX_MESSAGES, MAX_RECEIVES, UNIQUE, WORK, Delivery, Expected, Sent
+from mq.testing.history import History
+
+_SETTINGS: Final[dict[str, dict[str, Any]]] = {
+    DEAD: {},
+    WORK: {"max_receives": MAX_RECEIVES, "dead_letter_queue": DEAD},
+    UNIQUE: {"unique": True},
+    LIMITED: {"max_messages": MAX_MESSAGES},
+}
+_ALONE: Final = frozenset({UNIQUE, LIMITED})
+"""What is promised only where nobody else works on the store."""
+
+
+class Users:
+    """Several users at work on one or more brokers.
+
+    Args:
+        brokers: each call goes to one of them.
+        expected: what they asked for and were told, over all lives.
+        history: is told what was broken.
+        random: decides everything.
+        note: told of what happens, in words.
+        lease_seconds: how long a lease lasts.
+    """
+
+    def __init__(
+        self,
+        brokers: list[Broker],
+        expected: Expected,
+        history: History,
+        random: Random,
+        note: Callable[[str], None],
+        lease_seconds: float,
+        wall: Callable[[], float],
+    ) -> None:
+        self._brokers = brokers
+        self._expected = expected
+        self._history = history
+        self._random = random
+        self._note = note
+        self._lease_seconds = lease_seconds
+        self._wall = wall
+        self._held: list[Delivery] = []
+        self._queues = [queue for queue in _SETTINGS if len(brokers) == 1 or queue not in _ALONE]
+        if not expected.buries:
+            self._queues.remove(DEAD)
+
+    async def run(self, count: int) -> None:
+        """Let so many users work until each has done what it wanted."""
+        for queue in self._queues:
+            if not await self._make(queue):
+                return
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(self._work, self._random.randint(5, 40))
+
+    async def drain(self) -> None:
+        """Take out and remove whatever there is, until nothing comes any more."""
+        for queue in sorted(_SETTINGS, key=lambda queue: queue == DEAD):  # the dead last: they come from another
+            if await self._brokers[0].has_queue(queue):
+                while await self._fetch(queue, patient=True):
+                    while self._held:
+                        await self._remove(self._held.pop(), patient=True)
+
+    async def _make(self, queue: str) -> bool:
+        """Whether the queue is there, and has the settings that it was once said to have."""
+        broker = self._random.choice(self._brokers)
+        wanted = _SETTINGS[queue] if self._expected.buries or queue != WORK else {}
+        if queue in self._expected.settings:
+            status = await self._ask(f"status {queue}", lambda: broker.status(queue))
+            kept = None if status is None else {name: status.settings.values()[name] for name in wanted}
+            if kept not in (None, wanted):
+                self._history.violate(f"P1: the settings of {queue} are {kept}")
+            return status is not None
+        made = await self._ask(f"make {queue}", lambda: broker.create_queue(queue))
+        changed = made is not None and await self._ask(f"set {queue}", lambda: broker.change_settings(queue, wanted))
+        if changed:
+            self._expected.settings[queue] = dict(wanted)
+        return bool(changed)
+
+    async def _work(self, steps: int) -> None:
+        actions = (self._publish, self._publish_again, self._fetch_some, self._remove_one, self._extend, self._requeue)
+        for _ in range(steps):
+            [action] = self._random.choices(actions, (5, 2, 6, 4, 1, 1))
+            await action()
+            await trio.sleep(self._random.choice((0.0, 0.0, 0.1, self._lease_seconds / 3)))
+
+    # Publishing
+
+    async def _publish(self) -> None:
+        """Several at a time, of all kinds."""
+        queue = self._random.choice(self._queues)
+        if queue == UNIQUE:
+            await self._publish_unique()
+        elif queue != DEAD:
+            await self._send([self._new(queue) for _ in range(self._random.choice((1, 1, 3, 12)))])
+
+    def _new(self, queue: str) -> Sent:
+        random = self._random
+        body = f"{random.getrandbits(64):016x}".encode()
+        key = f"{random.getrandbits(32):08x}" if len(self._brokers) == 1 and random.random() < 0.4 else None
+        if queue != WORK:
+            return self._expected.sending(queue, body, key)
+        return self._expected.sending(
+            queue,
+            body,
+            key,
+            delay=random.choice((0.0, 0.0, 0.0, 0.2, 3.0)),
+            ttl=random.choice((None, None, None, 0.1, 2.0, 40.0)),
+        )
+
+    async def _publish_again(self) -> None:
+        """With the same key as before: it was not answered, or the answer was lost on the way."""
+        keyed = [sent for sent in self._expected.sent if sent.key is not None]
+        if keyed and len(self._brokers) == 1:
+            await self._send([self._random.choice(keyed[-10:])])
+
+    async def _send(self, sent: list[Sent]) -> None:
+        now = trio.current_time()
+        drafts = [Draft(each.body, {}, max(0.0, each.not_before - now), each.ttl, each.key) for each in sent]
+        broker, queue = self._random.choice(self._brokers), sent[0].queue
+        outcomes = await self._ask(f"publish {len(sent)}", lambda: broker.publish_many(queue, drafts))
+        for each, outcome in zip(sent, outcomes or [], strict=False):
+            if isinstance(outcome, Published):
+                self._expected.stored(each, outcome.id)
+
+    async def _publish_unique(self) -> None:
+        bodies = [b"%d" % self._random.randrange(4) for _ in range(self._random.choice((1, 3)))]
+        broker = self._random.choice(self._brokers)
+        drafts = [Draft(body) for body in bodies]
+        outcomes = await self._ask("publish unique", lambda: broker.publish_many(UNIQUE, drafts))
+        for body, outcome in zip(bodies, outcomes or [], strict=False):
+            if isinstance(outcome, Published):
+                self._expected.found(body, outcome.id)
+
+    # Consuming
+
+    async def _fetch_some(self) -> None:
+        await self._fetch(self._random.choice(self._queues))
+
+    async def _fetch(self, queue: str, *, patient: bool = False) -> bool:
+        random = self._random
+        broker, most = random.choice(self._brokers), random.choice((1, 1, 4))
+        wait = 0.0 if patient else random.choice((0.0, 0.0, 0.3, 5.0, self._lease_seconds))
+        visibility = random.choice((None, None, 0.2, 2 * self._lease_seconds))
+        asked, wall_asked = trio.current_time(), self._wall()
+        messages = await self._ask(
+            f"fetch {queue}",
+            lambda: broker.fetch_many(queue, most, wait=wait, visibility=visibility),
+            patient=patient,
+            longest=wait + PATIENCE_SECONDS,
+        )
+        for message in messages or []:
+            await self._take(queue, message, asked, wall_asked, visibility)
+        return bool(messages)
+
+    async def _take(
+        self, queue: str, message: Message, asked: float, wall_asked: float, visibility: float | None
+    ) -> None:
+        body = await message.body.read()
+        await message.body.aclose()
+        delivery = self._expected.fetched(queue, message, body, asked, wall_asked)
+        if delivery is not None:
+            self._expected.holding(delivery, asked, self._lease_seconds if visibility is None else visibility)
+            self._held.append(delivery)
+
+    def _pick(self) -> Delivery | None:
+        return self._held.pop(self._random.randrange(len(self._held))) if self._held else None
+
+    async def _remove_one(self) -> None:
+        """Perhaps long after the lease has ended."""
+        delivery = self._pick()
+        if delivery is not None:
+            await self._remove(delivery)
+
+    async def _remove(self, delivery: Delivery, *, patient: bool = False) -> None:
+        broker, message = self._random.choice(self._brokers), delivery.message
+        is_late = self._expected.removing(delivery)
+        outcome = await self._ask(
+            "remove",
+            lambda: broker.remove_many(delivery.queue, [Removal(message.id, message.receipt)]),
+            patient=patient,
+        )
+        if outcome == [None]:
+            self._expected.removed(delivery, is_late=is_late)
+
+    async def _extend(self) -> None:
+        delivery = self._pick()
+        if delivery is None:
+            return
+        broker, message = self._random.choice(self._brokers), delivery.message
+        seconds, begun = self._random.choice((0.1, 7.0, self._lease_seconds)), trio.current_time()
+        self._expected.letting_go(delivery)
+
+        async def extend() -> bool:
+            await broker.extend(delivery.queue, message.id, seconds, receipt=message.receipt)
+            return True
+
+        if await self._ask("extend", extend):
+            self._expected.holding(delivery, begun, seconds)
+        self._held.append(delivery)
+
+    async def _requeue(self) -> None:
+        delivery = self._pick()
+        if delivery is not None:
+            broker, message = self._random.choice(self._brokers), delivery.message
+            self._expected.letting_go(delivery)
+            await self._ask("requeue", lambda: broker.requeue(delivery.queue, message.id, receipt=message.receipt))
+
+    async def _ask(
+        self,
+        what: str,
+        call: Callable[[], Awaitable[Any]],
+        *,
+        patient: bool = False,
+        longest: float = PATIENCE_SECONDS,
+    ) -> Any:
+        """The answer, or None when it was refused, or when this user did not wait for it."""
+        answer: Any = None
+        with trio.move_on_after(longest) as stuck, trio.move_on_after(math.inf if patient else self._patience()):
+            try:
+                answer = await call()
+            except MQError as error:
+                self._note(f"{what}: {error}")
+        if stuck.cancelled_caught:
+            self._history.violate(f"P9: {what} was not answered in {longest:.0f} s")
+        self._note(f"{what} -> {'nothing' if answer is None else 'answered'}")
+        return answer
+
+    def _patience(self) -> float:
+        """After how long this user vanishes: mostly never."""
+        return self._random.choice((0.0, 0.001, 0.1, 1.0)) if self._random.random() < 0.1 else math.inf
