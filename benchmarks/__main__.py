@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from benchmarks import backlog, counted, embedded, idle, report, vsqs
+from benchmarks import backlog, counted, embedded, idle, memcached, report, vsqs
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
 
@@ -41,12 +41,17 @@ def _vsqs(folder: str, options: argparse.Namespace) -> list[Figure]:
     return vsqs.measure(folder, options.rounds, min(options.messages, 1000), min(options.backlog, vsqs.LONG))
 
 
+def _memcached(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return memcached.measure(options.rounds, options.messages)
+
+
 BENCHMARKS: Final[dict[str, Benchmark]] = {
     "embedded": _embedded,
     "backlog": _backlog,
     "counted": _counted,
     "idle": _idle,
     "vsqs": _vsqs,
+    "memcached": _memcached,
 }
 
 

@@ -218,7 +218,7 @@ class Batches:
     async def _withdraw(self, draft: Draft) -> None:
         """Take back what was stored for a change that is not made."""
         commands = []
-        for place in _arrived(draft):
+        for place in draft.arrived():
             if place.mark in draft.bodies:
                 commands += [protocol.delete(key) for key in part_keys(self._keys, draft.id, place)]
             commands.append(self._chains.bury(self._keys.chain_of_queue(place.queue), place.slot))
@@ -253,7 +253,7 @@ class Batches:
                 losers.append((draft, answer))
             elif all(
                 self._chains.holds(self._keys.chain_of_queue(place.queue), place.slot, values)
-                for place in _arrived(draft)
+                for place in draft.arrived()
             ):
                 done.append(draft)
                 self._own.note(self._keys.entry(draft.id), draft.value if draft.places else None)
@@ -290,7 +290,7 @@ class Batches:
     def _new_slots(self, drafts: Iterable[Draft]) -> list[tuple[bytes, list[int]]]:
         by_chain: dict[bytes, list[int]] = defaultdict(list)
         for draft in drafts:
-            for place in _arrived(draft):
+            for place in draft.arrived():
                 by_chain[self._keys.chain_of_queue(place.queue)].append(place.slot)
         return list(by_chain.items())
 
@@ -342,9 +342,3 @@ def part_keys(keys: Keys, id: MessageId, place: Place) -> list[bytes]:
 
 def _touched(draft: Draft) -> list[Place]:
     return [*draft.places, *draft.left()]
-
-
-def _arrived(draft: Draft) -> list[Place]:
-    """Places that are new to their chain."""
-    before = {(place.queue, place.slot) for place in decode(draft.item.value).places} if draft.item else set()
-    return [place for place in draft.places if (place.queue, place.slot) not in before]

@@ -51,11 +51,14 @@ class Link:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         replies: list[Reply] = []
+        wanted = list(commands)
+        if not wanted:
+            return replies
         async with self._turn:
             with trio.CancelScope(shield=True):
                 if self._stream is None:
                     await self._connect()
-                replies = await self._exchange(list(commands))
+                replies = await self._exchange(wanted)
         return replies
 
     async def values(self, keys: Iterable[bytes]) -> Values:

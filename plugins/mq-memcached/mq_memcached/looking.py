@@ -26,6 +26,8 @@ from mq_memcached.records import Records
 
 LOOK_AGAIN_SECONDS: Final = 5.0
 """How long what was seen counts where nobody has said that it changed: who did may have died before saying so."""
+_TIDY_SECONDS: Final = 2.0
+"""How often those who look tidy a chain at the most; it costs them time."""
 _PARTS_AT_ONCE: Final = 8
 _FIND_ORDER: Final = (State.NEW, State.READY, State.DELAYED)
 
@@ -64,6 +66,7 @@ class Looking:
         self._records = records
         self._own = own
         self._seen: dict[bytes, _Seen] = {}
+        self._tidy_next: dict[bytes, float] = {}
 
     async def scan(self, state: State, queue: str | None, limit: int | None) -> list[Entry]:
         """Entries in a state.
@@ -153,7 +156,8 @@ class Looking:
                 dead.append(number)
         self._seen[chain] = _Seen(changes, now, values, list(places))
         self._chains.doubt(chain, dead)
-        if dead or walk.length > len(walk.slots):
+        if (dead or walk.length > len(walk.slots)) and now >= self._tidy_next.get(chain, now):
+            self._tidy_next[chain] = now + _TIDY_SECONDS
             await self._tidy(chain)
         return self._seen[chain].places
 

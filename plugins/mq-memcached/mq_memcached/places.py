@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
@@ -73,7 +74,7 @@ def encode(places: list[Place], tag: str) -> bytes:
 
 def decode(value: bytes) -> Known:
     """The entry that has this value."""
-    rows, tag = json.loads(value)
+    rows, tag = json.loads(value.decode())
     return Known(tuple(_place(row) for row in rows), tag)
 
 
@@ -149,10 +150,15 @@ class Draft:
         """Whether anything is to be done at all."""
         return self._before != tuple(self.places)
 
-    @property
+    @cached_property
     def value(self) -> bytes:
-        """The entry as it is to be."""
+        """The entry as it is to be; asked for once all its places have their slots."""
         return encode(self.places, self.tag)
+
+    def arrived(self) -> list[Place]:
+        """Places that are new to their chain."""
+        before = {(place.queue, place.slot) for place in self._before}
+        return [place for place in self.places if (place.queue, place.slot) not in before]
 
     def left(self) -> list[Place]:
         """Places whose slots are of no more use."""
