@@ -10,7 +10,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["mq", "h11", "json", "tomllib", "tests.fuzz.targets"]):
+with atheris.instrument_imports(include=["mq", "h11", "json", "tomllib", "pamqp", "tests.fuzz.targets"]):
     from tests.fuzz.targets import TARGETS
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from mq.web import access as gate
 from mq.web.exchange import Request
 from mq.web.frames import Flood, FrameCounter
 from mq.web.refusals import check_head
+from tests.fuzz import amqp_targets
 from tests.web.talking import stream
 from tests.web.test_anything import is_name, talk
 
@@ -220,6 +221,17 @@ TARGETS: Final = {
         _request, (b"GET\n/q/messages\na\rb", b"POST\n/q/messages\ntext/plain\nhi", b"PUT\n/%2e%2e\n\n", b"HEAD\n/q")
     ),
     "frames": Target(_frames, (b"\0\0\4\3\0\0\0\0\1\0\0\0\0" * 20, b"\0\0\1\1\4\0\0\0\1x", b"\0\0\10\6\0\0\0\0\0")),
+    "amqp begin": Target(amqp_targets.try_begin, (b"AMQP\0\0\x09\x01", b"GET / HTTP/1.1")),
+    "amqp frames": Target(amqp_targets.try_frames, (*amqp_targets.SPOKEN, b"\x08\0\0\0\0\0\0\xce")),
+    "amqp properties": Target(
+        amqp_targets.try_properties, (b"\0\0", b"\xb1\0\x01a\0\0\0\x04\x01at\x01\x02\x02\x0160", b"\x01\0\x0160")
+    ),
+    "amqp table": Target(
+        amqp_targets.try_table,
+        (b"\0\0\0\x04\x01at\x01", b"\0\0\0\x0d\x01aA\0\0\0\x06S\0\0\0\x01x", b"\0\0\0\x0b\x01aT" + b"\0" * 8),
+    ),
+    "amqp name": Target(amqp_targets.try_name, (b"orders", b"_@blue@@a@20b", b"blue\0a b", b"_@@@_@40")),
+    "amqp connection": Target(amqp_targets.try_connection, amqp_targets.SPOKEN),
     "head": Target(_head, (b"GET / HTTP/1.1\r\nHost: mq\r\n\r\n", b"GET / HTTP/1.1\nA: b\r\n c\r\n")),
 }
 """By name."""

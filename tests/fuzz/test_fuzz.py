@@ -9,7 +9,14 @@ import pytest
 from tests.fuzz.fuzzing import fuzz, missing
 from tests.fuzz.targets import TARGETS
 
-RUNS = {"request": 1500, "record": 1500, "settings": 5000, "settings file": 5000}
+RUNS = {
+    "amqp connection": 3000,
+    "amqp frames": 5000,
+    "request": 1500,
+    "record": 1500,
+    "settings": 5000,
+    "settings file": 5000,
+}
 USUAL_RUNS = 20_000
 
 
