@@ -10,7 +10,9 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["mq", "h11", "json", "tomllib", "pamqp", "tests.fuzz.targets"]):
+PARSERS = ["mq", "h11", "json", "tomllib", "pamqp", "python_multipart", "tests.fuzz.targets"]
+
+with atheris.instrument_imports(include=PARSERS):
     from tests.fuzz.targets import TARGETS
 
 if __name__ == "__main__":

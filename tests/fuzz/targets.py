@@ -17,17 +17,21 @@ import h11
 import trio
 
 from mq.access.users_file import check_user_name, parse_users
-from mq.errors import InvalidId, InvalidName, InvalidSetting
+from mq.broker import Draft
+from mq.errors import BatchTooLarge, InvalidId, InvalidName, InvalidRequest, InvalidSetting
 from mq.lifecycle import State
-from mq.message import MessageId, QueueName
+from mq.message import BytesBody, Message, MessageId, Properties, QueueName
 from mq.settings import LINES, Settings, load_settings
 from mq.storage import names
 from mq.storage.fake import FakeCalls, make_calls
 from mq.storage.properties import Sum, decode_attributes, decode_side, encode_attributes, encode_side
 from mq.storage.records import Records
 from mq.web import access as gate
+from mq.web.batches import Entry, decode_drafts, decode_removals, encode_entries, wants_multipart
+from mq.web.endpoints import OPERATIONS
 from mq.web.exchange import Request
 from mq.web.frames import Flood, FrameCounter
+from mq.web.parameters import read_header, read_query
 from mq.web.refusals import check_head
 from tests.fuzz import amqp_targets
 from tests.web.talking import stream
@@ -152,6 +156,36 @@ def _settings_flags(data: bytes) -> None:
             load_settings({line.name: text}, {})
 
 
+def _batch(data: bytes) -> None:
+    """The first line is the content type. What was read is written in the same way by whoever fetches it."""
+    content_type, _, body = data.partition(b"\n")
+    with contextlib.suppress(InvalidRequest, BatchTooLarge):
+        for draft in decode_drafts(content_type.decode("latin-1"), body):
+            if isinstance(draft, Draft) and isinstance(draft.body, bytes):
+                kept = Properties(len(draft.body), None, draft.attributes)
+                entry = Entry(Message("q", MessageId(ID.decode()), BytesBody(draft.body), kept, 1, "r"), draft.body)
+                for accept in ("", "multipart/mixed"):
+                    [again] = decode_drafts(*encode_entries(accept, [entry]))
+                    assert isinstance(again, Draft) or accept == ""
+                    if isinstance(again, Draft):
+                        assert again.body == draft.body
+    with contextlib.suppress(InvalidRequest, BatchTooLarge):
+        decode_removals(content_type.decode("latin-1"), body)
+
+
+def _parameters(data: bytes) -> None:
+    """One line each: a query, an Accept, a header."""
+    query, accept, header = ([*data.split(b"\n", 2), b"", b""])[:3]
+    parameters = [parameter for operation in OPERATIONS for parameter in operation.query]
+    with contextlib.suppress(InvalidRequest, InvalidSetting):
+        for value in read_query(query, parameters).values():
+            assert value is None or value == value  # not a NaN
+    wants_multipart(accept.decode("latin-1"))
+    for parameter in (parameter for operation in OPERATIONS for parameter in operation.headers):
+        with contextlib.suppress(InvalidRequest, InvalidSetting):
+            read_header({parameter.name.lower(): header.decode("latin-1")}, parameter)
+
+
 def _request(data: bytes) -> None:
     """One line each: the method, the path, the content type; the rest is the body."""
     lines = [*data.split(b"\n", 3), b"", b"", b""]
@@ -219,6 +253,19 @@ TARGETS: Final = {
     "settings": Target(_settings_flags, (b"8080", b"1.5", b"64 MiB", b"true", b"nan", b"1e999")),
     "request": Target(
         _request, (b"GET\n/q/messages\na\rb", b"POST\n/q/messages\ntext/plain\nhi", b"PUT\n/%2e%2e\n\n", b"HEAD\n/q")
+    ),
+    "batch": Target(
+        _batch,
+        (
+            b'\n{"body": "x", "delay": 1, "attributes": {"a": "b"}}\n{"base64": "eA=="}',
+            b"multipart/mixed; boundary=b\n--b\r\nX-Message-Delay: 1\r\n\r\nx\r\n--b--\r\n",
+            b'\n{"id": "' + ID + b'", "receipt": "r"}',
+            b'\n{"body": "x", "attributes": {"a": "\\ud800"}}',
+        ),
+    ),
+    "parameters": Target(
+        _parameters,
+        (b'wait=1&max=2.5&visibility=1e3\nmultipart/mixed;q=0.5, */*\nW/"r"', b"state=ready&after=" + ID + b"\n\n*"),
     ),
     "frames": Target(_frames, (b"\0\0\4\3\0\0\0\0\1\0\0\0\0" * 20, b"\0\0\1\1\4\0\0\0\1x", b"\0\0\10\6\0\0\0\0\0")),
     "amqp begin": Target(amqp_targets.try_begin, (b"AMQP\0\0\x09\x01", b"GET / HTTP/1.1")),

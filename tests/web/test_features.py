@@ -1,0 +1,362 @@
+"""What people expect of a queue, asked for over HTTP: each row of docs/http.md, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mq.broker import Broker
+from mq.broker.queue_settings import QueueSettings
+from mq.message import MessageIds
+from mq.web.endpoints import Endpoints
+from mq.web.exchange import Request
+from mq.web.parameters import texts_of
+from tests.web.talking import MAX_BODY, ask, detail, publish, stream
+
+UNKNOWN_ID = str(MessageIds().new())
+SHOWN = {"name", "ready", "leased", "delayed", "oldest_seconds", *QueueSettings.kinds()}
+
+
+@pytest.fixture
+async def endpoints(broker: Broker) -> Endpoints:
+    """With the queues q, r and dead."""
+    for queue in ("q", "r", "dead"):
+        await broker.create_queue(queue)
+    return Endpoints(broker, MAX_BODY)
+
+
+async def call(endpoints: Endpoints, line: str, value: Any = None, **headers: str) -> tuple[int, Any]:
+    """Status, and what the JSON of the reply says, or its detail."""
+    method, _, target = line.partition(" ")
+    path, _, query = target.partition("?")
+    body = b"" if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    reply = await endpoints.handle(Request(method, path.encode(), query.encode(), named, stream(body), len(body)))
+    if reply.status >= 400:
+        return reply.status, detail(reply)
+    if dict(reply.headers).get("content-type") == "application/json":
+        return reply.status, json.loads(reply.body)
+    return reply.status, dict(reply.headers)
+
+
+# Settings
+
+
+async def test_a_queue_shows_all_that_is_set(endpoints: Endpoints) -> None:
+    status, shown = await call(endpoints, "GET /q")
+    assert (status, shown.keys()) == (200, SHOWN)
+    assert (shown["ready"], shown["oldest_seconds"], shown["visibility"]) == (0, None, None)
+    status, shown = await call(endpoints, "PATCH /q", {"visibility": 5, "overflow": "drop-head", "max_messages": 3})
+    assert (status, shown["visibility"], shown["overflow"], shown["max_messages"]) == (200, 5, "drop-head", 3)
+    assert (await call(endpoints, "PATCH /q", {"visibility": None}))[1]["visibility"] is None
+    assert (await call(endpoints, "PATCH /q"))[1]["max_messages"] == 3  # nothing to change is no change
+
+
+@pytest.mark.parametrize(
+    ("patch", "status", "why"),
+    [
+        ({"visibilty": 5}, 400, "did you mean visibility"),
+        ({"nonsense": 5}, 400, "known: visibility"),
+        ({"visibility": 0}, 400, "visibility"),
+        ({"delay": -1}, 400, "delay"),
+        ({"delay": "1"}, 400, "delay"),
+        ({"paused": 1}, 400, "paused"),
+        ({"overflow": "drop"}, 400, "overflow"),
+        ({"max_messages": 1.5}, 400, "max_messages"),
+        ({"max_receives": 3}, 400, "dead_letter_queue"),
+        ({"dead_letter_queue": "nowhere"}, 409, "does not exist"),
+        ({"dead_letter_queue": "../x"}, 400, "dead_letter_queue"),
+        ({"dead_letter_queue": 7}, 400, "dead_letter_queue"),
+        ({"dead_letter_queue": "q"}, 400, "go round: q -> q"),
+        (b"[]", 400, "not a JSON object"),
+        (b"{", 400, "not JSON"),
+        (b'{"delay": NaN}', 400, "delay"),
+        (b'{"delay": 1e999}', 400, "delay"),
+        (b" " * 300_000, 413, "262144"),
+    ],
+)
+async def test_a_setting_that_cannot_be_is_refused_with_all_that_came_with_it(
+    endpoints: Endpoints, patch: Any, status: int, why: str
+) -> None:
+    before = await call(endpoints, "GET /q")
+    asked = {"ttl": 60, **patch} if isinstance(patch, dict) else patch
+    refused, said = await call(endpoints, "PATCH /q", asked)
+    assert (refused, why in said) == (status, True), said
+    assert await call(endpoints, "GET /q") == before
+
+
+async def test_dead_letters_do_not_go_round(endpoints: Endpoints) -> None:
+    assert (await call(endpoints, "PATCH /q", {"dead_letter_queue": "dead", "max_receives": 1}))[0] == 200
+    assert (await call(endpoints, "PATCH /dead", {"dead_letter_queue": "r"}))[0] == 200
+    status, said = await call(endpoints, "PATCH /r", {"dead_letter_queue": "q"})
+    assert (status, "r -> q -> dead -> r" in said) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET /no",
+        "PATCH /no",
+        "POST /no/messages",
+        "GET /no/messages",
+        "GET /no/messages?max=2&wait=1",
+        "POST /no/messages/batch",
+        "POST /no/messages/delete",
+        "POST /no/take",
+        "POST /no/contains",
+        "POST /no/purge",
+        "POST /no/redrive",
+        "GET /no/peek",
+        f"GET /no/messages/{UNKNOWN_ID}",
+        f"PATCH /no/messages/{UNKNOWN_ID}",
+        f"DELETE /no/messages/{UNKNOWN_ID}",
+    ],
+)
+async def test_a_queue_that_is_not_there_is_404(endpoints: Endpoints, line: str) -> None:
+    status, said = await call(endpoints, line, {"visibility": 1} if line.startswith("PATCH /no/m") else None)
+    assert status == 404
+    assert "no" in said
+
+
+async def test_a_full_queue_is_429(endpoints: Endpoints) -> None:
+    await call(endpoints, "PATCH /q", {"max_messages": 1})
+    await publish(endpoints, "q", b"x")
+    reply = await ask(endpoints, "POST", "/q/messages", b"y")
+    assert reply.status == 429
+    assert int(dict(reply.headers)["retry-after"]) > 0
+    assert detail(reply)
+
+
+async def test_a_paused_queue_hands_out_nothing(endpoints: Endpoints) -> None:
+    await publish(endpoints, "q", b"x")
+    await call(endpoints, "PATCH /q", {"paused": True})
+    assert (await call(endpoints, "GET /q/messages"))[0] == 204
+    assert (await call(endpoints, "POST /q/take"))[0] == 204
+    await call(endpoints, "PATCH /q", {"paused": False})
+    assert (await call(endpoints, "GET /q/messages"))[0] == 200
+
+
+# Publishing
+
+
+async def test_a_key_makes_one_message_of_two_requests(endpoints: Endpoints) -> None:
+    first = await call(endpoints, "POST /q/messages", b"x", idempotency_key="k")
+    again = await call(endpoints, "POST /q/messages", b"other", idempotency_key="k")
+    assert (first[0], again[0]) == (201, 200)
+    assert first[1]["x-message-id"] == again[1]["x-message-id"]
+    assert (await call(endpoints, "GET /q"))[1]["ready"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x_message_delay", "-1"),
+        ("x_message_delay", "soon"),
+        ("x_message_delay", "1, 2"),
+        ("x_message_ttl", "0"),
+        ("idempotency_key", ""),
+        ("idempotency_key", "caf\xe9"),
+        ("idempotency_key", "k" * 256),
+        ("x_message_attribute_", "x"),
+        ("x_message_attribute_a", "x" * 16_384),
+        ("content_type", "x" * 16_385),
+    ],
+)
+async def test_a_header_that_cannot_be_is_refused(endpoints: Endpoints, name: str, value: str) -> None:
+    assert (await call(endpoints, "POST /q/messages", b"x", **{name: value}))[0] == 400
+    assert (await call(endpoints, "GET /q"))[1]["ready"] == 0
+
+
+@pytest.mark.parametrize("raw", [b"text", "caf\u00e9 \U0001f600".encode(), b"caf\xe9", b"\xc4\xa0", b"", b"a\tb"])
+async def test_an_attribute_comes_back_as_it_was(endpoints: Endpoints, broker: Broker, raw: bytes) -> None:
+    await call(endpoints, "POST /q/messages", b"x", x_message_attribute_Name=raw.decode("latin-1"))
+    status, headers = await call(endpoints, "GET /q/messages?visibility=0.001")
+    assert headers["x-message-attribute-name" if status == 200 else ""].encode("latin-1") == raw
+    [seen] = await broker.peek("q", state="leased") or await broker.peek("q")
+    assert texts_of(seen.message)["name"].encode("utf-8", "surrogateescape") == raw
+
+
+async def test_an_attribute_may_be_as_long_as_it_says(endpoints: Endpoints) -> None:
+    longest = {"x_message_attribute_a": "x" * (16_384 - 1)}
+    assert (await call(endpoints, "POST /q/messages", b"x", **longest))[0] == 201
+    many = {f"x_message_attribute_a{n}": "x" for n in range(64)}
+    assert (await call(endpoints, "POST /q/messages", b"x", **many))[0] == 201
+    assert (await call(endpoints, "POST /q/messages", b"x", **many, x_message_attribute_b="x"))[0] == 400
+
+
+async def test_a_unique_queue_says_what_it_contains(endpoints: Endpoints) -> None:
+    assert (await call(endpoints, "POST /q/contains", b"x"))[0] == 409
+    await call(endpoints, "PATCH /q", {"unique": True})
+    for body in (b"x", b"", bytes(MAX_BODY)):
+        id = await publish(endpoints, "q", body)
+        assert (await call(endpoints, "POST /q/messages", body))[0] == 200
+        assert await call(endpoints, "POST /q/contains", body) == (200, {"contains": True, "id": id})
+    assert await call(endpoints, "POST /q/contains", b"y") == (200, {"contains": False, "id": None})
+
+
+# Leases
+
+
+@pytest.mark.parametrize("method", ["DELETE", "PATCH"])
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ('"RECEIPT"', 0),
+        ('W/"RECEIPT"', 0),
+        (' "RECEIPT" ', 0),
+        ("*", 0),
+        ('"other"', 412),
+        ('""', 412),
+        ('"RECEIPT", "other"', 400),
+        ("RECEIPT", 400),
+        ('"RECEIPT', 400),
+        ("", 400),
+    ],
+)
+async def test_if_match(endpoints: Endpoints, method: str, given: str, status: int) -> None:
+    id = await publish(endpoints, "q", b"x")
+    receipt = (await call(endpoints, "GET /q/messages"))[1]["etag"].strip('"')
+    value = {"visibility": 60} if method == "PATCH" else None
+    done, said = await call(endpoints, f"{method} /q/messages/{id}", value, if_match=given.replace("RECEIPT", receipt))
+    assert done == (status or (200 if method == "PATCH" else 202)), said
+
+
+async def test_a_lease_is_ended_and_extended(endpoints: Endpoints) -> None:
+    id = await publish(endpoints, "q", b"x")
+    assert (await call(endpoints, f"PATCH /q/messages/{id}", {"visibility": 60}))[0] == 409  # not leased
+    await call(endpoints, "GET /q/messages")
+    assert await call(endpoints, f"PATCH /q/messages/{id}", {"visibility": 60}) == (200, {"id": id, "visibility": 60})
+    assert (await call(endpoints, f"PATCH /q/messages/{id}", {"visibility": 0}))[0] == 200
+    assert (await call(endpoints, "GET /q/messages"))[1]["x-message-receives"] == "2"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({}, {"visibility": -1}, {"visibility": 0.0001}, {"visibility": 43201}, {"visibility": False}),
+        *({"visibility": "1"}, {"visibility": None}, {"visibility": 1, "more": 2}, b"", b"[]", b"x"),
+    ],
+)
+async def test_a_lease_that_cannot_be_is_400(endpoints: Endpoints, value: Any) -> None:
+    id = await publish(endpoints, "q", b"x")
+    await call(endpoints, "GET /q/messages")
+    assert (await call(endpoints, f"PATCH /q/messages/{id}", value))[0] == 400
+
+
+# Looking, and moving what is there
+
+
+async def test_a_message_is_shown_and_left_where_it_is(endpoints: Endpoints) -> None:
+    id = await publish(endpoints, "q", b"x" * MAX_BODY)
+    status, headers = await call(endpoints, f"GET /q/messages/{id}")
+    assert (status, headers["x-message-state"], headers["x-message-receives"]) == (200, "ready", "0")
+    assert "etag" not in headers
+    etag = (await call(endpoints, "GET /q/messages"))[1]["etag"]
+    headers = (await call(endpoints, f"GET /q/messages/{id}"))[1]
+    assert (headers["x-message-state"], headers["etag"]) == ("leased", etag)
+    assert (await call(endpoints, f"GET /q/messages/{UNKNOWN_ID}"))[0] == 404
+
+
+async def test_head_closes_what_it_does_not_send(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    async def aclose(self: object) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr("mq.message.BytesBody.aclose", aclose)
+    id = await publish(endpoints, "q", bytes(MAX_BODY))
+    reply = await ask(endpoints, "HEAD", f"/q/messages/{id}")
+    assert (reply.status, reply.body) == (200, b"")
+    assert dict(reply.headers)["content-length"] == str(MAX_BODY)
+    assert len(closed) == 1
+
+
+async def test_pages_lead_to_one_another(endpoints: Endpoints) -> None:
+    ids = [await publish(endpoints, "q", b"%d" % number) for number in range(7)]
+    seen: list[str] = []
+    line = "GET /q/peek?max=3"
+    while line:
+        method, _, target = line.partition(" ")
+        path, _, query = target.partition("?")
+        reply = await endpoints.handle(Request(method, path.encode(), query.encode(), {}, stream(), None))
+        seen += [json.loads(each)["id"] for each in reply.body.splitlines()]
+        link = dict(reply.headers).get("link", "")
+        line = f"GET {link[1 : link.index('>')]}" if link else ""
+    assert seen == ids
+
+
+@pytest.mark.parametrize("query", ["state=gone", "max=0", "max=1001", "max=1.5", "after=x", "after=", "max=", "page=2"])
+async def test_a_page_that_cannot_be_is_400(endpoints: Endpoints, query: str) -> None:
+    assert (await call(endpoints, f"GET /q/peek?{query}"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    "query", ["wait=-1", "wait=3601", "wait=x", "visibility=0", "visibility=43201", "max=0", "max=1001", "max=-0"]
+)
+async def test_a_fetch_that_cannot_be_is_400_and_leases_nothing(endpoints: Endpoints, query: str) -> None:
+    await publish(endpoints, "q", b"x")
+    assert (await call(endpoints, f"GET /q/messages?{query}"))[0] == 400
+    assert (await call(endpoints, "GET /q"))[1]["ready"] == 1
+
+
+async def test_purge_leaves_what_is_leased(endpoints: Endpoints) -> None:
+    for _ in range(3):
+        await publish(endpoints, "q", b"x")
+    await call(endpoints, "GET /q/messages")
+    assert await call(endpoints, "POST /q/purge") == (200, {"purged": 2})
+    assert (await call(endpoints, "GET /q"))[1]["leased"] == 1
+
+
+async def test_what_died_goes_back(endpoints: Endpoints) -> None:
+    await call(endpoints, "PATCH /q", {"dead_letter_queue": "dead", "max_receives": 1})
+    ids = [await publish(endpoints, "q", b"%d" % number) for number in range(3)]
+    for id in ids:
+        await call(endpoints, "GET /q/messages")
+        await call(endpoints, f"PATCH /q/messages/{id}", {"visibility": 0})
+    deaths = json.loads((await call(endpoints, "GET /dead/messages"))[1]["x-message-deaths"])
+    assert [(death["queue"], death["reason"], death["receives"]) for death in deaths] == [("q", "receives", 1)]
+    await call(endpoints, f"PATCH /dead/messages/{ids[0]}", {"visibility": 0})
+    assert (await call(endpoints, "POST /dead/redrive", {"ids": []}))[1]["moved"] == 0
+    assert (await call(endpoints, "POST /dead/redrive", {"ids": [ids[1]]}))[1] == {"moved": 1, "left": 2}
+    assert (await call(endpoints, "POST /dead/redrive", {"max": 1}))[1] == {"moved": 1, "left": 1}
+    assert (await call(endpoints, "POST /dead/redrive", {"to": "r"}))[1] == {"moved": 1, "left": 0}
+    assert ((await call(endpoints, "GET /q"))[1]["ready"], (await call(endpoints, "GET /r"))[1]["ready"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        ({"to": "nowhere"}, 404),
+        ({"to": "../x"}, 400),
+        ({"to": 7}, 400),
+        ({"to": "dead"}, 400),
+        ({"max": 0}, 400),
+        ({"max": 1001}, 400),
+        ({"max": True}, 400),
+        ({"max": None}, 400),
+        ({"ids": "x"}, 400),
+        ({"ids": [7]}, 400),
+        ({"ids": ["x"]}, 404),
+        ({"too": "r"}, 400),
+        (b"[]", 400),
+    ],
+)
+async def test_a_redrive_that_cannot_be_is_refused(endpoints: Endpoints, value: Any, status: int) -> None:
+    await publish(endpoints, "dead", b"x")
+    assert (await call(endpoints, "POST /dead/redrive", value))[0] == status
+    assert (await call(endpoints, "GET /dead"))[1]["ready"] == 1
+
+
+# The broker
+
+
+async def test_all_queues_and_their_rates(endpoints: Endpoints) -> None:
+    await publish(endpoints, "q", b"x")
+    status, value = await call(endpoints, "GET /-/queues")
+    assert (status, [shown["name"] for shown in value["queues"]]) == (200, ["dead", "q", "r"])
+    assert all(shown.keys() == SHOWN for shown in value["queues"])
+    status, value = await call(endpoints, "GET /-/stats")
+    assert (status, value["queues"].keys()) == (200, {"dead", "q", "r"})
+    assert value["queues"]["q"]["ready"] == 1
