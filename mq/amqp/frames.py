@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from pamqp import base, commands, constants, decode, encode
 
+from mq.amqp import tables
 from mq.amqp.errors import Code, Refused, WrongProtocol
 from mq.amqp.tables import DECODING_ERRORS, LARGEST_TABLE
 
@@ -152,6 +153,8 @@ def _fill(method: base.Frame, data: bytes) -> None:
         kind = method.amqp_type(name)
         if bit and (kind != "bit" or bit == 8):
             data, bit = data[1:], 0
+        if kind == "table":
+            tables.check(data[: 4 + int.from_bytes(data[:4])])
         used, value = decode.by_type(data, kind, bit)
         bit += kind == "bit"
         if used > len(data):

@@ -26,6 +26,8 @@ DECODING_ERRORS: Final = (ValueError, TypeError, struct.error, ArithmeticError, 
 _FIXED: Final = {"t": 1, "b": 1, "B": 1, "s": 2, "u": 2, "I": 4, "i": 4, "l": 8, "L": 8, "f": 4, "d": 8, "D": 5, "T": 8}
 _SIZES: Final = {kind.encode()[0]: size for kind, size in (*_FIXED.items(), ("V", 0), ("\0", 0))}
 _COUNTED: Final = frozenset(b"SAFx")
+_NESTED: Final = frozenset(b"AF")
+_TABLE: Final = ord("F")
 
 
 class Entry(NamedTuple):
@@ -45,25 +47,46 @@ def entries(table: bytes) -> Iterator[Entry]:
     Raises:
         Refused: 502; the bytes are no table.
     """
-    at = 4
-    if len(table) != at + int.from_bytes(table[:at]):
+    if len(table) != 4 + int.from_bytes(table[:4]):
         raise _malformed()
+    at = 4
     while at < len(table):
-        start, key_end = at, at + 1 + table[at]
-        at = _value_end(table, key_end)
-        yield Entry(table[start + 1 : key_end], start, at)
+        start, at = at, _key_end(table, at)
+        key = table[start + 1 : at]
+        at = _value_end(table, at, len(table))
+        yield Entry(key, start, at)
 
 
-def _value_end(table: bytes, at: int) -> int:
-    """Where the value ends whose type stands at `at`."""
-    kind = table[at] if at < len(table) else -1
+def check(table: bytes) -> None:
+    """Whether everything in a table ends where what it is in says. pamqp lets what is in an array end after it.
+
+    Raises:
+        Refused: 502; it does not.
+    """
+    inner = [(entry.start + 1 + len(entry.key), entry.end) for entry in entries(table)]
+    while inner:
+        start, end = inner.pop()
+        kind, at = table[start], start + 5
+        while kind in _NESTED and at < end:
+            place = _key_end(table, at) if kind == _TABLE else at
+            at = _value_end(table, place, end)
+            inner.append((place, at))
+
+
+def _key_end(table: bytes, at: int) -> int:
+    return at + 1 + table[at]
+
+
+def _value_end(table: bytes, at: int, limit: int) -> int:
+    """Where the value ends whose type stands at `at`, which has to be before `limit`."""
+    kind = table[at] if at < limit else -1
     if kind in _COUNTED:
         end = at + 5 + int.from_bytes(table[at + 1 : at + 5])
     elif kind in _SIZES:
         end = at + 1 + _SIZES[kind]
     else:
         raise _malformed()
-    if end > len(table):
+    if end > limit:
         raise _malformed()
     return end
 
@@ -88,12 +111,11 @@ def decoded(table: bytes) -> dict[str, Any]:
     """
     if len(table) > LARGEST_TABLE:
         raise Refused(Code.SYNTAX_ERROR, f"a table of {len(table)} bytes is too large to look into")
+    check(table)
     try:
-        size, values = decode.field_table(table)
+        _, values = decode.field_table(table)
     except DECODING_ERRORS as error:
         raise _malformed() from error
-    if size != len(table):
-        raise _malformed()
     return values if isinstance(values, dict) else {}
 
 

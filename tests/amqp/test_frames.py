@@ -146,6 +146,11 @@ BAD = {
     "unknown method": (raw(1, 1, b"\0\x3c\0\xff"), Code.COMMAND_INVALID),
     "fields that are cut off": (words(methods.Queue.Declare(queue="q"))[7:-1][:-3], Code.SYNTAX_ERROR),
     "fields that go on": (words(methods.Queue.Declare(queue="q"))[7:-1] + b"x", Code.SYNTAX_ERROR),
+    "an array that is shorter than what is in it": (
+        b"\0\x32\0\x14\0\0\1q\1x\0\0\0\0\0\x0e\x01aA\0\0\0\5S\0\0\0\1x\0",
+        Code.SYNTAX_ERROR,
+    ),
+    "a last string that ends early": (b"\0\x14\0\x0b\0\0\0\x09x", Code.SYNTAX_ERROR),
     "a string that ends early": (b"\0\x32\0\x0b\xffab", Code.SYNTAX_ERROR),
     "a name that is no UTF-8": (b"\0\x14\0\x28\0\0\x01\xff\0\0\0\0", Code.SYNTAX_ERROR),
 }

@@ -91,6 +91,9 @@ def test_what_is_no_table_is_refused(raw: bytes) -> None:
     "raw",
     [
         table(b"\x01aZ1"),
+        table(b"\x01aA\0\0\0\6\0S\0\0\1x\0\0"),  # in the array is a string that ends after it: found by fuzzing
+        table(b"\x01aF\0\0\0\x07\x01bS\0\0\0\1x"),  # the same in a table
+        table(b"\x01aA\0\0\0\6F\0\0\0\1\5"),  # and a key that ends after its table
         table(b"\x01aT" + b"\xff" * 8),  # a date that no calendar has
         table(b"\x01aV" * 30_000),  # over the limit of what is decoded
         table(b"\x01\xff" + b"V"),  # a key that is no UTF-8
