@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from benchmarks import backlog, counted, embedded, idle, memcached, report, vsqs
+from benchmarks import backlog, counted, embedded, idle, many, memcached, report, vsqs
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
 
@@ -45,11 +45,16 @@ def _memcached(folder: str, options: argparse.Namespace) -> list[Figure]:
     return memcached.measure(options.rounds, options.messages)
 
 
+def _many(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return many.measure(folder, options.many)
+
+
 BENCHMARKS: Final[dict[str, Benchmark]] = {
     "embedded": _embedded,
     "backlog": _backlog,
     "counted": _counted,
     "idle": _idle,
+    "many": _many,
     "vsqs": _vsqs,
     "memcached": _memcached,
 }
@@ -78,6 +83,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of mq and of the bare loop")
     parser.add_argument("--messages", type=int, default=5000, metavar="N", help="messages a turn")
     parser.add_argument("--backlog", type=int, default=backlog.LONG, metavar="N", help="length of the long backlog")
+    parser.add_argument("--many", type=int, default=many.MANY, metavar="N", help="messages that a start takes up")
     parser.add_argument("--json", metavar="FILE", help="also write all figures there")
     options = parser.parse_args()
     unknown = set(options.names) - set(BENCHMARKS)

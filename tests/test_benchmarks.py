@@ -22,16 +22,17 @@ MESSAGES = 20
 
 @pytest.mark.slow
 def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
-    small = ["--rounds", "1", "--messages", str(MESSAGES), "--backlog", "300"]
+    small = ["--rounds", "1", "--messages", str(MESSAGES), "--backlog", "300", "--many", "300"]
     command = [sys.executable, "-m", "benchmarks", "--root", str(tmp_path), "--json", str(tmp_path / "figures.json")]
     done = subprocess.run(
-        [*command, *small, "embedded", "backlog", "counted", "vsqs"], cwd=TREE, capture_output=True, text=True
+        [*command, *small, "embedded", "backlog", "counted", "many", "vsqs"], cwd=TREE, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
     assert {figure["name"].split(",")[0] for figure in figures} >= {
         "durable publish",
         "fetch and remove",
+        "300 ready: memory",
         "VSQS: durable publish",
     }
     assert all(figure["name"] in done.stdout for figure in figures)

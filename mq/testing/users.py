@@ -131,7 +131,7 @@ class Users:
         """With the same key as before: it was not answered, or the answer was lost on the way."""
         keyed = [sent for sent in self._expected.sent if sent.key is not None]
         if keyed and len(self._brokers) == 1:
-            await self._send([self._random.choice(keyed[-10:])])
+            await self._send([self._random.choice(keyed[-10:])] * self._random.choice((1, 2)))
 
     async def _send(self, sent: list[Sent]) -> None:
         now = trio.current_time()
@@ -159,7 +159,7 @@ class Users:
     async def _fetch(self, queue: str, *, patient: bool = False) -> bool:
         random = self._random
         broker, most = random.choice(self._brokers), random.choice((1, 1, 4))
-        wait = 0.0 if patient else random.choice((0.0, 0.0, 0.3, 5.0, self._lease_seconds))
+        wait = float(queue == DEAD) if patient else random.choice((0.0, 0.0, 0.3, 5.0, self._lease_seconds))
         visibility = random.choice((None, None, 0.2, 2 * self._lease_seconds))
         asked, wall_asked = trio.current_time(), self._wall()
         messages = await self._ask(

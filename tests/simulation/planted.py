@@ -8,7 +8,17 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from mq.broker import consuming, fetching, follow, jobs, upkeep
+from mq.broker import (
+    consuming,
+    deaths,
+    fetching,
+    follow,
+    jobs,
+    keys,
+    ledger,
+    publishing,
+    upkeep,
+)
 from mq.message import MessageIds
 from mq.storage import barrier, batch, posix, recovery
 from mq.testing.simulation import Report, run_seed
@@ -101,6 +111,60 @@ BUGS: Final = {
     "ids go back with the clock": Bug(MessageIds, "new", "if ticks <= self._last:", "if ticks == self._last:"),
     "what is in NEW at the start is left there": Bug(
         follow.Follower, "load", "(State.DELAYED, State.NEW, State.REMOVED)", "(State.DELAYED, State.REMOVED)"
+    ),
+    "a key is not durable before its message": Bug(keys.Keys, "_put", "await self._flush()", "pass"),
+    "a key is forgotten when its message is removed": Bug(
+        keys.Keys, "settle", "if not self._unsettled.isdisjoint(ids):", "if False:"
+    ),
+    "of two who publish with one key each is stored": Bug(
+        publishing.Publishing, "_earlier", "if (index, draft.key) in self._by_key:", "if False:"
+    ),
+    "a history is not durable before its message moves": Bug(
+        deaths.Deaths, "_put", "await self._ledger.put(", "self._ledger.put_later("
+    ),
+    "a ledger forgets what was put while it was written": Bug(
+        ledger.Ledger, "_write", "self._durable = changes", "self._durable = self._changes + 1"
+    ),
+    "a receipt is not compared": Bug(
+        consuming.Consuming, "_locate", "entry.meta.claim != receipt", "entry.meta.claim is None"
+    ),
+    "what has expired is handed out": Bug(
+        upkeep.Upkeep,
+        "is_dead",
+        "((EXPIRED, self._deaths.is_expired), (RECEIVES, self._deaths.is_worn_out))",
+        "((RECEIVES, self._deaths.is_worn_out),)",
+    ),
+    "what was received too often is handed out": Bug(
+        deaths.Deaths,
+        "is_worn_out",
+        "entry.meta.receives < index.settings.max_receives",
+        "entry.meta.receives <= index.settings.max_receives",
+    ),
+    "a limit does not count what is being published": Bug(
+        publishing.Publishing, "_check", "index.total >= settings", "index.total - index.reserved >= settings"
+    ),
+    "a unique queue does not know what is being published": Bug(
+        publishing.Publishing, "_earlier", "if (index, digest) in self._by_digest:", "if False:"
+    ),
+    "a delay is not kept": Bug(upkeep, "_aim", "return Move(", "return to_ready(entry) or Move("),
+    "a settings change is not durable": Bug(
+        posix.FolderStorage,
+        "_put_record",
+        "self._root_open.records.put(kind, key, value if made else self._made_before(key, value))",
+        "made and self._root_open.records.put(kind, key, value)",
+    ),
+    "a wait that is over goes on in line": Bug(
+        consuming.Consuming,
+        "fetch",
+        "request.reply.abandoned, request.waits = False, False",
+        "request.reply.abandoned, request.waits = False, True",
+    ),
+    "a lease that nobody took is not given back": Bug(
+        consuming.Consuming, "fetch", "await self._take_back(request)", "pass"
+    ),
+    "one whom nobody calls waits in vain": Bug(upkeep.Upkeep, "_ready_add", "self._fetches.call(index)", "pass"),
+    "an extended lease ends as before": Bug(
+        jobs.Change, "done", "None if self._seconds is None else time + self._seconds", "self._started + 0.01"
     ),
 }
 
