@@ -18,7 +18,7 @@ README = TREE / "README.md"
 SEEDS = TREE / "docs" / "seeds.md"
 PAGES = sorted([*TREE.glob("*.md"), *(TREE / "docs").rglob("*.md"), *(TREE / "plugins").glob("*/README.md")])
 SEED_ROW = re.compile(r"^\| (?P<number>[A-Z]+\d+) \| (?P<sentence>.+?) \| (?P<kept>.+?) \|$", re.MULTILINE)
-TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+TEST_NAME = re.compile(r"`((?:plugins/[\w-]+/)?tests/[\w/]+\.py)::(\w+)`")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TREE)))
 
