@@ -10,6 +10,7 @@
   kept as it came.
 * :mod:`mq.amqp.topology`: what is declared; :mod:`.declared` are its values, :mod:`.changes` plans, :mod:`.vhost` and
   :mod:`.consumers` its memory, :mod:`.routing` how each type of exchange chooses, :mod:`.arguments` those of queues.
+* :mod:`mq.amqp.carrying`: what the broker keeps of a message. :mod:`.dying`: what a dead letter tells of its way.
 * :mod:`mq.amqp.names`: what any name of AMQP is called in mq.
 * :mod:`mq.amqp.errors`: what is refused, and what that closes.
 

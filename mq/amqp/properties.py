@@ -103,7 +103,8 @@ class Properties:
             Refused: 502; the table of headers is malformed.
         """
         parts = {name: self.raw[start:end] for name, (start, end) in self._spans.items() if name not in without}
-        parts["headers"] = tables.changed(self._headers, headers)
+        if headers:
+            parts["headers"] = tables.changed(self._headers, headers)
         flags, written = 0, []
         for place, (name, _) in enumerate(_LAYOUT):
             if name in parts:
