@@ -109,6 +109,17 @@ async def test_the_request_is_told_as_it_came() -> None:
     assert server.sent[0]["status"] == 201
 
 
+async def test_a_header_that_is_there_twice_is_one_with_a_comma() -> None:
+    async def handle(request: Request) -> Reply:
+        assert request.headers["accept"] == "a/b, c/d"
+        return empty(200)
+
+    server = Asgi(LAST)
+    server.scope["headers"] = [(b"accept", b"a/b"), (b"host", b"mq"), (b"accept", b"c/d")]
+    await server.run(handle)
+    assert server.sent[0]["status"] == 200
+
+
 async def test_a_request_without_any_path_is_told_too() -> None:
     async def handle(request: Request) -> Reply:
         assert request.path == b""
