@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from benchmarks import backlog, counted, embedded, idle, many, memcached, report, vsqs
+from benchmarks import backlog, counted, embedded, http, idle, many, memcached, report, vsqs
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
 
@@ -37,6 +37,10 @@ def _idle(folder: str, options: argparse.Namespace) -> list[Figure]:
     return idle.measure(folder)
 
 
+def _http(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return http.measure(folder, options.rounds, options.messages)
+
+
 def _vsqs(folder: str, options: argparse.Namespace) -> list[Figure]:
     return vsqs.measure(folder, options.rounds, min(options.messages, 1000), min(options.backlog, vsqs.LONG))
 
@@ -55,6 +59,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "counted": _counted,
     "idle": _idle,
     "many": _many,
+    "http": _http,
     "vsqs": _vsqs,
     "memcached": _memcached,
 }

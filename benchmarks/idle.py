@@ -29,7 +29,7 @@ def measure(folder: str) -> list[Figure]:
             [sys.executable, "-m", "mq", "--root", root, "--port", "0", "--delay", "1"], stderr=output
         )
         try:
-            _use(_port(daemon, log))
+            _use(port_of(daemon, log))
             threads = _wait_for_quiet(daemon.pid)
             before = switches(daemon.pid)
             time.sleep(WATCHED_SECONDS)
@@ -51,7 +51,7 @@ def switches(pid: int) -> int:
     return total
 
 
-def _port(daemon: subprocess.Popen[bytes], log: str) -> int:
+def port_of(daemon: subprocess.Popen[bytes], log: str) -> int:
     """Where it listens, which it says at its start."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and daemon.poll() is None:
