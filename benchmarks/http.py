@@ -92,10 +92,14 @@ def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
     Args:
         folder: where roots are made.
         rounds: turns of each kind.
-        messages: in a turn.
+        messages: in a turn; ten times as many clients wait, up to ten thousand.
     """
     with _daemon(folder) as (port, pid):
-        return [*_wake_ups(port, rounds * 100), *_batches(port, rounds, messages), *_waiters(port, pid)]
+        return [
+            *_wake_ups(port, rounds * 100),
+            *_batches(port, rounds, messages),
+            *_waiters(port, pid, min(WAITERS, messages * 10)),
+        ]
 
 
 def _wake_ups(port: int, count: int) -> list[Figure]:
@@ -189,9 +193,9 @@ def _consume_batches(client: Client, count: int) -> None:
         count -= len(lines)
 
 
-def _waiters(port: int, pid: int) -> list[Figure]:
+def _waiters(port: int, pid: int, count: int) -> list[Figure]:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    count = min(WAITERS, most - _OTHER_FILES)
+    count = min(count, most - _OTHER_FILES)
     first = Client(port)
     first.ask("PUT", "/idle")
     before = _kibibytes(pid)

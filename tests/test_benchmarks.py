@@ -25,7 +25,10 @@ def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
     small = ["--rounds", "1", "--messages", str(MESSAGES), "--backlog", "300", "--many", "300"]
     command = [sys.executable, "-m", "benchmarks", "--root", str(tmp_path), "--json", str(tmp_path / "figures.json")]
     done = subprocess.run(
-        [*command, *small, "embedded", "backlog", "counted", "many", "vsqs"], cwd=TREE, capture_output=True, text=True
+        [*command, *small, "embedded", "backlog", "counted", "many", "vsqs", "http"],
+        cwd=TREE,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
@@ -34,6 +37,7 @@ def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
         "fetch and remove",
         "300 ready: memory",
         "VSQS: durable publish",
+        "publish over HTTP",
     }
     assert all(figure["name"] in done.stdout for figure in figures)
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
