@@ -99,10 +99,8 @@ class Removal:
                 continue
             self._bindings[binding] = None
             source = self._vhost.exchanges[binding.source]
-            if source.name in self._exchanges or not source.auto_delete:
-                continue
             self._left[source.name] += 1
-            if self._left[source.name] == len(self._vhost.bindings_from(source.name)):
+            if source.auto_delete and self._left[source.name] == len(self._vhost.bindings_from(source.name)):
                 self._exchanges[source.name] = source
                 into = self._vhost.bindings_to(Destination(False, source.name))
                 waiting += into

@@ -74,12 +74,16 @@ class Fanout:
         return self._bindings
 
 
+_HASH: Final = "#"
+
+
 class _Node:
     """A place in the trie: what follows by word, and the bindings whose pattern ends here."""
 
-    __slots__ = ("bindings", "following")
+    __slots__ = ("bindings", "following", "is_hash")
 
-    def __init__(self) -> None:
+    def __init__(self, word: str = "") -> None:
+        self.is_hash = word == _HASH
         self.following: dict[str, _Node] = {}
         self.bindings: set[Binding] = set()
 
@@ -94,7 +98,7 @@ class Topic:
         """One more."""
         node = self._root
         for word in words(binding.routing_key):
-            node = node.following.setdefault(word, _Node())
+            node = node.following.setdefault(word, _Node(word))
         node.bindings.add(binding)
 
     def remove(self, binding: Binding) -> None:
@@ -114,7 +118,7 @@ class Topic:
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
         """Those whose pattern fits. All places that a pattern can have come to, word by word: no pattern makes that
         more than the trie has, however many ``#`` are in it."""
-        places = _with_hashes({self._root: None})
+        places = _with_hashes({self._root})
         for word in words(routing_key):
             places = _with_hashes(_step(places, word))
         found: set[Binding] = set()
@@ -128,28 +132,21 @@ def words(key: str) -> list[str]:
     return key.split(".") if key else []
 
 
-_HASH: Final = "#"
-
-
-def _step(places: Mapping[_Node, str | None], word: str) -> dict[_Node, str | None]:
-    """Where `word` leads. A place that a hash led to is left by a word, or stays."""
-    after: dict[_Node, str | None] = {}
-    for node, came_by in places.items():
-        if came_by == _HASH:
-            after[node] = _HASH
-        for name in {word, "*"}:
-            if name != _HASH and name in node.following:
-                after.setdefault(node.following[name], None)
+def _step(places: Set[_Node], word: str) -> set[_Node]:
+    """Where `word` leads. A place behind a hash is left by a word, or kept."""
+    after = {node for node in places if node.is_hash}
+    for node in places:
+        after |= {node.following[name] for name in (word, "*") if name in node.following}
     return after
 
 
-def _with_hashes(places: dict[_Node, str | None]) -> dict[_Node, str | None]:
+def _with_hashes(places: set[_Node]) -> set[_Node]:
     """These places, and those where a hash leads that stands for no word."""
     waiting = list(places)
     while waiting:
         follower = waiting.pop().following.get(_HASH)
-        if follower is not None and places.get(follower) != _HASH:
-            places[follower] = _HASH
+        if follower is not None and follower not in places:
+            places.add(follower)
             waiting.append(follower)
     return places
 

@@ -225,6 +225,11 @@ class Topology:
             raise Refused(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost}' in use")
         return Removal(self._vhosts[vhost]).plan(queues=[queue])
 
+    def gone(self, vhost: str, name: str) -> Change:
+        """Plan what goes with a queue that went another way: somebody deleted it over HTTP."""
+        place = self._vhosts[vhost]
+        return Removal(place).plan(queues=[place.queues.get(name) or Queue(vhost, name, durable=True)])
+
     def left(self, vhost: str, name: str) -> Change:
         """Plan that a queue goes that is to go with its last consumer. A consumer has just left it."""
         queue = self._vhosts[vhost].queues.get(name)

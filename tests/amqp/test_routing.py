@@ -81,6 +81,15 @@ def test_a_trie_without_bindings_is_empty() -> None:
     assert topic._root.following == {}  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("gone", "stays"), [("a", "a.b"), ("a.b", "a"), ("#", "#.a"), ("", "a")])
+def test_what_is_removed_takes_nothing_else_along(gone: str, stays: str) -> None:
+    topic = matcher(Kind.TOPIC)
+    topic.add(binding(gone))
+    topic.add(binding(stays))
+    topic.remove(binding(gone))
+    assert topic.match(stays, nothing) == {binding(stays)}
+
+
 def test_many_hashes_cost_no_more_than_the_trie_is_large() -> None:
     topic = matcher(Kind.TOPIC)
     topic.add(binding(".".join(["#", "a"] * 40 + ["b"])))

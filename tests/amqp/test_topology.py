@@ -46,7 +46,7 @@ class Store:
 
     def do(self, change: Change) -> Change:
         for record in change.drops():
-            del self.records[record.kind, record.key]
+            self.records.pop((record.kind, record.key), None)
         for record in change.puts():
             self.records[record.kind, record.key] = json.dumps(record.value)
         self.topology.apply(change)
@@ -304,6 +304,18 @@ def test_a_binding_that_lost_an_end_while_nobody_looked_is_to_be_dropped() -> No
     assert [(record.kind, record.key) for record in store.lost] == [
         key for key in store.records if key[0] == declared.BINDING
     ]
+
+
+@pytest.mark.parametrize("name", ["q", "http"])
+def test_a_queue_that_is_deleted_over_http_leaves_nothing_behind(name: str) -> None:
+    there = {"http"}
+    store = Store(has_queue=there.__contains__)
+    store.make(exchange("x", durable=True, auto_delete=True), queue("q", durable=True), to_queue("x", name))
+    there.clear()
+    change = store.do(store.topology.gone("/", name))
+    assert [one.name for one in change.lost_queues] == [name]
+    assert refusal(store.topology.exchange, "/", "x") is Code.NOT_FOUND
+    assert {kind for kind, _ in store.records} == ({declared.QUEUE} if name == "http" else set())
 
 
 def test_alternate_exchanges_take_what_has_no_place() -> None:
