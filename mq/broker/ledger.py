@@ -71,8 +71,10 @@ class Ledger:
         for name in sorted(records, key=_age):
             self._number = max(self._number, _age(name)[0])
             if not self._is_own(name):
-                self._segments.setdefault(name, set())
-                for key, value in records[name].get("entries", {}).items():
+                entries = records[name].get("entries", {})
+                for key in self._segments.setdefault(name, set()) - entries.keys():
+                    self.forget(key)
+                for key, value in entries.items():
                     known = self._segment_of.get(key)
                     if known is None or _age(known) <= _age(name):
                         self._set(key, value, name)

@@ -54,7 +54,7 @@ async def test_over_a_restart_and_after_the_message_has_gone(wall_clock: WallClo
                 await broker.create_queue(queue)
             if way == "die":
                 await broker.change_settings("p", {"dead_letter_queue": "dead"})
-            id = await broker.publish("p", b"x", key="k", ttl=None if way in ("leave", "remove") else 0.001)
+            id = await broker.publish("p", b"x", key="k", ttl=0.001 if way in ("expire", "die") else None)
             await _go(broker, way, id)
             if ends == "killed":
                 disk.calls.fail("*", errno.EIO, times=None)
@@ -67,11 +67,11 @@ async def _go(broker: Broker, way: str, id: str) -> None:
     if way == "remove":
         await broker.remove("p", id)
     elif way == "take":
-        await broker.take("p")
+        assert await broker.take("p") is not None
     elif way == "purge":
-        await broker.purge("p")
+        assert await broker.purge("p") == 1
     elif way == "redrive":
-        await broker.redrive("p", "dead")
+        assert await broker.redrive("p", "dead") == (1, 0)
     elif way in ("expire", "die"):
         while broker._catalog.queues["p"].total:
             await trio.sleep(0.01)

@@ -153,16 +153,6 @@ BUGS: Final = {
         "self._root_open.records.put(kind, key, value if made else self._made_before(key, value))",
         "made and self._root_open.records.put(kind, key, value)",
     ),
-    "a wait that is over goes on in line": Bug(
-        consuming.Consuming,
-        "fetch",
-        "request.reply.abandoned, request.waits = False, False",
-        "request.reply.abandoned, request.waits = False, True",
-    ),
-    "a lease that nobody took is not given back": Bug(
-        consuming.Consuming, "fetch", "await self._take_back(request)", "pass"
-    ),
-    "one whom nobody calls waits in vain": Bug(upkeep.Upkeep, "_ready_add", "self._fetches.call(index)", "pass"),
     "an extended lease ends as before": Bug(
         jobs.Change, "done", "None if self._seconds is None else time + self._seconds", "self._started + 0.01"
     ),

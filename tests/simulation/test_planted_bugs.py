@@ -27,6 +27,16 @@ FOUND_BY = {
     "leases end with the broker": 4,
     "a removal is not durable": 26,
     "ids go back with the clock": 3,
+    "a key is not durable before its message": 27,
+    "a key is forgotten when its message is removed": 37,
+    "of two who publish with one key each is stored": 14,
+    "a history is not durable before its message moves": 4,
+    "a ledger forgets what was put while it was written": 4,
+    "a receipt is not compared": 18,
+    "what has expired is handed out": 50,
+    "what was received too often is handed out": 4,
+    "a limit does not count what is being published": 9,
+    "a unique queue does not know what is being published": 15,
 }
 """The first seed that found each when this was written, where that is not 0: tried first, then all in order."""
 
