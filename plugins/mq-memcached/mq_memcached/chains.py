@@ -227,7 +227,8 @@ class Chains:
         """Only if it is still ours: one that expired meanwhile is somebody else's."""
         item = (await self._link.values([key])).get(key)
         if item is not None and item.value == token:
-            await self._link.ask([protocol.swap(key, token, item.version, protocol.AT_ONCE)])
+            ended = protocol.swap(key, token, item.version, protocol.AT_ONCE)
+            await self._link.ask([ended, *protocol.get([key])])  # the look gives its room back
 
     async def _ends(self, chain: bytes) -> tuple[int, int, bytes]:
         """Tail, head, and the tail's version; an unknown chain is empty."""

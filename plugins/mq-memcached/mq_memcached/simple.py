@@ -212,7 +212,7 @@ class SimpleMessageQueue:
         item = self._item(self._key("lock"))
         if item is not None and item.value == token:
             with suppress(MemcacheServerError):  # no room even for that: then it expires
-                self._client.cas(self._key("lock"), b"", item.version, expire=_GONE)
+                self._end(self._key("lock"), item)
 
     # -- messages that are kept once
 
@@ -277,9 +277,15 @@ class SimpleMessageQueue:
     def _take(self, key: str, item: _Item) -> bool:
         """Take away exactly this value. Where the server has no room even to end it, plainly."""
         try:
-            return bool(self._client.cas(key, b"", item.version, expire=_GONE))
+            return self._end(key, item)
         except MemcacheServerError:
             return bool(self._client.delete(key))
+
+    def _end(self, key: str, item: _Item) -> bool:
+        """Take away exactly this value: swap it for one that has expired. The look after that gives its room back."""
+        ended = bool(self._client.cas(key, b" " * _SMALL, item.version, expire=_GONE))
+        self._client.get(key)
+        return ended
 
     def _with_room(self, action: Callable[[], bool]) -> bool:
         """Do it; where the server has no room, with what was kept for that."""

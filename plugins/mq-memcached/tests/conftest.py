@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
+from mq_memcached import chains
 from mq_memcached.testing.server import PROGRAM, Server
 
 from mq.storage.conformance import check_whole
@@ -86,3 +87,9 @@ async def storage(place: Place) -> AsyncIterator[Storage]:
         await storage.put_record(QUEUE, "orders", {"created": 0})
         yield storage
         await check_whole(storage)
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever tidies takes a slot for a dead writer's at once."""
+    monkeypatch.setattr(chains, "GRACE_SECONDS", 0)

@@ -151,6 +151,23 @@ def test_a_full_server_is_an_error_and_can_be_emptied(make, serve) -> None:
     assert queue.put("there is room again" + "x" * 2000) is True
 
 
+def test_a_full_server_has_room_for_the_lock_and_the_tail(make, serve) -> None:
+    server = serve("-M", "-m", "2")
+    queue = make(port=server.port)
+    put = fill(queue)
+    server.fill_with(len(queue._key("lock")), 24)
+    with pytest.raises(StorageFull):
+        queue.put("no room for a lock")
+    assert len(all_of(queue)) == put
+
+
+def test_nothing_stays_of_a_unique_message_that_was_got(make, server) -> None:
+    queue = make(port=server.port, unique=True)
+    queue.put("once")
+    queue.get()
+    assert {key.partition(":")[2] for key in server.listed()} == {"head", "tail", "roo0", "roo1", "roo2", "roo3"}
+
+
 def fill(queue: SimpleMessageQueue) -> int:
     """How many messages went in."""
     for put in itertools.count():
@@ -217,7 +234,7 @@ class Interrupted(Client):
             self.happening()
 
 
-MOST_COMMANDS = 16
+MOST_COMMANDS = 20
 
 
 @pytest.mark.parametrize("before", range(1, MOST_COMMANDS + 1))

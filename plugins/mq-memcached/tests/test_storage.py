@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
 import trio
 from mq_memcached import chains, link
 from mq_memcached.batches import LONGEST_PART
+from mq_memcached.places import SIZE
 from mq_memcached.storage import MemcachedStorage
 from mq_memcached.testing.server import Server
 from mq_memcached.testing.wire import Wire, wire_to
 
 from mq.broker import BrokerConfig, open_broker
-from mq.errors import StorageError, StorageFull, StorageUnusable
+from mq.errors import StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_whole
@@ -97,7 +98,8 @@ async def test_a_body_over_the_item_limit_is_split(storage: Storage) -> None:
 
 
 async def test_a_split_body_for_which_there_is_no_room_is_absent(serve) -> None:
-    async with opened(serve("-M", "-m", "16").port) as storage:
+    server = serve("-M", "-m", "16")
+    async with opened(server.port) as storage:
         await storage.put_record(QUEUE, "orders", {"created": 0})
         body = bytes(storage.description.max_body or 0)
         written = []
@@ -106,6 +108,8 @@ async def test_a_split_body_for_which_there_is_no_room_is_absent(serve) -> None:
         assert outcome.result is Result.FULL
         assert sorted(await storage.scan(State.NEW)) == sorted(entry for entry in written if entry)
         await check_whole(storage)
+        owners = {key.split(":")[1] for key in server.listed() if key.startswith("b:")}
+        assert owners == {entry.id for entry in written if entry}, "nothing stays of the one that was refused"
 
 
 async def test_a_body_that_is_too_long_is_refused(storage: Storage) -> None:
@@ -140,6 +144,7 @@ async def test_a_full_server_refuses_and_evicts_nothing_and_can_be_emptied(serve
             assert refused < 100, "it is never full"
         assert sorted(await storage.scan(State.NEW)) == sorted(entry for entry in kept if entry)
         await check_whole(storage)
+        server.fill_with(len("e:") + 36, SIZE)  # what a swap takes while the old value is still there
         for state, meta in ((State.READY, Meta()), (State.DELAYED, LEASE), (State.REMOVED, Meta())):
             outcomes = await storage.commit([Move(entry, state, meta) for entry in kept if entry])
             assert {outcome.result for outcome in outcomes} == {Result.DONE}, f"moves to {state.name} need no room"
@@ -219,147 +224,6 @@ async def test_a_server_that_comes_back_without_m_is_not_used(serve: Callable[..
         assert (outcome.result, "start it with -M" in outcome.reason) == (Result.FULL, True)
 
 
-STEPS = 5
-"""A message's life: written, delivered, leased, removed, unlinked."""
-
-
-async def live(storage: Storage, answered: list[Outcome]) -> Entry:
-    """A message's life; what was answered, as it comes."""
-    entry = Entry("orders", IDS.new(), State.NEW)
-    operations: list[Operation] = [
-        Write("orders", entry.id, b"b" * 3 * LONGEST_PART),
-        Move(entry, State.READY),
-        Move(entry._replace(state=State.READY), State.DELAYED, LEASE),
-        Move(Entry("orders", entry.id, State.DELAYED, LEASE), State.REMOVED, LEASE),
-        Unlink(Entry("orders", entry.id, State.REMOVED, LEASE)),
-    ]
-    for operation in operations:
-        answered.append(await do(storage, operation))
-        if answered[-1].result is not Result.DONE:
-            break
-    return entry
-
-
-async def lives(server: Server, allowed: int) -> tuple[list[Outcome], Entry, bool, int]:
-    """Until the connection is cut after so many commands, for good: from the server's side that is a dead client."""
-    answered: list[Outcome] = []
-    with wire_to(server.port, allowed) as wire:
-        storage = MemcachedStorage("memcached:test", link.Address("127.0.0.1", wire.port))
-        try:
-            await storage.open()
-            await storage.put_record(QUEUE, "orders", {"created": 0})
-            entry = await live(storage, answered)
-        except StorageError:
-            entry = Entry("orders", IDS.new(), State.NEW)
-        finally:
-            await storage.aclose()
-        return answered, entry, wire.has_struck, len(wire.commands)
-
-
-@pytest.fixture
-def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "GRACE_SECONDS", 0)
-
-
-@pytest.mark.slow
-async def test_a_client_that_dies_after_any_command_leaves_nothing_in_the_way(server: Server, no_grace: None) -> None:
-    """Whatever was answered is so, the store works, and what the dead left is cleared away."""
-    points = 0
-    for allowed in itertools.count():
-        answered, entry, was_cut, sent = await lives(server, allowed)
-        done = sum(outcome.result is Result.DONE for outcome in answered)
-        async with opened(server.port) as storage:
-            await storage.put_record(QUEUE, "orders", {"created": 0})
-            await check_whole(storage)
-            await _is_where_it_was_left(storage, entry, done)
-            await _works(storage)
-            await _remove_all(storage)
-            for _ in range(4):
-                await storage.records(QUEUE)
-                await storage.scan(State.REMOVED)
-                await storage._looking.tidy("orders")  # type: ignore[attr-defined]
-        left = {key for key in server.listed() if key[0] in "bes" and not key.startswith(("s:chains", "s:r."))}
-        assert left == set(), f"after {sent} commands, {left} stayed for ever"
-        points += 1
-        if not was_cut:
-            break
-    assert done == STEPS
-    assert points > 40, "a life has more commands than that"
-    logger.info("died after each of %d commands", points - 1)
-
-
-async def _is_where_it_was_left(storage: Storage, entry: Entry, done: int) -> None:
-    """After its last answered step, or one further."""
-    path = [None, (State.NEW, Meta()), (State.READY, Meta()), (State.DELAYED, LEASE), None, None]
-    found = await storage.find("orders", entry.id)
-    assert (None if found is None else (found.state, found.meta)) in path[done : done + 2], f"{done} steps, {found}"
-
-
-async def _works(storage: Storage) -> None:
-    answered: list[Outcome] = []
-    await live(storage, answered)
-    assert [outcome.result for outcome in answered] == [Result.DONE] * STEPS
-
-
-async def _remove_all(storage: Storage) -> None:
-    for state in (State.NEW, State.DELAYED):
-        for entry in await storage.scan(state):
-            await do(storage, Move(entry, State.REMOVED))
-    for entry in await storage.scan(State.READY, "orders"):
-        await do(storage, Move(entry, State.REMOVED))
-    for entry in await storage.scan(State.REMOVED):
-        await do(storage, Unlink(entry))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
-async def test_after_a_connection_broke_at_any_command_what_was_not_answered_is_undone(
-    server: Server, at_once: bool
-) -> None:
-    """The same process goes on over a new connection: what it believes, that nothing happened, is so."""
-    for allowed in itertools.count():
-        answered: list[Outcome] = []
-        cuts: list[int] = []
-
-        def cut(cuts: list[int] = cuts) -> None:
-            cuts.append(1)
-            if at_once:
-                wire.heal()
-
-        with wire_to(server.port, strike=cut) as wire:
-            storage = MemcachedStorage("memcached:test", link.Address("127.0.0.1", wire.port))
-            await storage.open()
-            await storage.put_record(QUEUE, "orders", {"created": 0})
-            wire.cut_after(allowed)
-            entry = await live(storage, answered)
-            wire.heal()
-            if answered[-1].result is not Result.DONE:
-                assert not at_once or len(answered) == STEPS, f"it was not tried again: {answered}"
-                answered.pop()
-                await _goes_on(storage, entry, len(answered))
-            await check_whole(storage)
-            assert await storage.find("orders", entry.id) is None
-            await storage.aclose()
-        if not cuts:
-            break
-    assert allowed > 20, "a life has more commands than that"
-
-
-async def _goes_on(storage: Storage, entry: Entry, step: int) -> None:
-    """From the step that was not answered DONE, as if it had not been tried."""
-    operations: list[Operation] = [
-        Write("orders", entry.id, b"b"),
-        Move(entry, State.READY),
-        Move(entry._replace(state=State.READY), State.DELAYED, LEASE),
-        Move(Entry("orders", entry.id, State.DELAYED, LEASE), State.REMOVED, LEASE),
-        Unlink(Entry("orders", entry.id, State.REMOVED, LEASE)),
-    ]
-    for number, operation in enumerate(operations[step:], step):
-        outcome = await do(storage, operation)
-        done = {Result.DONE, Result.GONE} if isinstance(operation, Unlink) else {Result.DONE}
-        assert outcome.result in done, f"step {number}, which was not answered, ended with {outcome}"
-
-
 # -- tidying
 
 
@@ -424,6 +288,46 @@ async def test_a_writer_who_sleeps_before_its_slot_takes_another(
         monkeypatch.setattr(chains, "GRACE_SECONDS", 0)
         entry = await publish(storage)
         assert await other.scan(State.NEW) == [entry]
+
+
+async def test_a_writer_who_wakes_while_its_slot_is_buried_takes_another(
+    storage: Storage, place, no_grace: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look whether its message is there and the tombstone: so the slot was condemned before the look."""
+    assert isinstance(storage, MemcachedStorage)
+    asleep, wake, awake = trio.Event(), trio.Event(), trio.Event()
+    written: list[Entry] = []
+    store_bodies = storage._batches._store_bodies
+
+    async def sleeps(drafts: list) -> None:
+        await store_bodies(drafts)
+        asleep.set()
+        await wake.wait()
+
+    async def write() -> None:
+        written.append(await publish(storage, b"late"))
+        awake.set()
+
+    async with place.reopen() as other, trio.open_nursery() as nursery:
+        assert isinstance(other, MemcachedStorage)
+        bury = other._looking._bury
+
+        async def slowly(things: Iterable[bytes]) -> None:
+            wake.set()
+            await awake.wait()
+            await bury(things)
+
+        monkeypatch.setattr(storage._batches, "_store_bodies", sleeps)
+        monkeypatch.setattr(other._looking, "_bury", slowly)
+        nursery.start_soon(write)
+        await asleep.wait()
+        with trio.fail_after(30):
+            await other._looking.tidy("orders")
+            await awake.wait()
+    assert await storage.scan(State.NEW) == written
+    [found] = await storage.read(written)
+    assert found is not None
+    assert await found.body.read() == b"late"
 
 
 async def test_dropped_queues_are_reaped(server: Server) -> None:

@@ -80,6 +80,15 @@ class Server:
                 lines.append(file.readline().decode().rstrip())
             return lines
 
+    def fill_with(self, key_length: int, value_length: int) -> None:
+        """Store items of that size until there is no room for another."""
+        with socket.create_connection(("127.0.0.1", self.port), 5) as connection, connection.makefile("rwb") as file:
+            reply, number = b"STORED", 0
+            while reply.startswith(b"STORED"):
+                file.write(b"add %0*d 0 0 %d\r\n%*s\r\n" % (key_length, number, value_length, value_length, b""))
+                file.flush()
+                reply, number = file.readline(), number + 1
+
     def listed(self) -> set[str]:
         """All keys that stay, the ballast's excepted."""
         with socket.create_connection(("127.0.0.1", self.port), 5) as connection, connection.makefile("rwb") as file:
