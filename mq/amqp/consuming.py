@@ -66,8 +66,10 @@ class Consuming:
         """The tag of a consumer to come.
 
         Raises:
-            Refused: 530; the channel has one of that tag.
+            Refused: 530; the channel has one of that tag, or the connection has too many of them.
         """
+        if self._session.consumers >= self._session.limits.consumers_max:
+            raise Refused(Code.NOT_ALLOWED, f"more than {self._session.limits.consumers_max} consumers")
         if wanted in self.consumers:
             raise Refused(Code.NOT_ALLOWED, f"attempt to reuse consumer tag '{wanted}'")
         return wanted or f"amq.ctag-{secrets.token_urlsafe(16)}"
@@ -75,10 +77,14 @@ class Consuming:
     def add(self, tag: str, queue: QueueName, *, no_ack: bool) -> None:
         """One more consumer."""
         self.consumers[tag] = Consumer(tag, queue, no_ack=no_ack, prefetch=self._prefetch)
+        self._session.consumers += 1
 
     def remove(self, tag: str) -> bool:
         """One less. False when there was none of that tag."""
-        return self.consumers.pop(tag, None) is not None
+        if self.consumers.pop(tag, None) is None:
+            return False
+        self._session.consumers -= 1
+        return True
 
     def limit(self, method: methods.Basic.Qos) -> None:
         """Prefetch, as RabbitMQ means it: `global` is the channel, else each consumer to come has that for itself.
@@ -249,6 +255,7 @@ class Consuming:
         self.rollback()
         consumers = tuple((consumer.tag, consumer.queue) for consumer in self.consumers.values())
         deliveries = tuple(self._unsettled.values())
+        self._session.consumers -= len(consumers)
         self.consumers.clear()
         self._unsettled.clear()
         self._freed(deliveries)

@@ -68,6 +68,8 @@ class Declaring:
             Refused: 403; 404, it is not there; 503, there is no such type.
         """
         session, name = self._session, method.exchange
+        if not name:
+            raise Refused(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
         if method.passive:
             session.demand_any("exchange", name)
             session.topology.exchange(session.vhost, name)

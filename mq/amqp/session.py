@@ -31,6 +31,7 @@ class Limits:
         body_max: bytes of the longest body.
         buffered_max: bytes of bodies that may be here unfinished, or uncommitted, over all channels.
         unsettled_max: deliveries that may be unsettled, over all channels.
+        consumers_max: consumers, over all channels.
     """
 
     frame_max: int = 131_072
@@ -40,6 +41,7 @@ class Limits:
     body_max: int = 128 * 1024 * 1024
     buffered_max: int = 160 * 1024 * 1024
     unsettled_max: int = 262_144
+    consumers_max: int = 4096
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Session:
         send: bytes for the client.
         buffered: bytes that count for ``buffered_max``.
         unsettled: deliveries that count for ``unsettled_max``.
+        consumers: how many there are.
     """
 
     topology: Topology
@@ -71,6 +74,7 @@ class Session:
     capabilities: frozenset[str] = frozenset()
     buffered: int = 0
     unsettled: int = 0
+    consumers: int = 0
 
     def send_method(self, channel: int, method: type[base.Frame], **values: Any) -> None:
         """Send a method. Fields that are not given are zero, empty or false."""

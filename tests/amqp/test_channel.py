@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands as methods
@@ -44,6 +45,12 @@ def test_declaring_binding_and_deleting() -> None:
     assert peer.call(methods.Queue.Purge(queue="q")).message_count == 2
     assert peer.call(methods.Queue.Delete(queue="q")).message_count == 0
     assert peer.call(methods.Queue.Delete(queue="q")).message_count == 0
+
+
+@pytest.mark.parametrize("passive", [True, False])
+def test_the_default_exchange_is_not_declared(passive: bool) -> None:
+    spoken = methods.Exchange.Declare(exchange="", exchange_type="direct", passive=passive)
+    assert refusal(ready(), spoken)[0] == Code.ACCESS_REFUSED
 
 
 def test_nowait_means_no_answer() -> None:

@@ -256,6 +256,22 @@ def test_tags_of_consumers() -> None:
     assert (channel, close.reply_code) == (0, Code.NOT_ALLOWED)
 
 
+def test_consumers_are_bounded_over_all_channels() -> None:
+    peer = Peer(consumers_max=3).open(channels=2)
+    peer.call(methods.Queue.Declare(queue="q"))
+    consume(peer, "a", "b")
+    consume(peer, "c", channel=2)
+    peer.call(Basic.Cancel(consumer_tag="a"))
+    consume(peer, "d", channel=2)
+    peer.call(methods.Channel.Close(200, "", 0, 0), channel=2)
+    consume(peer, "e", "f")
+    assert peer.connection.session.consumers == 3
+    peer.say(Basic.Consume(queue="q"))
+    [(channel, close)] = peer.heard()
+    assert (channel, close.reply_code) == (0, Code.NOT_ALLOWED)
+    assert peer.connection.session.consumers == 0
+
+
 def test_an_exclusive_consumer() -> None:
     peer = ready()
     consume(peer, "t", exclusive=True)

@@ -32,7 +32,14 @@ def test_every_code_is_there_with_what_it_closes() -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     limits = Limits()
-    numbers = [limits.frame_max, SMALLEST_FRAME_MAX, UNTUNED_FRAME_MAX, limits.channel_max, limits.unsettled_max]
+    numbers = [
+        limits.frame_max,
+        SMALLEST_FRAME_MAX,
+        UNTUNED_FRAME_MAX,
+        limits.channel_max,
+        limits.unsettled_max,
+        limits.consumers_max,
+    ]
     for number in numbers:
         assert f"{number:,}" in PAGE
     for size in (limits.body_max, limits.buffered_max):
