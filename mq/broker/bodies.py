@@ -22,12 +22,12 @@ class Bodies:
     """The bodies of one queue's messages.
 
     Attributes:
-        unread: messages whose bodies are not known yet.
+        unread: messages whose bodies are not known yet; its keys, in an order that every run has.
         total: bytes of the known bodies, those of messages on their way out left out.
     """
 
     def __init__(self, ids: Iterable[MessageId]) -> None:
-        self.unread = set(ids)
+        self.unread = dict.fromkeys(ids)
         self.total = 0
         self._known: dict[MessageId, _Known] = {}
         self._leaving: set[MessageId] = set()
@@ -39,7 +39,7 @@ class Bodies:
 
     def add(self, id: MessageId, size: int, digest: bytes | None) -> None:
         """This is `id`'s body; a digest of None is the same as no other."""
-        self.unread.discard(id)
+        self.unread.pop(id, None)
         if id not in self._known:
             self._known[id] = _Known(size, digest)
             self.total += size
@@ -52,7 +52,7 @@ class Bodies:
             self._leaving.discard(id)
             self.total += self._known[id].size
         elif id not in self._known:
-            self.unread.add(id)
+            self.unread[id] = None
 
     def leaving(self, id: MessageId) -> None:
         """`id` is on its way out of the queue: its bytes do not count any more, its body does."""
@@ -64,7 +64,7 @@ class Bodies:
         """`id` is not in the queue any more."""
         self.leaving(id)
         self._leaving.discard(id)
-        self.unread.discard(id)
+        self.unread.pop(id, None)
         known = self._known.pop(id, None)
         if known is not None and known.digest is not None and self._ids.get(known.digest) == id:
             del self._ids[known.digest]

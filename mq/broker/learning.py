@@ -51,7 +51,7 @@ class Learner:
             there = {other: entry for other in (id, *some) if (entry := index.find(other)) is not None}
             await self._read(index, bodies, list(there.values()))
             if id not in transit and index.find(id) in (None, there.get(id)):
-                bodies.unread.discard(id)  # it is not in the queue any more, or cannot be read
+                bodies.unread.pop(id, None)  # it is not in the queue any more, or cannot be read
 
     async def _read(self, index: QueueIndex, bodies: Bodies, entries: list[Entry]) -> None:
         for entry, stored in zip(entries, await self._storage.read(entries), strict=True):
