@@ -211,6 +211,17 @@ def test_deliveries_beyond_the_credit_are_not_taken() -> None:
     assert [tag for _, tag, _ in (peer.flush() or deliveries(peer))] == [1, 2]
 
 
+def test_credit_that_a_delivery_used_up_is_told_of_when_it_comes_back() -> None:
+    peer = ready()
+    peer.call(Basic.Qos(prefetch_count=1))
+    consume(peer, "t")
+    key = peer.done[-1].channel  # type: ignore[union-attr]
+    assert peer.connection.deliver(key, "t", [Arrival("token", "", "q", b"\0\0", b"x")]) == 1
+    peer.done.clear()
+    peer.say(Basic.Ack(1))
+    assert [type(command) for command in peer.done] == [Settle, Credit]
+
+
 def test_a_connection_holds_only_so_much_whatever_the_prefetch() -> None:
     peer = ready(*[b"x"] * 10, unsettled_max=4)
     consume(peer, "t", "u")

@@ -198,7 +198,7 @@ def test_a_rollback_takes_back_publishes_and_acknowledgements() -> None:
     peer.call(methods.Tx.Select())
     peer.say(*[Basic.Get(queue="q")] * 3)
     tags = [tag for _, tag, _ in deliveries(peer)]
-    peer.send(publish("q"), words(Basic.Ack(tags[1])), words(Basic.Nack(tags[2], requeue=True)))
+    peer.send(publish("q"), words(Basic.Ack(tags[0])), words(Basic.Nack(tags[1], requeue=True)))
     assert peer.call(methods.Tx.Rollback()).name == "Tx.RollbackOk"
     assert not peer.queues["q"]
     peer.say(Basic.Ack(tags[2], multiple=True), methods.Tx.Commit())
