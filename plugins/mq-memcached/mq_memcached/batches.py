@@ -12,7 +12,7 @@ Who loses a race goes round again. When the connection breaks, what was sent may
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mq.message import MessageId
@@ -124,18 +124,21 @@ class Batches:
             first_try = False
             changed = [draft for draft in drafts if draft.is_changed]
             await self._append(changed)
-            done = await self._change([draft for draft in changed if draft.is_changed])
-            await self._clear_up(done)
+            done, losers = await self._change([draft for draft in changed if draft.is_changed])
+            self._finish(done, groups, outcomes)  # first of all: whatever breaks now, these are done
             left.update(place.queue for draft in done for place in draft.left())
-            finished = set(done)
-            for draft in drafts:
-                if draft in finished or not draft.is_changed:
-                    outcomes.update(draft.outcomes)
-                    del groups[draft.id]
+            await self._withdraw(losers)
+            await self._clear_up(done)
+            self._finish([draft for draft in drafts if not draft.is_changed], groups, outcomes)
             if not groups:
                 return
             await self._settle()
         raise Refused("others change the same messages all the time")
+
+    def _finish(self, drafts: Iterable[Draft], groups: dict[MessageId, Group], outcomes: dict[int, Outcome]) -> None:
+        for draft in drafts:
+            outcomes.update(draft.outcomes)
+            del groups[draft.id]
 
     # -- read
 
@@ -203,9 +206,7 @@ class Batches:
                     owners += [draft] * len(parts)
         replies = await self._link.ask(commands)
         refused = {draft: reply for draft, reply in zip(owners, replies, strict=True) if reply != STORED}
-        for draft, reply in refused.items():
-            await self._withdraw(draft)
-            draft.fail(Outcome(Result.FULL, reason=f"the server says: {reply!r}"))
+        await self._withdraw(refused)
 
     def _parts(self, draft: Draft, place: Place) -> list[Command]:
         blob = draft.bodies[place.mark]
@@ -215,21 +216,25 @@ class Batches:
             for number, key in enumerate(part_keys(self._keys, draft.id, place))
         ]
 
-    async def _withdraw(self, draft: Draft) -> None:
-        """Take back what was stored for a change that is not made."""
+    async def _withdraw(self, drafts: Mapping[Draft, Reply]) -> None:
+        """Take back what was stored for changes that are not made, and let those fail for which there was no room."""
         commands = []
-        for place in draft.arrived():
-            if place.mark in draft.bodies:
-                commands += [protocol.delete(key) for key in part_keys(self._keys, draft.id, place)]
-            commands.append(self._chains.bury(self._keys.chain_of_queue(place.queue), place.slot))
+        for draft in drafts:
+            for place in draft.arrived():
+                if place.mark in draft.bodies:
+                    commands += [protocol.delete(key) for key in part_keys(self._keys, draft.id, place)]
+                commands.append(self._chains.bury(self._keys.chain_of_queue(place.queue), place.slot))
         await self._link.ask(commands)
+        for draft, reply in drafts.items():
+            if isinstance(reply, bytes) and reply.startswith(NO_ROOM):
+                self._fail([draft], f"the server says: {reply.decode(errors='replace')}")
 
     # -- change
 
-    async def _change(self, drafts: list[Draft]) -> list[Draft]:
-        """Make the changes; those drafts that are done. Of the others, some have failed and some lost a race."""
+    async def _change(self, drafts: list[Draft]) -> tuple[list[Draft], dict[Draft, Reply]]:
+        """Make the changes; those drafts that are done, and what the server replied to those that are not."""
         if not drafts:
-            return []
+            return [], {}
         self._doubts += [Doubt(draft.id, draft.item, draft.tag) for draft in drafts]
         looks = [
             command for chain, numbers in self._new_slots(drafts) for command in self._chains.verify(chain, numbers)
@@ -242,15 +247,15 @@ class Batches:
                 *(protocol.increase(self._keys.changes(chain), 1) for chain in chains),
             ]
         )
-        self._doubts.clear()
         answers = await self._with_ballast(drafts, replies[: len(drafts)])
         values = {}
         for reply in replies[len(drafts) : len(drafts) + len(looks)]:
             values.update(self._link.collected(reply))
-        done, losers = [], []
+        self._doubts.clear()
+        done, losers = [], {}
         for draft, answer in zip(drafts, answers, strict=True):
             if answer not in (STORED, DELETED):
-                losers.append((draft, answer))
+                losers[draft] = answer
             elif all(
                 self._chains.holds(self._keys.chain_of_queue(place.queue), place.slot, values)
                 for place in draft.arrived()
@@ -259,11 +264,7 @@ class Batches:
                 self._own.note(self._keys.entry(draft.id), draft.value if draft.places else None)
             else:  # whoever tidies took our slot for a dead writer's: as if it had not been done
                 self._doubts.append(Doubt(draft.id, draft.item, draft.tag))
-        for draft, answer in losers:
-            await self._withdraw(draft)
-            if isinstance(answer, bytes) and answer.startswith(NO_ROOM):
-                self._fail([draft], "the server has no memory left")
-        return done
+        return done, losers
 
     def _command(self, draft: Draft) -> Command:
         key = self._keys.entry(draft.id)
@@ -310,24 +311,35 @@ class Batches:
     # -- doubts
 
     async def _settle(self) -> None:
-        """Undo what may have been done, or may yet be: each entry is written anew, so that a late command fails."""
-        if not self._doubts:
-            return
-        found = await self._link.values(self._keys.entry(doubt.id) for doubt in self._doubts)
-        commands = []
-        for doubt in self._doubts:
-            key = self._keys.entry(doubt.id)
-            now = found.get(key)
-            if now is None:
-                if doubt.before is None:
-                    commands.append(protocol.add(key, encode([], ""), FENCE_SECONDS))
-            elif decode(now.value).tag == doubt.tag or (doubt.before is not None and now.value == doubt.before.value):
-                if doubt.before is None:
-                    commands.append(protocol.swap(key, encode([], ""), now.version, FENCE_SECONDS))
-                else:
-                    commands.append(protocol.swap(key, doubt.before.value, now.version))
-        await self._link.ask(commands)
-        self._doubts.clear()
+        """Undo what may have been done, or may yet be: each entry is written anew, so that a late command fails.
+
+        One that is quicker than that is seen the next time round.
+        """
+        for _ in range(_ROUNDS):
+            if not self._doubts:
+                return
+            found = await self._link.values(self._keys.entry(doubt.id) for doubt in self._doubts)
+            undoing = {doubt: self._undo(doubt, found.get(self._keys.entry(doubt.id))) for doubt in self._doubts}
+            commands = {doubt: command for doubt, command in undoing.items() if command is not None}
+            replies = dict(zip(commands, await self._link.ask(commands.values()), strict=True))
+            stuck = [
+                doubt for doubt, reply in replies.items() if isinstance(reply, bytes) and reply.startswith(NO_ROOM)
+            ]
+            lent = await self._ballast.lend([commands[doubt] for doubt in stuck])
+            replies.update(zip(stuck, lent, strict=True))
+            self._doubts = [doubt for doubt, reply in replies.items() if reply != STORED]
+        raise Refused("what was in doubt cannot be undone")
+
+    def _undo(self, doubt: Doubt, now: Item | None) -> Command | None:
+        """None where there is nothing to undo: others have gone on from there, or the message is gone for good."""
+        key, before = self._keys.entry(doubt.id), doubt.before
+        if now is None:
+            return protocol.add(key, encode([], ""), FENCE_SECONDS) if before is None else None
+        if decode(now.value).tag != doubt.tag and (before is None or now.value != before.value):
+            return None
+        if before is None:
+            return protocol.swap(key, encode([], ""), now.version, FENCE_SECONDS)
+        return protocol.swap(key, before.value, now.version)
 
 
 def thing_of(id: MessageId, place: Place) -> bytes:

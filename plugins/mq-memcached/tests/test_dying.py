@@ -161,3 +161,39 @@ async def _goes_on(storage: Storage, entry: Entry, step: int) -> None:
         outcome = await do(storage, operation)
         done = {Result.DONE, Result.GONE} if isinstance(operation, Unlink) else {Result.DONE}
         assert outcome.result in done, f"step {number}, which was not answered, ended with {outcome}"
+
+
+@pytest.mark.slow
+async def test_what_is_done_stays_done_though_the_connection_breaks_before_all_is(server: Server) -> None:
+    """A batch of many kinds, cut at each of its commands: each has its own outcome, and the second try changes none."""
+    for allowed in itertools.count():
+        cuts: list[int] = []
+
+        def cut(cuts: list[int] = cuts) -> None:
+            cuts.append(1)
+            wire.heal()
+
+        with wire_to(server.port, strike=cut) as wire:
+            async with open_storage(f"memcached://127.0.0.1:{wire.port}/{allowed}") as storage:
+                await storage.put_record(QUEUE, "orders", {"created": 0})
+                new = [Entry("orders", IDS.new(), State.NEW) for _ in range(3)]
+                await storage.commit([Write("orders", entry.id, b"body") for entry in new[:2]])
+                await do(storage, Move(new[0], State.REMOVED))
+                wire.cut_after(allowed)
+                outcomes = await storage.commit(
+                    [
+                        Unlink(new[0]._replace(state=State.REMOVED)),
+                        Move(new[1], State.DELAYED, LEASE),
+                        Write("orders", new[2].id, b"body"),
+                    ]
+                )
+                wire.heal()
+                results = [outcome.result for outcome in outcomes]
+                assert results[0] in (Result.DONE, Result.GONE)
+                assert results[1:] == [Result.DONE] * 2, f"cut after {allowed} commands"
+                assert await storage.scan(State.DELAYED) == [outcomes[1].entry]
+                assert await storage.scan(State.NEW) == [new[2]]
+                await check_whole(storage)
+        if not cuts:
+            break
+    assert allowed > 8, "such a batch has more commands than that"
