@@ -163,6 +163,21 @@ def test_who_takes_too_long() -> None:
     assert "timeout" in peer.connection.why
 
 
+def test_frames_are_as_large_as_agreed_on() -> None:
+    small, large = Peer().open(frame_max=4096), Peer().open(frame_max=131_072)
+    for peer in (small, large):
+        peer.call(methods.Queue.Declare(queue="q"))
+        peer.send(words(methods.Basic.Publish(routing_key="q")), content(1, b"x" * 4088 * 2, most=4088))
+    large.send(words(methods.Basic.Publish(routing_key="q")), content(1, b"x" * 100_000, most=100_000))
+    assert large.heard() == []
+    for peer, sizes in ((small, [4088, 4088]), (large, [8176])):
+        peer.say(methods.Basic.Get(queue="q"))
+        _, _, *parts = peer.heard()
+        assert [len(part.value) for _, part in parts] == sizes
+    small.send(words(methods.Basic.Publish(routing_key="q")), content(1, b"x" * 4089, most=4089))
+    assert closed_with(small)[0] == Code.FRAME_ERROR
+
+
 # Heartbeats
 
 
@@ -178,6 +193,9 @@ def test_heartbeats_both_ways() -> None:
     assert peer.heard() == []
     peer.connection.tick()
     assert peer.connection.outgoing() == HEARTBEAT
+    peer.clock.now = 138.9  # it would be dead without the one that came
+    peer.connection.tick()
+    assert not peer.connection.is_over
     peer.clock.now = 139.0
     peer.connection.tick()
     assert peer.connection.is_over

@@ -56,6 +56,7 @@ def test_deaths_are_counted_by_queue_and_reason_and_the_latest_is_first() -> Non
     properties = NONE
     for queue, reason in [("a", Reason.EXPIRED), ("b", Reason.REJECTED), ("a", Reason.MAXLEN), ("a", Reason.EXPIRED)]:
         properties = die(properties, queue, reason)
+        assert (read(properties).headers or {})["x-first-death-queue"] == "a"
     told = [(death["queue"], death["reason"], death["count"]) for death in deaths_of(properties)]
     assert told == [("a", "expired", 2), ("a", "maxlen", 1), ("b", "rejected", 1)]
     headers = read(properties).headers or {}
@@ -128,7 +129,9 @@ def test_what_was_published_over_http_has_properties() -> None:
     assert (bare.content_type, bare.headers) == (None, None)
 
 
-@pytest.mark.parametrize("kept", [{"amqp": {}}, {"amqp": 1}, {"amqp": {"properties": "!"}}])
+@pytest.mark.parametrize(
+    "kept", [{"amqp": {}}, {"amqp": 1}, {"amqp": {"properties": "AAA!=", "exchange": "", "routing_key": ""}}]
+)
 def test_what_nobody_here_has_kept(kept: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         arrival_of("t", "id", "q", kept, b"", redelivered=False)

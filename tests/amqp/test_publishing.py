@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands as methods
 
-from mq.amqp.commands import Commit, Outcome, Publish
+from mq.amqp.commands import Commit, Outcome, Publish, Settle
 from mq.amqp.confirms import Confirm, Confirms
 from mq.amqp.connection import State
 from mq.amqp.errors import Code
@@ -29,6 +29,16 @@ def test_what_is_published_together_is_stored_together() -> None:
     assert isinstance(command, Publish)
     assert [message.body for message in command.messages] == [bytes([n]) * n for n in range(100)]
     assert peer.heard() == []  # no confirms were asked for
+
+
+def test_what_is_settled_and_published_by_turns_keeps_its_order() -> None:
+    peer = ready(b"a", b"b")
+    peer.say(Basic.Get(queue="q"), Basic.Get(queue="q"))
+    peer.heard()
+    peer.done.clear()
+    peer.send(words(Basic.Ack(1)), publish("q", b"1"), words(Basic.Ack(2)), publish("q", b"2"), publish("q", b"3"))
+    assert [type(command) for command in peer.done] == [Settle, Publish, Settle, Publish]
+    assert [len(command.messages) for command in peer.done if isinstance(command, Publish)] == [1, 2]
 
 
 def test_a_message_is_what_was_sent() -> None:

@@ -74,3 +74,11 @@ def test_nobody_publishes_as_somebody_else() -> None:
     peer.send(publish("q", properties=methods.Basic.Properties(user_id="anna")))
     [(_, close)] = peer.heard()
     assert close.reply_code == Code.PRECONDITION_FAILED
+
+
+@pytest.mark.parametrize(("pattern", "fine"), [("*", True), ("?*", False)])
+def test_dead_letters_whose_key_their_publisher_chose_may_go_anywhere(pattern: str, fine: bool) -> None:
+    rights = {Right.PUBLISH: (pattern,), Right.CONFIGURE: ("*",)}
+    peer = Peer(users={("shop", "s"): User("shop", rights)}).open(response="\0shop\0s")
+    answer = peer.call(methods.Queue.Declare(queue="q", arguments={"x-dead-letter-exchange": ""}))
+    assert answer.name == ("Queue.DeclareOk" if fine else "Channel.Close")
