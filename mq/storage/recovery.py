@@ -94,23 +94,28 @@ def _deleted(folders: Folders) -> set[str]:
 
 
 def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:
-    """Keep one name a message. Only ids outside READY are held in memory: READY is looked at as it is listed."""
+    """Keep one name a message. READY is looked at as it is listed: held in memory are only the ids outside it, and of
+    those in it that came from elsewhere, for they may stand in another queue, too."""
     best: dict[MessageId, Entry] = {}
     losers: list[Entry] = []
 
     def compare(entry: Entry) -> None:
         other = best.setdefault(entry.id, entry)
-        if other is not entry:
+        if other != entry:
             loser, best[entry.id] = sorted((entry, other), key=_rank)
             losers.append(loser)
 
     for state in (State.REMOVED, State.DELAYED, State.NEW):
         for entry in moving[state]:
             compare(entry)
+    ready = sorted(queues)
+    moved = [entry for queue in ready for entry in folders.scan(State.READY, queue) if entry.meta.order is not None]
+    for entry in moved:
+        compare(entry)
     if best:
-        for queue in queues:
+        for queue in ready:
             for entry in folders.scan(State.READY, queue):
-                if entry.id in best:
+                if entry.id in best and entry.meta.order is None:
                     compare(entry)
     for entry in losers:
         with contextlib.suppress(FileNotFoundError):
@@ -121,10 +126,13 @@ def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: se
     return len(losers)
 
 
-def _rank(entry: Entry) -> tuple[int, int, int, str]:
-    """Which of two names of a message counts. No two are equal: racers of one batch differ in their claims alone."""
+def _rank(entry: Entry) -> tuple[bool, int, int, int, int, str]:
+    """Which of two names of a message counts: that of the queue which it joined last, and there the later place. No two
+    are equal: racers of one batch differ in their claims alone."""
+    is_removed = entry.state is State.REMOVED
     place = (State.NEW, State.DELAYED, State.READY, State.REMOVED).index(entry.state)
-    return place, entry.meta.receives, entry.meta.deadline_ms or 0, names.flat(entry.queue, entry.id, entry.meta)
+    name = names.flat(entry.queue, entry.id, entry.meta)
+    return is_removed, entry.joined, place, entry.meta.receives, entry.meta.deadline_ms or 0, name
 
 
 def _drop_torn(folders: Folders, entries: list[Entry]) -> int:

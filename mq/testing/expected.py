@@ -78,14 +78,10 @@ class Expected:
         history: is told what was broken.
         now: Trio's clock.
         wall: the wall clock, in seconds.
-        buries: whether there is a queue for the dead.
         scarce: whether handles can be scarce: then a history cannot always be read.
     """
 
-    def __init__(
-        self, history: History, now: Callable[[], float], wall: Callable[[], float], *, buries: bool, scarce: bool
-    ) -> None:
-        self.buries = buries
+    def __init__(self, history: History, now: Callable[[], float], wall: Callable[[], float], *, scarce: bool) -> None:
         self._scarce = scarce
         self.sent: list[Sent] = []
         self.settings: dict[str, dict[str, object]] = {}
@@ -170,7 +166,7 @@ class Expected:
     def check_lost(self) -> None:
         """Everything that is there was taken out, and its removal noted: what is left is missing."""
         for sent in self.sent:
-            if sent.is_stored and not sent.may_be_gone and (self.buries or sent.ttl is None):
+            if sent.is_stored and not sent.may_be_gone:
                 self._history.violate(f"P1: {sent.id} of {sent.queue} was acknowledged and is in no queue")
 
     def _learn(self, sent: Sent, id: str) -> None:
@@ -195,7 +191,7 @@ class Expected:
         message, sent = delivery.message, delivery.sent
         if delivery.queue not in (sent.queue, DEAD if sent.queue == WORK else sent.queue):
             self._history.violate(f"P3: {message.id} of {sent.queue} came out of {delivery.queue}")
-        if self.buries and delivery.queue == WORK and message.receives > MAX_RECEIVES:
+        if delivery.queue == WORK and message.receives > MAX_RECEIVES:
             self._history.violate(f"deaths: {message.id} was received {message.receives} times, and is not dead")
         told = [(death["queue"], death["reason"]) for death in message.deaths]
         known = [[(WORK, "receives")], [(WORK, "expired")], *([[]] if self._scarce else [])]

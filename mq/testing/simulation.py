@@ -63,8 +63,6 @@ class Plan(NamedTuple):
         faults: the kinds that happen.
         clients: how many work at a time.
         users: how many more do what people expect of a queue.
-        buries: whether there is a queue for the dead. Only where a crash leaves one name of a message that was on its
-            way from a queue to another: elsewhere recovery keeps both (mq/storage/recovery.py).
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
     """
 
@@ -77,7 +75,6 @@ class Plan(NamedTuple):
     faults: tuple[str, ...]
     clients: int
     users: int
-    buries: bool
     longest_round: int
 
 
@@ -125,7 +122,6 @@ def make_plan(random: Random) -> Plan:
         faults=tuple(random.sample(kinds, k=random.choice((0, 0, 1, 2)))),
         clients=random.randint(2, 6),
         users=random.choice((0, 2, 4)),
-        buries=medium is Medium.ORDERED,
         longest_round=random.choice((2, mover.LARGEST_ROUND)),
     )
 
@@ -143,7 +139,7 @@ class _Run:
         self.elapsed = 0.0
         self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
         scarce = "no handles" in self.plan.faults
-        self.expected = Expected(self.history, self._now, self._wall, buries=self.plan.buries, scarce=scarce)
+        self.expected = Expected(self.history, self._now, self._wall, scarce=scarce)
 
     def run(self) -> Report:
         with _silence(), _rounds(self.plan.longest_round):

@@ -60,8 +60,6 @@ class Users:
         self._wall = wall
         self._held: list[Delivery] = []
         self._queues = [queue for queue in _SETTINGS if len(brokers) == 1 or queue not in _ALONE]
-        if not expected.buries:
-            self._queues.remove(DEAD)
 
     async def run(self, count: int) -> None:
         """Let so many users work until each has done what it wanted."""
@@ -83,7 +81,7 @@ class Users:
     async def _make(self, queue: str) -> bool:
         """Whether the queue is there, and has the settings that it was once said to have."""
         broker = self._random.choice(self._brokers)
-        wanted = _SETTINGS[queue] if self._expected.buries or queue != WORK else {}
+        wanted = _SETTINGS[queue]
         if queue in self._expected.settings:
             status = await self._ask(f"status {queue}", lambda: broker.status(queue))
             kept = None if status is None else {name: status.settings.values()[name] for name in wanted}

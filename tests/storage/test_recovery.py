@@ -57,6 +57,24 @@ async def test_of_two_names_one_stays(mount: str, pair: tuple[State, State], cap
 
 
 @every_mount
+@pytest.mark.parametrize("then", [State.READY, State.DELAYED, State.REMOVED])
+@pytest.mark.parametrize("before", [State.READY, State.DELAYED])
+async def test_a_message_stands_in_the_queue_that_it_joined_last(
+    mount: str, before: State, then: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A move to another queue was cut off: both came out, and the broker ended on the second."""
+    async with open_disk(MOUNTS[mount], queues=("a", "q", "z")) as disk:
+        for other in ("a", "z"):
+            left = await disk.bring(before, queue="q")
+            order = None if then is State.REMOVED else new_id().time
+            joined = Entry(other, left.id, then, meta(then)._replace(order=order))
+            also(disk, left, joined)
+            assert "1 doubled" in await repaired(disk, caplog)
+            assert {entry for entry in await disk.everything("a", "q", "z") if entry.id == left.id} == {joined}
+            assert not await repaired(disk, caplog)
+
+
+@every_mount
 async def test_of_all_names_one_stays(mount: str, caplog: pytest.LogCaptureFixture) -> None:
     async with open_disk(MOUNTS[mount]) as disk:
         first = await disk.bring(State.NEW)
