@@ -99,7 +99,7 @@ BUGS: Final = {
     "leases end with the broker": Bug(
         upkeep.Upkeep,
         "_remaining_seconds",
-        "return min(max(remaining, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)",
+        "return min(max(remaining_ns / 1e9, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)",
         "return 0.0",
     ),
     "a removal is not durable": Bug(
