@@ -159,10 +159,14 @@ class QueueIndex:
     def _add_ready(self, entry: Entry) -> None:
         key = entry.id.key
         if entry.meta.order is not None:
-            key = self._reordered[entry.id] = entry.meta.order << _TAIL_BITS | key & _TAIL
+            key = entry.meta.order << _TAIL_BITS | key & _TAIL
+        while key in self._ready and self._entry(key).id != entry.id:
+            key += 1 << _TAIL_BITS  # two brokers gave two messages one instant: one of them stands behind the other
+        if key != entry.id.key:
+            self._reordered[entry.id] = key
         if key not in self._ready:
             heapq.heappush(self._heap, key)
-        self._ready[key] = None if entry.meta == FRESH else entry
+        self._ready[key] = None if entry.meta == FRESH and key == entry.id.key else entry
 
     def _entry(self, key: int) -> Entry:
         return self._ready[key] or Entry(self.name, MessageId.from_key(key), State.READY)

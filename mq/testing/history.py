@@ -204,7 +204,7 @@ class History:
         if sent.removed is not None and sent.removed < asked:
             return Fate.GONE
         for deletion in deletions:
-            acknowledged_before = sent.done is not None and sent.done <= deletion.begun
+            acknowledged_before = sent.done is not None and sent.done < deletion.begun  # at one instant, who knows
             if deletion.done is not None and deletion.done < asked and acknowledged_before:
                 return Fate.GONE
         if sent.removing or sent.done is None:

@@ -196,3 +196,17 @@ def test_a_message_with_an_order_of_its_own_stands_where_that_says() -> None:
     assert index.find(last.id) == last
     assert [index.take() for _ in range(4)] == [*entries, last, None]
     assert index.find(last.id) is None
+
+
+def test_two_messages_that_joined_at_one_instant_both_stand_in_the_index() -> None:
+    """Dead letters that two brokers moved: one hid the other until a restart, and longer. Found by seed 1225."""
+    ids = MessageIds()
+    entries = [Entry("q", ids.new(), State.READY, Meta(order=7)) for _ in range(3)]
+    fresh = Entry("q", MessageId.from_key(7 << 64 | entries[0].id.key & (1 << 64) - 1), State.READY)
+    index = QueueIndex("q", 0)
+    for entry in [*entries, fresh]:
+        index.add(entry)
+    assert index.ready == 4
+    assert [index.find(entry.id) for entry in [*entries, fresh]] == [*entries, fresh]
+    index.discard(entries[1].id)
+    assert {entry.id for entry in iter(index.take, None)} == {entries[0].id, entries[2].id, fresh.id}

@@ -19,6 +19,7 @@ REGRESSIONS = {
     524: "a queue's folder was moved, and then no handle was left to sync it",
     565: "after a failed sync a restart believed what the kernel showed",
     1045: "recovery delivered what a killed process had not synced",
+    1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }
 """Seeds that found a bug, and which."""
 

@@ -119,5 +119,5 @@ async def test_only_so_many_writes_are_remembered(monkeypatch: pytest.MonkeyPatc
 
 
 def test_at_rest_there_is_no_deadline_and_no_claim() -> None:
-    assert FRESH.at_rest() is FRESH
+    assert FRESH.at_rest() == FRESH
     assert Meta(5, 2, "0" * 16, 7, 9).at_rest() == Meta(None, 2, None, 7, 9)
