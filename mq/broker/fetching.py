@@ -324,4 +324,5 @@ def _fail(requests: list[FetchRequest], line: Line, error: Exception) -> None:
 
 def _log_damage(entry: Entry, found: Stored | None) -> None:
     why = found.body.reason if found is not None and isinstance(found.body, DamagedBody) else "its file vanished"
-    logger.error("message %s of %s is not handed out: %s. It stays where it is", entry.id, entry.queue, why)
+    stays = "It is removed" if entry.state is State.REMOVED else "It stays where it is"
+    logger.error("message %s of %s is not handed out: %s. %s", entry.id, entry.queue, why, stays)

@@ -162,6 +162,7 @@ class Queues:
             Conflict: a setting that cannot be kept here and now.
         """
         async with self._changing:
+            await self.look_up(queue, surely=True)  # a peer may have set something else
             index = await self.get(queue)
             settings = index.settings.changed(patch)
             await self._check(index, settings)

@@ -122,3 +122,14 @@ async def test_a_queue_of_a_peer_is_there_only_when_it_is_durable(wall_clock: Wa
         disk.folders.alarm.ring()
         with pytest.raises(StorageFailed):
             await broker.create_queue("q")
+
+
+async def test_what_one_sets_the_other_does_not_set_back(fake_address: str, opened: Opener) -> None:
+    """A settings change is a whole record: the other's own, which it had not seen yet, was lost."""
+    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+        await one.create_queue("q")
+        assert await other.has_queue("q")
+        await one.change_settings("q", {"visibility": 5})
+        await other.change_settings("q", {"delay": 1})
+        settings = (await one.status("q")).settings
+        assert (settings.visibility, settings.delay) == (5, 1)
