@@ -55,6 +55,10 @@ class ReceiptMismatch(CallerError):
     """Another delivery than the one named holds the message, or none does any more."""
 
 
+class QueueHeld(CallerError):
+    """One consumer alone has the messages of the queue, for as long as it is connected."""
+
+
 class QueueFull(CallerError):
     """The queue holds as much as its own settings let it. Try again when something has been removed."""
 

@@ -11,6 +11,7 @@ messages, :mod:`.commit` brings many of them under one barrier. :mod:`.upkeep` k
 from mq.broker.broker import Broker, open_broker
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
+from mq.broker.holding import Exclusion, Held
 from mq.broker.looking import Seen
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queue_settings import QueueSettings
@@ -20,6 +21,8 @@ __all__ = [
     "Broker",
     "BrokerConfig",
     "Draft",
+    "Exclusion",
+    "Held",
     "Published",
     "QueueSettings",
     "QueueStatus",

@@ -15,6 +15,7 @@ from mq.broker.bodies import digest_of
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
 from mq.broker.fetches import FetchRequest
+from mq.broker.holding import Exclusion, Held
 from mq.broker.looking import READY, Seen
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queue_settings import VISIBILITY, QueueSettings, check_value
@@ -98,6 +99,7 @@ class Broker:
         self._rooms = rooms
         self._catalog, self._committer, self._fetches = rooms.catalog, rooms.committer, rooms.fetches
         self._queues, self._publishing, self._consuming = rooms.queues, rooms.publishing, rooms.consuming
+        self._holding = rooms.holding
         self._looking, self._upkeep, self._follower = rooms.looking, rooms.upkeep, rooms.follower
         self._running: AsyncValue[int] = AsyncValue(0)
         self._closed = False
@@ -327,6 +329,67 @@ class Broker:
         check_value("visibility", seconds, VISIBILITY)
         with self._open():
             await self._consuming.extend(await self._queues.get(queue), id, seconds, receipt)
+
+    # Holding, for as long as a connection lasts
+
+    async def hold(
+        self, queue: str, most: int = 1, *, wait: float = 0, exclusion: Exclusion | None = None
+    ) -> list[Held]:
+        """Up to `most` READY messages, which nobody else gets until they are settled; no lease runs out meanwhile.
+
+        Whoever holds them has to settle them in the end, each in one of the three ways. What is not settled when the
+        broker ends is READY at the next start. Those who wait get messages one each in turn.
+
+        Args:
+            queue: the queue's name.
+            most: how many at the most.
+            wait: seconds to wait for one.
+            exclusion: of the queue, where it has one.
+
+        Raises:
+            QueueHeld: one consumer alone has the queue's messages.
+        """
+        index = await self._queues.get(queue)
+        in_memory = not self.config.peers
+        seconds = None if in_memory else self.config.delay_seconds
+        request = FetchRequest(index, most, seconds, waits=wait > 0, holds=in_memory, exclusion=exclusion)
+        with self._open():
+            return await self._holding.hold(request, wait)
+
+    async def exclude(self, queue: str) -> Exclusion:
+        """Let one consumer alone have the queue's messages, until it ends that. Whoever waits for them hears of it.
+
+        Raises:
+            Conflict: among peers, whose consumers are not known here.
+            QueueHeld: somebody has it already.
+        """
+        return self._holding.exclude(await self._queues.get(queue))
+
+    async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None:
+        """Remove what is held. Those that somebody else has removed meanwhile are passed over.
+
+        Args:
+            held: the messages.
+            durable: whether that must be durable on return; else it is soon.
+        """
+        with self._open():
+            await self._holding.acknowledge(held, durable=durable)
+
+    async def put_back(self, held: Sequence[Held], *, redelivered: bool = True, to_back: bool = False) -> None:
+        """Let others have what is held.
+
+        Args:
+            held: the messages.
+            redelivered: whether somebody has had them.
+            to_back: not in their places, but behind all the others of their queue.
+        """
+        with self._open():
+            await self._holding.put_back(held, redelivered=redelivered, to_back=to_back)
+
+    async def reject(self, held: Sequence[Held]) -> None:
+        """Move what is held to its queue's dead-letter queue; remove it where there is none."""
+        with self._open():
+            await self._holding.reject(held)
 
     # Looking
 

@@ -78,8 +78,10 @@ class Catalog:
         has_left = now is None or now.state is State.REMOVED or now.queue != left.queue
         if begun is not None:
             begun.queue.moving -= not begun.is_leaving
-            if has_left and begun.queue.bodies is not None:
-                begun.queue.bodies.left(left.id)
+            if has_left:
+                begun.queue.returned.discard(left.id)
+                if begun.queue.bodies is not None:
+                    begun.queue.bodies.left(left.id)
         if now is not None:
             if now.state is State.REMOVED:
                 self.departed(left.id)

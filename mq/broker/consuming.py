@@ -9,16 +9,18 @@ from typing import NamedTuple
 import trio
 
 from mq.broker.catalog import Catalog
+from mq.broker.closing import close
 from mq.broker.config import BrokerConfig
 from mq.broker.deaths import RECEIVES, Deaths
 from mq.broker.fetches import Fetches, FetchRequest
-from mq.broker.fetching import Leases, close
+from mq.broker.holds import Holds
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Change, Job
 from mq.broker.keys import Settle
+from mq.broker.leases import Leases
 from mq.broker.mailbox import Mailbox
 from mq.broker.upkeep import Upkeep
-from mq.errors import MQError, NoSuchMessage, NotLeased, ReceiptMismatch
+from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageId, shorten
 from mq.storage.interface import Entry, Move, Storage
@@ -48,6 +50,7 @@ class Consuming:
         deaths: takes care of what was received too often.
         settle: called before messages leave their queue.
         leases: names leases.
+        holds: serves those who hold messages in memory.
         config: how the broker works.
     """
 
@@ -61,6 +64,7 @@ class Consuming:
         deaths: Deaths,
         settle: Settle,
         leases: Leases,
+        holds: Holds,
         config: BrokerConfig,
     ) -> None:
         self._storage = storage
@@ -71,10 +75,16 @@ class Consuming:
         self._deaths = deaths
         self._settle = settle
         self._leases = leases
+        self._holds = holds
         self._config = config
 
     async def fetch(self, request: FetchRequest, wait: float) -> list[Message]:
-        """The messages that the request gets; none when there are none, or when none came within `wait` seconds."""
+        """The messages that the request gets; none when there are none, or when none came within `wait` seconds.
+
+        Raises:
+            QueueHeld: one consumer alone has the queue's messages.
+        """
+        self.check_exclusion(request.index, request.exclusion)
         self._fetches.ask(request)
         try:
             if not request.waits:
@@ -89,6 +99,15 @@ class Consuming:
             self._fetches.withdraw(request)
             await self._take_back(request)
             raise
+
+    def check_exclusion(self, index: QueueIndex, exclusion: object | None) -> None:
+        """Let one consumer alone have the messages of a queue.
+
+        Raises:
+            QueueHeld: it is another one.
+        """
+        if index.exclusion is not None and index.exclusion is not exclusion:
+            raise QueueHeld(f"queue {index.name} is one consumer's alone. Try again when it has gone")
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
@@ -184,7 +203,9 @@ class Consuming:
 
     async def _take_back(self, request: FetchRequest) -> None:
         """Whoever asked went in the very step in which the answer came: nobody has the messages."""
-        if not request.takes:
+        if request.holds:
+            self._holds.put_back(request.index, request.held, is_returned=False)
+        elif not request.takes:
             for entry in request.held:
                 self._upkeep.give_back(entry)
         await close(request.reply.value or [])

@@ -1,4 +1,4 @@
-"""Dead letters: messages that were received too often, that expired, or that had to make room.
+"""Dead letters: messages that were received too often, that expired, that had to make room, or that were rejected.
 
 A dead message goes to its queue's dead-letter queue, with its history, and is removed where there is none. The
 history is durable before the message moves; it stays with the id until the message is removed for good.
@@ -32,6 +32,7 @@ KIND: Final = "death"
 RECEIVES: Final = "receives"
 EXPIRED: Final = "expired"
 DROPPED: Final = "dropped"
+REJECTED: Final = "rejected"
 _LARGEST_GROUP: Final = 512
 _LONGEST_HISTORY: Final = 16
 _FEW: Final = 512
@@ -194,7 +195,8 @@ class Deaths:
         """False when it stays where it was. It will be dead again there, and be tried again."""
         entry = each.entry
         if outcome.result is Result.DONE:
-            self._catalog.end(entry, outcome.entry, Kind.EXPIRE if move.state is State.REMOVED else Kind.DIE)
+            removal = Kind.REMOVE if each.reason == REJECTED else Kind.EXPIRE
+            self._catalog.end(entry, outcome.entry, removal if move.state is State.REMOVED else Kind.DIE)
             each.reply.set(None)
             return True
         self._put_back(each, error_of(outcome, "move the dead message"), is_gone=outcome.result is Result.GONE)

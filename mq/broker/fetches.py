@@ -25,9 +25,11 @@ class FetchRequest:
         seconds: length of the lease; None for what the queue says.
         waits: whether to wait when there is none.
         takes: remove the message instead of leasing it.
+        holds: let it be where it is, and know only in memory that somebody has it.
+        exclusion: by which the queue may be this consumer's alone.
     """
 
-    __slots__ = ("count", "held", "index", "reply", "seconds", "takes", "waits")
+    __slots__ = ("count", "exclusion", "held", "holds", "index", "reply", "seconds", "takes", "waits")
 
     def __init__(
         self,
@@ -37,12 +39,16 @@ class FetchRequest:
         *,
         waits: bool = False,
         takes: bool = False,
+        holds: bool = False,
+        exclusion: object | None = None,
     ) -> None:
         self.index = index
         self.count = count
         self.seconds = seconds
         self.waits = waits
         self.takes = takes
+        self.holds = holds
+        self.exclusion = exclusion
         self.held: list[Entry] = []
         self.reply: Reply[list[Message]] = Reply()
 
@@ -112,6 +118,13 @@ class Fetches:
         if line is not None and not line.is_called:
             line.is_called = True
             self.mailboxes[zlib.crc32(index.name.encode()) % len(self.mailboxes)].put(index)
+
+    def refuse(self, index: QueueIndex, error: Exception) -> None:
+        """Whoever stands in this line gets that for an answer."""
+        line = self._lines.get(index)
+        for request in list(line.requests) if line is not None else ():
+            self.withdraw(request)
+            request.reply.fail(error)
 
     def close(self) -> None:
         """Whoever waits for messages waits no longer, and gets none."""

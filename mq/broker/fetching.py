@@ -3,63 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
 import trio
 
 from mq.broker.catalog import Catalog
+from mq.broker.closing import close
 from mq.broker.commit import Committer, error_of
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.deaths import Deaths
 from mq.broker.fetches import Fetches, FetchRequest, Line
+from mq.broker.holds import Hand, Holds, deal
 from mq.broker.index import QueueIndex
 from mq.broker.keys import Settle
+from mq.broker.leases import Leases
 from mq.broker.mailbox import Mailbox
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message
-from mq.storage.interface import Entry, Meta, Move, Result, Storage, Stored
+from mq.storage.interface import Entry, Move, Result, Storage, Stored
 
 logger = logging.getLogger("mq.broker")
 
 LARGEST_GROUP: Final = 1024
 _LONGEST_PAUSE_SECONDS: Final = 0.009
-
-
-class Leases:
-    """How a lease is named: when it falls due, and by whom it is held.
-
-    Args:
-        seconds: how long it lasts where nobody says otherwise.
-        clock_ns: wall clock, nanoseconds since 1970.
-        random: makes claims that nobody else makes.
-    """
-
-    def __init__(self, seconds: float, clock_ns: Callable[[], int], random: Random) -> None:
-        self._seconds = seconds
-        self._clock_ns = clock_ns
-        self._claims = random.getrandbits(64)
-
-    def seconds(self, request: FetchRequest) -> float:
-        """How long the lease that a fetch asks for lasts."""
-        if request.seconds is not None:
-            return request.seconds
-        visibility = request.index.settings.visibility
-        return self._seconds if visibility is None else visibility
-
-    def meta(self, entry: Entry, seconds: float) -> Meta:
-        """The meta of `entry` once it is leased."""
-        self._claims = (self._claims + 1) % (1 << 64)
-        return entry.meta._replace(
-            deadline_ms=self.deadline_ms(seconds), receives=entry.meta.receives + 1, claim=f"{self._claims:016x}"
-        )
-
-    def deadline_ms(self, seconds: float) -> int:
-        """What the name says of a lease that ends so many seconds after its barrier."""
-        return self._clock_ns() // 1_000_000 + round((seconds + MARGIN_SECONDS) * 1000)
 
 
 class Upkeep(Protocol):
@@ -113,6 +84,7 @@ class FetchWorker:
         settle: called before messages leave their queue.
         upkeep: keeps messages moving.
         deaths: what is known of a message's earlier deaths.
+        holds: serves those who hold messages in memory.
         peers: how many other brokers fetch from the same store.
         random: chooses among candidates.
         refresh: looks at the store again for READY messages of a queue; used at peers > 0.
@@ -129,6 +101,7 @@ class FetchWorker:
         settle: Settle,
         upkeep: Upkeep,
         deaths: Deaths,
+        holds: Holds,
         *,
         peers: int,
         random: Random,
@@ -143,6 +116,7 @@ class FetchWorker:
         self._settle = settle
         self._upkeep = upkeep
         self._deaths = deaths
+        self._holds = holds
         self._peers = peers
         self._random = random
         self._refresh = refresh
@@ -150,22 +124,36 @@ class FetchWorker:
     async def run(self) -> None:
         """Work for ever."""
         while True:
-            chosen = []
+            chosen, hands = [], []
             for index in await self._calls.drain(LARGEST_GROUP):
-                chosen += await self._choose(index, self._fetches.answer_call(index))
+                line = self._fetches.answer_call(index)
+                await self._look(index, line)
+                leased, dealt = self._choose(index, line)
+                chosen += leased
+                hands += dealt
                 self._fetches.served(index)
+            await self._holds.serve(hands)
             await self._lease(chosen)
 
-    async def _choose(self, index: QueueIndex, line: Line) -> list[_Chosen]:
-        """Entries for those whose turn it is, begun. Who does not wait and gets none is answered."""
+    async def _look(self, index: QueueIndex, line: Line) -> None:
+        """What is there for those in the line? They hear of it if that cannot be known."""
         try:
             await self._prepare(index, line)
         except StorageError as error:
             _fail(list(line.impatient), line, error)
         if index.deleted:
             _fail(list(line.requests), line, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
-        chosen = []
+
+    def _choose(self, index: QueueIndex, line: Line) -> tuple[list[_Chosen], list[Hand]]:
+        """Entries for those whose turn it is: begun, or held. Who does not wait and gets none is answered."""
+        chosen: list[_Chosen] = []
+        hands: list[Hand] = []
         while (request := line.first()) is not None and not index.settings.paused:
+            if request.holds:
+                hands += self._deal(index, line)
+                if line.first() is request:
+                    break
+                continue
             entries = [] if request.reply.abandoned else self._next(index, request.count)
             if not entries and not request.reply.abandoned:
                 break
@@ -174,7 +162,20 @@ class FetchWorker:
         for request in list(line.impatient):
             line.leave(request)
             request.reply.set([])
-        return chosen
+        return chosen, hands
+
+    def _deal(self, index: QueueIndex, line: Line) -> list[Hand]:
+        """Messages for all who hold them, one each in turn."""
+        holders = [request for request in line.requests if request.holds]
+        for request in holders:
+            if request.reply.abandoned:
+                line.leave(request)
+        hands = deal([request for request in holders if not request.reply.abandoned], partial(self._take, index))
+        for hand in hands:
+            line.leave(hand.request)
+            for entry in hand.entries:
+                index.hold(entry)
+        return hands
 
     async def _prepare(self, index: QueueIndex, line: Line) -> None:
         """See that what is there can be seen, for those who do not wait; who waits is called when it can be.
@@ -194,19 +195,25 @@ class FetchWorker:
         """The first messages; with peers, any of the first `peers + 1`, so that brokers seldom want the same one."""
         entries: list[Entry] = []
         while len(entries) < count:
-            entry = self._candidate(index)
+            entry = self._take(index)
             if entry is None:
                 break
-            if not self._upkeep.is_dead(index, entry):
-                self._catalog.begin(entry)
-                entries.append(entry)
+            self._catalog.begin(entry)
+            entries.append(entry)
         return entries
+
+    def _take(self, index: QueueIndex) -> Entry | None:
+        """Take the next message that may be handed out, out of the index."""
+        while (entry := self._candidate(index)) is not None:
+            if not self._upkeep.is_dead(index, entry):
+                return entry
+        return None
 
     def _candidate(self, index: QueueIndex) -> Entry | None:
         if not self._peers:
-            return next(iter(index.first(1)), None)
+            return index.take()
         candidates = index.first(self._peers + 1)
-        return self._random.choice(candidates) if candidates else None
+        return index.discard(self._random.choice(candidates).id) if candidates else None
 
     def _move(self, request: FetchRequest, entry: Entry) -> Move:
         if request.takes:
@@ -307,13 +314,6 @@ class FetchWorker:
             request.reply.fail(served.error)
         else:
             self._fetches.ask(request, first=True)
-
-
-async def close(messages: Sequence[Message]) -> None:
-    """Close their bodies, whatever happens."""
-    with trio.CancelScope(shield=True):
-        for message in messages:
-            await message.body.aclose()
 
 
 def _fail(requests: list[FetchRequest], line: Line, error: Exception) -> None:

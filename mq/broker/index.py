@@ -36,10 +36,13 @@ class QueueIndex:
         moving: how many messages of the queue are on their way from one place in it to another.
         reserved: how many messages are being published.
         reserved_bytes: and how long their bodies are together.
-        leased: how many messages somebody holds.
+        leased: how many messages in DELAYED are leased.
         bodies: what is known of the bodies, where the settings ask for it.
         new: messages in NEW.
         delayed: messages in DELAYED: leased, or held back.
+        held: READY messages that somebody holds, in memory only.
+        returned: messages that somebody has held, and has put back.
+        exclusion: who alone may have messages of the queue; None is everybody.
     """
 
     def __init__(self, name: str, created: int, settings: QueueSettings = DEFAULTS) -> None:
@@ -55,6 +58,9 @@ class QueueIndex:
         self.bodies: Bodies | None = None
         self.new: dict[MessageId, Entry] = {}
         self.delayed: dict[MessageId, Entry] = {}
+        self.held: dict[MessageId, Entry] = {}
+        self.returned: set[MessageId] = set()
+        self.exclusion: object | None = None
         self._heap: list[int] = []
         self._ready: dict[int, Entry | None] = {}
         self._reordered: dict[MessageId, int] = {}
@@ -66,13 +72,13 @@ class QueueIndex:
 
     @property
     def ready(self) -> int:
-        """How many messages are READY."""
+        """How many messages are READY, and nobody holds them."""
         return len(self._ready)
 
     @property
     def total(self) -> int:
         """How many messages the queue has, those included that are being published or moved within it."""
-        return len(self.new) + len(self._ready) + len(self.delayed) + self.moving + self.reserved
+        return len(self.new) + len(self._ready) + len(self.held) + len(self.delayed) + self.moving + self.reserved
 
     def add(self, entry: Entry) -> None:
         """This message is there."""
@@ -115,7 +121,11 @@ class QueueIndex:
         key = self._reordered.get(id) or id.key
         if key in self._ready:
             return self._entry(key)
-        return self.new.get(id) or self.delayed.get(id)
+        return self.new.get(id) or self.delayed.get(id) or self.held.get(id)
+
+    def hold(self, entry: Entry) -> None:
+        """Somebody holds this message, which was taken out just now."""
+        self.held[entry.id] = entry
 
     def ids(self, state: State) -> set[MessageId]:
         """The messages in a state."""
@@ -136,6 +146,7 @@ class QueueIndex:
     def entries(self) -> Iterator[Entry]:
         """All messages that are not on their way, in no order."""
         yield from self.new.values()
+        yield from self.held.values()
         yield from (self._entry(key) for key in self._ready)
         yield from self.delayed.values()
 
@@ -154,7 +165,7 @@ class QueueIndex:
             entry = self.delayed.pop(id)
             self.leased -= entry.meta.claim is not None
             return entry
-        return self.new.pop(id, None)
+        return self.new.pop(id, None) or self.held.pop(id, None)
 
     def _add_ready(self, entry: Entry) -> None:
         key = entry.id.key

@@ -52,6 +52,7 @@ class Publish:
         attributes: kept with the message.
         meta: its delay and its expiry.
         landed: told, before the answer, of the id when the message is durable, of None when it is not.
+        transient: it need not outlive this process.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class Publish:
         attributes: Mapping[str, Any],
         meta: Meta,
         landed: Callable[[MessageId | None], None],
+        *,
+        transient: bool,
     ) -> None:
         self.reply: Reply[MessageId] = Reply()
         self.id: MessageId | None = None
@@ -75,13 +78,15 @@ class Publish:
         self._attributes = attributes
         self._meta = meta
         self._landed = landed
+        self._transient = transient
         self._size = len(body) if isinstance(body, bytes) else body.size
         index.reserved += 1
         index.reserved_bytes += self._size
 
     def operation(self) -> Operation:
         """A Write."""
-        return Write(self.index.name, self.id or self._ids.new(), self._body, self._attributes, self._meta)
+        id = self.id or self._ids.new()
+        return Write(self.index.name, id, self._body, self._attributes, self._meta, transient=self._transient)
 
     def done(self, outcome: Outcome) -> None:
         """Answer with the id."""

@@ -52,7 +52,7 @@ class Looking:
             entry = index.find(id) or await self._storage.find(index.name, id)
             if id in self._transit:
                 continue
-            seen = await self._see([entry]) if entry is not None else []
+            seen = await self._see(index, [entry]) if entry is not None else []
             if seen or entry is None or (id not in self._transit and index.find(id) in (None, entry)):
                 return seen[0] if seen else None
 
@@ -62,11 +62,13 @@ class Looking:
             entries = index.after(after, most)
         else:
             start = -1 if after is None else after.key
-            there = (each for each in index.delayed.values() if state_of(each) == state and each.id.key > start)
+            there = [each for each in index.delayed.values() if state_of(each) == state and each.id.key > start]
+            if state == LEASED:
+                there += [each for each in index.held.values() if each.id.key > start]
             entries = heapq.nsmallest(most, there, key=lambda entry: entry.id.key)
-        return await self._see(entries)
+        return await self._see(index, entries)
 
-    async def _see(self, entries: list[Entry]) -> list[Seen]:
+    async def _see(self, index: QueueIndex, entries: list[Entry]) -> list[Seen]:
         """Those that are still there."""
         with suppress(StorageError):  # a message is worth more than its history
             await self._deaths.learn(entries)
@@ -82,7 +84,7 @@ class Looking:
                     entry.meta.claim or "",
                     self._deaths.history(entry),
                 ),
-                state_of(entry),
+                LEASED if entry.id in index.held else state_of(entry),
             )
             for entry, found in zip(entries, stored, strict=True)
             if found is not None

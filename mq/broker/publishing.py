@@ -60,6 +60,7 @@ class Draft(NamedTuple):
         delay: seconds before it can be fetched; None for what the queue says.
         ttl: seconds after which it expires; where the queue has one, too, the shorter one counts.
         key: the client's own key for it: a second draft with this key stands for the same message.
+        transient: it need not outlive this process.
     """
 
     body: bytes | Upload
@@ -67,6 +68,7 @@ class Draft(NamedTuple):
     delay: float | None = None
     ttl: float | None = None
     key: str | None = None
+    transient: bool = False
 
 
 class Published(NamedTuple):
@@ -224,7 +226,10 @@ class Publishing:
                 elif job.id is not None:
                     self._keys.drop([job.id])
 
-        job = Publish(self._catalog, self._ids, index, body, digest, draft.attributes, self._meta(index, draft), landed)
+        meta = self._meta(index, draft)
+        job = Publish(
+            self._catalog, self._ids, index, body, digest, draft.attributes, meta, landed, transient=draft.transient
+        )
         if digest is not None and index.settings.unique:
             self._by_digest[index, digest] = job
         if draft.key is not None:

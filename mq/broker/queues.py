@@ -187,7 +187,7 @@ class Queues:
             index.name,
             index.settings,
             ready=index.ready + index.delivering + len(index.new) - held_back,
-            leased=index.leased,
+            leased=index.leased + len(index.held),
             delayed=len(index.delayed) - index.leased + held_back,
             oldest_ns=MessageId.time_ns(first[0].joined) if first else None,
         )
@@ -268,7 +268,8 @@ class Queues:
         await self._settle([move.entry.id for move in moves])
         jobs = []
         for move in moves:
-            if move.entry.id not in self._catalog.transit and index.find(move.entry.id) == move.entry:
+            id = move.entry.id
+            if id not in self._catalog.transit and id not in index.held and index.find(id) == move.entry:
                 self._catalog.begin(move.entry, is_leaving=True)
                 jobs.append(Change(self._catalog, move, kind, what))
                 self._jobs.put(jobs[-1])

@@ -14,12 +14,15 @@ from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consuming
 from mq.broker.deaths import Deaths
 from mq.broker.fetches import Fetches
-from mq.broker.fetching import FetchWorker, Leases
+from mq.broker.fetching import FetchWorker
 from mq.broker.follow import Follower
+from mq.broker.holding import Holding
+from mq.broker.holds import Holds
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job, SaveWorker
 from mq.broker.keys import Keys
 from mq.broker.learning import Learner
+from mq.broker.leases import Leases
 from mq.broker.ledger import Ledger
 from mq.broker.looking import Looking
 from mq.broker.mailbox import Mailbox
@@ -91,8 +94,29 @@ class Rooms:
         self.publishing = Publishing(
             storage, catalog, committer, learner, self._keys, self._jobs, ids, config, clock_ns
         )
+        self._holds = Holds(catalog, storage, fetches, self._deaths, self._leases, self._jobs, config.delay_seconds)
         self.consuming = Consuming(
-            storage, catalog, fetches, self._jobs, self.upkeep, self._deaths, self._settle, self._leases, config
+            storage,
+            catalog,
+            fetches,
+            self._jobs,
+            self.upkeep,
+            self._deaths,
+            self._settle,
+            self._leases,
+            self._holds,
+            config,
+        )
+        self.holding = Holding(
+            catalog,
+            fetches,
+            self._holds,
+            self.consuming,
+            self._deaths,
+            self._settle,
+            self._jobs,
+            ids,
+            config,
         )
         self.looking = Looking(storage, catalog.transit, self._deaths)
 
@@ -119,6 +143,8 @@ class Rooms:
         self.upkeep.start(nursery)
         if self._config.followed:
             nursery.start_soon(self.follower.run)
+        if self._config.peers:
+            nursery.start_soon(self.holding.run)
         await self.upkeep.deliver_backlog()
 
     def _fetch_worker(self, calls: Mailbox[QueueIndex]) -> FetchWorker:
@@ -132,6 +158,7 @@ class Rooms:
             self._settle,
             self.upkeep,
             self._deaths,
+            self._holds,
             peers=self._config.peers,
             random=self._random,
             refresh=self.follower.refresh,

@@ -156,9 +156,9 @@ class Upkeep:
     def _expire(self, queue: str, id: MessageId) -> None:
         index = self._catalog.queues.get(queue)
         entry = index.find(id) if index is not None else None
-        if entry is None or entry.state is not State.READY or self._committer.failure:
+        if index is None or entry is None or entry.state is not State.READY or id in index.held:
             return
-        if self._deaths.is_expired(entry):
+        if self._deaths.is_expired(entry) and not self._committer.failure:
             self._deaths.bury(entry, EXPIRED)
 
     def _departed(self, id: MessageId) -> None:

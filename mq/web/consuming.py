@@ -113,7 +113,7 @@ OPERATIONS: Final = (
             200: Answer("the message as its body; with `max`, a batch", {**MESSAGES, **BYTES}, MESSAGE_HEADERS),
             204: _NOTHING,
         },
-        refusals=(404, 500, 503),
+        refusals=(404, 423, 500, 503),
         query=(
             _WAIT,
             Parameter("visibility", VISIBILITY, "length of the lease in seconds; else the queue's visibility"),
@@ -126,7 +126,7 @@ OPERATIONS: Final = (
         take,
         "fetches and removes a message in one step",
         {200: Answer("the message as its body", BYTES, MESSAGE_HEADERS), 204: _NOTHING},
-        refusals=(404, 500, 503),
+        refusals=(404, 423, 500, 503),
         query=(_WAIT,),
     ),
     Operation(

@@ -17,6 +17,7 @@ from mq.errors import (
     NoSuchMessage,
     NoSuchQueue,
     QueueFull,
+    QueueHeld,
     ReceiptMismatch,
     StorageError,
 )
@@ -34,6 +35,7 @@ _STATUS: Final[tuple[tuple[type[MQError], int], ...]] = (
     (BodyTooLarge, 413),
     (BatchTooLarge, 413),
     (BodyTooSlow, 408),
+    (QueueHeld, 423),
     (QueueFull, 429),
     (CallerError, 400),
     (StorageError, 503),
@@ -54,7 +56,7 @@ def status_of(error: MQError) -> int:
 def refusal_of(error: MQError) -> Reply:
     """The reply to a request that failed."""
     status = status_of(error)
-    headers = (retry_after(),) if status in (429, 503) else ()
+    headers = (retry_after(),) if status in (423, 429, 503) else ()
     return problem(status, str(error), *headers)._replace(is_last=isinstance(error, _ENDS_CONNECTION))
 
 

@@ -25,6 +25,7 @@ REFUSALS: Final[Mapping[int, str]] = {
     409: "right in itself, but not here and now",
     412: "another delivery holds the message, or none does any more",
     413: "the body is too long, or the batch has too many entries",
+    423: "one consumer alone has the messages of the queue, over AMQP",
     429: "the queue is full by its own settings",
     500: "the message is damaged, or there is an error in mq itself",
     503: "the store cannot promise to keep it, or cannot be read",
@@ -32,7 +33,7 @@ REFUSALS: Final[Mapping[int, str]] = {
 """Status -> what it means, for each that a request can be refused with."""
 
 _SAFE: Final = (401, 403)
-_LATER: Final = (429, 503)
+_LATER: Final = (423, 429, 503)
 _PATH: Final = {
     "QUEUE": {"name": "queue", "in": "path", "required": True, "schema": QUEUE.schema},
     "ID": {"name": "id", "in": "path", "required": True, "schema": ID.schema},

@@ -10,7 +10,7 @@ from typing import Any, Final
 import trio
 
 from mq.broker import QueueStatus, Seen
-from mq.broker.fetching import close
+from mq.broker.closing import close
 from mq.errors import CorruptMessage
 from mq.message import Message
 from mq.web.batches import JSON_LINES, Entry, encode_entries, encode_outcomes

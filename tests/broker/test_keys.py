@@ -44,7 +44,7 @@ async def test_once_in_one_batch_and_among_many_who_publish_at_once(broker: Brok
     assert (await broker.status("q")).ready == 3
 
 
-@pytest.mark.parametrize("way", ["leave", "remove", "take", "purge", "expire", "die", "redrive"])
+@pytest.mark.parametrize("way", ["leave", "remove", "take", "acknowledge", "purge", "expire", "die", "redrive"])
 @pytest.mark.parametrize("ends", ["well", "killed"])
 async def test_over_a_restart_and_after_the_message_has_gone(wall_clock: WallClock, way: str, ends: str) -> None:
     """However it went, and though the process was killed at once: nothing that was not flushed is there then."""
@@ -68,6 +68,8 @@ async def _go(broker: Broker, way: str, id: str) -> None:
         await broker.remove("p", id)
     elif way == "take":
         assert await broker.take("p") is not None
+    elif way == "acknowledge":
+        await broker.acknowledge(await broker.hold("p"))
     elif way == "purge":
         assert await broker.purge("p") == 1
     elif way == "redrive":

@@ -83,7 +83,9 @@ BUGS: Final = {
         "(State.NEW, State.DELAYED, State.READY, State.REMOVED)",
         "(State.REMOVED, State.READY, State.DELAYED, State.NEW)",
     ),
-    "a publish is not durable": Bug(jobs.Publish, "operation", "self._meta)", "self._meta, durable=False)"),
+    "a publish is not durable": Bug(
+        jobs.Publish, "operation", "self._meta, transient", "self._meta, durable=False, transient"
+    ),
     "a lease is not durable": Bug(
         fetching.FetchWorker,
         "_move",
