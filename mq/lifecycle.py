@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Final, NamedTuple, Protocol
 
 from mq.message import MessageId
@@ -63,6 +64,11 @@ LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
 """Every pair of states between which a store may be asked to move a message."""
 
 
+DOOR: Final[ContextVar[str]] = ContextVar("door", default="")
+"""The door by which what is being done now was asked for (``http``, ``amqp``); empty inside a program, and for what the
+broker does by itself. Set once, where a door's tasks are started: they inherit it."""
+
+
 class Transition(NamedTuple):
     """One thing that happened to one message, told to observers after it is done.
 
@@ -76,6 +82,7 @@ class Transition(NamedTuple):
         size: length of the body in bytes, where the broker knows it.
         receives: how often it has been handed out so far.
         destination: the queue it went to, when that is another one.
+        door: by which door it was asked for; see :data:`DOOR`.
     """
 
     kind: Kind
@@ -87,6 +94,7 @@ class Transition(NamedTuple):
     size: int | None = None
     receives: int = 0
     destination: str | None = None
+    door: str = ""
 
 
 class Observer(Protocol):

@@ -20,6 +20,7 @@ from mq.message import shorten
 T = TypeVar("T")
 
 LARGEST_BODY: Final = 1 << 40
+LARGEST_JOURNAL: Final = 1 << 50
 LONGEST_DELAY_SECONDS: Final = 43_200
 """Twelve hours: what stores take for the longest lease."""
 
@@ -131,6 +132,9 @@ class Settings:
     tls_cert: str = _line("", _TEXT, "certificate to show, and those above it, as PEM: with it, TLS is spoken", "none")
     tls_key: str = _line("", _TEXT, "private key of the certificate, as PEM", "none")
     tls_client_ca: str = _line("", _TEXT, "authorities, as PEM: each client must show a certificate of theirs", "none")
+    journal: str = _line("", _TEXT, "folder in which to write down every transition of every message", "none")
+    journal_bytes: int = _line(1 << 30, _size(LARGEST_JOURNAL), "how much of the journal to keep", "1GiB")
+    journal_age: float = _line(604_800.0, _seconds(1, 10**9), "how many seconds of it to keep", "604800")
     insecure: bool = _line(False, _SWITCHED, "let the network in without TLS or without users all the same", "")
     log_level: str = _line("info", _one_of("debug", "info", "warning", "error"), "least weight of a log line")
 

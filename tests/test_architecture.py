@@ -74,6 +74,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "hypercorn": ("mq.web",),
     "inotify_simple": ("mq.storage",),
     "pamqp": ("mq.amqp",),
+    "pyarrow": ("mq.observers", "mq.spark"),
     "pyfakefs": ("mq.storage.fake",),
     "python_multipart": ("mq.web",),
     "quart": ("mq.web",),

@@ -19,7 +19,7 @@ from mq.broker.holding import Exclusion, Held
 from mq.broker.looking import READY, Seen
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queue_settings import VISIBILITY, QueueSettings, check_value
-from mq.broker.queues import LARGEST_SLICE, QueueStatus, Redriven
+from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
 from mq.broker.rooms import Rooms
 from mq.errors import BrokerClosed, Conflict, MQError, NoSuchMessage, StorageFailed
 from mq.lifecycle import Observer
@@ -173,6 +173,10 @@ class Broker:
     async def queues(self) -> list[QueueStatus]:
         """Every queue, by name."""
         return await self._queues.all()
+
+    def inventory(self) -> Iterator[Inventory]:
+        """Every queue with its messages as they are now. Take all of it without waiting for anything meanwhile."""
+        return self._queues.inventory()
 
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue that nobody holds; how many there were."""

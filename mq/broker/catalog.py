@@ -71,7 +71,7 @@ class Catalog:
         elif index.bodies is not None:
             index.bodies.leaving(entry.id)
 
-    def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None) -> None:
+    def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None, door: str = "") -> None:
         """The move is over: the message is at `now`; that is `left` when it did not move, None when it is gone."""
         self.transit.end(left.id)
         begun = self._begun.pop(left.id, None)
@@ -87,7 +87,7 @@ class Catalog:
                 self.departed(left.id)
             self.place(now, due)
             if now is not left:
-                self.tell(kind, left, now)
+                self.tell(kind, left, now, door=door)
 
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:
         """The messages of a queue that are on their way from one place to another."""
@@ -109,7 +109,7 @@ class Catalog:
         if arrived is not None:
             arrived(index, entry, due)
 
-    def tell(self, kind: Kind, left: Entry | None, now: Entry | None, size: int | None = None) -> None:
+    def tell(self, kind: Kind, left: Entry | None, now: Entry | None, size: int | None = None, door: str = "") -> None:
         """Let the observers know."""
         entry = now or left
         if not self._observers or entry is None:
@@ -124,6 +124,7 @@ class Catalog:
             size,
             entry.meta.receives,
             entry.queue if left and left.queue != entry.queue else None,
+            door,
         )
         for observer in self._observers:
             observer.saw([transition])

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 from mq.broker.index import QueueIndex
 from mq.broker.mailbox import Mailbox, Reply
+from mq.lifecycle import DOOR
 from mq.message import Message
 from mq.storage.interface import Entry
 
@@ -29,7 +30,7 @@ class FetchRequest:
         exclusion: by which the queue may be this consumer's alone.
     """
 
-    __slots__ = ("count", "exclusion", "held", "holds", "index", "reply", "seconds", "takes", "waits")
+    __slots__ = ("count", "door", "exclusion", "held", "holds", "index", "reply", "seconds", "takes", "waits")
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class FetchRequest:
         self.takes = takes
         self.holds = holds
         self.exclusion = exclusion
+        self.door = DOOR.get()
         self.held: list[Entry] = []
         self.reply: Reply[list[Message]] = Reply()
 

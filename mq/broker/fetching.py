@@ -235,7 +235,7 @@ class FetchWorker:
                 held.append(_Held(each.request, each.entry, outcome.entry))
                 if not each.request.takes:
                     due = now + self._leases.seconds(each.request)
-                    self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due)
+                    self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)
             else:
                 self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
                 if outcome.result is not Result.GONE:
@@ -288,7 +288,7 @@ class FetchWorker:
             elif served[request].error is None:
                 _log_damage(entry, found)
             if request.takes:
-                self._catalog.end(left, entry, Kind.REMOVE)
+                self._catalog.end(left, entry, Kind.REMOVE, door=request.door)
 
     def _message(self, left: Entry, entry: Entry, found: Stored) -> Message:
         return Message(

@@ -19,7 +19,7 @@ from mq.broker.config import MARGIN_SECONDS
 from mq.broker.index import QueueIndex
 from mq.broker.mailbox import Mailbox, Reply
 from mq.errors import NoSuchQueue, StorageSlow
-from mq.lifecycle import Kind
+from mq.lifecycle import DOOR, Kind
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result, Staged, Write
 
@@ -79,6 +79,7 @@ class Publish:
         self._meta = meta
         self._landed = landed
         self._transient = transient
+        self._door = DOOR.get()
         self._size = len(body) if isinstance(body, bytes) else body.size
         index.reserved += 1
         index.reserved_bytes += self._size
@@ -100,7 +101,7 @@ class Publish:
             self._catalog.orphaned(entry)
         else:
             self._catalog.place(entry)
-        self._catalog.tell(Kind.PUBLISH, None, entry, self._size)
+        self._catalog.tell(Kind.PUBLISH, None, entry, self._size, self._door)
         self._landed(entry.id)
         if self.index.deleted:
             self.reply.fail(NoSuchQueue(f"queue {self.index.name} was deleted meanwhile"))
@@ -143,6 +144,7 @@ class Change:
         self._kind = kind
         self._what = what
         self._seconds = seconds
+        self._door = DOOR.get()
         self._started = trio.current_time()
 
     def operation(self) -> Operation:
@@ -154,7 +156,8 @@ class Change:
         left, now = self._move.entry, outcome.entry
         if outcome.result is Result.DONE and now is not None:
             time = trio.current_time()
-            self._catalog.end(left, now, self._kind, None if self._seconds is None else time + self._seconds)
+            due = None if self._seconds is None else time + self._seconds
+            self._catalog.end(left, now, self._kind, due, self._door)
             if self._seconds is not None and time - self._started > MARGIN_SECONDS:
                 self.reply.fail(StorageSlow("the disk was too slow: how long the lease lasts is not sure. Try again"))
             else:

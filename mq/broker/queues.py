@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -49,6 +49,20 @@ class QueueStatus(NamedTuple):
     leased: int
     delayed: int
     oldest_ns: int | None
+
+
+class Inventory(NamedTuple):
+    """A queue, and where its messages are.
+
+    Attributes:
+        queue: its name.
+        created_ns: when it was made, nanoseconds since 1970.
+        entries: the messages that are not on their way from one place to another.
+    """
+
+    queue: str
+    created_ns: int
+    entries: Iterator[Entry]
 
 
 class Redriven(NamedTuple):
@@ -197,6 +211,11 @@ class Queues:
         if self._config.followed:
             await self._follower.load_queues()
         return [self.status(self._catalog.queues[name]) for name in sorted(self._catalog.queues)]
+
+    def inventory(self) -> Iterator[Inventory]:
+        """Every queue as it is now. Take all of it without waiting for anything, or it changes meanwhile."""
+        for index in self._catalog.queues.values():
+            yield Inventory(index.name, MessageId.time_ns(index.created), index.entries())
 
     async def purge(self, queue: str) -> int:
         """Remove all messages that nobody holds; how many there were.

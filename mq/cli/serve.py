@@ -13,8 +13,10 @@ import trio
 from mq import __version__
 from mq.broker import BrokerConfig, open_broker
 from mq.cli.flags import settings_options
+from mq.cli.journaling import journaling, tell_found
 from mq.cli.protect import make_guards, reloading
 from mq.errors import InvalidSetting, StorageUnusable
+from mq.lifecycle import DOOR
 from mq.observers.metrics import Metrics
 from mq.programs import CANNOT_START, run_program
 from mq.settings import Settings, load_settings
@@ -50,10 +52,12 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
     guards = make_guards(settings)
     metrics = Metrics()
     async with (
-        open_broker(settings.store, config, observers=[metrics]) as broker,
+        journaling(settings) as journals,
+        open_broker(settings.store, config, observers=[metrics, *journals]) as broker,
         reloading(guards),
         trio.open_nursery() as nursery,
     ):
+        tell_found(broker, journals)
         endpoints = Endpoints(broker, settings.max_body, metrics)
         app = WebApp(endpoints if guards.access is None else Gate(endpoints, guards.access))
 
@@ -61,6 +65,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
             await stop.wait()
             endpoints.end_waits()
 
+        DOOR.set("http")
         serve_web = partial(serve, app, settings.address, settings.port, stop=until_stop)
         urls = await nursery.start(partial(serve_web, certificates=guards.certificates))
         durable = "durable" if broker.description.durable else "not durable"

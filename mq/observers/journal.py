@@ -1,0 +1,251 @@
+"""The lifecycle journal: an observer that writes down every transition, for those who want to know later.
+
+The broker's thread only appends to a list; a thread of the journal's own makes batches of it and writes them. What it
+cannot take, because the disk is slow or full, is counted and stands in the journal as a gap. The journal is no part of
+the broker's promises: nothing is synced before a segment ends, so a crash costs its last second. It never lies about
+that: the life that was cut off has no last row. Needs pyarrow (the extra ``journal``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from mq.errors import InvalidSetting
+from mq.lifecycle import State, Transition
+from mq.message import MessageId, shorten
+from mq.observers.journal_rows import (
+    CENSUS,
+    GAP,
+    LARGEST_BATCH,
+    QUEUE,
+    START,
+    STOP,
+    found_batch,
+    note_batch,
+    transitions_batch,
+)
+from mq.observers.journal_segments import Life, Limits, SegmentWriter
+
+logger = logging.getLogger("mq.journal")
+
+FLUSH_SECONDS: Final = 1.0
+"""How long a transition waits for others before it is written."""
+LONGEST_BACKLOG: Final = 16 * LARGEST_BATCH
+"""How many transitions may wait for the disk before further ones are dropped."""
+
+
+Whereabouts = tuple[str, int, Iterator[tuple[MessageId, State, int]]]
+"""A queue's name, when it was made (nanoseconds since 1970), and of each of its messages id, state, and how often
+received."""
+
+
+class _Gap(NamedTuple):
+    missing: int
+    since_ns: int
+
+
+class Journal:
+    """An observer of one broker.
+
+    Args:
+        writer: writes batches.
+        clock_ns: wall clock, nanoseconds since 1970.
+        backlog: how many transitions may wait for the writer.
+    """
+
+    def __init__(
+        self, writer: SegmentWriter, clock_ns: Callable[[], int] = time.time_ns, backlog: int = LONGEST_BACKLOG
+    ) -> None:
+        self._writer = writer
+        self._clock_ns = clock_ns
+        self._backlog = backlog
+        self._rows: list[Transition | pa.RecordBatch | _Gap] = []
+        self._put_so_far = 0
+        self._put_seen = 0
+        self._refused: _Gap | None = None
+        self._lost: _Gap | None = None
+        self._notice_at = 1
+        self._something = threading.Event()
+        self._much = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="mq journal", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._put(note_batch(START, self._clock_ns()))
+        self._thread.start()
+
+    def saw(self, transitions: Sequence[Transition]) -> None:
+        """As :meth:`mq.lifecycle.Observer.saw`. The list's end belongs to this thread, its front to the writer."""
+        if self._refused is not None or len(self._rows) >= self._backlog:
+            self._refuse(transitions)
+            return
+        self._rows.extend(transitions)
+        if len(self._rows) >= self._notice_at:
+            self._notify()
+
+    def found(self, queues: Iterable[Whereabouts]) -> None:
+        """Where every message is as the life begins: told once, while nothing else is told."""
+        now_ns, total = self._clock_ns(), 0
+        for queue, created_ns, messages in queues:
+            count = 0
+            while rows := list(islice(messages, LARGEST_BATCH)):
+                count += len(rows)
+                self._put(found_batch(queue, rows, now_ns))
+            self._put(note_batch(QUEUE, now_ns, queue=queue, count=count, since_ns=max(created_ns, 0)))
+            total += count
+        self._put(note_batch(CENSUS, now_ns, count=total))
+
+    def close(self) -> None:
+        """Write what is left, and end. Blocks until that is done."""
+        self._note_refused()
+        self._put(note_batch(STOP, self._clock_ns()))
+        self._closing = True
+        self._something.set()
+        self._much.set()
+        self._thread.join()
+
+    # The broker's thread
+
+    def _put(self, item: pa.RecordBatch | _Gap) -> None:
+        self._put_so_far += 1
+        self._rows.append(item)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._something.set()
+        if len(self._rows) >= LARGEST_BATCH:
+            self._notice_at = self._backlog + 1
+            self._much.set()
+        else:
+            self._notice_at = LARGEST_BATCH
+
+    def _refuse(self, transitions: Sequence[Transition]) -> None:
+        """There is no room; until half of it is free again, so that gaps are few."""
+        if len(self._rows) > self._backlog // 2:
+            self._refused = _longer(self._refused, len(transitions), transitions[0].time_ns)
+            return
+        self._note_refused()
+        self.saw(transitions)
+
+    def _note_refused(self) -> None:
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            self._put(refused)
+
+    # The writer's thread
+
+    def _run(self) -> None:
+        while not self._closing or self._rows:
+            self._something.wait()
+            self._much.wait(FLUSH_SECONDS)
+            self._something.clear()
+            self._much.clear()
+            self._notice_at = 1
+            self._write_out()
+        self._finish()
+
+    def _write_out(self) -> None:
+        """What is there now. What comes meanwhile is told again."""
+        count = len(self._rows)
+        while count > 0:
+            is_mixed = self._put_seen < self._put_so_far
+            taken = self._rows[: min(count, LARGEST_BATCH)]
+            for part in _parts(taken) if is_mixed else [taken]:
+                self._put_seen += not isinstance(part, list)
+                self._write(part)
+            del self._rows[: len(taken)]  # not before they are written: what waits for the disk counts
+            count -= len(taken)
+        self._rotate()
+
+    def _write(self, part: list[Transition] | pa.RecordBatch | _Gap) -> None:
+        if isinstance(part, _Gap):
+            self._lost = _longer(self._lost, part.missing, part.since_ns)
+            return
+        batch = transitions_batch(part) if isinstance(part, list) else part
+        since_ns = part[0].time_ns if isinstance(part, list) else self._clock_ns()
+        try:
+            self._write_gap()
+            self._writer.write(batch)
+        except OSError as error:
+            if self._lost is None:
+                logger.warning("the journal has a gap from now on: %s", error.strerror)
+            self._lost = _longer(self._lost, batch.num_rows, since_ns)
+
+    def _write_gap(self) -> None:
+        lost = self._lost
+        if lost is not None:
+            gap = note_batch(GAP, self._clock_ns(), count=lost.missing, since_ns=lost.since_ns)
+            self._writer.write(gap, missing=lost.missing - 1)
+            self._lost = None
+            logger.warning("%d transitions are missing in the journal", lost.missing)
+
+    def _rotate(self) -> None:
+        try:
+            self._writer.rotate()
+        except OSError as error:
+            logger.warning("a segment of the journal did not end in order: %s", error.strerror)
+
+    def _finish(self) -> None:
+        try:
+            self._write_gap()
+            self._writer.close()
+        except OSError as error:
+            logger.warning("the journal does not end in order: %s", error.strerror)
+
+
+def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version: str) -> Journal:
+    """The journal of a broker's life that begins now, in a folder that is made when missing. Start it.
+
+    Args:
+        folder: where its segments are. Each broker needs one of its own.
+        limits: how much is kept.
+        store: the store's address.
+        peers: other brokers on the same store.
+        version: mq's.
+
+    Raises:
+        InvalidSetting: nothing can be written there.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InvalidSetting(f"cannot write a journal to {shorten(folder)}: {error.strerror}") from error
+    pid = os.getpid()
+    name = f"{pid}-{secrets.token_hex(4)}"
+    life = Life(name, socket.gethostname(), pid, version, store, peers, time.time_ns())
+    return Journal(SegmentWriter(path, life, limits))
+
+
+def _longer(gap: _Gap | None, missing: int, since_ns: int) -> _Gap:
+    return _Gap(missing, since_ns) if gap is None else _Gap(gap.missing + missing, gap.since_ns)
+
+
+def _parts(rows: list[Transition | pa.RecordBatch | _Gap]) -> Iterator[list[Transition] | pa.RecordBatch | _Gap]:
+    """Runs of transitions, and what stands between them."""
+    run: list[Transition] = []
+    for row in rows:
+        if isinstance(row, Transition):
+            run.append(row)
+            continue
+        if run:
+            yield run
+            run = []
+        yield row
+    if run:
+        yield run
