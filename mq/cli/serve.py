@@ -67,6 +67,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
 
         DOOR.set("http")
         serve_web = partial(serve, app, settings.address, settings.port, stop=until_stop)
-        urls = await nursery.start(partial(serve_web, certificates=guards.certificates))
+        fast_lane = not settings.no_fast_lane
+        urls = await nursery.start(partial(serve_web, certificates=guards.certificates, fast_lane=fast_lane))
         durable = "durable" if broker.description.durable else "not durable"
         click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)

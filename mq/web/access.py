@@ -18,6 +18,7 @@ import trio
 from mq.access import Access, Right, User
 from mq.errors import BodyIncomplete
 from mq.message import shorten
+from mq.web.arriving import Whole
 from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, problem
 
 ANY: Final = "any"
@@ -151,7 +152,7 @@ class Gate:
         if named is not None and not user.may(Right.PUBLISH, named):
             return _forbidden(Right.PUBLISH, named)
         understood = json.dumps(value).encode() if body else b""
-        return await self._handler.handle(request._replace(body=_Whole(understood), content_length=len(understood)))
+        return await self._handler.handle(request._replace(body=Whole(understood), content_length=len(understood)))
 
 
 def find_rule(method: str, segments: list[bytes]) -> Rule:
@@ -212,19 +213,3 @@ async def _read(request: Request) -> bytes | None:
         if len(body) > LONGEST_JSON:
             return None
     return bytes(body)
-
-
-class _Whole:
-    """A body that is there."""
-
-    def __init__(self, data: bytes) -> None:
-        self._left = data
-
-    def __aiter__(self) -> _Whole:
-        return self
-
-    async def __anext__(self) -> bytes:
-        data, self._left = self._left, b""
-        if not data:
-            raise StopAsyncIteration
-        return data

@@ -36,13 +36,12 @@ from mq.errors import CorruptMessage, StorageError
 from mq.message import Body
 from mq.web.arriving import Arriving
 from mq.web.endpoints import NO_WEBSOCKET
-from mq.web.exchange import DISCARD_SECONDS, Handler, Reply, Request, problem
+from mq.web.exchange import BUG, DISCARD_SECONDS, Handler, Reply, Request
 
 logger = logging.getLogger(__name__)
 
 RawHeaders = list[tuple[bytes, bytes]]
 
-_BUG: Final = problem(500, "an error in mq itself: see its log")
 _HYPERCORN_SECONDS: Final = 1
 _END: Final = HTTPResponseBodyEvent(type="http.response.body", body=b"", more_body=False)
 
@@ -114,7 +113,7 @@ class _Connection(TrioASGIHTTPConnection):
 
     def _start(self, response: _QuartResponse) -> HTTPResponseStartEvent:
         headers = _raw(response.headers.items())
-        if response.is_last and not self._is_http2:
+        if (response.is_last or cast(WebApp, self.app).is_stopping) and not self._is_http2:
             headers.append((b"connection", b"close"))
         return HTTPResponseStartEvent(type="http.response.start", status=response.status_code, headers=headers)
 
@@ -148,7 +147,12 @@ class _NoWebsocket(TrioASGIWebsocketConnection):
 
 
 class WebApp(QuartTrio):
-    """The app that serves `handler`: the endpoints, or what stands before them."""
+    """The app that serves `handler`: the endpoints, or what stands before them.
+
+    Attributes:
+        handler: as given.
+        is_stopping: each answer from now on is the last one of its connection, and says so.
+    """
 
     asgi_http_class = _Connection
     asgi_websocket_class = _NoWebsocket
@@ -157,7 +161,8 @@ class WebApp(QuartTrio):
 
     def __init__(self, handler: Handler) -> None:
         super().__init__("mq", static_folder=None, template_folder=None)
-        self._handler = handler
+        self.handler = handler
+        self.is_stopping = False
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> None:
         """No routing: the endpoints have their own."""
@@ -166,12 +171,12 @@ class WebApp(QuartTrio):
         """Hand any request to the handler."""
         assert request_context is not None
         request = cast(_QuartRequest, request_context.request)
-        return _to_quart(await self._handler.handle(_from_quart(request)))
+        return _to_quart(await self.handler.handle(_from_quart(request)))
 
     async def handle_exception(self, error: Exception) -> Response:
         """An error that no endpoint foresaw."""
         logger.error("an error in mq itself", exc_info=error)
-        return _to_quart(_BUG)
+        return _to_quart(BUG)
 
 
 def _from_quart(request: _QuartRequest) -> Request:

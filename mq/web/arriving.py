@@ -81,3 +81,19 @@ class Arriving:
                 when_complete.set()
             await self._take()
         when_complete.set()
+
+
+class Whole:
+    """The chunks of a body that is here already: one, or none of an empty one."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = data
+
+    def __aiter__(self) -> Whole:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data, self._left = self._left, b""
+        if not data:
+            raise StopAsyncIteration
+        return data

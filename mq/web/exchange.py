@@ -92,3 +92,7 @@ def problem(status: int, detail: str, *headers: tuple[str, str]) -> Reply:
         "detail": " ".join(detail.split()),
     }
     return document(status, value, *headers, type="application/problem+json")
+
+
+BUG: Final = problem(500, "an error in mq itself: see its log")
+"""The answer to a request that met an error which nobody foresaw."""

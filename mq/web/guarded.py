@@ -170,8 +170,11 @@ def _guard_http1(protocol: H11Protocol) -> None:
         return event
 
     async def send_error_response(status_code: int) -> None:
-        for event in (*refusal(status_code), h11.EndOfMessage()):
-            await protocol._send_h11_event(event)
+        reply = refusal(status_code)
+        assert isinstance(reply.body, bytes)
+        await protocol._send_h11_event(h11.Response(status_code=reply.status, headers=list(reply.headers)))
+        await protocol._send_h11_event(h11.Data(data=reply.body))
+        await protocol._send_h11_event(h11.EndOfMessage())
 
     connection.next_event = next_event_of_strict_head  # type: ignore[method-assign]
     protocol._send_error_response = send_error_response  # type: ignore[method-assign]

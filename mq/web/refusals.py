@@ -7,7 +7,7 @@ from typing import Final
 
 import h11
 
-from mq.web.exchange import problem
+from mq.web.exchange import Reply, problem
 
 _AMBIGUOUS: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
@@ -32,8 +32,6 @@ def check_head(received: bytes) -> None:
         raise h11.RemoteProtocolError("a line ends in a bare LF or begins with a space", error_status_hint=400)
 
 
-def refusal(status: int) -> tuple[h11.Response, h11.Data]:
-    """The response that ends the connection, and its body."""
-    reply = problem(status, _DETAILS.get(status, "the request cannot be served"), ("connection", "close"))
-    assert isinstance(reply.body, bytes)
-    return h11.Response(status_code=reply.status, headers=list(reply.headers)), h11.Data(data=reply.body)
+def refusal(status: int) -> Reply:
+    """The reply that ends the connection."""
+    return problem(status, _DETAILS.get(status, "the request cannot be served"), ("connection", "close"))

@@ -9,6 +9,7 @@ its waits have no end once the client is gone; here a silent connection is close
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import traceback
@@ -18,13 +19,14 @@ from typing import Final
 import trio
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework
 
 from mq.access.certificates import Certificates
 from mq.errors import MQError
 from mq.message import shorten
+from mq.web.app import WebApp
 from mq.web.guarded import GuardedServer
 from mq.web.handshake import shake_hands
+from mq.web.lane import Lane
 from mq.web.watched import Watch, WatchedStream
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ HEAD_SECONDS: Final = 30
 """How long a connection may take for the next request's line and headers, from the end of the last response on."""
 SILENT_SECONDS: Final = 120
 """How long a connection may stay open without a byte in either direction, whatever it waits for."""
+GOODBYE_SECONDS: Final = 1
+"""How long the end of a connection may take: over TLS it is said."""
 
 
 class CannotListen(MQError):
@@ -42,12 +46,13 @@ class CannotListen(MQError):
 
 
 async def serve(
-    app: ASGIFramework,
+    app: WebApp,
     address: str,
     port: int,
     *,
     stop: Callable[[], Awaitable[None]],
     certificates: Certificates | None = None,
+    fast_lane: bool = True,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -56,11 +61,12 @@ async def serve(
     Started with the URLs it listens on.
 
     Args:
-        app: an ASGI app. It gets no lifespan events.
+        app: answers. It gets no lifespan events.
         address: IP address or host name.
         port: 0 takes a free one.
         stop: returns when it is time to stop.
         certificates: with them TLS is spoken, and nothing else.
+        fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
 
@@ -68,7 +74,7 @@ async def serve(
         CannotListen: somebody else has the port, or the address is not to be had.
     """
     listeners = await _listen(address, port)
-    connections = _Connections(app, certificates)
+    connections = _Connections(app, certificates, fast_lane)
     scheme = "https" if certificates else "http"
     async with trio.open_nursery() as watching:
         watching.start_soon(connections.watch.run)
@@ -97,12 +103,14 @@ class _Connections:
         watch: ends those that are of no use; has to run.
     """
 
-    def __init__(self, app: ASGIFramework, certificates: Certificates | None) -> None:
+    def __init__(self, app: WebApp, certificates: Certificates | None, fast_lane: bool) -> None:
         self._app = app
         self._certificates = certificates
+        self._has_fast_lane = fast_lane
         self._config = _hypercorn_config()
         self._context = WorkerContext(None)
-        self.watch = Watch(SILENT_SECONDS)
+        self._lanes: set[Lane] = set()
+        self.watch = Watch(SILENT_SECONDS, HEAD_SECONDS)
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end."""
@@ -114,9 +122,8 @@ class _Connections:
             await self._serve(WatchedStream(tls))
 
     async def _serve(self, watched: WatchedStream) -> None:
-        server = GuardedServer(self._app, self._config, self._context, watched)
         try:
-            await self.watch.serve(watched, server.run)
+            await self.watch.serve(watched, functools.partial(self._serve_both, watched))
         except* Exception as faults:  # noqa: BLE001 # for the reason below
             # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by. None
             # of them is the app's or the broker's: the app answers 500 to its own, the broker fails in its own nursery.
@@ -125,9 +132,34 @@ class _Connections:
             # not its text, which may quote what the client sent: a header with a secret in it
             logger.debug("it came about here:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 
+    async def _serve_both(self, watched: WatchedStream) -> None:
+        """In the fast lane for as long as that goes, and then with Hypercorn."""
+        if not self._has_fast_lane or await self._serve_fast(watched):
+            await GuardedServer(self._app, self._config, self._context, watched).run()
+
+    async def _serve_fast(self, watched: WatchedStream) -> bool:
+        """Whether there is more to serve. If not, the connection is closed."""
+        lane = Lane(watched, self._app.handler)
+        if self._context.terminated.is_set():
+            lane.stop()
+        self._lanes.add(lane)
+        try:
+            rest = await lane.run()
+        finally:
+            self._lanes.discard(lane)
+        if rest is not None:
+            watched.put_back(rest)
+            return True
+        with trio.move_on_after(GOODBYE_SECONDS):
+            await watched.aclose()
+        return False
+
     async def finish(self) -> None:
         """Close the connections that are idle, and the others as they become so."""
+        self._app.is_stopping = True
         await self._context.terminated.set()
+        for lane in self._lanes:
+            lane.stop()
 
 
 def _hypercorn_config() -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -25,6 +26,7 @@ class WatchedStream:
         socket: that of the stream.
         last_used: when bytes last passed in or out, on Trio's clock.
         at_work: how many whole requests wait for their answers.
+        idle_since: when it began to wait for a request, on Trio's clock; None while it does not.
     """
 
     def __init__(self, stream: trio.SocketStream | TLSStream) -> None:
@@ -32,9 +34,35 @@ class WatchedStream:
         self.socket = stream.transport_stream.socket if isinstance(stream, trio.SSLStream) else stream.socket
         self.last_used = trio.current_time()
         self.at_work = 0
+        self.idle_since: float | None = None
+        self._idle = trio.CancelScope()
+        self._put_back = b""
+
+    def begin_idleness(self, scope: trio.CancelScope) -> None:
+        """No request is under way, and there will be none if that takes too long: then `scope` is cancelled."""
+        if self.idle_since is None:
+            self.idle_since = trio.current_time()
+            self._idle = scope
+
+    def end_idleness(self) -> None:
+        """A request has come. From now on nobody cancels the scope."""
+        self.idle_since = None
+
+    def leave_if_idle(self) -> None:
+        """Cancel the scope of those who are idle."""
+        if self.idle_since is not None:
+            self._idle.cancel()
+
+    def put_back(self, data: bytes) -> None:
+        """What was read, but is somebody else's to read."""
+        self._put_back = data
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """As :meth:`trio.abc.ReceiveStream.receive_some`."""
+        if self._put_back:
+            await trio.lowlevel.checkpoint()
+            again, self._put_back = self._put_back, b""
+            return again
         data = await self._stream.receive_some(max_bytes)
         self.last_used = trio.current_time()
         return data
@@ -69,10 +97,12 @@ class Watch:
 
     Args:
         seconds: how long no bytes may pass.
+        idle_seconds: how long it may take from the end of an answer to the next request.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, idle_seconds: float = math.inf) -> None:
         self._seconds = seconds
+        self._idle_seconds = idle_seconds
         self._scopes: dict[WatchedStream, trio.CancelScope] = {}
         self._somebody = trio.Event()
         self._pause = trio.CancelScope()
@@ -104,14 +134,20 @@ class Watch:
     def _end_silent(self) -> float:
         """End those that were silent for too long; when to look again."""
         now = trio.current_time()
-        next_time = now + self._seconds
+        next_time = now + min(self._seconds, self._idle_seconds)
         for stream, scope in self._scopes.items():
             end = stream.silent_since + self._seconds
             if end <= now:
                 stream.socket.close()
                 scope.cancel()
-            else:
-                next_time = min(next_time, end)
+                continue
+            next_time = min(next_time, end)
+            if stream.idle_since is not None:
+                end = stream.idle_since + self._idle_seconds
+                if end <= now:
+                    stream.leave_if_idle()
+                else:
+                    next_time = min(next_time, end)
         return max(next_time, now + self._seconds / _LOOKS)
 
 

@@ -41,18 +41,24 @@ def files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.fixture(scope="module", params=[(), ("--no-fast-lane",)], ids=["fast lane", "no fast lane"])
+def lane(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """More for the daemon's command line."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def shared(files: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def shared(files: int, lane: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One daemon for all attacks in turn. It has to end well after the last one."""
     folder = tmp_path_factory.mktemp("hostile")
-    with Daemon(folder / "root", folder / "log") as daemon:
+    with Daemon(folder / "root", folder / "log", *lane) as daemon:
         yield daemon
         daemon.stop()
 
 
 @pytest.fixture
-def daemon(temp_root: Path, tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(temp_root, tmp_path / "log") as daemon:
+def daemon(temp_root: Path, tmp_path: Path, lane: tuple[str, ...]) -> Iterator[Daemon]:
+    with Daemon(temp_root, tmp_path / "log", *lane) as daemon:
         yield daemon
 
 

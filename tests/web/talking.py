@@ -139,6 +139,7 @@ async def start_server(
     endpoints: Handler,
     *,
     certificates: Certificates | None = None,
+    fast_lane: bool = True,
     grace_seconds: float = GRACE_SECONDS,
 ) -> Server:
     """A server on a port of its own."""
@@ -151,6 +152,7 @@ async def start_server(
             0,
             stop=stop.wait,
             certificates=certificates,
+            fast_lane=fast_lane,
             grace_seconds=grace_seconds,
             task_status=task_status,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,16 @@ from tests.web.talking import (
 )
 
 POST_HEAD = "POST /q/messages HTTP/1.1\r\nHost: mq\r\n"
+
+
+@pytest.fixture(params=[True, False], ids=["fast lane", "hypercorn"])
+def fast_lane(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture
+async def server(endpoints: Endpoints, nursery: trio.Nursery, fast_lane: bool) -> Server:
+    return await start_server(nursery, endpoints, fast_lane=fast_lane)
 
 
 @pytest.fixture
@@ -78,10 +89,10 @@ async def test_chunked_and_with_expectation(server: Server, queue: str, store: M
     assert parse(await server.exchange(http1("GET", "/q/messages"), half_close=True))[2] == b"abcde"
 
 
-async def test_a_large_body_both_ways(nursery: trio.Nursery, temp_root: Path) -> None:
+async def test_a_large_body_both_ways(nursery: trio.Nursery, temp_root: Path, fast_lane: bool) -> None:
     body = b"".join(b"%015d\n" % number for number in range(1 << 20))  # 16 MiB
     async with open_broker(f"posix:{temp_root}", BrokerConfig(max_body=len(body))) as broker:
-        server = await start_server(nursery, Endpoints(broker, len(body)))
+        server = await start_server(nursery, Endpoints(broker, len(body)), fast_lane=fast_lane)
         await broker.create_queue("q")
         assert parse(await server.exchange(http1("POST", "/q/messages", body), half_close=True))[0] == 201
         status, _, fetched = parse(await server.exchange(http1("GET", "/q/messages"), half_close=True))
@@ -156,10 +167,15 @@ async def test_bare_lf_in_a_body_is_a_matter_of_the_body(server: Server, queue: 
 @pytest.mark.parametrize("before", [b"", http1("GET", "/-/live")])
 @pytest.mark.parametrize("part", [b"G", b"GET /q HTTP/1.1\r\n", b"GET /q HTTP/1.1\r\nHost: mq\r\nX: y"])
 async def test_a_head_that_does_not_come_to_its_end_is_408(
-    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, before: bytes, part: bytes
+    endpoints: Endpoints,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+    fast_lane: bool,
+    before: bytes,
+    part: bytes,
 ) -> None:
     monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
-    server = await start_server(nursery, endpoints)
+    server = await start_server(nursery, endpoints, fast_lane=fast_lane)
     with trio.fail_after(10):
         received = await server.exchange(before + part)
     status, headers, body = parse(received[received.rindex(b"HTTP/1.1 ") :])
@@ -168,11 +184,31 @@ async def test_a_head_that_does_not_come_to_its_end_is_408(
     assert "in time" in checked_detail(status, headers["content-type"], body)
 
 
-async def test_a_connection_without_a_request_is_closed_without_a_word(
-    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+async def test_a_head_that_comes_byte_by_byte_is_408_all_the_same(
+    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, fast_lane: bool
 ) -> None:
     monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
-    server = await start_server(nursery, endpoints)
+    server = await start_server(nursery, endpoints, fast_lane=fast_lane)
+    async with await server.connect() as stream:
+
+        async def drip() -> None:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await stream.send_all(b"GET /q HTTP/1.1\r\nHost: mq\r\nX: ")
+                while True:
+                    await trio.sleep(0.02)  # slowness is what is looked at
+                    await stream.send_all(b"x")
+
+        with trio.fail_after(10):
+            nursery.start_soon(drip)
+            received = await stream.receive_some()
+    assert received.startswith(b"HTTP/1.1 408")
+
+
+async def test_a_connection_without_a_request_is_closed_without_a_word(
+    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, fast_lane: bool
+) -> None:
+    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
+    server = await start_server(nursery, endpoints, fast_lane=fast_lane)
     with trio.fail_after(10):
         assert await server.exchange(b"") == b""
 
@@ -226,13 +262,13 @@ async def test_a_body_cut_short_by_a_client_that_still_listens_is_400(
 
 @pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 async def test_a_client_that_vanishes_leaves_nothing_on_the_disk(
-    nursery: trio.Nursery, temp_root: Path, framing: str
+    nursery: trio.Nursery, temp_root: Path, framing: str, fast_lane: bool
 ) -> None:
     def files() -> set[Path]:
         return {path for path in temp_root.rglob("*") if path.is_file()}
 
     async with open_broker(f"posix:{temp_root}", BrokerConfig(max_body=MAX_BODY)) as broker:
-        server = await start_server(nursery, Endpoints(broker, MAX_BODY))
+        server = await start_server(nursery, Endpoints(broker, MAX_BODY), fast_lane=fast_lane)
         await broker.create_queue("q")
         before = files()
         stream = await server.connect()
@@ -284,7 +320,7 @@ async def test_a_fault_never_seen_before_ends_its_connection_only(
     caplog.set_level("DEBUG")
     with monkeypatch.context() as patch, trio.fail_after(10):
         patch.setattr("hypercorn.protocol.h11.H11Protocol._create_stream", fail)
-        assert await server.exchange(http1("GET", "/-/live")) == b""
+        assert await server.exchange(http1("GET", "/-/live", None, "Expect: nothing")) == b""
     await until(lambda: "it came about here" in caplog.text)
     assert "NeverSeen" in caplog.text
     assert "in fail" in caplog.text
@@ -336,8 +372,8 @@ def slow() -> SlowBroker:
 
 
 @pytest.fixture
-async def stopping(slow: SlowBroker, nursery: trio.Nursery) -> Server:
-    return await start_server(nursery, Endpoints(slow, MAX_BODY), grace_seconds=0.5)
+async def stopping(slow: SlowBroker, nursery: trio.Nursery, fast_lane: bool) -> Server:
+    return await start_server(nursery, Endpoints(slow, MAX_BODY), fast_lane=fast_lane, grace_seconds=0.5)
 
 
 async def test_a_stop_finishes_what_runs(stopping: Server, slow: SlowBroker) -> None:
@@ -348,7 +384,8 @@ async def test_a_stop_finishes_what_runs(stopping: Server, slow: SlowBroker) -> 
         assert await idle.receive_some() == b""  # the idle one is closed at once
         await stopping.until_refused()
         slow.may_answer.set()
-        assert parse(await read_all(busy))[2] == b"late"
+        _, headers, body = parse(await read_all(busy))
+        assert (headers["connection"], body) == ("close", b"late")
     with trio.fail_after(10):
         await stopping.stopped.wait()
 
