@@ -11,7 +11,10 @@ packages=(
     fuse3       # a disk that remembers what was written to it (tests/crash)
     fiu-utils   # system calls that fail under a real daemon (tests/faults)
     memcached   # the server of plugins/mq-memcached
+    rabbitmq-server # what clients of AMQP are held to beside mq (tests/amqp/clients)
+    nodejs      # a client from there (tests/amqp/clients)
 )
+command -v npm >/dev/null || packages+=(npm) # other packages of nodejs than Debian's bring it along
 
 if [ "${CI:-}" != true ] && [ "${1:-}" != --yes ]; then
     echo "setup-system: not in CI and not asked (--yes); nothing installed" >&2

@@ -34,6 +34,11 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.web": (*DOMAIN, "mq.web", "mq.observers", "mq.access", "mq.broker"),
     "mq.amqp": (*DOMAIN, "mq.amqp", "mq.access", "mq.broker"),
     "mq.client": (*DOMAIN, "mq.client"),
+    "mq.client.amqp": (
+        *DOMAIN,
+        "mq.client",
+        *(f"mq.amqp.{pure}" for pure in ("errors", "frames", "heartbeats", "properties")),
+    ),
     "mq.settings": DOMAIN,
     "mq.programs": DOMAIN,
     "mq.cli": ("mq",),
@@ -57,6 +62,7 @@ TRIO_FREE: Final = (
     *(f"mq.amqp.{part}" for part in ("connection", "consumers", "consuming", "declared", "declaring", "dying")),
     *(f"mq.amqp.{part}" for part in ("errors", "frames", "heartbeats", "login", "names", "outbox", "properties")),
     *(f"mq.amqp.{part}" for part in ("publishing", "routing", "session", "tables", "topology", "tuning", "vhost")),
+    *(f"mq.client.amqp.{pure}" for pure in ("address", "confirms", "errors", "events", "protocol", "tags", "values")),
     "mq.vsqs",
     *(f"mq.vsqs.{part}" for part in ("consume", "errors", "index", "look", "moves", "names", "orphans", "publish")),
     *(f"mq.vsqs.{part}" for part in ("system", "watch")),
@@ -73,7 +79,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "httpx": ("mq.client",),
     "hypercorn": ("mq.web",),
     "inotify_simple": ("mq.storage",),
-    "pamqp": ("mq.amqp",),
+    "pamqp": ("mq.amqp", "mq.client.amqp"),
     "pyarrow": ("mq.observers", "mq.spark"),
     "pyfakefs": ("mq.storage.fake",),
     "python_multipart": ("mq.web",),
@@ -86,6 +92,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
 """Package from outside -> the rooms that may know of it."""
 
 SURVIVES_EVERYTHING: Final[dict[str, str]] = {
+    "mq.client.amqp.connecting": "the error of the block around a connection is raised again once its tasks have ended",
     "mq.broker.broker": "the error of the block around a broker is raised again once the broker's tasks have ended",
     "mq.web.lane": "an endpoint's bug is told to its client as 500, as Quart does; the broker fails in its own nursery",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
@@ -175,6 +182,21 @@ def test_nothing_but_the_standard_library_is_loaded(module: str) -> None:
 def test_import_mq_is_light() -> None:
     loaded = loaded_by("import mq")
     assert {name for name in loaded if fits(name, "mq")} == {"mq", "mq.errors", "mq.message"}
+
+
+def test_clients_load_no_server() -> None:
+    loaded = loaded_by("import mq.client, mq.client.amqp")
+    rooms = (
+        "mq.broker",
+        "mq.storage",
+        "mq.web",
+        "mq.access",
+        "mq.settings",
+        "mq.amqp.connection",
+        "quart",
+        "hypercorn",
+    )
+    assert not [name for name in loaded if any(fits(name, room) for room in rooms)]
 
 
 @each_module

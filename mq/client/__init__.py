@@ -5,6 +5,7 @@
   the protocol as one of these. :mod:`mq.client.codec`: headers and lines. :mod:`mq.client.batches`: long lists.
 * :mod:`mq.client.retries`: pauses between tries.
 * :mod:`mq.client.wire`: what httpx is told. :mod:`mq.client.sync_client`, :mod:`mq.client.trio_client`: the two.
+* :mod:`mq.client.amqp`: a third client, over AMQP, which stands by itself.
 
 Nothing here knows of the broker, or serves::
 

@@ -34,7 +34,7 @@ class Refused(ClientError):
     """The daemon refused, and changed nothing (but see :class:`Unavailable`).
 
     Attributes:
-        status: the HTTP status.
+        status: the HTTP status; over AMQP the reply code.
         detail: the daemon's line: what is wrong and what to do.
     """
 

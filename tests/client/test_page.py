@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 import mq.client
-from mq.client import AsyncClient, Client, ClientError
+from mq.client import AsyncClient, Client, ClientError, amqp
 from tests.documents import blocks
 from tests.e2e.daemon import TREE, Daemon
 
 PAGE = TREE / "docs" / "client.md"
-ROWS = re.findall(r"^\| (`.+?) \|", PAGE.read_text(), re.MULTILINE)
+HTTP, _, AMQP = PAGE.read_text().partition("## Over AMQP")
+ROWS = re.findall(r"^\| (`.+?) \|", HTTP, re.MULTILINE)
+AMQP_ROWS = re.findall(r"^\| `(\w+)", AMQP, re.MULTILINE)
 
 
 def verbs(kind: type) -> set[str]:
@@ -30,6 +32,12 @@ def test_it_lists_every_verb() -> None:
 def test_it_lists_every_error() -> None:
     errors = {name for name in mq.client.__all__ if issubclass_of_error(getattr(mq.client, name))}
     assert errors - {"ClientError"} <= {row.strip("`") for row in ROWS}
+
+
+def test_it_lists_what_the_client_of_amqp_has() -> None:
+    errors = {name for name in amqp.__all__ if issubclass_of_error(getattr(amqp, name))}
+    assert errors | verbs(amqp.AmqpClient) | {"connect"} <= set(AMQP_ROWS)
+    assert {row for row in AMQP_ROWS if row[0].islower()} == verbs(amqp.AmqpClient) | {"connect"}
 
 
 def issubclass_of_error(value: object) -> bool:

@@ -1,0 +1,276 @@
+"""The client's verbs: CHMQ's, for programs on Trio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import trio
+from pamqp import base
+from pamqp import commands as methods
+
+from mq.amqp.properties import PERSISTENT
+from mq.client.amqp.channels import Channel
+from mq.client.amqp.consumer import Consumer
+from mq.client.amqp.consuming import Consuming, Getting, Receiving
+from mq.client.amqp.errors import UnknownTag, WrongRole
+from mq.client.amqp.link import Link
+from mq.client.amqp.publishing import Publishing
+from mq.client.amqp.tags import Tags
+from mq.client.amqp.values import Declared, Delivery, Role
+from mq.client.bodies import given
+from mq.client.errors import Refused
+from mq.message import MessageIds
+
+PREFETCH: Final = 100
+DEFAULT_ARGUMENTS: Final[Mapping[str, Any]] = {"x-requeue": "back"}
+"""The seed's way: a message that was not acknowledged well goes to the back of its queue."""
+_MOST_GETTING: Final = 64
+_HIGHEST_TAG: Final = 2**63 - 1
+
+
+class AmqpClient:
+    """One connection, made by :func:`connect`. Tasks may share it.
+
+    Every verb raises a :class:`~mq.client.errors.ClientError` when it fails: Unreachable when the connection had ended
+    before, Interrupted when it ended meanwhile. A task that is cancelled leaves nothing behind.
+    """
+
+    def __init__(self, link: Link, role: Role) -> None:
+        self._link = link
+        self._role = role
+        self._tags: Tags[Receiving] = Tags()
+        self._ids = MessageIds()
+        self._control: Channel | None = None
+        self._control_lock = trio.Lock()
+        self._publishing: Publishing | None = None
+        self._publishing_lock = trio.Lock()
+        self._getting: dict[str, Getting] = {}
+        self._getting_lock = trio.Lock()
+        self._retired: set[Receiving] = set()
+
+    @property
+    def blocked(self) -> str | None:
+        """Why the server takes no messages just now, so that publishing waits; None when it takes them."""
+        return self._link.protocol.blocked
+
+    async def declare_queue(
+        self, name: str = "", *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+    ) -> Declared:
+        """Make a queue, or do nothing where it is there already and is the same.
+
+        Args:
+            name: its name; "" lets the server choose one.
+            durable: whether it outlives the server, with its persistent messages.
+            arguments: more about it, such as ``{"x-max-length": 1000}``. ``x-requeue`` is ``back`` unless it is given
+                here; None takes an argument out.
+
+        Raises:
+            Conflict: it is there, and is another one.
+            Exclusive: it is another connection's own.
+            NotAllowed: no right to, or a reserved name.
+        """
+        wanted = {**DEFAULT_ARGUMENTS, **(arguments or {})}
+        given_arguments = {key: value for key, value in wanted.items() if value is not None}
+        done = await self._ask(methods.Queue.Declare, queue=name, durable=durable, arguments=given_arguments)
+        return Declared(done.queue, done.message_count, done.consumer_count)
+
+    async def publish(
+        self,
+        queue: str,
+        body: bytes | str,
+        *,
+        persistent: bool = True,
+        content_type: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Publish a message, and wait until the server has taken it over. While the server is blocked, that is long.
+
+        Args:
+            queue: where to.
+            body: bytes, or text, which goes as UTF-8.
+            persistent: whether it outlives the server, on a durable queue: then it is durable when this returns.
+            content_type: what the body is; text says so by itself.
+            headers: what is to be kept beside the body.
+
+        Returns:
+            The id that the message was given.
+
+        Raises:
+            NotFound: no such queue. Nothing was kept.
+            NotConfirmed: the server did not keep it.
+            Interrupted: the connection ended before the confirm came: publish it again.
+            WrongRole: this is a consumer.
+        """
+        self._may(Role.PRODUCER)
+        found = given(body)
+        message_id = str(self._ids.new())
+        properties = methods.Basic.Properties(
+            content_type=content_type or found.content_type,
+            headers=None if headers is None else dict(headers),
+            delivery_mode=PERSISTENT if persistent else 1,
+            message_id=message_id,
+        )
+        marshalled = properties.marshal()
+        channel = await self._publisher()
+        await channel.publish(queue, message_id, marshalled, found.data)
+        return message_id
+
+    async def get(self, queue: str) -> Delivery | None:
+        """The next message of a queue; None when it has none. It is this connection's until it is acknowledged.
+
+        Raises:
+            NotFound: no such queue.
+            NotAllowed: somebody consumes it exclusively.
+            WrongRole: this is a producer.
+        """
+        self._may(Role.CONSUMER)
+        await self._link.room()
+        channel = await self._getter(queue)
+        message = await channel.get()
+        return None if message is None else channel.hand_out(message)
+
+    def consume(self, queue: str, *, exclusive: bool = False, prefetch: int = PREFETCH) -> Consumer:
+        """Message after message: iterate over it. As a context it ends with its block, else with the connection.
+
+        Args:
+            queue: where from.
+            exclusive: nobody else may have messages of it meanwhile.
+            prefetch: how many messages the server sends ahead of their acknowledgement, 1 to 65,535. 1 is fair to
+                others; more is faster.
+
+        Raises:
+            ValueError: the prefetch is out of its range.
+            WrongRole: this is a producer.
+        """
+        self._may(Role.CONSUMER)
+        if not 1 <= prefetch <= 65_535:
+            raise ValueError(f"prefetch is {prefetch}; give 1 to 65,535")
+        return Consumer(partial(self._begin, queue, exclusive, prefetch), self._stop)
+
+    async def ack(self, tag: int) -> None:
+        """The message was processed: it leaves its queue. There is no answer to that; when the connection ends before
+        the server knows, the message comes again.
+
+        Raises:
+            UnknownTag: no message of this connection has that tag, or no longer. The connection is closed.
+            WrongRole: this is a producer.
+        """
+        await self._settle(tag, methods.Basic.Ack)
+
+    async def nack(self, tag: int) -> None:
+        """The message was not processed: it goes back, to the back of a queue that :meth:`declare_queue` made.
+
+        Raises:
+            UnknownTag: no message of this connection has that tag, or no longer. The connection is closed.
+            WrongRole: this is a producer.
+        """
+        await self._settle(tag, methods.Basic.Nack, requeue=True)
+
+    async def _settle(self, tag: int, method_type: type[base.Frame], **values: Any) -> None:
+        self._may(Role.CONSUMER)
+        await self._link.room()
+        held = self._tags.settle(tag)
+        if held is None or held.channel.ended is not None:
+            await self._unknown(tag)
+        else:
+            held.channel.tell(method_type, delivery_tag=held.number, **values)
+            self._close_if_done(held.channel)
+
+    async def _unknown(self, tag: int) -> None:
+        """Let the server judge, on a channel where nothing is held; then do as the seed says."""
+        if not 0 < tag <= _HIGHEST_TAG:
+            raise ValueError(f"{tag} is no tag: tags are 1 and more")
+        try:
+            async with self._control_lock:
+                channel = await self._controller()
+                channel.tell(methods.Basic.Ack, delivery_tag=tag)
+                await channel.ask(methods.Basic.Qos)
+            text = "the server did not object"
+        except Refused as error:
+            text = error.detail
+        await self._link.aclose()
+        raise UnknownTag(406, f"no message of this connection has tag {tag}, so the connection was closed: {text}")
+
+    def _may(self, role: Role) -> None:
+        if self._role not in (role, Role.BOTH):
+            raise WrongRole(f"this connection is a {self._role.value}'s: open one with role={role.value!r}, or 'both'")
+
+    async def _ask(self, method_type: type[base.Frame], **values: Any) -> Any:
+        """One question at a time: a refusal closes the channel, and should meet nobody else."""
+        async with self._control_lock:
+            channel = await self._controller()
+            await self._link.room()
+            try:
+                return await channel.ask(method_type, **values)
+            except trio.Cancelled:
+                self._link.close_channel(channel)
+                raise
+
+    async def _controller(self) -> Channel:
+        self._link.check()
+        if self._control is None or self._control.ended is not None:
+            self._control = await self._link.open_channel(Channel)
+        return self._control
+
+    async def _publisher(self) -> Publishing:
+        """The channel to publish on, once messages are wanted there."""
+        channel: Publishing | None = None
+        while channel is None or channel.ended is not None:
+            channel = await self._open_publisher()
+            await self._link.room(publishing=channel.number)
+        return channel
+
+    async def _open_publisher(self) -> Publishing:
+        async with self._publishing_lock:
+            self._link.check()
+            if self._publishing is None or self._publishing.ended is not None:
+                channel = await self._link.open_channel(Publishing)
+                try:
+                    await channel.begin()
+                except trio.Cancelled:
+                    self._link.close_channel(channel)
+                    raise
+                self._publishing = channel
+            return self._publishing
+
+    async def _getter(self, queue: str) -> Getting:
+        async with self._getting_lock:
+            channel = self._getting.pop(queue, None)
+            if channel is None or channel.ended is not None:
+                self._close_idle_getters()
+                channel = await self._link.open_channel(partial(Getting, tags=self._tags, queue=queue))
+            self._getting[queue] = channel
+            return channel
+
+    def _close_idle_getters(self) -> None:
+        """So that a program may get from any number of queues. The oldest first."""
+        for queue, channel in list(self._getting.items())[: max(0, len(self._getting) - _MOST_GETTING + 1)]:
+            if not channel.is_asking and not self._tags.holds(channel):
+                del self._getting[queue]
+                self._link.close_channel(channel)
+
+    async def _begin(self, queue: str, exclusive: bool, prefetch: int) -> Consuming:
+        await self._link.room()
+        channel = await self._link.open_channel(partial(Consuming, tags=self._tags, queue=queue, prefetch=prefetch))
+        try:
+            await channel.begin(exclusive=exclusive)
+        except trio.Cancelled:
+            self._link.close_channel(channel)
+            raise
+        return channel
+
+    async def _stop(self, channel: Consuming) -> None:
+        """A consumer ends. What it has handed out can still be acknowledged."""
+        self._retired.add(channel)
+        if not self._tags.holds(channel):
+            self._close_if_done(channel)
+        elif channel.ended is None:
+            await channel.stop()
+
+    def _close_if_done(self, channel: Receiving) -> None:
+        """A consumer that has ended keeps its channel for as long as something of it is held."""
+        if channel in self._retired and not self._tags.holds(channel):
+            self._retired.discard(channel)
+            self._link.close_channel(channel)

@@ -1,0 +1,123 @@
+"""Connecting: an address, TLS, a login, and the client for the length of a block."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from mq.client.amqp import address
+from mq.client.amqp.client import AmqpClient
+from mq.client.amqp.link import Link
+from mq.client.amqp.protocol import Login, Protocol
+from mq.client.amqp.values import Role
+from mq.client.errors import Unreachable
+
+LARGEST_BODY: Final = 128 << 20
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    role: Role | str = Role.BOTH,
+    user: tuple[str, str] = ("guest", "guest"),
+    ca: str | Path | None = None,
+    certificate: str | Path | None = None,
+    timeout: float = 30.0,  # noqa: ASYNC109 - of the opening alone
+    heartbeat: int = 60,
+) -> AsyncIterator[AmqpClient]:
+    """A connection to a server, for the length of the block. What it holds at the end goes back.
+
+    Args:
+        url: ``amqp://HOST:PORT/VHOST``, or ``amqps://`` for TLS; without a path the vhost is ``/``.
+        role: what the connection is for. A producer cannot consume, nor a consumer publish.
+        user: name, and password or token.
+        ca: a PEM file of the authorities to trust; None for the system's.
+        certificate: a PEM file with the client's own certificate and its key, for a server that asks for one.
+        timeout: seconds for all of it: connection, TLS, login.
+        heartbeat: seconds between two, both ways; fewer where the server wants fewer, 0 for none. Who says nothing for
+            two of them is taken for dead.
+
+    Raises:
+        Unreachable: nobody there, or nobody who answers in time.
+        NotAllowed: the server does not let this user in, or into this vhost.
+        NotUnderstood: what answers there does not speak AMQP 0-9-1.
+        ValueError: the URL, the role or a PEM file makes no sense.
+    """
+    where = address.parse(url)
+    tls = address.tls_context(ca, certificate) if where.tls else None
+    role = Role(role)
+    login = Login(
+        user=user[0],
+        secret=user[1],
+        vhost=where.vhost,
+        role=role.value,
+        heartbeat_seconds=heartbeat,
+        max_body=LARGEST_BODY,
+    )
+    with trio.move_on_after(timeout) as patience:
+        stream = await _open(where, tls)
+    if patience.cancelled_caught:
+        raise Unreachable(f"{where} does not answer within {timeout:g} seconds")
+    async with connected(stream, login, role, patience.deadline) as client:
+        yield client
+
+
+@asynccontextmanager
+async def connected(stream: trio.abc.Stream, login: Login, role: Role, deadline: float) -> AsyncIterator[AmqpClient]:
+    """A connection over a stream, which is closed at the end of the block.
+
+    Args:
+        stream: bytes both ways.
+        login: who asks.
+        role: what the client may do.
+        deadline: until when the server has to let us in, by Trio's clock.
+
+    Raises:
+        Unreachable, NotAllowed, NotUnderstood: as :func:`connect`.
+    """
+    link = Link(stream, Protocol(login, trio.current_time))
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        try:
+            with trio.move_on_at(deadline) as waiting:
+                await link.opened()
+            if waiting.cancelled_caught:
+                link.end("the server was too slow")
+                raise Unreachable("the server is there, but does not let us in in time")
+            yield AmqpClient(link, role)
+        except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group
+            failure = error
+        await link.aclose()
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _open(where: address.Address, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+    """Bytes both ways.
+
+    Raises:
+        Unreachable: there are none.
+    """
+    try:
+        stream: trio.abc.Stream = await trio.open_tcp_stream(where.host, where.port)
+    except OSError as error:
+        raise Unreachable(f"no server answers at {where}: {error}") from error
+    if tls is None:
+        return stream
+    encrypted = trio.SSLStream(stream, tls, server_hostname=where.host, https_compatible=True)
+    try:
+        await encrypted.do_handshake()
+    except BaseException as error:
+        await trio.aclose_forcefully(stream)
+        if isinstance(error, trio.BrokenResourceError):
+            raise Unreachable(f"no TLS with {where}: {error.__cause__ or error}") from error
+        raise
+    return encrypted

@@ -1,0 +1,272 @@
+"""A connection on Trio: the tasks that read, write and send heartbeats around a :class:`Protocol`, and its channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import trio
+from pamqp import base
+from pamqp import commands as methods
+
+from mq.client.amqp.channels import Channel
+from mq.client.amqp.errors import NoChannelLeft, refusal
+from mq.client.amqp.events import (
+    Answered,
+    Arrived,
+    Changed,
+    ChannelRefused,
+    Closed,
+    Confirmed,
+    ConsumerEnded,
+    Event,
+    Opened,
+    Returned,
+)
+from mq.client.amqp.protocol import Phase, Protocol
+from mq.client.errors import ClientError, Interrupted, NotUnderstood, Unreachable
+
+C = TypeVar("C", bound=Channel)
+
+CLOSE_SECONDS: Final = 5.0
+"""How long the server has for its last word."""
+MOST_UNSENT: Final = 1 << 20
+"""Bytes that wait to be sent before tasks have to wait with theirs."""
+_CHUNK: Final = 1 << 16
+_BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class Link:
+    """One connection.
+
+    Args:
+        stream: bytes both ways.
+        protocol: what they mean.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self._stream = stream
+        self._channels: dict[int, Channel] = {}
+        self._highest = 0
+        self._free: list[int] = []
+        self._opened = trio.Event()
+        self._ended: str | None = None
+        self._refused: ClientError | None = None
+        self._done = trio.Event()
+        self._scope = trio.CancelScope()
+        self._sending = 0
+        self._to_send = trio.lowlevel.ParkingLot()
+        self._changed = trio.lowlevel.ParkingLot()
+
+    def check(self) -> None:
+        """Whether the connection is there.
+
+        Raises:
+            Unreachable: it has ended.
+        """
+        if self._ended is not None:
+            raise Unreachable(f"not sent, the connection has ended: {self._ended}")
+
+    async def run(self) -> None:
+        """Serve the connection until it ends."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read)
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._beat)
+        finally:
+            self.end("this program closed it")
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await self._last_words()
+            self._done.set()
+
+    async def opened(self) -> None:
+        """Wait until the server has let us in.
+
+        Raises:
+            NotAllowed: it did not.
+            ClientError: the connection ended before.
+        """
+        await self._opened.wait()
+        if self._refused is not None:
+            raise self._refused
+        self.check()
+
+    async def aclose(self) -> None:
+        """End the connection in good manners, or, when the server has none, without."""
+        if self._ended is None:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                if self.protocol.phase is Phase.OPEN:
+                    self.protocol.close()
+                    self._to_send.unpark_all()
+                await self._done.wait()
+        self.end("this program closed it")
+
+    def end(self, why: str, refused: ClientError | None = None) -> None:
+        """The connection is over, for everybody who waits on it."""
+        if self._ended is not None:
+            return
+        self._ended = why
+        if not self._opened.is_set():
+            self._refused = refused
+        for channel in list(self._channels.values()):
+            channel.end(lambda: Interrupted(f"the connection ended: {why}"))
+        self._channels.clear()
+        self._opened.set()
+        self._changed.unpark_all()
+        self._scope.cancel()
+
+    def send(self, channel: int, method_type: type[base.Frame], **values: Any) -> None:
+        """Send a method soon."""
+        self.protocol.send(channel, method_type, **values)
+        self._to_send.unpark_all()
+
+    def publish(self, channel: int, queue: str, properties: bytes, body: bytes) -> None:
+        """Send a message soon."""
+        self.protocol.publish(channel, queue, properties, body)
+        self._to_send.unpark_all()
+
+    async def room(self, publishing: int | None = None) -> None:
+        """Wait until there is room for more to send, and, for messages, until the server wants any.
+
+        Args:
+            publishing: the channel on which a message is to go.
+
+        Raises:
+            Unreachable: the connection has ended.
+        """
+        await trio.lowlevel.checkpoint()
+        while True:
+            self.check()
+            is_wanted = publishing is None or self._wants(publishing)
+            if is_wanted and self.protocol.waiting + self._sending < MOST_UNSENT:
+                return
+            await self._changed.park()
+
+    async def open_channel(self, kind: Callable[[Link, int], C]) -> C:
+        """A new channel.
+
+        Raises:
+            NoChannelLeft: all of them are in use.
+        """
+        self.check()
+        if not self._free and self._highest >= self.protocol.channel_max:
+            raise NoChannelLeft(
+                f"all {self._highest} channels of the connection are in use: settle messages, end consumers, "
+                "or open another connection"
+            )
+        if not self._free:
+            self._highest += 1
+            self._free.append(self._highest)
+        channel = kind(self, self._free.pop())
+        self._channels[channel.number] = channel
+        try:
+            await channel.ask(methods.Channel.Open)
+        except trio.Cancelled:
+            self.close_channel(channel)
+            raise
+        return channel
+
+    def close_channel(self, channel: Channel) -> None:
+        """End a channel. What was held on it goes back, each message to its place."""
+        if self._channels.get(channel.number) is channel:
+            channel.end(lambda: Interrupted("its channel was closed"))
+            self.protocol.close_channel(channel.number)
+            self._to_send.unpark_all()
+
+    def _wants(self, channel: int) -> bool:
+        return self.protocol.blocked is None and channel not in self.protocol.stopped
+
+    async def _read(self) -> None:
+        while self._ended is None:
+            try:
+                data = await self._stream.receive_some(_CHUNK)
+                if not data:
+                    self.end(f"the server hung up while {self.protocol.phase.value}")
+                for event in self.protocol.receive(bytes(data)):
+                    self._on(event)
+            except NotUnderstood as error:
+                self.end(str(error), refused=error)
+            except _BROKEN as error:
+                self.end(f"the connection broke: {error.__cause__ or error}")
+            self._to_send.unpark_all()
+
+    async def _write(self) -> None:
+        while True:
+            while not self.protocol.waiting:
+                await self._to_send.park()
+            data = self.protocol.take()
+            self._sending = len(data)
+            try:
+                await self._stream.send_all(data)
+            except _BROKEN as error:
+                self.end(f"the connection broke: {error.__cause__ or error}")
+                return
+            self._sending = 0
+            self._changed.unpark_all()
+
+    async def _beat(self) -> None:
+        await self._opened.wait()
+        beats = self.protocol.heartbeats
+        while True:
+            await trio.sleep_until(min(beats.send_at, beats.dead_at))
+            now = trio.current_time()
+            if now >= beats.dead_at:
+                self.end("the server gave no sign of life for two heartbeats")
+            elif now >= beats.send_at:
+                if not self._sending:
+                    self.protocol.heartbeat()
+                    self._to_send.unpark_all()
+                beats.sent()
+
+    async def _last_words(self) -> None:
+        """What the server should still hear, unless it was cut off in the middle of something."""
+        try:
+            if self.protocol.waiting and not self._sending:
+                await self._stream.send_all(self.protocol.take())
+        except _BROKEN:
+            pass
+        finally:
+            await trio.aclose_forcefully(self._stream)
+
+    def _on(self, event: Event) -> None:
+        if isinstance(event, Closed):
+            self._on_closed(event)
+        elif isinstance(event, Opened):
+            self._opened.set()
+        elif isinstance(event, Changed):
+            self._changed.unpark_all()
+        else:
+            channel = self._channels.get(event.channel)
+            if isinstance(event, ChannelRefused) or isinstance(getattr(event, "method", None), methods.Channel.CloseOk):
+                self._forget(event.channel)
+            if channel is not None:
+                _tell(channel, event)
+
+    def _forget(self, number: int) -> None:
+        if self._channels.pop(number, None) is not None:
+            self._free.append(number)
+            self._changed.unpark_all()
+
+    def _on_closed(self, event: Closed) -> None:
+        if self.protocol.phase is Phase.CLOSED and event.code == 0:
+            self.end("this program closed it")
+        else:
+            self.end(f"the server closed it: {event.code} {event.text}", refused=refusal(event.code, event.text))
+
+
+def _tell(channel: Channel, event: Answered | Arrived | Returned | Confirmed | ConsumerEnded | ChannelRefused) -> None:
+    if isinstance(event, Answered):
+        channel.answered(event.method)
+    elif isinstance(event, Arrived):
+        channel.arrived(event)
+    elif isinstance(event, Returned):
+        channel.returned(event)
+    elif isinstance(event, Confirmed):
+        channel.confirmed(event)
+    elif isinstance(event, ConsumerEnded):
+        channel.consumer_ended()
+    else:
+        channel.refused(event)

@@ -1,0 +1,337 @@
+"""The client's side of a connection without a socket: bytes in, events and bytes out (AMQP 0-9-1, section 2.2.4)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pamqp import base
+from pamqp import commands as methods
+
+from mq.amqp.errors import Code, Refused, clip
+from mq.amqp.frames import (
+    HEARTBEAT,
+    PROTOCOL_HEADER,
+    SMALLEST_FRAME_MAX,
+    BodyFrame,
+    Frame,
+    FrameReader,
+    HeaderFrame,
+    HeartbeatFrame,
+    MethodFrame,
+    encode_content,
+    encode_method,
+)
+from mq.amqp.heartbeats import Heartbeats
+from mq.client.amqp.events import (
+    Answered,
+    Arrived,
+    Changed,
+    ChannelRefused,
+    Closed,
+    Confirmed,
+    ConsumerEnded,
+    Event,
+    Opened,
+    Returned,
+)
+from mq.client.errors import NotUnderstood
+
+CHANNEL_MAX: Final = 2047
+FRAME_MAX: Final = 131_072
+CAPABILITIES: Final = (
+    "authentication_failure_close",
+    "basic.nack",
+    "connection.blocked",
+    "consumer_cancel_notify",
+    "publisher_confirms",
+)
+_Content = methods.Basic.Deliver | methods.Basic.GetOk | methods.Basic.Return
+
+
+class Phase(enum.Enum):
+    """How far a connection is."""
+
+    GREETING = "greeting"
+    TUNING = "tuning"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """Who asks, and what for.
+
+    Attributes:
+        user: name.
+        secret: password, or token.
+        vhost: as the server calls it.
+        role: told to the server, so that its operator sees it.
+        heartbeat_seconds: wanted; the server may want them more often. 0 for none.
+        max_body: bytes of the longest body that is taken.
+    """
+
+    user: str
+    secret: str = field(repr=False)
+    vhost: str
+    role: str
+    heartbeat_seconds: int
+    max_body: int
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """A message of which something is still to come."""
+
+    method: _Content
+    properties: bytes | None = None
+    missing: int = 0
+    parts: list[bytes] = field(default_factory=list)
+
+
+class Protocol:
+    """One connection.
+
+    Args:
+        login: who asks.
+        clock: seconds, on a clock that only goes on.
+
+    Attributes:
+        phase: how far it is.
+        channel_max: highest channel, once it is open.
+        heartbeats: when one is due, and when the server counts as dead.
+        blocked: why the server wants no messages just now; None when it takes them.
+        stopped: channels on which the server wants no messages just now.
+    """
+
+    def __init__(self, login: Login, clock: Callable[[], float]) -> None:
+        self.phase = Phase.GREETING
+        self.channel_max = CHANNEL_MAX
+        self.heartbeats = Heartbeats(0, clock)
+        self.blocked: str | None = None
+        self.stopped: set[int] = set()
+        self._clock = clock
+        self._login = login
+        self._frame_max = SMALLEST_FRAME_MAX
+        self._reader = FrameReader()
+        self._out = bytearray(PROTOCOL_HEADER)
+        self._assembling: dict[int, _Assembly] = {}
+        self._closing: set[int] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that are to be sent."""
+        return len(self._out)
+
+    def take(self) -> bytes:
+        """The bytes that are to be sent, which then are no longer here."""
+        taken = bytes(self._out)
+        self._out.clear()
+        self.heartbeats.sent()
+        return taken
+
+    def receive(self, data: bytes) -> Iterator[Event]:
+        """What bytes from the server mean. Go through all of it before you give more.
+
+        Raises:
+            NotUnderstood: nothing that speaks AMQP 0-9-1 sends this. The server has been told, take that and close.
+        """
+        self.heartbeats.received()
+        self._reader.feed(data)
+        try:
+            while self.phase is not Phase.CLOSED and (frame := self._reader.read()) is not None:
+                yield from self._frame(frame)
+        except Refused as error:
+            if self.phase is Phase.OPEN:
+                self.close(error.code, error.text)
+            self.phase = Phase.CLOSED
+            raise NotUnderstood(f"the server sent what is not AMQP 0-9-1: {error}") from error
+
+    def send(self, channel: int, method_type: type[base.Frame], **values: Any) -> None:
+        """A method."""
+        self._out += encode_method(channel, method_type, **values)
+
+    def publish(self, channel: int, queue: str, properties: bytes, body: bytes) -> None:
+        """A message for a queue, which is told if there is none of that name."""
+        self.send(channel, methods.Basic.Publish, routing_key=queue, mandatory=True)
+        self._out += encode_content(channel, properties, body, self._frame_max)
+
+    def heartbeat(self) -> None:
+        """We are alive."""
+        self._out += HEARTBEAT
+
+    def close_channel(self, channel: int) -> None:
+        """End a channel. What still comes on it is dropped; its number is free after its close-ok."""
+        self._closing.add(channel)
+        self._assembling.pop(channel, None)
+        self.send(channel, methods.Channel.Close, reply_code=200, reply_text="")
+
+    def close(self, code: int = 200, text: str = "") -> None:
+        """End the connection. Only :class:`Closed` comes after it."""
+        self.phase = Phase.CLOSING
+        self.send(0, methods.Connection.Close, reply_code=code, reply_text=clip(text))
+
+    def _frame(self, frame: Frame) -> Iterator[Event]:
+        if isinstance(frame, HeartbeatFrame):
+            return
+        if self.phase is Phase.CLOSING or frame.channel in self._closing:
+            yield from self._while_closing(frame)
+        elif isinstance(frame, HeaderFrame):
+            yield from self._header(frame)
+        elif isinstance(frame, BodyFrame):
+            yield from self._body(frame)
+        elif frame.channel in self._assembling:
+            raise Refused(Code.UNEXPECTED_FRAME, f"{frame.method.name} in the middle of a message")
+        elif frame.channel == 0:
+            yield from self._on_connection(frame.method)
+        elif self.phase is not Phase.OPEN:
+            raise Refused(Code.CHANNEL_ERROR, "a channel before the connection is open")
+        else:
+            yield from self._on_channel(frame.channel, frame.method)
+
+    def _while_closing(self, frame: Frame) -> Iterator[Event]:
+        """Both sides may close at once: then each gets its answer."""
+        if not isinstance(frame, MethodFrame):
+            return
+        method, channel = frame.method, frame.channel
+        if channel == 0 and isinstance(method, methods.Connection.CloseOk):
+            self.phase = Phase.CLOSED
+            yield Closed(0, "")
+        elif channel == 0 and isinstance(method, methods.Connection.Close):
+            yield self._closed(method)
+        elif isinstance(method, methods.Channel.Close):
+            self.send(channel, methods.Channel.CloseOk)
+        elif isinstance(method, methods.Channel.CloseOk):
+            self._closing.discard(channel)
+            self.stopped.discard(channel)
+            yield Answered(channel, method)
+
+    def _closed(self, method: methods.Connection.Close) -> Closed:
+        self.send(0, methods.Connection.CloseOk)
+        self.phase = Phase.CLOSED
+        return Closed(method.reply_code or 0, method.reply_text)
+
+    def _on_connection(self, method: base.Frame) -> Iterator[Event]:
+        if isinstance(method, methods.Connection.Close):
+            yield self._closed(method)
+        elif self.phase is Phase.OPEN and isinstance(method, methods.Connection.Blocked):
+            self.blocked = method.reason or "no reason given"
+            yield Changed()
+        elif self.phase is Phase.OPEN and isinstance(method, methods.Connection.Unblocked):
+            self.blocked = None
+            yield Changed()
+        else:
+            step = _OPENING.get((self.phase, type(method)))
+            if step is None:
+                raise Refused(Code.COMMAND_INVALID, f"{method.name} while {self.phase.value}")
+            yield from step(self, method)
+
+    def _start(self, method: methods.Connection.Start) -> Iterator[Event]:
+        if "PLAIN" not in str(method.mechanisms).split():
+            raise Refused(Code.NOT_IMPLEMENTED, f"the server takes {method.mechanisms!a:.80} only, not PLAIN")
+        properties: Mapping[str, Any] = {
+            "product": "mq",
+            "platform": "Python",
+            "role": self._login.role,
+            "capabilities": dict.fromkeys(CAPABILITIES, True),
+        }
+        response = f"\0{self._login.user}\0{self._login.secret}"
+        self.send(
+            0,
+            methods.Connection.StartOk,
+            client_properties=properties,
+            mechanism="PLAIN",
+            response=response,
+            locale="en_US",
+        )
+        self.phase = Phase.TUNING
+        yield from ()
+
+    def _tune(self, method: methods.Connection.Tune) -> Iterator[Event]:
+        """The least of what both want; 0 is no limit, and no heartbeat."""
+        if 0 < method.frame_max < SMALLEST_FRAME_MAX:
+            raise Refused(Code.SYNTAX_ERROR, f"frames of {method.frame_max} bytes are too small")
+        self.channel_max = _least(method.channel_max, CHANNEL_MAX)
+        self._frame_max = self._reader.frame_max = _least(method.frame_max, FRAME_MAX)
+        wanted = self._login.heartbeat_seconds
+        heartbeat = _least(method.heartbeat, wanted) if wanted else 0
+        self.heartbeats = Heartbeats(heartbeat, self._clock)
+        self.send(
+            0,
+            methods.Connection.TuneOk,
+            channel_max=self.channel_max,
+            frame_max=self._frame_max,
+            heartbeat=heartbeat,
+        )
+        self.send(0, methods.Connection.Open, virtual_host=self._login.vhost)
+        self.phase = Phase.OPENING
+        yield from ()
+
+    def _open(self, method: methods.Connection.OpenOk) -> Iterator[Event]:
+        self.phase = Phase.OPEN
+        yield Opened()
+
+    def _on_channel(self, channel: int, method: base.Frame) -> Iterator[Event]:
+        if isinstance(method, _Content):
+            self._assembling[channel] = _Assembly(method)
+        elif isinstance(method, methods.Basic.Ack):
+            yield Confirmed(channel, method.delivery_tag, method.multiple, is_kept=True)
+        elif isinstance(method, methods.Basic.Nack):
+            yield Confirmed(channel, method.delivery_tag, method.multiple, is_kept=False)
+        elif isinstance(method, methods.Basic.Cancel):
+            yield ConsumerEnded(channel)
+        elif isinstance(method, methods.Channel.Close):
+            self.send(channel, methods.Channel.CloseOk)
+            self.stopped.discard(channel)
+            yield ChannelRefused(channel, method.reply_code or 0, method.reply_text)
+        elif isinstance(method, methods.Channel.Flow):
+            (self.stopped.discard if method.active else self.stopped.add)(channel)
+            self.send(channel, methods.Channel.FlowOk, active=method.active)
+            yield Changed()
+        else:
+            yield Answered(channel, method)
+
+    def _header(self, frame: HeaderFrame) -> Iterator[Event]:
+        begun = self._assembling.get(frame.channel)
+        if begun is None or begun.properties is not None:
+            raise Refused(Code.UNEXPECTED_FRAME, "a content header that belongs to no message")
+        if frame.body_size > self._login.max_body:
+            raise Refused(Code.FRAME_ERROR, f"a body of {frame.body_size} bytes, at most {self._login.max_body} fit")
+        begun.properties, begun.missing = frame.properties, frame.body_size
+        yield from self._went_on(frame.channel, begun)
+
+    def _body(self, frame: BodyFrame) -> Iterator[Event]:
+        begun = self._assembling.get(frame.channel)
+        if begun is None or begun.properties is None or len(frame.payload) > begun.missing:
+            raise Refused(Code.UNEXPECTED_FRAME, "more body than was announced")
+        begun.missing -= len(frame.payload)
+        begun.parts.append(frame.payload)
+        yield from self._went_on(frame.channel, begun)
+
+    def _went_on(self, channel: int, message: _Assembly) -> Iterator[Event]:
+        if message.missing:
+            return
+        del self._assembling[channel]
+        method, properties = message.method, message.properties or b""
+        if isinstance(method, methods.Basic.Return):
+            yield Returned(channel, method.reply_text, properties)
+        else:
+            is_answer = isinstance(method, methods.Basic.GetOk)
+            body = b"".join(message.parts)
+            yield Arrived(channel, method.delivery_tag or 0, method.redelivered, is_answer, properties, body)
+
+
+_OPENING: Final[Mapping[tuple[Phase, type[base.Frame]], Callable[[Protocol, Any], Iterator[Event]]]] = {
+    (Phase.GREETING, methods.Connection.Start): Protocol._start,
+    (Phase.TUNING, methods.Connection.Tune): Protocol._tune,
+    (Phase.OPENING, methods.Connection.OpenOk): Protocol._open,
+}
+
+
+def _least(offered: int, wanted: int) -> int:
+    """0 is no limit."""
+    return min(offered, wanted) if offered else wanted

@@ -1,0 +1,63 @@
+"""One server of each kind for all tests, and servers of a test's own for those that kill them."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mq.settings import LINES
+from tests.amqp.clients.servers import MqServer, RabbitServer, Server
+from tests.amqp.rabbit import is_installed
+
+KINDS = ("mq", "rabbitmq")
+
+
+@contextlib.contextmanager
+def serving(kind: str) -> Iterator[Server]:
+    """A new server of this kind."""
+    if kind == "rabbitmq" and not is_installed():
+        pytest.skip("RabbitMQ is not installed: bash tests/setup-system.sh --yes")
+    if kind == "mq" and "--amqp-port" not in {line.flag for line in LINES}:
+        pytest.skip("mq serves no AMQP yet")
+    with tempfile.TemporaryDirectory(prefix="mq-", ignore_cleanup_errors=True) as folder:
+        made = RabbitServer(Path(folder)) if kind == "rabbitmq" else MqServer(Path(folder))
+        with made as server:
+            yield server
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Callable[[str], Server]]:
+    """The server of a kind, started when it is first asked for."""
+    running: dict[str, Server] = {}
+    with contextlib.ExitStack() as stack:
+
+        def get(kind: str) -> Server:
+            if kind not in running:
+                running[kind] = stack.enter_context(serving(kind))
+            return running[kind]
+
+        yield get
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, shared: Callable[[str], Server]) -> Server:
+    """One that other tests use, too: take queues of your own."""
+    return shared(request.param)
+
+
+@pytest.fixture(params=KINDS)
+def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """One that may be killed."""
+    with serving(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def queue() -> str:
+    """A name that nobody else uses."""
+    return f"queue-{secrets.token_hex(6)}"
