@@ -105,6 +105,10 @@ class Rabbit:
         finally:
             self.kill()
 
+    def is_running(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def control(self, *arguments: str) -> None:
         """``rabbitmqctl`` with these."""
         command = [str(PROGRAM.with_name("rabbitmqctl")), "--node", self._node, "--quiet", *arguments]

@@ -31,30 +31,32 @@ def serving(kind: str) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Iterator[Callable[[str], Server]]:
-    """The server of a kind, started when it is first asked for."""
-    running: dict[str, Server] = {}
+def shared() -> Iterator[Callable[[str, bool], Server]]:
+    """The server of a kind, started when it is first asked for; another one for the tests that kill."""
+    running: dict[tuple[str, bool], Server] = {}
     with contextlib.ExitStack() as stack:
 
-        def get(kind: str) -> Server:
-            if kind not in running:
-                running[kind] = stack.enter_context(serving(kind))
-            return running[kind]
+        def get(kind: str, is_mortal: bool = False) -> Server:
+            found = running.get((kind, is_mortal))
+            if found is None:
+                found = running[kind, is_mortal] = stack.enter_context(serving(kind))
+            elif not found.is_running():
+                found.start()
+            return found
 
         yield get
 
 
 @pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, shared: Callable[[str], Server]) -> Server:
+def server(request: pytest.FixtureRequest, shared: Callable[[str, bool], Server]) -> Server:
     """One that other tests use, too: take queues of your own."""
-    return shared(request.param)
+    return shared(request.param, False)
 
 
 @pytest.fixture(params=KINDS)
-def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+def mortal_server(request: pytest.FixtureRequest, shared: Callable[[str, bool], Server]) -> Server:
     """One that may be killed."""
-    with serving(request.param) as server:
-        yield server
+    return shared(request.param, True)
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ class Server(Protocol):
 
     def stop(self) -> None: ...
 
+    def is_running(self) -> bool: ...
+
 
 class RabbitServer(Rabbit):
     """RabbitMQ."""
@@ -72,3 +74,6 @@ class MqServer:
 
     def stop(self) -> None:
         self.daemon.stop()
+
+    def is_running(self) -> bool:
+        return self.daemon.is_running()

@@ -394,24 +394,24 @@ async def test_heartbeats_keep_an_idle_connection(server: Server, queue: str) ->
         assert (await client.declare_queue(queue)).name == queue
 
 
-async def test_what_lasts(own_server: Server, queue: str) -> None:
+async def test_what_lasts(mortal_server: Server, queue: str) -> None:
     lasting, passing = f"{queue}-lasting", f"{queue}-passing"
-    async with connect(own_server.url) as client:
+    async with connect(mortal_server.url) as client:
         await client.declare_queue(lasting)
         await client.declare_queue(passing, durable=False)
         for name in (lasting, passing):
             await client.publish(name, b"1", persistent=True)
             await client.publish(name, b"2", persistent=False)
-    own_server.stop()
-    own_server.start()
-    async with connect(own_server.url) as client:
+    mortal_server.stop()
+    mortal_server.start()
+    async with connect(mortal_server.url) as client:
         assert await drain(client, lasting) == [1]
         with pytest.raises(NotFound):
             await client.get(passing)
         assert (await client.declare_queue(passing, durable=True)).messages == 0
 
 
-async def test_a_killed_server_ends_every_wait(own_server: Server, queue: str) -> None:
+async def test_a_killed_server_ends_every_wait(mortal_server: Server, queue: str) -> None:
     ended: list[str] = []
 
     async def wait(verb: Any, *arguments: Any) -> None:
@@ -422,7 +422,7 @@ async def test_a_killed_server_ends_every_wait(own_server: Server, queue: str) -
             ended.append(verb.__name__)
 
     with trio.fail_after(PATIENCE_SECONDS):
-        async with connect(own_server.url) as client:
+        async with connect(mortal_server.url) as client:
             await client.declare_queue(queue)
             await client.declare_queue(f"{queue}-empty")
             consumer = client.consume(f"{queue}-empty")
@@ -431,16 +431,16 @@ async def test_a_killed_server_ends_every_wait(own_server: Server, queue: str) -
                 nursery.start_soon(wait, client.publish, queue, b"x")
                 nursery.start_soon(wait, client.get, queue)
                 await trio.sleep(0.2)
-                await trio.to_thread.run_sync(own_server.kill)
+                await trio.to_thread.run_sync(mortal_server.kill)
     assert sorted(ended) == ["__anext__", "get", "publish"]
     with pytest.raises(Unreachable):
-        async with connect(own_server.url):
+        async with connect(mortal_server.url):
             pass
 
 
 async def test_publishing_waits_while_the_server_is_blocked(shared: Any, queue: str) -> None:
     """A RabbitMQ that believes itself out of memory. What it says is what mq would say."""
-    server = shared("rabbitmq")
+    server = shared("rabbitmq", False)
     assert isinstance(server, RabbitServer)
     published: list[str] = []
 
