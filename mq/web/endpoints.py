@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from mq.broker import Broker
@@ -23,6 +22,7 @@ from mq.web.openapi import describe
 from mq.web.operations import Answer, Asked, Operation
 from mq.web.parameters import read_query
 from mq.web.replies import without_body
+from mq.web.routing import Route, Router
 from mq.web.schemas import as_json
 from mq.web.waits import Waits
 
@@ -63,14 +63,10 @@ class Endpoints:
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
             # RFC 9112, section 6.1: a sign of request smuggling
             return problem(400, "a request has Transfer-Encoding or Content-Length, not both")._replace(is_last=True)
-        segments = _segments(request.path)
-        for route in ROUTES:
-            names = route.match(segments)
-            if names is not None:
-                return await self._do(route, names, request)
-        return problem(404, f"nothing is at this path: {shorten(_shown(request.path))}")
-
-    async def _do(self, route: Route, names: list[str], request: Request) -> Reply:
+        found = _ROUTER.find(_segments(request.path))
+        if found is None:
+            return problem(404, f"nothing is at this path: {shorten(_shown(request.path))}")
+        route, names = found
         operation = route.methods.get(request.method)
         if operation is None:
             allowed = ", ".join(route.methods)
@@ -79,27 +75,6 @@ class Endpoints:
         return await operation.handle(
             Asked(self._broker, self._metrics, self._waits, self._max_body, request, query, *names)
         )
-
-
-class Route(NamedTuple):
-    """A path, and what can be done there.
-
-    Attributes:
-        path: its segments; None stands for any, which is handed on: first the queue, then the message.
-        methods: operation by method; their order is that of Allow.
-    """
-
-    path: tuple[str | None, ...]
-    methods: Mapping[str, Operation]
-
-    def match(self, segments: list[str]) -> list[str] | None:
-        """The segments that stand where the path has None, or None when it does not fit."""
-        if len(segments) != len(self.path):
-            return None
-        pairs = list(zip(self.path, segments, strict=True))
-        if any(segment != wanted if wanted is not None else not segment for wanted, segment in pairs):
-            return None
-        return [segment for wanted, segment in pairs if wanted is None]
 
 
 async def openapi(asked: Asked) -> Reply:
@@ -130,15 +105,13 @@ OPERATIONS: Final = (
 
 
 def _routes() -> tuple[Route, ...]:
-    """Fixed segments go before those that may be anything."""
     methods: dict[tuple[str | None, ...], dict[str, Operation]] = {}
     for operation in OPERATIONS:
         there = methods.setdefault(operation.segments, {})
         there[operation.method] = operation
         if operation.has_head:
             there["HEAD"] = operation
-    paths = sorted(methods, key=lambda path: [segment is None for segment in path])
-    return tuple(Route(path, dict(sorted(methods[path].items(), key=_place))) for path in paths)
+    return tuple(Route(path, dict(sorted(there.items(), key=_place))) for path, there in methods.items())
 
 
 def _place(method: tuple[str, Operation]) -> int:
@@ -146,12 +119,16 @@ def _place(method: tuple[str, Operation]) -> int:
 
 
 ROUTES: Final = _routes()
-"""Path -> method -> operation; the first path that fits counts. No HEAD where GET would lease a message. No queue's
-name begins with a dash, so what is under ``/-/`` hides none; no id is a word, so ``batch`` and ``delete`` hide none."""
+"""Path -> method -> operation. No HEAD where GET would lease a message. No queue's name begins with a dash, so what is
+under ``/-/`` hides none; no id is a word, so ``batch`` and ``delete`` hide none."""
+
+_ROUTER: Final = Router(ROUTES)
 
 
 def _segments(path: bytes) -> list[str]:
     """The path's segments. Split first and decode after, once: an encoded slash stays inside its segment."""
+    if path[:1] == b"/" and b"%" not in path:
+        return _shown(path[1:]).split("/")
     path = _ORIGIN.sub(b"", path, count=1)
     return [_shown(unquote_to_bytes(segment)) for segment in path[1:].split(b"/")] if path[:1] == b"/" else []
 

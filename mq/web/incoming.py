@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from mq.errors import BodyIncomplete, BodyTooLarge, InvalidRequest
+from mq.web.arriving import Whole
 from mq.web.exchange import Request
 
 IN_MEMORY_BYTES: Final = 64 * 1024
@@ -29,6 +30,7 @@ class Incoming:
         if request.content_length is not None and request.content_length > limit:
             raise BodyTooLarge(f"the body has {request.content_length} bytes, the limit is {limit}")
         self._chunks = aiter(request.body)
+        self._is_whole = isinstance(request.body, Whole)
         self._announced = request.content_length
         self._limit = limit
         self._size = 0
@@ -54,6 +56,8 @@ class Incoming:
 
     async def read_small(self) -> bytes | None:
         """All of it, or None when it is not small: then iterate."""
+        if self._is_whole and (self._announced or 0) <= IN_MEMORY_BYTES:
+            return await anext(self, b"")
         start = bytearray()
         async for chunk in self:
             start += chunk

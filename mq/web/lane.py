@@ -85,7 +85,7 @@ class Lane:
         while (end := self._received.find(_END, max(0, looked_at - 3))) < 0:
             if self._is_stopping or (self._has_ended and not self._received):
                 return None
-            if self._has_ended or len(self._received) > LARGEST_HEAD or self._has_odd_line(looked_at):
+            if self._received and (self._has_ended or self._cannot_be_plain(looked_at)):
                 return len(self._received)
             looked_at = len(self._received)
             self._stream.begin_idleness(self._idle)
@@ -95,12 +95,13 @@ class Lane:
         self._stream.end_idleness()
         return end + len(_END)
 
-    def _has_odd_line(self, looked_at: int) -> bool:
-        return _ODD_LINE.search(self._received, max(0, looked_at - 1)) is not None
+    def _cannot_be_plain(self, looked_at: int) -> bool:
+        too_long = len(self._received) > LARGEST_HEAD
+        return too_long or _ODD_LINE.search(self._received, max(0, looked_at - 1)) is not None
 
     async def _read(self) -> None:
         try:
-            data = await self._stream.receive_some(LARGEST_READ)
+            data = await self._stream.receive(LARGEST_READ)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             data = b""
         self._has_ended = self._has_ended or not data
@@ -113,12 +114,11 @@ class Lane:
             return await self._serve_arriving(head, length)
         body = Whole(bytes(self._received[:length]))
         del self._received[:length]
-        work = self._stream.work()
-        work.begin()
+        self._stream.at_work += 1
         try:
             reply = await self._ask(head, Request(*head[:4], body, head.content_length, self._until_gone))
         finally:
-            work.end()
+            self._stream.at_work -= 1
         return await self._send(head, reply)
 
     async def _serve_arriving(self, head: Head, length: int) -> bool:
@@ -164,7 +164,7 @@ class Lane:
         start = _start(reply, is_our_last=is_our_last, is_their_last=head.is_last)
         try:
             if isinstance(reply.body, bytes):
-                await self._stream.send_all(start + reply.body)
+                await self._stream.send(start + reply.body)
                 is_whole = True
             else:
                 is_whole = await self._send_stored(start, reply.body)
@@ -176,9 +176,9 @@ class Lane:
         """Send a message's body. False when it was broken off."""
         chunks = aiter(body)
         try:
-            await self._stream.send_all(start)
+            await self._stream.send(start)
             async for chunk in chunks:
-                await self._stream.send_all(chunk)
+                await self._stream.send(chunk)
         except (CorruptMessage, StorageError) as error:
             logger.error("a response was broken off: %s", error)
             return False
@@ -192,7 +192,7 @@ class Lane:
     async def _refuse(self, status: int) -> bool:
         """Say why a request is none; the connection ends with that."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(DISCARD_SECONDS):
-            await self._stream.send_all(_refusal(status))
+            await self._stream.send(_refusal(status))
         return False
 
 

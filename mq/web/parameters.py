@@ -88,6 +88,9 @@ def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
         InvalidRequest: one is unknown, or there twice.
         InvalidSetting: one is not what it may be.
     """
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    if not query:
+        return defaults
     known = {parameter.name: parameter for parameter in parameters}
     found: dict[str, Any] = {}
     for name, text in parse_qsl(query.decode("utf-8", "replace"), keep_blank_values=True):
@@ -97,7 +100,7 @@ def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
         if name in found:
             raise InvalidRequest(f"parameter {name} is there twice")
         found[name] = _read(known[name], text)
-    return {parameter.name: parameter.default for parameter in parameters} | found
+    return defaults | found
 
 
 def read_header(headers: Mapping[str, str], parameter: Parameter) -> Any:

@@ -12,7 +12,7 @@ import trio
 from mq.broker import QueueStatus, Seen
 from mq.broker.closing import close
 from mq.errors import CorruptMessage
-from mq.message import Message
+from mq.message import BytesBody, Message
 from mq.web.batches import JSON_LINES, Entry, encode_entries, encode_outcomes
 from mq.web.exchange import Reply, Request
 from mq.web.incoming import IN_MEMORY_BYTES
@@ -56,6 +56,8 @@ async def message_reply(message: Message) -> Reply:
 
 async def read_body(message: Message) -> bytes:
     """A message's body, closed whatever happens."""
+    if type(message.body) is BytesBody:
+        return await message.body.read()  # there is nothing to close
     try:
         return await message.body.read()
     finally:

@@ -20,6 +20,7 @@ from mq.web.handshake import PROTOCOLS
 from mq.web.incoming import IN_MEMORY_BYTES
 from mq.web.lane import LARGEST_HEAD
 from mq.web.operations import Operation
+from mq.web.routing import Router
 from tests.access.files import TOKEN, write_users
 from tests.web.lanes import LAST_ID, LAST_RECEIPT, Worlds, ended_alike, make_worlds, said_alike, statuses, talk
 from tests.web.talking import BAD_NAMES, MAX_BODY, http1, read_all
@@ -128,7 +129,7 @@ def all_requests() -> list[bytes]:
 def fits(operation: Operation, request: bytes) -> bool:
     method, target = request.split(b" ")[:2]
     segments = target.partition(b"?")[0].decode()[1:].split("/")
-    route = next(route for route in ROUTES if route.match(segments) is not None)
+    route, _ = Router(ROUTES).find(segments)
     return method.decode() == operation.method and route.path == operation.segments
 
 
