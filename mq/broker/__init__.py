@@ -5,10 +5,13 @@
 topic. Fetches stand in line in :mod:`.fetches` and are served by :mod:`.fetching`; :mod:`.jobs` are changes of
 messages, :mod:`.commit` brings many of them under one barrier. :mod:`.upkeep` keeps messages moving: :mod:`.mover` and
 :mod:`.reaper` move what is due and unlink what is removed, :mod:`.expiry` and :mod:`.deaths` take care of what dies,
-:mod:`.follow` keeps up with others on a shared root.
+:mod:`.follow` keeps up with others on a shared root. Consumers that take batches are in :mod:`.claims`, what is durable
+of them in :mod:`.consumers`, their messages in :mod:`.claimed`; :mod:`.browsing` shows messages by sequence.
 """
 
 from mq.broker.broker import Broker, open_broker
+from mq.broker.browsing import Browsed, Ranges
+from mq.broker.claims import LARGEST_CLAIM, Batch, Standing
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
 from mq.broker.holding import Exclusion, Held
@@ -18,17 +21,22 @@ from mq.broker.queue_settings import QueueSettings
 from mq.broker.queues import QueueStatus, Redriven
 
 __all__ = [
+    "LARGEST_CLAIM",
+    "Batch",
     "Broker",
     "BrokerConfig",
+    "Browsed",
     "Draft",
     "Exclusion",
     "Held",
     "Published",
     "QueueSettings",
     "QueueStatus",
+    "Ranges",
     "Redriven",
     "Removal",
     "Seen",
+    "Standing",
     "Upload",
     "open_broker",
 ]

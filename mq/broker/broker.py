@@ -12,6 +12,7 @@ import trio
 from trio_util import AsyncValue
 
 from mq.broker.bodies import digest_of
+from mq.broker.claiming import Claiming
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
 from mq.broker.fetches import FetchRequest
@@ -103,6 +104,8 @@ class Broker:
         self._looking, self._upkeep, self._follower = rooms.looking, rooms.upkeep, rooms.follower
         self._running: AsyncValue[int] = AsyncValue(0)
         self._closed = False
+        self.claims = Claiming(rooms.claims, self._queues.get, self._open)
+        self.browsing = rooms.browsing
 
     async def load(self) -> None:
         """Take up what is in the store.
@@ -417,10 +420,7 @@ class Broker:
             after: the last id of the page before.
             most: how many at the most.
         """
-        index = await self._queues.get(queue)
-        if self.config.followed:
-            await self._follower.refresh(index)
-        await self._upkeep.settle(index)
+        index = await self._queues.settled(queue)
         return await self._looking.page(index, state, MessageId(after) if after is not None else None, most)
 
     # How they are done

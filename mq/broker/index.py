@@ -6,6 +6,7 @@ finds out at the move.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Iterator
 from typing import Final
@@ -138,6 +139,18 @@ class QueueIndex:
         queue."""
         start = -1 if id is None else self._reordered.get(id) or id.key
         return [self._entry(key) for key in heapq.nsmallest(count, (key for key in self._ready if key > start))]
+
+    def sequences(self) -> list[int]:
+        """The places of the READY messages in their order; in a time that grows with the queue."""
+        return [key >> _TAIL_BITS for key in sorted(self._ready)]
+
+    def between(self, after: int, up_to: int | None, count: int) -> list[tuple[int, Entry]]:
+        """The first `count` READY messages whose sequence is greater than `after` and at most `up_to`, each with its
+        sequence; in a time that grows with the queue."""
+        keys = sorted(self._ready)
+        start = bisect.bisect_left(keys, (after + 1) << _TAIL_BITS)
+        stop = len(keys) if up_to is None else bisect.bisect_left(keys, (up_to + 1) << _TAIL_BITS)
+        return [(key >> _TAIL_BITS, self._entry(key)) for key in keys[start : min(stop, start + count)]]
 
     def in_order(self) -> Iterator[Entry]:
         """The READY messages in their order, in a time that grows with the queue."""

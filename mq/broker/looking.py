@@ -52,7 +52,7 @@ class Looking:
             entry = index.find(id) or await self._storage.find(index.name, id)
             if id in self._transit:
                 continue
-            seen = await self._see(index, [entry]) if entry is not None else []
+            seen = await self.see(index, [entry]) if entry is not None else []
             if seen or entry is None or (id not in self._transit and index.find(id) in (None, entry)):
                 return seen[0] if seen else None
 
@@ -66,10 +66,10 @@ class Looking:
             if state == LEASED:
                 there += [each for each in index.held.values() if each.id.key > start]
             entries = heapq.nsmallest(most, there, key=lambda entry: entry.id.key)
-        return await self._see(index, entries)
+        return await self.see(index, entries)
 
-    async def _see(self, index: QueueIndex, entries: list[Entry]) -> list[Seen]:
-        """Those that are still there."""
+    async def see(self, index: QueueIndex, entries: list[Entry]) -> list[Seen]:
+        """Those of the entries that are still there."""
         with suppress(StorageError):  # a message is worth more than its history
             await self._deaths.learn(entries)
         stored = await self._storage.read(entries)

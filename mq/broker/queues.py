@@ -138,6 +138,18 @@ class Queues:
             await self._follower.load_queues()
         return self._catalog.queues.get(queue)
 
+    async def settled(self, queue: str) -> QueueIndex:
+        """The queue's index, with all in it that was published before.
+
+        Raises:
+            NoSuchQueue: it does not exist.
+        """
+        index = await self.get(queue)
+        if self._config.followed:
+            await self._follower.refresh(index)
+        await self._upkeep.settle(index)
+        return index
+
     async def create(self, name: QueueName) -> bool:
         """Make a queue. False when it is there already."""
         async with self._changing:

@@ -8,9 +8,13 @@ from random import Random
 import trio
 
 from mq.broker import deaths, keys
+from mq.broker.browsing import Browsing
 from mq.broker.catalog import Catalog
+from mq.broker.claimed import Claimed
+from mq.broker.claims import Claims
 from mq.broker.commit import Committer
 from mq.broker.config import BrokerConfig
+from mq.broker.consumers import Consumers
 from mq.broker.consuming import Consuming
 from mq.broker.deaths import Deaths
 from mq.broker.fetches import Fetches
@@ -119,6 +123,10 @@ class Rooms:
             config,
         )
         self.looking = Looking(storage, catalog.transit, self._deaths)
+        self.browsing = Browsing(self.looking, ids, self.queues.settled)
+        claimed = Claimed(storage, catalog, self._jobs, self.upkeep, self._leases, random)
+        consumers = Consumers(storage, committer)
+        self.claims = Claims(consumers, claimed, self.upkeep, self._settle, ids, random, is_followed=config.followed)
 
     async def load(self) -> None:
         """Take up what is in the store.
@@ -131,6 +139,7 @@ class Rooms:
             await self._deaths.load()
             if self._keys is not None:
                 await self._keys.load()
+            await self.claims.load(self.catalog.queues)
         except (StorageFull, StorageFailed) as error:
             raise StorageUnusable(f"cannot take up what is in the store: {error}") from error
 

@@ -29,6 +29,7 @@ from mq.storage.conformance import check_whole
 from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
 from mq.storage.posix import FolderStorage
+from mq.testing.claimants import Claimants, Ledger
 from mq.testing.clients import Clients
 from mq.testing.disk import Disk, Medium
 from mq.testing.expected import Expected
@@ -39,6 +40,9 @@ from mq.testing.users import Users
 START_NS: Final = 1_700_000_000 * 10**9
 STUCK_SECONDS: Final = 7200.0
 """Virtual seconds after which a phase that should have ended is stuck (P9). No fault lasts nearly as long."""
+
+CLAIMING: Final = (1, 2)
+"""The last digits of seeds in whose runs batches are claimed, if there is one broker."""
 
 DISK_BYTES: Final = 1 << 18
 """What a disk is said to hold. It keeps the ballast small."""
@@ -64,6 +68,7 @@ class Plan(NamedTuple):
         clients: how many work at a time.
         users: how many more do what people expect of a queue.
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
+        claims: whether batches are claimed, too.
     """
 
     medium: Medium
@@ -76,6 +81,7 @@ class Plan(NamedTuple):
     clients: int
     users: int
     longest_round: int
+    claims: bool = False
 
 
 class Report(NamedTuple):
@@ -130,7 +136,8 @@ class _Run:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.plan = make_plan(self.random)
+        plan = make_plan(self.random)
+        self.plan = plan._replace(claims=seed % 10 in CLAIMING and plan.brokers == 1)
         self.slow, self.brokers = self.plan.slow, self.plan.brokers
         self.log: list[str] = []
         self.faults = Faults(self.random, self._note)
@@ -140,6 +147,7 @@ class _Run:
         self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
         scarce = "no handles" in self.plan.faults
         self.expected = Expected(self.history, self._now, self._wall, scarce=scarce)
+        self.batches = Ledger(self.history, self._now)
 
     def run(self) -> Report:
         with _silence(), _rounds(self.plan.longest_round):
@@ -232,7 +240,10 @@ class _Run:
                 nursery.start_soon(self._trouble)
                 async with trio.open_nursery() as people:
                     people.start_soon(self._clients(brokers).run, self.plan.clients)
-                    people.start_soon(self._users(brokers).run, self.plan.users)
+                    users = self._users(brokers)
+                    people.start_soon(users.run, self.plan.users)
+                    if self.plan.claims:
+                        people.start_soon(self._claimants(brokers[0], users).run)
                 nursery.cancel_scope.cancel()
             self._check_health(brokers)
             self._note("killed at the end of its life")
@@ -244,6 +255,9 @@ class _Run:
     def _users(self, brokers: list[Broker]) -> Users:
         lease_seconds = self.plan.lease_seconds
         return Users(brokers, self.expected, self.history, self.random, self._note, lease_seconds, self._wall)
+
+    def _claimants(self, broker: Broker, users: Users) -> Claimants:
+        return Claimants(broker, self.batches, users.ask, self.random, self.plan.lease_seconds)
 
     def _check_health(self, brokers: list[Broker]) -> None:
         """P8: what passes leaves no mark; what does not, stops all changes until a restart."""
@@ -312,10 +326,14 @@ class _Run:
             await clients.check_queues()
             await clients.drain()
             await users.drain()
+            claimants = self._claimants(broker, users)
+            await claimants.drain()
             await trio.sleep(LONGEST_LEASE_SECONDS + MARGIN_SECONDS + 1)  # a clock set back holds a lease for as long
             await clients.drain()
             await users.drain()
+            await claimants.drain()
             self.expected.check_lost()
+            self.batches.check_lost()
             for queue, id in self.history.missing():
                 self.history.violate(f"P1: {id} of {queue} was acknowledged and is not there")
             await trio.testing.wait_all_tasks_blocked()

@@ -83,13 +83,13 @@ class Users:
         broker = self._random.choice(self._brokers)
         wanted = _SETTINGS[queue]
         if queue in self._expected.settings:
-            status = await self._ask(f"status {queue}", lambda: broker.status(queue))
+            status = await self.ask(f"status {queue}", lambda: broker.status(queue))
             kept = None if status is None else {name: status.settings.values()[name] for name in wanted}
             if kept not in (None, wanted):
                 self._history.violate(f"P1: the settings of {queue} are {kept}")
             return status is not None
-        made = await self._ask(f"make {queue}", lambda: broker.create_queue(queue))
-        changed = made is not None and await self._ask(f"set {queue}", lambda: broker.change_settings(queue, wanted))
+        made = await self.ask(f"make {queue}", lambda: broker.create_queue(queue))
+        changed = made is not None and await self.ask(f"set {queue}", lambda: broker.change_settings(queue, wanted))
         if changed:
             self._expected.settings[queue] = dict(wanted)
         return bool(changed)
@@ -135,7 +135,7 @@ class Users:
         now = trio.current_time()
         drafts = [Draft(each.body, {}, max(0.0, each.not_before - now), each.ttl, each.key) for each in sent]
         broker, queue = self._random.choice(self._brokers), sent[0].queue
-        outcomes = await self._ask(f"publish {len(sent)}", lambda: broker.publish_many(queue, drafts))
+        outcomes = await self.ask(f"publish {len(sent)}", lambda: broker.publish_many(queue, drafts))
         for each, outcome in zip(sent, outcomes or [], strict=False):
             if isinstance(outcome, Published):
                 self._expected.stored(each, outcome.id)
@@ -144,7 +144,7 @@ class Users:
         bodies = [b"%d" % self._random.randrange(4) for _ in range(self._random.choice((1, 3)))]
         broker = self._random.choice(self._brokers)
         drafts = [Draft(body) for body in bodies]
-        outcomes = await self._ask("publish unique", lambda: broker.publish_many(UNIQUE, drafts))
+        outcomes = await self.ask("publish unique", lambda: broker.publish_many(UNIQUE, drafts))
         for body, outcome in zip(bodies, outcomes or [], strict=False):
             if isinstance(outcome, Published):
                 self._expected.found(body, outcome.id)
@@ -160,7 +160,7 @@ class Users:
         wait = float(queue == DEAD) if patient else random.choice((0.0, 0.0, 0.3, 5.0, self._lease_seconds))
         visibility = random.choice((None, None, 0.2, 2 * self._lease_seconds))
         asked, wall_asked = trio.current_time(), self._wall()
-        messages = await self._ask(
+        messages = await self.ask(
             f"fetch {queue}",
             lambda: broker.fetch_many(queue, most, wait=wait, visibility=visibility),
             patient=patient,
@@ -192,7 +192,7 @@ class Users:
     async def _remove(self, delivery: Delivery, *, patient: bool = False) -> None:
         broker, message = self._random.choice(self._brokers), delivery.message
         is_late = self._expected.removing(delivery)
-        outcome = await self._ask(
+        outcome = await self.ask(
             "remove",
             lambda: broker.remove_many(delivery.queue, [Removal(message.id, message.receipt)]),
             patient=patient,
@@ -212,7 +212,7 @@ class Users:
             await broker.extend(delivery.queue, message.id, seconds, receipt=message.receipt)
             return True
 
-        if await self._ask("extend", extend):
+        if await self.ask("extend", extend):
             self._expected.holding(delivery, begun, seconds)
         self._held.append(delivery)
 
@@ -221,9 +221,9 @@ class Users:
         if delivery is not None:
             broker, message = self._random.choice(self._brokers), delivery.message
             self._expected.letting_go(delivery)
-            await self._ask("requeue", lambda: broker.requeue(delivery.queue, message.id, receipt=message.receipt))
+            await self.ask("requeue", lambda: broker.requeue(delivery.queue, message.id, receipt=message.receipt))
 
-    async def _ask(
+    async def ask(
         self,
         what: str,
         call: Callable[[], Awaitable[Any]],

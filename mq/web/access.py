@@ -20,6 +20,7 @@ from mq.errors import BodyIncomplete
 from mq.message import shorten
 from mq.web.arriving import Whole
 from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, problem
+from mq.web.operations import ANY_SEGMENT
 
 ANY: Final = "any"
 """Some right on the queue, whichever."""
@@ -43,6 +44,15 @@ RIGHTS: Final[dict[str, str]] = {
     "POST /QUEUE/contains": Right.CONSUME,
     "POST /QUEUE/purge": Right.CONFIGURE,
     "POST /QUEUE/redrive": Right.CONFIGURE,
+    "GET /QUEUE/browse": Right.CONSUME,
+    "GET /QUEUE/ranges": Right.CONSUME,
+    "GET /QUEUE/consumers": Right.CONSUME,
+    "GET /QUEUE/consumers/CONSUMER": Right.CONSUME,
+    "POST /QUEUE/consumers/CONSUMER": Right.CONSUME,
+    "DELETE /QUEUE/consumers/CONSUMER": Right.CONSUME,
+    "PUT /QUEUE/consumers/CONSUMER/claim": Right.CONSUME,
+    "GET /QUEUE/consumers/CONSUMER/claim": Right.CONSUME,
+    "DELETE /QUEUE/consumers/CONSUMER/claim": Right.CONSUME,
     "GET /-/queues": Right.ADMINISTER,
     "GET /-/stats": Right.ADMINISTER,
     "GET /-/live": NONE,
@@ -170,7 +180,7 @@ def _fits(template: list[str], segments: list[bytes]) -> bool:
     if len(template) != len(segments):
         return False
     return all(
-        segment not in (b"", b"-") if wanted in ("QUEUE", "ID") else segment == wanted.encode()
+        segment not in (b"", b"-") if wanted in ANY_SEGMENT else segment == wanted.encode()
         for wanted, segment in zip(template, segments, strict=True)
     )
 

@@ -48,11 +48,13 @@ class Entry(NamedTuple):
         message: what is said of it.
         body: its bytes.
         state: where it is, when it is only looked at.
+        sequence: its place in its queue, where that matters.
     """
 
     message: Message
     body: bytes
     state: str = ""
+    sequence: int | None = None
 
 
 def decode_drafts(content_type: str, body: bytes) -> list[Draft | MQError]:
@@ -197,6 +199,8 @@ def _line(entry: Entry) -> dict[str, Any]:
         line["deaths"] = list(message.deaths)
     if entry.state:
         line["state"] = entry.state
+    if entry.sequence is not None:
+        line["sequence"] = entry.sequence
     try:
         line["body"] = entry.body.decode()
     except UnicodeDecodeError:
@@ -225,6 +229,8 @@ def encode_parts(boundary: str, entries: Sequence[Entry]) -> bytes:
         headers = headers_of(entry.message)
         if entry.state:
             headers.append(("x-message-state", entry.state))
+        if entry.sequence is not None:
+            headers.append(("x-message-sequence", str(entry.sequence)))
         parts.append((headers, entry.body))
     return write_parts(boundary, parts)
 

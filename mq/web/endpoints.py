@@ -15,7 +15,7 @@ from mq.broker import Broker
 from mq.errors import MQError
 from mq.message import shorten
 from mq.observers.metrics import Metrics
-from mq.web import administering, consuming, looking, publishing, queues
+from mq.web import administering, claims, consuming, looking, publishing, queues
 from mq.web.errors import refusal_of
 from mq.web.exchange import Reply, Request, document, problem
 from mq.web.openapi import describe
@@ -100,6 +100,7 @@ OPERATIONS: Final = (
     *publishing.OPERATIONS,
     *consuming.OPERATIONS,
     *looking.OPERATIONS,
+    *claims.OPERATIONS,
 )
 """Everything that can be asked for."""
 

@@ -36,6 +36,7 @@ _SAFE: Final = (401, 403)
 _LATER: Final = (423, 429, 503)
 _PATH: Final = {
     "QUEUE": {"name": "queue", "in": "path", "required": True, "schema": QUEUE.schema},
+    "CONSUMER": {"name": "consumer", "in": "path", "required": True, "schema": QUEUE.schema},
     "ID": {"name": "id", "in": "path", "required": True, "schema": ID.schema},
 }
 _TEXT: Final = (

@@ -32,7 +32,7 @@ class Asked(NamedTuple):
         request: as it came.
         query: its parameters, checked; those that were not given at their defaults.
         queue: the queue in the path, as it came.
-        id: the message in the path, as it came.
+        id: the message or the consumer in the path, as it came.
     """
 
     broker: Broker
@@ -82,7 +82,7 @@ class Operation(NamedTuple):
 
     Attributes:
         method: in capitals.
-        path: ``QUEUE`` and ``ID`` stand for any name and any id.
+        path: ``QUEUE``, ``ID`` and ``CONSUMER`` stand for any name, any id and any consumer's name.
         handle: what does it.
         text: what it does.
         answers: by status.
@@ -125,5 +125,5 @@ class Operation(NamedTuple):
         return tuple(None if segment in ANY_SEGMENT else segment for segment in self.path[1:].split("/"))
 
 
-ANY_SEGMENT: Final = ("QUEUE", "ID")
+ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER")
 """Segments of an operation's path that stand for any."""

@@ -12,7 +12,7 @@ class Route(NamedTuple):
     """A path, and what can be done there.
 
     Attributes:
-        path: its segments; None stands for any, which is handed on: first the queue, then the message.
+        path: its segments; None stands for any, which is handed on: first the queue, then the message or consumer.
         methods: operation by method; their order is that of Allow.
     """
 

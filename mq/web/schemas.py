@@ -67,6 +67,17 @@ _TEXTS: Final[Schema] = {"type": "object", "additionalProperties": TEXT}
 _COUNTS: Final = record({kind.value: COUNT for kind in Kind})
 _RATES: Final[Schema] = {"type": "object", "additionalProperties": {"type": "number", "minimum": 0}}
 
+_CONSUMER: Final = record(
+    {
+        "consumer": QUEUE.schema,
+        "epoch": COUNT,
+        "acknowledged": COUNT,
+        "batch": or_null(COUNT),
+        "messages": COUNT,
+        "high": COUNT,
+    }
+)
+
 SCHEMAS: Final[dict[str, Schema]] = {
     "Problem": record(
         {"type": TEXT, "title": TEXT, "status": {"type": "integer", "minimum": 400, "maximum": 599}, "detail": TEXT}
@@ -111,12 +122,23 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "attributes": _TEXTS,
             "deaths": {"type": "array", "items": reference("Death")},
             "state": STATE.schema,
+            "sequence": COUNT,
         },
     )
     | _ONE_BODY,
     "Death": record({"queue": QUEUE.schema, "reason": TEXT, "receives": COUNT, "time": {"type": "number"}}),
     "Removal": record({"id": TEXT}, {"receipt": or_null(TEXT)}),
     "Outcome": record({"status": {"type": "integer"}}, {"id": ID.schema, "detail": TEXT}),
+    "Consumer": _CONSUMER,
+    "Claim": record(
+        {
+            "batch": COUNT,
+            "messages": COUNT,
+            "lost": COUNT,
+            "first": or_null(COUNT),
+            "last": or_null(COUNT),
+        }
+    ),
     "Stats": record(
         {
             "uptime_seconds": {"type": "number", "minimum": 0},

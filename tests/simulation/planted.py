@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from mq.broker import (
+    claimed,
+    claims,
+    consumers,
     consuming,
     deaths,
     fetching,
@@ -154,6 +157,36 @@ BUGS: Final = {
         "_put_record",
         "self._root_open.records.put(kind, key, value if made else self._made_before(key, value))",
         "made and self._root_open.records.put(kind, key, value)",
+    ),
+    "a claim is not durable": Bug(
+        claims.Claims,
+        "_make",
+        "await self._keep(index, consumer, consumer.state._replace(claim=claim))",
+        "consumer.state = consumer.state._replace(claim=claim)",
+    ),
+    "the lease of a claim is not durable": Bug(
+        claimed.Claimed,
+        "_lease_some",
+        "Move(entry, State.DELAYED, meta)",
+        "Move(entry, State.DELAYED, meta, durable=False)",
+    ),
+    "a claim is not renewed": Bug(
+        claims.Claims,
+        "_hold",
+        "if not (is_fresh and all(",
+        "if not all(_is_leased(entry) for entry in there) and not (all(",
+    ),
+    "a claim has what somebody else has by now": Bug(
+        consumers.Consumer, "has_leased", "entry.meta.claim.startswith(self.tag)", "True"
+    ),
+    "an acknowledgement is not durable": Bug(
+        claims.Claims,
+        "acknowledge",
+        "await self._keep(index, consumer, state._replace(acknowledged=batch))",
+        "consumer.state = state._replace(acknowledged=batch)",
+    ),
+    "a consumer that was started again shuts nobody out": Bug(
+        claims.Claims, "_check_epoch", "if epoch != consumer.state.epoch:", "if False:"
     ),
     "an extended lease ends as before": Bug(
         jobs.Change, "done", "None if self._seconds is None else time + self._seconds", "self._started + 0.01"

@@ -101,7 +101,7 @@ def as_user(gate: Gate, access: Access, monkeypatch: pytest.MonkeyPatch):
 
 
 def path_of(line: str) -> str:
-    return line.replace("QUEUE", "q1").replace("ID", "4ad814ab-213e-11e3-a9a3-0025904f6e08")
+    return line.replace("QUEUE", "q1").replace("CONSUMER", "c").replace("ID", "4ad814ab-213e-11e3-a9a3-0025904f6e08")
 
 
 # The table

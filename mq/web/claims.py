@@ -1,0 +1,267 @@
+"""Batches that can be read again: consumers, their claims, and browsing by sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from mq.broker import LARGEST_CLAIM, Seen
+from mq.broker.claimed import LONGEST_SLICE
+from mq.broker.claiming import CLAIM_SECONDS
+from mq.broker.closing import close
+from mq.broker.queue_settings import VISIBILITY, count
+from mq.errors import InvalidRequest
+from mq.message import QueueName
+from mq.web.batches import Entry
+from mq.web.exchange import Reply, document, empty
+from mq.web.operations import Answer, Asked, Operation, Parameter
+from mq.web.replies import NOT_CACHED, batch_reply, fitting
+from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
+
+LONGEST_PAGE: Final = 10_000
+"""Messages of one answer at the most; their bodies have together no more bytes than one message may have."""
+MOST_PARTS: Final = 10_000
+
+_LARGEST: Final = (1 << 63) - 1
+_NUMBER: Final = count(_LARGEST, 0)
+_BATCH: Final = Parameter("batch", count(_LARGEST), "the claim's number")
+_EPOCH: Final = Parameter("epoch", _NUMBER, "as the start of the consumer told it")
+
+
+async def consumers(asked: Asked) -> Reply:
+    """All consumers of a queue."""
+    standing = await asked.broker.claims.consumers(QueueName(asked.queue))
+    return document(200, {"consumers": [each._asdict() for each in standing]})
+
+
+async def consumer(asked: Asked) -> Reply:
+    """How far a consumer is."""
+    return document(200, (await asked.broker.claims.consumer(QueueName(asked.queue), asked.id))._asdict())
+
+
+async def start_consumer(asked: Asked) -> Reply:
+    """Begin a new epoch."""
+    return document(200, (await asked.broker.claims.start(QueueName(asked.queue), asked.id))._asdict())
+
+
+async def forget_consumer(asked: Asked) -> Reply:
+    """Let go of a consumer."""
+    await asked.broker.claims.forget(QueueName(asked.queue), asked.id)
+    return empty(200)
+
+
+async def claim(asked: Asked) -> Reply:
+    """Make a claim, or renew it."""
+    batch, epoch = _named(asked)
+    query = asked.query
+    held = await asked.broker.claims.claim(
+        QueueName(asked.queue),
+        asked.id,
+        batch,
+        epoch,
+        most=query["max"],
+        most_bytes=query["max_bytes"],
+        up_to=query["up_to"],
+        lease=query["lease"],
+    )
+    if held is None:
+        return empty(204, NOT_CACHED)
+    shown = held._asdict()
+    return document(201 if shown.pop("is_new") else 200, shown)
+
+
+async def read_claim(asked: Asked) -> Reply:
+    """Messages of a claim, which stay as they are."""
+    queue, (batch, epoch) = QueueName(asked.queue), _named(asked)
+    start, stop = asked.query["from"], asked.query["to"]
+
+    async def read(start: int, most: int) -> list[tuple[int, Seen]]:
+        messages = await asked.broker.claims.read(queue, asked.id, batch, epoch, start, min(stop, start + most))
+        return [(sequence, Seen(message, "")) for sequence, message in messages]
+
+    entries, after = await _gather(asked, read, start, lambda place, slice: place + len(slice))
+    here = f"/{queue}/consumers/{asked.id}/claim?batch={batch}&epoch={epoch}"
+    return _page(asked, entries, f"{here}&from={after}&to={stop}" if after is not None and after < stop else None)
+
+
+async def acknowledge_claim(asked: Asked) -> Reply:
+    """Remove what a claim has."""
+    batch, epoch = _named(asked)
+    await asked.broker.claims.acknowledge(QueueName(asked.queue), asked.id, batch, epoch)
+    return empty(202)
+
+
+async def browse(asked: Asked) -> Reply:
+    """Messages by sequence."""
+    queue, up_to, most = QueueName(asked.queue), asked.query["up_to"], asked.query["max"]
+
+    async def read(after: int, most: int) -> list[tuple[int, Seen]]:
+        return list((await asked.broker.browsing.browse(queue, after=after, up_to=up_to, most=most)).messages)
+
+    entries, after = await _gather(asked, read, asked.query["after"], lambda after, slice: slice[-1][0])
+    limit = "" if up_to is None else f"&up_to={up_to}"
+    return _page(asked, entries, None if after is None else f"/{queue}/browse?max={most}&after={after}{limit}")
+
+
+async def ranges(asked: Asked) -> Reply:
+    """A queue cut into parts."""
+    found = await asked.broker.browsing.ranges(QueueName(asked.queue), asked.query["parts"])
+    return document(200, {"messages": found.messages, "high": found.high, "bounds": list(found.bounds)})
+
+
+async def _gather(
+    asked: Asked,
+    read: Callable[[int, int], Awaitable[list[tuple[int, Seen]]]],
+    place: int,
+    following: Callable[[int, list[tuple[int, Seen]]], int],
+) -> tuple[list[Entry], int | None]:
+    """Messages slice by slice, until there are as many as was asked for or their bodies are too long for one answer;
+    and from where to go on, None when nothing is left."""
+    entries: list[Entry] = []
+    left, most = asked.max_body, asked.query["max"]
+    while len(entries) < most:
+        slice = await read(place, min(LONGEST_SLICE, most - len(entries)))
+        if not slice:
+            return entries, None
+        fits: list[tuple[int, Seen]] = []
+        for sequence, seen in slice:
+            size = seen.message.body.size
+            if size > left and (entries or fits):
+                break
+            left -= size
+            fits.append((sequence, seen))
+        await close([seen.message for _, seen in slice[len(fits) :]])
+        if fits:
+            sequences = {seen.message.id: sequence for sequence, seen in fits}
+            found, _ = await fitting([seen for _, seen in fits], asked.max_body)
+            entries += [entry._replace(sequence=sequences[entry.message.id]) for entry in found]
+            place = following(place, fits)
+        if len(fits) < len(slice) or left <= 0:
+            break
+    return entries, place
+
+
+def _page(asked: Asked, entries: Sequence[Entry], following: str | None) -> Reply:
+    link = () if following is None else (("link", f'<{following}>; rel="next"'),)
+    return batch_reply(asked.request, list(entries), *link)
+
+
+def _named(asked: Asked) -> tuple[int, int]:
+    """Which claim, and whose."""
+    batch, epoch = asked.query["batch"], asked.query["epoch"]
+    if batch is None or epoch is None:
+        raise InvalidRequest("say which claim: ?batch=NUMBER&epoch=EPOCH, the epoch that POST to the consumer told")
+    return batch, epoch
+
+
+_PAGE: Final = Parameter("max", count(LONGEST_PAGE), "messages of one answer", 1000)
+_STANDING: Final = as_json(reference("Consumer"))
+_LINK: Final[dict[str, Any]] = {"Link": ("leads to what comes next", {"type": "string"})}
+_CLAIM: Final = as_json(reference("Claim"))
+
+OPERATIONS: Final = (
+    Operation(
+        "GET",
+        "/QUEUE/browse",
+        browse,
+        "shows ready messages by their sequence, and takes none",
+        {200: Answer("a batch", MESSAGES, _LINK)},
+        refusals=(404, 503),
+        query=(
+            Parameter("after", _NUMBER, "only those with a greater sequence", 0),
+            Parameter("up_to", _NUMBER, "and none with a greater one than this"),
+            _PAGE,
+        ),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/ranges",
+        ranges,
+        "cuts the ready messages into parts that can be browsed side by side",
+        {
+            200: Answer(
+                "the greatest sequence of each part",
+                as_json(record({"messages": COUNT, "high": COUNT, "bounds": {"type": "array", "items": COUNT}})),
+            )
+        },
+        refusals=(404,),
+        query=(Parameter("parts", count(MOST_PARTS), "how many at the most", 1),),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/consumers",
+        consumers,
+        "shows all consumers that take batches",
+        {200: Answer("all", as_json(record({"consumers": {"type": "array", "items": reference("Consumer")}})))},
+        refusals=(404,),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/consumers/CONSUMER",
+        consumer,
+        "shows how far a consumer is",
+        {200: Answer("one that was never started is at the beginning", _STANDING)},
+        refusals=(404,),
+    ),
+    Operation(
+        "POST",
+        "/QUEUE/consumers/CONSUMER",
+        start_consumer,
+        "starts a consumer: an epoch begins, and who has an earlier one is shut out",
+        {200: Answer("started", _STANDING)},
+        refusals=(404, 409, 503),
+    ),
+    Operation(
+        "DELETE",
+        "/QUEUE/consumers/CONSUMER",
+        forget_consumer,
+        "forgets a consumer, and gives back what it has claimed",
+        {200: Answer("forgotten")},
+        refusals=(404, 503),
+    ),
+    Operation(
+        "PUT",
+        "/QUEUE/consumers/CONSUMER/claim",
+        claim,
+        "claims the next batch; asked for again, renews it, and gets again what had come back",
+        {
+            200: Answer("the claim as it was made", _CLAIM),
+            201: Answer("a new one", _CLAIM),
+            204: Answer("nothing is there"),
+        },
+        refusals=(404, 409, 423, 503),
+        query=(
+            _BATCH,
+            _EPOCH,
+            Parameter("max", count(LARGEST_CLAIM), "messages of a new claim at the most", LARGEST_CLAIM),
+            Parameter("max_bytes", count(_LARGEST), "bytes of their bodies together, but for a single longer one"),
+            Parameter("up_to", _NUMBER, "the greatest sequence that a new claim may have"),
+            Parameter("lease", VISIBILITY, "seconds until its messages are there for others", CLAIM_SECONDS),
+        ),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/consumers/CONSUMER/claim",
+        read_claim,
+        "shows messages of the open claim, in an order that does not change",
+        {200: Answer("a batch", MESSAGES, _LINK)},
+        refusals=(404, 409, 412, 503),
+        query=(
+            _BATCH,
+            _EPOCH,
+            Parameter("from", _NUMBER, "the first place", 0),
+            Parameter("to", _NUMBER, "the place after the last", LARGEST_CLAIM),
+            _PAGE,
+        ),
+    ),
+    Operation(
+        "DELETE",
+        "/QUEUE/consumers/CONSUMER/claim",
+        acknowledge_claim,
+        "acknowledges a claim: all its messages are removed",
+        {202: Answer("removed for good")},
+        refusals=(404, 409, 503),
+        query=(_BATCH, _EPOCH),
+    ),
+)
+"""What is asked for by who takes batches."""
