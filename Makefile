@@ -38,8 +38,8 @@ docs: $(READY) ## are the pages true: links, examples, the table of seeds
 dist: $(READY) ## build the wheel and the one-file program into dist/
 	$(BIN)/python tools/dist.py dist
 
-bench: $(READY) ## benchmarks, as ratios against a bare loop
-	$(BIN)/python -m benchmarks
+bench: $(READY) ## mq beside its peers, minutes; make bench FULL=1 measures all and rewrites docs/benchmarks.md
+	$(BIN)/python -m benchmarks all $(if $(FULL),--full --out docs/benchmarks --page docs/benchmarks.md)
 
 simulate: $(READY) ## the seeded simulation: make simulate SEEDS=1000000
 	$(BIN)/python -m mq.testing.simulate 0-$(SEEDS)

@@ -1,11 +1,24 @@
-"""What mq costs, beside a bare loop that does the same to the same files.
+"""What mq costs: beside its peers, and beside a bare loop that does the same to the same files.
 
-Run all of it with ``make bench``, or some of it on a file system of your choice::
+``make bench`` takes a few minutes, ``make bench FULL=1`` up to half an hour. Parts of it, or on a file system of
+your choice::
 
-    python -m benchmarks --root /mnt/disk embedded backlog
+    python -m benchmarks compare --systems mq,beanstalkd --root /mnt/disk
+    python -m benchmarks wanted counted ratios
+    python -m benchmarks embedded backlog
 
 Rates wander by a factor of two between runs and machines, so what counts here are ratios of medians, taken in turns
 within one run, and numbers that are counted: system calls, flushes, wake-ups. Nothing here is a test.
+
+Beside its peers:
+
+* :mod:`.suite`: the commands; :mod:`.page`, :mod:`.plots`: what becomes of their figures.
+* :mod:`.compare`: mq and every peer that is installed, taking turns; :mod:`.results`: what was measured so far.
+* :mod:`.wanted`: the figures that mq is meant to reach, in parts; a part more is a function and a line of its table.
+* :mod:`.turns`: one turn of one server. :mod:`.load`: the load generator. :mod:`.systems`: the servers.
+* :mod:`.counts`: what the kernel counts of them. :mod:`.disks`: what they store on. :mod:`.limits`: the bare loops.
+
+By itself:
 
 * :mod:`.recorded`: a store that notes how its batches are made up, and counts its system calls.
 * :mod:`.bare`: the bare loop.

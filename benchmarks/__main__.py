@@ -1,4 +1,7 @@
-"""``python -m benchmarks``: run some or all of the benchmarks and print what came out."""
+"""``python -m benchmarks``: run some or all of the benchmarks and print what came out.
+
+``python -m benchmarks compare``, ``wanted``, ``all``, ``page`` and ``profile`` are commands of their own (:mod:`.suite`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Final
 
 import trio
 
-from benchmarks import backlog, counted, embedded, http, idle, many, memcached, report, vsqs
+from benchmarks import backlog, counted, embedded, http, idle, many, memcached, report, suite, vsqs
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
 
@@ -66,6 +69,9 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
 
 
 def main() -> None:
+    if sys.argv[1:2] and sys.argv[1] in suite.COMMANDS:
+        suite.main(sys.argv[1:])
+        return
     options = _options()
     folder = tempfile.mkdtemp(prefix="mq-bench-", dir=options.root)
     try:
@@ -82,7 +88,11 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What mq costs beside a bare loop.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="What mq costs beside a bare loop.",
+        epilog=f"Also: {', '.join(suite.COMMANDS)}: mq beside its peers; see COMMAND --help.",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default all")
     parser.add_argument("--root", metavar="FOLDER", help="on the file system to measure; default the temporary one")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of mq and of the bare loop")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -16,7 +17,7 @@ import trio
 from benchmarks.figures import Figure, at_most, median_ratio, spread
 from benchmarks.recorded import CountingCalls, open_recorded
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.message import MessageId
+from mq.message import MessageId, MessageIds
 
 SHORT: Final = 200
 LONG: Final = 200_000
@@ -74,6 +75,40 @@ async def measure(folder: str, rounds: int, long: int = LONG, short: int = SHORT
             note=f"{spread(far.computed, 'µs')} against {spread(near.computed, 'µs')}",
         ),
         at_most("folders listed by these fetches", listings, 0, note=f"{2 * rounds * FETCHES + 2 * FETCHES} fetches"),
+    ]
+
+
+async def measure_lengths(folder: str, rounds: int, lengths: Sequence[int]) -> list[Figure]:
+    """The ratio of the costs of a fetch in front of ever more messages, which are made as files before the start.
+
+    Args:
+        folder: where the root is made.
+        rounds: turns of FETCHES fetches from each.
+        lengths: of the backlogs; the first one is what the others are held against.
+    """
+    root, ids = Path(folder, "backlogs"), MessageIds()
+    costs = {f"q{length}": Costs() for length in lengths}
+    try:
+        for length in lengths:
+            queue = root / "queues" / f"q{length}"
+            queue.mkdir(parents=True)
+            for _ in range(length):
+                (queue / str(ids.new())).touch()
+        config = BrokerConfig(delay_seconds=_LEASE_SECONDS)
+        async with open_recorded(str(root)) as storage, open_broker(storage, config) as broker:
+            for turn in range(rounds + 1):
+                await _take_turn(broker, costs if turn else {queue: Costs() for queue in costs})
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    first, *others = costs.values()
+    return [
+        at_most(
+            f"fetch at {length:,} waiting, against {lengths[0]:,}",
+            median_ratio(cost.elapsed, first.elapsed),
+            WANTED,
+            note=f"{spread(cost.elapsed, 'µs')} against {spread(first.elapsed, 'µs')}",
+        )
+        for length, cost in zip(lengths[1:], others, strict=True)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -12,7 +13,7 @@ class Figure(NamedTuple):
 
     Attributes:
         name: what was measured.
-        value: the number.
+        value: the number; not a number where it could not be measured.
         unit: what it counts; empty for a ratio.
         wanted: the bound, as people write it; empty where none is set.
         reached: whether the value keeps the bound; None where none is set.
@@ -35,6 +36,11 @@ def at_least(name: str, value: float, bound: float, note: str = "") -> Figure:
 def at_most(name: str, value: float, bound: float, unit: str = "", note: str = "") -> Figure:
     """A number that has to be `bound` or less."""
     return Figure(name, value, unit, f"≤ {bound:g}", value <= bound, note)
+
+
+def not_measured(name: str, why: str, wanted: str = "") -> Figure:
+    """A row that says why it has no number."""
+    return Figure(name, math.nan, wanted=wanted, note=f"not measured: {why}")
 
 
 def spread(values: Iterable[float], unit: str) -> str:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,21 +24,24 @@ from mq.message import MessageIds
 from mq.storage.registry import open_storage
 
 MANY: Final = 1_000_000
+KINDS: Final = ("ready", "leased", "delayed")
 WANTED_RATE: Final = 100_000
 WANTED_BYTES: Final = 300
 _LEASED_FOR_MS: Final = 36_000_000
 
 
-def measure(folder: str, messages: int = MANY) -> list[Figure]:
+def measure(folder: str, messages: int = MANY, kinds: Sequence[str] = KINDS) -> list[Figure]:
     """Entries a second at a start, and bytes a message, of ready, leased and delayed ones.
 
     Args:
         folder: where the roots are made.
         messages: how many.
+        kinds: which of KINDS.
     """
     empty = _start(f"{folder}/many-empty", iter(()))
     figures = []
-    for what, wanted in (("ready", WANTED_BYTES), ("leased", None), ("delayed", None)):
+    for what in kinds:
+        wanted = WANTED_BYTES if what == "ready" else None
         seen = _start(f"{folder}/many-{what}", _names(what, messages))
         bytes_each = (seen["bytes"] - empty["bytes"]) / messages
         rate = messages / seen["scan_seconds"]

@@ -13,6 +13,9 @@ packages=(
     memcached   # the server of plugins/mq-memcached
     rabbitmq-server # what clients of AMQP are held to beside mq (tests/amqp/clients)
     nodejs      # a client from there (tests/amqp/clients)
+    beanstalkd  # peers that the benchmarks start (tests/benchmarks)
+    redis-server
+    nats-server
 )
 command -v npm >/dev/null || packages+=(npm) # other packages of nodejs than Debian's bring it along
 

@@ -1,0 +1,133 @@
+"""What the kernel counts of a server: processor time, what its disk was asked for, system calls."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from benchmarks.machine import DeviceCounts, device_counts, write_back
+
+_PATIENCE_SECONDS: Final = 20.0
+_SYSTEM_CALLS: Final = "raw_syscalls:sys_enter"
+
+
+class Used:
+    """What a server used during the block, written back to the disk on both sides of it.
+
+    Attributes:
+        seconds: of processor time, of all its processes.
+        device: what its disk did; None where the kernel does not tell, as of tmpfs.
+
+    Args:
+        pids: of the server.
+        folder: on its disk.
+    """
+
+    def __init__(self, pids: Sequence[int], folder: Path) -> None:
+        self._pids = pids
+        self._folder = str(folder)
+        self.seconds = 0.0
+        self.device: DeviceCounts | None = None
+
+    def __enter__(self) -> Used:
+        write_back(self._folder)
+        self._device = device_counts(self._folder)
+        self._seconds = processor_seconds(self._pids)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds = processor_seconds(self._pids) - self._seconds
+        write_back(self._folder)
+        after = device_counts(self._folder)
+        if after is not None and self._device is not None:
+            self.device = after.since(self._device)
+
+
+def processor_seconds(pids: Iterable[int]) -> float:
+    """Processor time that these processes and those below them have used, to the nanosecond."""
+    total = 0.0
+    for pid in with_children(pids):
+        try:
+            total += time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of a process: see clock_getcpuclockid(3)
+        except OSError:
+            continue  # it has ended meanwhile
+    return total
+
+
+def with_children(pids: Iterable[int]) -> list[int]:
+    """These processes and all below them."""
+    found = []
+    waiting = list(pids)
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+            try:
+                waiting += map(int, listing.read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+class SystemCalls:
+    """Counts the system calls of a server during the block: by perf where it may, which costs little, else by strace.
+
+    Attributes:
+        count: how many; None where neither program can tell.
+        by: the program that told.
+
+    Args:
+        pids: of the server.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = with_children(pids)
+        self.count: int | None = None
+        self.by = ""
+
+    def __enter__(self) -> SystemCalls:
+        self._output = tempfile.NamedTemporaryFile("r", suffix=".calls")
+        self.by = "perf" if _perf_counts() else "strace" if shutil.which("strace") else ""
+        pids = ",".join(map(str, self._pids))
+        command = {
+            "perf": ["perf", "stat", "-x,", "-e", _SYSTEM_CALLS, "-o", self._output.name, "-p", pids],
+            "strace": ["strace", "-f", "-c", "-o", self._output.name, *(f"-p{pid}" for pid in self._pids)],
+        }
+        self._counter = None
+        if self.by:
+            self._counter = subprocess.Popen(command[self.by], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(0.5)  # until it has attached itself; there is nothing to wait for
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._output:
+            if self._counter is None:
+                return
+            self._counter.send_signal(signal.SIGINT)
+            self._counter.wait(_PATIENCE_SECONDS)
+            said = self._output.read()
+        pattern = r"^(\d+),+raw_syscalls" if self.by == "perf" else r"^100\.00\s+\S+\s+(?:\S+\s+)?(\d+)\s.*total$"
+        found = re.search(pattern, said, re.MULTILINE)
+        self.count = int(found[1]) if found else None
+
+
+def _perf_counts() -> bool:
+    """Whether perf is here and may count system calls."""
+    if shutil.which("perf") is None:
+        return False
+    command = ["perf", "stat", "-x,", "-e", _SYSTEM_CALLS, "-p", str(os.getpid()), "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS)
+    return done.returncode == 0 and "not supported" not in done.stderr

@@ -1,0 +1,108 @@
+"""The disks that servers are measured on.
+
+A file system of its own has its own counters of writes and flushes, and mq may sync it as a whole. It is ext4 on a
+loop device over a file, and takes root. The slow one stands on a file of :mod:`.slow_disk`, a program that is asked
+for every write and takes so long for each flush.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+MEBIBYTES: Final = 3072
+SLOW_MEBIBYTES: Final = 1024
+_PATIENCE_SECONDS: Final = 120.0
+_POLL_SECONDS: Final = 0.02
+_CAP_SYS_ADMIN: Final = 21
+
+
+@contextmanager
+def plain(parent: str | None) -> Iterator[Path]:
+    """A folder of a file system that is shared with everything else on it."""
+    with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def own(parent: str | None) -> Iterator[Path]:
+    """A file system of its own, over a file in `parent` that is written once before, so that it is really there."""
+    with plain(parent) as folder:
+        image = folder / "image"
+        _run("dd", "if=/dev/zero", f"of={image}", "bs=1M", f"count={MEBIBYTES}", "conv=fsync", "status=none")
+        with _mounted(image, folder / "mounted") as mounted:
+            yield mounted
+
+
+@contextmanager
+def slow(flush_seconds: float) -> Iterator[Path]:
+    """A file system of its own, in memory, whose disk takes so long for each flush."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with plain(memory) as folder, ExitStack() as stack:
+        image, fuse = folder / "image", folder / "fuse"
+        with image.open("wb") as empty:
+            empty.truncate(SLOW_MEBIBYTES << 20)
+        fuse.mkdir()
+        command = [sys.executable, "-m", "benchmarks.slow_disk", str(fuse), str(image), str(flush_seconds)]
+        device = stack.enter_context(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+        stack.callback(_run_quietly, "umount", str(fuse))
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not (fuse / "disk").exists():
+            if device.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the slow disk does not start")
+            time.sleep(_POLL_SECONDS)
+        yield stack.enter_context(_mounted(fuse / "disk", folder / "mounted"))
+
+
+def why_not_own() -> str:
+    """Why a file system of its own cannot be had; empty when it can."""
+    status = Path("/proc/self/status").read_text()
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff"))
+    if os.geteuid() != 0 or not effective >> _CAP_SYS_ADMIN & 1:
+        return "it takes root, with the right to mount"
+    if not os.path.exists("/dev/loop-control"):
+        return "there is no /dev/loop-control"
+    missing = [name for name in ("mkfs.ext4", "losetup", "mount") if shutil.which(name) is None]
+    return f"there is no {missing[0]}" if missing else ""
+
+
+def why_not_slow() -> str:
+    """Why the slow disk cannot be had; empty when it can."""
+    if not os.path.exists("/dev/fuse"):
+        return "there is no /dev/fuse"
+    probe = subprocess.run([sys.executable, "-c", "import mfusepy"], capture_output=True)
+    return why_not_own() or ("there is no mfusepy, or no libfuse for it" if probe.returncode else "")
+
+
+@contextmanager
+def _mounted(image: Path, target: Path) -> Iterator[Path]:
+    target.mkdir()
+    _run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(image))
+    device = _run("losetup", "--find", "--show", str(image))
+    try:
+        _run("mount", "-t", "ext4", device, str(target))
+        try:
+            yield target
+        finally:
+            _run("umount", str(target))
+    finally:
+        _run("losetup", "--detach", device)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()
+
+
+def _run_quietly(*command: str) -> None:
+    subprocess.run(command, capture_output=True, timeout=_PATIENCE_SECONDS)

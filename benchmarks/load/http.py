@@ -1,0 +1,100 @@
+"""mq over HTTP/1.1."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from benchmarks.load.codec import Codec, Steps, check
+
+WAIT_SECONDS: Final = 10
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_ID: Final = re.compile(rb"\r\nx-message-id: *([\w-]+)", re.IGNORECASE)
+_STATUS: Final = slice(9, 12)
+_NO_BODY: Final = (b"204", b"304")
+
+
+class Answer(NamedTuple):
+    """A response: its head without the empty line, and how long its body is."""
+
+    head: bytes
+    length: int
+
+
+class HttpCodec(Codec):
+    """As in Codec."""
+
+    def __init__(self, queue: str, body: bytes) -> None:
+        super().__init__(queue, body)
+        self._publish = self._request("POST", f"/{queue}/messages", body)
+        self._fetch = self._request("GET", f"/{queue}/messages?wait={WAIT_SECONDS}")
+        self._remove = (f"DELETE /{queue}/messages/".encode(), b" HTTP/1.1\r\nHost: mq\r\n\r\n")
+
+    def parse(self, data: bytes) -> tuple[Answer, int] | None:
+        """As in Codec."""
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            return None
+        head = data[:end]
+        found = _LENGTH.search(head)
+        length = int(found[1]) if found else 0
+        check(found is not None or head[_STATUS] in _NO_BODY, head)
+        whole = end + 4 + length
+        return (Answer(head, length), whole) if len(data) >= whole else None
+
+    def create(self) -> Steps:
+        """As in Codec."""
+        _good((yield self._request("PUT", f"/{self.queue}")))
+
+    def delete(self) -> Steps:
+        """As in Codec."""
+        _good((yield self._request("DELETE", f"/{self.queue}")))
+
+    def publish(self) -> Steps:
+        """As in Codec."""
+        _good((yield self._publish), b"201")
+
+    def consume(self) -> Steps:
+        """As in Codec."""
+        answer = yield self._fetch
+        _good(answer, b"200")
+        check(answer.length == len(self.body), answer)
+        found = _ID.search(answer.head)
+        assert found is not None, answer
+        _good((yield found[1].join(self._remove)), b"202")
+
+    def _request(self, method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
+        head = [f"{method} {path} HTTP/1.1", "Host: mq"]
+        if method in ("POST", "PUT"):
+            head.append(f"Content-Length: {len(body)}")
+        return "\r\n".join([*head, *lines, "", ""]).encode() + body
+
+
+class HttpBatchCodec(HttpCodec):
+    """Publishes a hundred messages with one request.
+
+    Attributes:
+        size: messages in a batch.
+    """
+
+    size: Final = 100
+    _BOUNDARY: Final = "mq-bench"
+
+    def __init__(self, queue: str, body: bytes) -> None:
+        super().__init__(queue, body)
+        part = f"--{self._BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n".encode() + body + b"\r\n"
+        self._batch = self._request(
+            "POST",
+            f"/{queue}/messages/batch",
+            part * self.size + f"--{self._BOUNDARY}--\r\n".encode(),
+            f"Content-Type: multipart/mixed; boundary={self._BOUNDARY}",
+        )
+
+    def publish(self) -> Steps:
+        """As in Codec; one call publishes the whole batch."""
+        _good((yield self._batch), b"200")
+
+
+def _good(answer: Answer, status: bytes | None = None) -> None:
+    got = answer.head[_STATUS]
+    check(got == status if status else got.startswith(b"2"), answer)

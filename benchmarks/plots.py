@@ -1,0 +1,110 @@
+"""The plots of a comparison, as SVG whose bytes depend on the figures alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+
+mpl.use("svg")
+
+from matplotlib import pyplot
+
+from benchmarks.systems import SYSTEMS
+from benchmarks.turns import WORKLOADS, Turn
+
+Medians = Mapping[tuple[str, str, int, int], Turn]
+"""By system, workload, clients and size."""
+
+_SETTINGS: Final = {
+    "svg.hashsalt": "mq",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_COLOURS: Final = dict(
+    zip(SYSTEMS, ("#d62728", "#ff7f0e", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#7f7f7f"), strict=True)
+)
+_SIZE: Final = 1024
+_CLIENTS: Final = 32
+
+
+def draw(medians: Medians, folder: Path) -> list[tuple[str, str]]:
+    """Write the plots into `folder`: the name of each file, and what it shows."""
+    plots: list[tuple[str, str, Callable[[Any, str], None]]] = [
+        (
+            "rates.svg",
+            "Messages a second by connections, 1 KiB",
+            lambda axes, workload: _rates(medians, axes, workload),
+        ),
+        (
+            "latencies.svg",
+            "Milliseconds at 32 connections, 1 KiB: from the median to the 99th percentile",
+            lambda axes, workload: _latencies(medians, axes, workload),
+        ),
+        (
+            "processor.svg",
+            "Processor time of the server, µs a message, at 32 connections, 1 KiB",
+            lambda axes, workload: _processor(medians, axes, workload),
+        ),
+    ]
+    with mpl.rc_context(_SETTINGS):
+        for name, title, panel in plots:
+            figure, panels = pyplot.subplots(1, len(WORKLOADS), figsize=(11, 3.4), layout="constrained")
+            for axes, workload in zip(panels, WORKLOADS, strict=True):
+                axes.set_title(workload)
+                panel(axes, workload)
+            figure.suptitle(title)
+            figure.savefig(folder / name, metadata={"Date": None})
+            pyplot.close(figure)
+    return [(name, title) for name, title, _ in plots]
+
+
+def _rates(medians: Medians, axes: Any, workload: str) -> None:
+    clients = sorted({key[2] for key in medians})
+    for system in _systems(medians):
+        rates = [medians[system, workload, number, _SIZE].rate for number in clients]
+        axes.plot(
+            range(len(clients)), rates, "o-", color=_COLOURS[system], label=SYSTEMS[system].title, **_weight(system)
+        )
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(clients)), clients)
+    axes.set_xlabel("connections")
+    if workload == WORKLOADS[0]:
+        axes.legend(fontsize=7)
+
+
+def _latencies(medians: Medians, axes: Any, workload: str) -> None:
+    systems = _systems(medians)
+    for row, system in enumerate(systems):
+        turn = medians[system, workload, _CLIENTS, _SIZE]
+        axes.plot([turn.p50, turn.p99], [row, row], "-", color=_COLOURS[system], lw=3)
+        axes.plot([turn.p50], [row], "o", color=_COLOURS[system])
+    axes.set_xscale("log")
+    _name_rows(axes, systems)
+
+
+def _processor(medians: Medians, axes: Any, workload: str) -> None:
+    systems = _systems(medians)
+    for row, system in enumerate(systems):
+        axes.barh(row, medians[system, workload, _CLIENTS, _SIZE].cpu, color=_COLOURS[system])
+    _name_rows(axes, systems)
+
+
+def _name_rows(axes: Any, systems: Sequence[str]) -> None:
+    axes.set_yticks(range(len(systems)), [SYSTEMS[system].title for system in systems])
+    axes.invert_yaxis()
+
+
+def _systems(medians: Iterable[tuple[str, str, int, int]]) -> list[str]:
+    there = {key[0] for key in medians}
+    return [name for name in SYSTEMS if name in there]
+
+
+def _weight(system: str) -> dict[str, float]:
+    return {"lw": 2.5 if system.startswith("mq") else 1.2, "ms": 4}

@@ -1,0 +1,119 @@
+"""beanstalkd, Redis and NATS: one program each."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.load.beanstalk import BeanstalkCodec
+from benchmarks.load.nats import NatsCodec
+from benchmarks.load.redis import RedisCodec
+from benchmarks.systems.system import Server, System, absent, free_port, process, said, wait_for_port
+
+
+class Beanstalkd(System):
+    """beanstalkd with its binlog."""
+
+    name = "beanstalkd"
+    title = "beanstalkd -f0"
+    package = "beanstalkd"
+    durability = "fsync of the binlog after each write to it; a reservation is not written"
+    codec = BeanstalkCodec
+
+    def absence(self) -> str:
+        """As in System."""
+        return absent("beanstalkd", self.package)
+
+    def version(self) -> str:
+        """As in System."""
+        return said("beanstalkd", "-v")
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Server]:
+        """As in System."""
+        data, port = folder / "data", free_port()
+        data.mkdir()
+        command = ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(data), "-f0", "-z", str(1 << 20)]
+        with process(command, folder / "log") as running:
+            wait_for_port(running, port, folder / "log")
+            yield Server([port], [running.pid])
+
+
+class Redis(System):
+    """Redis streams with an append-only file."""
+
+    name = "redis"
+    title = "Redis streams"
+    package = "redis-server"
+    durability = "appendfsync always: the file is synced before the answers of a turn of its event loop; leases, too"
+    codec = RedisCodec
+
+    def absence(self) -> str:
+        """As in System."""
+        return absent("redis-server", self.package)
+
+    def version(self) -> str:
+        """As in System."""
+        return said("redis-server", "--version")
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Server]:
+        """As in System."""
+        port = free_port()
+        settings = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), "save": "", "daemonize": "no"}
+        settings |= {"appendonly": "yes", "appendfsync": "always"}
+        command = ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
+        with process(command, folder / "log") as running:
+            wait_for_port(running, port, folder / "log")
+            yield Server([port], [running.pid])
+
+
+class Nats(System):
+    """NATS JetStream, a work queue on one node."""
+
+    name = "nats"
+    title = "NATS JetStream"
+    package = "nats-server"
+    codec = NatsCodec
+
+    @property
+    def durable(self) -> bool:  # type: ignore[override]
+        """As in System."""
+        return self._knows_sync_always()
+
+    @property
+    def durability(self) -> str:  # type: ignore[override]
+        """As in System."""
+        if self._knows_sync_always():
+            return "sync_interval always: each write is synced"
+        return "**none**: this version knows no `sync_interval: always` and syncs every two minutes"
+
+    def absence(self) -> str:
+        """As in System."""
+        return absent("nats-server", self.package)
+
+    def version(self) -> str:
+        """As in System."""
+        return said("nats-server", "--version")
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Server]:
+        """As in System."""
+        port, settings = free_port(), folder / "nats.conf"
+        settings.write_text(self._settings(folder / "data", port, always=self._knows_sync_always()))
+        with process(["nats-server", "-c", str(settings)], folder / "log") as running:
+            wait_for_port(running, port, folder / "log")
+            yield Server([port], [running.pid])
+
+    def _knows_sync_always(self) -> bool:
+        with tempfile.NamedTemporaryFile("w", suffix=".conf") as settings:
+            settings.write(self._settings(Path("/nowhere"), 4222, always=True))
+            settings.flush()
+            return subprocess.run(["nats-server", "-t", "-c", settings.name], capture_output=True).returncode == 0
+
+    def _settings(self, data: Path, port: int, *, always: bool) -> str:
+        sync = "sync_interval: always" if always else ""
+        return f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{data}"\n{sync} }}\n'

@@ -1,0 +1,133 @@
+"""What a system is: a server that can be started, the protocol it speaks, and what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import ClassVar, Final
+
+from benchmarks.load.codec import Codec
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.05
+
+
+class CannotStart(Exception):
+    """A server does not listen; says where its log is."""
+
+
+class Server:
+    """One that runs.
+
+    Attributes:
+        ports: where it listens on 127.0.0.1.
+        pids: its processes; those below them belong to it, too.
+    """
+
+    def __init__(self, ports: Sequence[int], pids: Sequence[int]) -> None:
+        self.ports = tuple(ports)
+        self.pids = tuple(pids)
+
+
+class System(ABC):
+    """A kind of server.
+
+    Attributes:
+        name: in commands and in figures.
+        title: in tables.
+        package: the Debian package that has it; empty for mq.
+        durability: what is on the disk when it answers.
+        durable: whether that holds without power for each confirmed publish.
+        codec: its protocol.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    package: ClassVar[str] = ""
+    durability: ClassVar[str]
+    durable: ClassVar[bool] = True
+    codec: ClassVar[type[Codec]]
+
+    @abstractmethod
+    def absence(self) -> str:
+        """Why it cannot be measured here; empty when it can."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """As its users know it."""
+
+    @abstractmethod
+    def start(self, folder: Path) -> AbstractContextManager[Server]:
+        """Run it for the length of a block, with all its data below `folder`, which is there and empty."""
+
+
+def absent(program: str, package: str) -> str:
+    """Why a program cannot be run; empty when it can."""
+    return "" if shutil.which(program) else f"no {program} here (apt install {package})"
+
+
+def said(*command: str) -> str:
+    """The first number with dots that a program says of itself."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
+    found = re.search(r"\d+(\.\d+)+", done.stdout + done.stderr)
+    return found[0] if found else "unknown"
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def process(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process for the length of the block, in a session of its own; it is asked to stop, and then made to."""
+    with log.open("ab") as output:
+        running = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    try:
+        yield running
+    finally:
+        running.terminate()
+        try:
+            running.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+
+
+def wait_for_port(running: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Until it listens.
+
+    Raises:
+        CannotStart: it has ended, or takes too long.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and running.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+    raise CannotStart(f"nobody listens on port {port}: {log.read_text(errors='replace')[-500:]}")

@@ -1,0 +1,195 @@
+"""One turn of one server: publish, fetch and delete, and both mixed, by so many clients with bodies of one size."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from benchmarks.counts import SystemCalls, Used
+from benchmarks.load.codec import Codec, Steps
+from benchmarks.load.driver import Operation, Session, Timed, delete_queue, open_session
+from benchmarks.systems.system import Server, System
+
+PUBLISH: Final = "publish"
+CONSUME: Final = "fetch+delete"
+MIXED: Final = "mixed"
+WORKLOADS: Final = (PUBLISH, CONSUME, MIXED)
+MOST_BYTES: Final = 192 << 20
+"""A phase publishes no more than this: data of other systems is on the same disk."""
+_NUMBERS: Final = itertools.count(os.getpid() * 1_000_000)
+
+
+class Turn(NamedTuple):
+    """What one phase of a turn came to. Counts are those of the server, a message.
+
+    Attributes:
+        system: its name.
+        workload: one of WORKLOADS.
+        clients: how many at once.
+        size: of a body, in bytes.
+        round: which repetition.
+        rate: messages a second.
+        p50: milliseconds.
+        p99: milliseconds.
+        cpu: microseconds of processor time.
+        driver: microseconds of processor time of the load generator.
+        flushes: of the disk; None where the kernel does not tell.
+        writes: requests to the disk.
+        written: bytes of them.
+    """
+
+    system: str
+    workload: str
+    clients: int
+    size: int
+    round: int
+    rate: float
+    p50: float
+    p99: float
+    cpu: float
+    driver: float
+    flushes: float | None
+    writes: float | None
+    written: float | None
+
+
+class Load(NamedTuple):
+    """What a server is asked to bear.
+
+    Attributes:
+        clients: how many at once.
+        size: of a body, in bytes.
+        seconds: length of each phase.
+        warm_up: seconds of publishing before, which do not count.
+        workloads: which phases; there is always one of publishing.
+    """
+
+    clients: int
+    size: int
+    seconds: float
+    warm_up: float = 0.2
+    workloads: Sequence[str] = WORKLOADS
+
+
+def take_turn(system: System, server: Server, folder: Path, load: Load, number: int = 0) -> list[Turn]:
+    """Measure one server once.
+
+    Args:
+        system: what it is.
+        server: it runs.
+        folder: where its data is.
+        load: how much.
+        number: which repetition it is.
+    """
+    turns: list[Turn] = []
+
+    def measured(workload: str, used: Used, timed: Timed) -> None:
+        turns.append(_turn(system.name, workload, load, number, used, timed))
+
+    trio.run(_take_turn, system.codec, server, folder, load, measured)
+    return turns
+
+
+async def _take_turn(
+    codec: type[Codec], server: Server, folder: Path, load: Load, measured: Callable[[str, Used, Timed], None]
+) -> None:
+    body = os.urandom(load.size)
+    queue = f"q{next(_NUMBERS)}"
+
+    def make() -> Codec:
+        return codec(queue, body)
+
+    each = getattr(codec, "size", 1)
+    most = max(MOST_BYTES // (load.size * each), 4 * load.clients)
+    async with open_session(make, server.ports, load.clients) as session:
+        there = await session.run(publish, load.warm_up, least=load.clients, most=most)
+
+        async def phase(workload: str, operation: Operation, most: int, least: int = 0) -> Timed:
+            with Used(server.pids, folder) as used:
+                timed = await session.run(operation, load.seconds, least=least, most=most)
+            measured(workload, used, timed)
+            return timed
+
+        published = await phase(PUBLISH, publish, most, least=load.clients)
+        if CONSUME in load.workloads:
+            await session.each(lambda codec: codec.subscribe())
+            await phase(CONSUME, consume, there.count + published.count - load.clients)
+        if MIXED in load.workloads:
+            await phase(MIXED, publish_and_consume, most)
+    await delete_queue(make, server.ports[0])
+
+
+def count_calls(system: System, server: Server, load: Load) -> dict[str, tuple[float, str]]:
+    """System calls a message of publishing and of consuming, and which program told; empty where none can."""
+    found: dict[str, tuple[float, str]] = {}
+    trio.run(_count_calls, system.codec, server, load, found)
+    return found
+
+
+async def _count_calls(codec: type[Codec], server: Server, load: Load, found: dict[str, tuple[float, str]]) -> None:
+    body, queue = os.urandom(load.size), f"q{next(_NUMBERS)}"
+
+    def make() -> Codec:
+        return codec(queue, body)
+
+    async def phase(session: Session, workload: str, operation: Operation, most: int | None = None) -> int:
+        with SystemCalls(server.pids) as calls:
+            timed = await session.run(operation, load.seconds, least=4 * load.clients, most=most)
+        if calls.count is not None:
+            found[workload] = (calls.count / timed.count, calls.by)
+        return timed.count
+
+    async with open_session(make, server.ports, load.clients) as session:
+        there = (await session.run(publish, load.warm_up, least=2 * load.clients)).count
+        there += await phase(session, PUBLISH, publish)
+        await session.each(lambda codec: codec.subscribe())
+        await phase(session, CONSUME, consume, there - load.clients)
+    await delete_queue(make, server.ports[0])
+
+
+def publish(codec: Codec) -> Steps:
+    """Publish one message."""
+    return codec.publish()
+
+
+def consume(codec: Codec) -> Steps:
+    """Fetch one message and delete it."""
+    return codec.consume()
+
+
+def publish_and_consume(codec: Codec) -> Steps:
+    """Publish one message, fetch one and delete it."""
+    yield from codec.publish()
+    yield from codec.consume()
+
+
+def _turn(system: str, workload: str, load: Load, number: int, used: Used, timed: Timed) -> Turn:
+    def each(count: float | None) -> float | None:
+        return None if count is None else count / timed.count
+
+    device = used.device
+    return Turn(
+        system,
+        workload,
+        load.clients,
+        load.size,
+        number,
+        rate=timed.rate,
+        p50=timed.percentile(0.5) * 1e3,
+        p99=timed.percentile(0.99) * 1e3,
+        cpu=used.seconds / timed.count * 1e6,
+        driver=timed.driver_seconds / timed.count * 1e6,
+        flushes=each(device and device.flushes),
+        writes=each(device and device.writes),
+        written=each(device and device.written_bytes),
+    )
+
+
+def of(turns: Iterable[Turn], **wanted: Any) -> list[Turn]:
+    """Those whose attributes are as wanted."""
+    return [turn for turn in turns if all(getattr(turn, name) == value for name, value in wanted.items())]
