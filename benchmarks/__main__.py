@@ -1,6 +1,6 @@
 """``python -m benchmarks``: run some or all of the benchmarks and print what came out.
 
-``python -m benchmarks compare``, ``wanted``, ``all``, ``page`` and ``profile`` are commands of their own (:mod:`.suite`).
+``compare``, ``wanted``, ``all``, ``page`` and ``profile`` are commands of their own (:mod:`.suite`).
 """
 
 from __future__ import annotations

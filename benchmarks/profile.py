@@ -1,6 +1,7 @@
 """``python -m benchmarks profile``: where a daemon under load spends its time, as a flame graph and as a table.
 
-py-spy looks at the daemon from outside a few hundred times a second and counts which functions it finds at work.
+py-spy looks at the daemon from outside a few hundred times a second and counts which functions it finds at work. A
+thread that has been woken and has no processor yet counts as working, so on a busy machine waits appear in the graph.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SIZE: Final = 1024
 _ROWS: Final = 25
 _BACKLOG_SECONDS: Final = 3.0
 _FRAME: Final = re.compile(r"^(?P<function>.+) \((?P<file>.+):\d+\)$")
+_WAITS: Final = ("WorkerThread._work", "EpollIOManager.get_events")
 _WORKLOADS: Final[Mapping[str, Operation]] = {"publish": publish, "consume": consume}
 
 
@@ -69,26 +71,31 @@ async def _watch(
 
 async def _record(session: Session, options: argparse.Namespace, pid: int, kind: str, path: Path) -> None:
     seconds = str(options.seconds)
-    command = [str(SPY), "record", "-p", str(pid), "-d", seconds, "-r", str(RATE), "-f", kind, "-o", str(path)]
+    command = [str(SPY), "record", "-p", str(pid), "-d", seconds, "-r", str(RATE), "-f", kind, "-o", path.name]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.run, _WORKLOADS[options.workload], options.seconds + 1.0)
-        await trio.run_process(command, capture_stdout=True, capture_stderr=True)
+        await trio.run_process(command, cwd=path.parent, capture_stdout=True, capture_stderr=True)
+    path.write_text(path.read_text("utf-8").replace(str(SPY), SPY.name), "utf-8")  # a graph shows the command
 
 
 def _tables(stacks: Counter[str]) -> str:
-    """Shares of all samples: by the code that was on top, and by what was anywhere below."""
-    total = stacks.total()
+    """Shares of all samples that were no wait: by the code that was on top, and by what was anywhere below."""
+    waited = sum(count for stack, count in stacks.items() if _short(stack.rpartition(";")[2])[0] in _WAITS)
+    total = stacks.total() - waited
     on_top: Counter[str] = Counter()
     by_file: Counter[str] = Counter()
     below: Counter[str] = Counter()
     for stack, count in stacks.items():
         frames = [_short(frame) for frame in stack.split(";")]
+        if frames[-1][0] in _WAITS:
+            continue
         on_top[" ".join(frames[-1])] += count
         by_file[frames[-1][1]] += count
         for function, file in set(frames):
             below[f"{function} {file}"] += count
     sections = (("files, by what was on top", by_file), ("functions, on top", on_top), ("functions, anywhere", below))
-    return "\n".join(_table(title, counts.most_common(_ROWS), total) for title, counts in sections)
+    tables = [_table(title, counts.most_common(_ROWS), total) for title, counts in sections]
+    return "\n".join([f"Of {total + waited:,} samples {waited:,} were waits, and are not counted below.\n", *tables])
 
 
 def _table(title: str, rows: Iterable[tuple[str, int]], total: int) -> str:

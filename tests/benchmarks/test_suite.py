@@ -56,7 +56,7 @@ def listening(ports: tuple[int, ...]) -> list[int]:
 @pytest.mark.slow
 def test_commands_write_figures_plots_and_a_page(tmp_path: Path) -> None:
     target = tmp_path / "page.md"
-    target.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    target.write_text(f"before\n{page.BEGIN}\nwhat stood here\n{page.END}\nafter\n")
     out = tmp_path / "out"
     where = [
         "--tiny",
@@ -87,7 +87,7 @@ def test_commands_write_figures_plots_and_a_page(tmp_path: Path) -> None:
     }
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "what stood here" not in text
     for figure in document["wanted"]["counted"]:
         assert figure["name"] in text
     assert all((out / name).is_file() for name in ("rates.svg", "latencies.svg", "processor.svg"))
