@@ -75,7 +75,12 @@ async def _record(session: Session, options: argparse.Namespace, pid: int, kind:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.run, _WORKLOADS[options.workload], options.seconds + 1.0)
         await trio.run_process(command, cwd=path.parent, capture_stdout=True, capture_stderr=True)
-    path.write_text(path.read_text("utf-8").replace(str(SPY), SPY.name), "utf-8")  # a graph shows the command
+    _forget_places(path)
+
+
+def _forget_places(graph: Path) -> None:
+    """A graph shows the command, and where its program is."""
+    graph.write_text(graph.read_text("utf-8").replace(str(SPY), SPY.name), "utf-8")
 
 
 def _tables(stacks: Counter[str]) -> str:
