@@ -143,7 +143,7 @@ def users(tmp_path: Path) -> str:
 
 
 def test_by_default_there_is_no_guard() -> None:
-    assert make_guards(Settings()) == (None, None)
+    assert make_guards(Settings()) == (None, None, None)
 
 
 def test_what_the_settings_name_is_read(users: str, issuer: Issuer) -> None:
@@ -162,7 +162,7 @@ def test_the_network_is_let_in_only_past_guards(users: str, issuer: Issuer) -> N
             make_guards(exposed)
     make_guards(Settings(address="0.0.0.0", users=users, **tls))
     make_guards(Settings(address="0.0.0.0", tls_client_ca=issuer.files.certificate, **tls))
-    assert make_guards(Settings(address="0.0.0.0", insecure=True)) == (None, None)
+    assert make_guards(Settings(address="0.0.0.0", insecure=True)) == (None, None, None)
     assert make_guards(Settings(address="0.0.0.0", insecure=True, users=users)).access is not None
 
 

@@ -43,7 +43,7 @@ class Certificates:
 
     Args:
         files: where they are.
-        protocols: what the door speaks, the best first, as ALPN has it (RFC 7301).
+        protocols: what the door speaks, the best first, as ALPN has it (RFC 7301); none where it has no name there.
 
     Attributes:
         context: for the next connection. Those that are open keep the one they began with.
@@ -69,7 +69,8 @@ class Certificates:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-        context.set_alpn_protocols(self._protocols)
+        if self._protocols:
+            context.set_alpn_protocols(self._protocols)
         certificate, key, client_ca = self.files
         try:
             context.load_cert_chain(certificate, key, _no_passphrase)

@@ -13,6 +13,5 @@
 * :mod:`mq.web.frames`: how much of what an HTTP/2 client may send.
 * :mod:`mq.web.refusals`: what is refused before an endpoint sees it.
 * :mod:`mq.web.guarded`: Hypercorn's server of one connection, with these limits and refusals.
-* :mod:`mq.web.handshake`: TLS, before anything else is said.
 * :mod:`mq.web.serve`: Hypercorn on a socket, and how it stops.
 """

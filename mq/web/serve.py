@@ -21,11 +21,10 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
 from mq.access.certificates import Certificates
-from mq.errors import MQError
-from mq.message import shorten
+from mq.doors.handshake import shake_hands
+from mq.doors.listening import listen, url
 from mq.web.app import WebApp
 from mq.web.guarded import GuardedServer
-from mq.web.handshake import shake_hands
 from mq.web.lane import Lane
 from mq.web.watched import Watch, WatchedStream
 
@@ -39,10 +38,8 @@ SILENT_SECONDS: Final = 120
 """How long a connection may stay open without a byte in either direction, whatever it waits for."""
 GOODBYE_SECONDS: Final = 1
 """How long the end of a connection may take: over TLS it is said."""
-
-
-class CannotListen(MQError):
-    """The address cannot be listened on: in use, not this machine's, or not allowed."""
+PROTOCOLS: Final = ("h2", "http/1.1")
+"""What is offered by ALPN. HTTP/2 begins with a preface of its own, so what was chosen needs no looking at."""
 
 
 async def serve(
@@ -73,7 +70,7 @@ async def serve(
     Raises:
         CannotListen: somebody else has the port, or the address is not to be had.
     """
-    listeners = await _listen(address, port)
+    listeners = await listen(address, port)
     connections = _Connections(app, certificates, fast_lane)
     scheme = "https" if certificates else "http"
     async with trio.open_nursery() as watching:
@@ -81,7 +78,7 @@ async def serve(
         async with trio.open_nursery() as running:
             async with trio.open_nursery() as accepting:
                 accepting.start_soon(_accept, connections.serve, listeners, running)
-                task_status.started([_url(scheme, listener) for listener in listeners])
+                task_status.started([url(scheme, listener) for listener in listeners])
                 await stop()
                 accepting.cancel_scope.cancel()
             await connections.finish()
@@ -177,21 +174,7 @@ def _hypercorn_config() -> Config:
     return config
 
 
-async def _listen(address: str, port: int) -> list[trio.SocketListener]:
-    try:
-        return await trio.open_tcp_listeners(port, host=address)
-    except OSError as error:
-        raise CannotListen(f"cannot listen on {address} port {port}: {error.strerror}") from error
-    except UnicodeError as error:
-        raise CannotListen(f"cannot listen on {shorten(address)}: not an address or a host name") from error
-
-
 async def _accept(
     serve: Callable[[trio.SocketStream], Awaitable[None]], listeners: list[trio.SocketListener], running: trio.Nursery
 ) -> None:
     await trio.serve_listeners(serve, listeners, handler_nursery=running)
-
-
-def _url(scheme: str, listener: trio.SocketListener) -> str:
-    host, port = listener.socket.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -9,10 +9,10 @@ from typing import Final
 
 import trio
 
+from mq.doors.handshake import TLSStream
+
 _LOOKS: Final = 100
 """How often it is looked, at the most, in the time that a client may be silent."""
-
-TLSStream = trio.SSLStream[trio.SocketStream]
 
 
 class WatchedStream:

@@ -16,11 +16,11 @@ from mq.access import Access
 from mq.access.certificates import Certificates
 from mq.web.endpoints import OPERATIONS, ROUTES
 from mq.web.exchange import Reply, Request
-from mq.web.handshake import PROTOCOLS
 from mq.web.incoming import IN_MEMORY_BYTES
 from mq.web.lane import LARGEST_HEAD
 from mq.web.operations import Operation
 from mq.web.routing import Router
+from mq.web.serve import PROTOCOLS
 from tests.access.files import TOKEN, write_users
 from tests.web.lanes import LAST_ID, LAST_RECEIPT, Worlds, ended_alike, make_worlds, said_alike, statuses, talk
 from tests.web.talking import BAD_NAMES, MAX_BODY, http1, read_all

@@ -13,12 +13,13 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
+from mq.doors.listening import CannotListen
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
 from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
 from mq.web.incoming import IN_MEMORY_BYTES
-from mq.web.serve import CannotListen, serve
+from mq.web.serve import serve
 from tests.web.talking import (
     BAD_NAMES,
     MAX_BODY,

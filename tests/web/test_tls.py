@@ -15,9 +15,9 @@ import trustme
 
 from mq.access.certificates import Certificates, TLSFiles
 from mq.broker import Broker
-from mq.web import handshake
+from mq.doors import handshake
 from mq.web.endpoints import Endpoints
-from mq.web.handshake import PROTOCOLS
+from mq.web.serve import PROTOCOLS
 from mq.web.watched import WatchedStream
 from tests.web.talking import MAX_BODY, Server, checked_detail, http1, parse, publish, read_all, start_server
 

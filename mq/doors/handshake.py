@@ -1,7 +1,6 @@
 """TLS, before anything else is said. Whoever does not get through it costs a few seconds and one socket.
 
-Hypercorn is handed the stream only after it, and takes it for any other: its guards and limits are the same. HTTP/2
-begins with a preface of its own, so the protocol that ALPN chose needs no looking at.
+What serves behind it takes the stream for any other: its guards and limits are the same.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from typing import Final
 
 import trio
 
-from mq.web.watched import TLSStream
-
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS: Final = 10
 """How long a client may take for it, all its pauses together."""
-PROTOCOLS: Final = ("h2", "http/1.1")
-"""What the HTTP door offers by ALPN."""
+
+TLSStream = trio.SSLStream[trio.SocketStream]
 
 
 async def shake_hands(
