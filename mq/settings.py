@@ -23,6 +23,8 @@ LARGEST_BODY: Final = 1 << 40
 LARGEST_JOURNAL: Final = 1 << 50
 LONGEST_DELAY_SECONDS: Final = 43_200
 """Twelve hours: what stores take for the longest lease."""
+LONGEST_VHOST: Final = 255
+"""In bytes: AMQP's short strings hold no more."""
 
 _UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
@@ -104,7 +106,18 @@ def _one_of(*words: str) -> Kind:
     return Kind(parse, "one of " + ", ".join(words))
 
 
+def _parse_names(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list):
+        raise ValueError
+    found = tuple(_parse_text(name.strip() if isinstance(name, str) else name) for name in names)
+    if any(len(name.encode()) > LONGEST_VHOST for name in found):
+        raise ValueError
+    return found
+
+
 _TEXT: Final = Kind(_parse_text, "some text")
+_NAMES: Final = Kind(_parse_names, "names with commas between, each of at most 255 bytes")
 _SWITCHED: Final = Kind(_parse_switch, "true or false")
 
 
@@ -120,6 +133,8 @@ class Settings:
 
     address: str = _line("127.0.0.1", _TEXT, "address or host name to listen on; 0.0.0.0 is the whole network")
     port: int = _line(8080, _whole(0, 65_535), "port to listen on; 0 takes a free one")
+    amqp_port: int = _line(0, _whole(0, 65_535), "port for AMQP 0-9-1 on the same address; 0 is off", "off")
+    amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "names of AMQP's vhosts beside /, with commas between", "none")
     workers: int = _line(8, _whole(1, 1024), "pairs of one fetch and one save worker")
     peers: int = _line(0, _whole(0, 1024), "other brokers that work on the same root")
     root: str = _line("/tmp/mq", _TEXT, "folder that holds the queues")
@@ -141,8 +156,12 @@ class Settings:
 
     @property
     def store(self) -> str:
-        """The store's address: `storage`, or the root as plain files."""
-        return self.storage or f"posix:{self.root}"
+        """The store's address: `storage`, or the root as plain files. With AMQP, what need not last is in memory, over
+        it; not where other processes work on the store, too, which have no memory of ours."""
+        address = self.storage or f"posix:{self.root}"
+        if not self.amqp_port or self.peers or self.no_mover or self.no_reaper or address.startswith("layered:"):
+            return address
+        return f"layered:{address}"
 
 
 class Line(NamedTuple):

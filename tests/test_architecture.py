@@ -31,8 +31,9 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.broker.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.observers": (*DOMAIN, "mq.observers"),
     "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
-    "mq.web": (*DOMAIN, "mq.web", "mq.observers", "mq.access", "mq.broker"),
-    "mq.amqp": (*DOMAIN, "mq.amqp", "mq.access", "mq.broker"),
+    "mq.doors": (*DOMAIN, "mq.doors"),
+    "mq.web": (*DOMAIN, "mq.web", "mq.doors", "mq.observers", "mq.access", "mq.broker"),
+    "mq.amqp": (*DOMAIN, "mq.amqp", "mq.doors", "mq.access", "mq.broker"),
     "mq.client": (*DOMAIN, "mq.client"),
     "mq.client.amqp": (
         *DOMAIN,

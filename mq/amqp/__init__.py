@@ -1,4 +1,6 @@
-"""AMQP 0-9-1, without a socket so far: what a connection says, does, and asks of whoever stands behind it.
+"""The AMQP 0-9-1 door.
+
+First the protocol, without a socket: what a connection says, does, and asks of whoever stands behind it.
 
 * :mod:`mq.amqp.connection`: bytes in, commands and bytes out; the state table of a connection. :mod:`.login`,
   :mod:`.tuning` and :mod:`.heartbeats` are parts of it, :mod:`.session` is what its channels share.
@@ -14,5 +16,10 @@
 * :mod:`mq.amqp.names`: what any name of AMQP is called in mq.
 * :mod:`mq.amqp.errors`: what is refused, and what that closes.
 
-Nothing here waits, and nothing knows of an event loop.
+Nothing up to here waits, or knows of an event loop. Then the server:
+
+* :mod:`mq.amqp.server`: a socket. :mod:`.serving`: one connection on it. :mod:`.door`: what all of them share.
+* :mod:`mq.amqp.answering`: carries out commands, with :mod:`.declarations`, :mod:`.storing`, :mod:`.dispatching` and
+  :mod:`.settling`. :mod:`.copies` are messages on their way into queues.
+* :mod:`mq.amqp.dead_letters`, :mod:`.unused` queues and the :mod:`.alarm` of a full store go on without any of them.
 """

@@ -8,22 +8,70 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pamqp import commands as methods
 
-from mq.amqp.commands import Arrival, Message
-from mq.amqp.properties import PERSISTENT
+from mq.amqp.commands import Arrival
+from mq.amqp.errors import Refused
+from mq.amqp.properties import PERSISTENT, Properties
 
 _OURS: Final = "amqp"
+_MOST_TEXTS: Final = 64
+_MOST_BYTES: Final = 8192
 
 
-def attributes_of(message: Message) -> dict[str, Any]:
-    """What the broker keeps with a message, as JSON values. Over HTTP its content type is seen."""
-    raw = base64.b64encode(message.properties.raw).decode()
-    kept = {"properties": raw, "exchange": message.exchange, "routing_key": message.routing_key}
-    content_type = message.properties.text("content_type")
-    return ({"content_type": content_type} if content_type else {}) | {_OURS: kept}
+class Letter(Protocol):
+    """A message before it is in a queue: what of it is kept."""
+
+    @property
+    def exchange(self) -> str:
+        """Where it was published."""
+
+    @property
+    def routing_key(self) -> str:
+        """With which key."""
+
+    @property
+    def properties(self) -> Properties:
+        """As they came."""
+
+    @property
+    def body(self) -> bytes:
+        """All of it."""
+
+    @property
+    def expiration_ms(self) -> int | None:
+        """After so many milliseconds it expires; None for what the queue says."""
+
+
+def attributes_of(letter: Letter) -> dict[str, Any]:
+    """What the broker keeps with a message, as JSON values. Over HTTP its content type is seen, and headers that are
+    texts, as far as headers of HTTP can carry them."""
+    raw = base64.b64encode(letter.properties.raw).decode()
+    kept = {"properties": raw, "exchange": letter.exchange, "routing_key": letter.routing_key}
+    content_type = letter.properties.text("content_type")
+    attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
+    if letter.properties.has_headers and (texts := _texts(letter.properties)):
+        attributes["attributes"] = texts
+    return attributes | {_OURS: kept}
+
+
+def _texts(properties: Properties) -> dict[str, str]:
+    """Headers as HTTP's attributes: the first ones, as a hostile client may send as many as it likes."""
+    try:
+        headers = properties.headers()
+    except Refused:
+        return {}  # malformed, and nobody had to look into them before
+    texts: dict[str, str] = {}
+    left = _MOST_BYTES
+    for name, text in headers.items():
+        if isinstance(text, str):
+            left -= len(name) + len(text.encode("utf-8", "replace"))
+            if left < 0 or len(texts) == _MOST_TEXTS:
+                break
+            texts[name.lower()] = text
+    return texts
 
 
 def arrival_of(

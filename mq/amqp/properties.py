@@ -88,6 +88,11 @@ class Properties:
         start, end = self._spans.get(name, (0, 1))
         return self.raw[start + 1 : end].decode("utf-8", "replace")
 
+    @property
+    def has_headers(self) -> bool:
+        """Whether there is a table of headers, which may be empty."""
+        return "headers" in self._spans
+
     def headers(self) -> dict[str, Any]:
         """The table of headers.
 

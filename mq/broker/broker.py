@@ -15,6 +15,7 @@ from mq.broker.bodies import digest_of
 from mq.broker.claiming import Claiming
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
+from mq.broker.declarations import Declarations
 from mq.broker.fetches import FetchRequest
 from mq.broker.holding import Exclusion, Held
 from mq.broker.looking import READY, Seen
@@ -102,6 +103,7 @@ class Broker:
         self._queues, self._publishing, self._consuming = rooms.queues, rooms.publishing, rooms.consuming
         self._holding = rooms.holding
         self._looking, self._upkeep, self._follower = rooms.looking, rooms.upkeep, rooms.follower
+        self.declarations: Declarations = rooms.declarations  # what a door declares beyond messages
         self._running: AsyncValue[int] = AsyncValue(0)
         self._closed = False
         self.claims = Claiming(rooms.claims, self._queues.get, self._open)

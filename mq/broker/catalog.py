@@ -45,6 +45,7 @@ class Catalog:
         removed: told of what arrives in REMOVED, whose queue may be no more.
         orphaned: told of messages of deleted queues.
         departed: told of messages that were removed.
+        closed: told of queues that are no more.
     """
 
     def __init__(self, observers: Sequence[Observer], clock_ns: Callable[[], int]) -> None:
@@ -54,6 +55,7 @@ class Catalog:
         self.removed: Callable[[Entry], None] = _ignore
         self.orphaned: Callable[[Entry], None] = _ignore
         self.departed: Callable[[MessageId], None] = _forget
+        self.closed: Callable[[str], None] = _close
         self._begun: dict[MessageId, _Begun] = {}
         self._observers = observers
         self._clock_ns = clock_ns
@@ -136,3 +138,7 @@ def _ignore(entry: Entry) -> None:
 
 def _forget(id: MessageId) -> None:
     """Nobody wants to know yet."""
+
+
+def _close(queue: str) -> None:
+    """Nobody wants to know."""

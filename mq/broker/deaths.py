@@ -16,6 +16,7 @@ import trio
 from mq.broker.catalog import Catalog
 from mq.broker.commit import Committer, error_of
 from mq.broker.config import RETRY_SECONDS
+from mq.broker.heirs import Heirs
 from mq.broker.index import QueueIndex
 from mq.broker.keys import Settle
 from mq.broker.ledger import Ledger
@@ -54,6 +55,7 @@ class Deaths:
         committer: does the moves.
         ids: says when a message joins its new queue.
         settle: called before messages leave their queue.
+        heirs: get those that are a door's business.
         look_again: learns which queues there are, and their settings, where others change them.
         clock_ns: wall clock, nanoseconds since 1970.
         is_shared: whether others bury messages, too.
@@ -66,6 +68,7 @@ class Deaths:
         committer: Committer,
         ids: MessageIds,
         settle: Settle,
+        heirs: Heirs,
         look_again: Callable[[], Awaitable[None]],
         clock_ns: Callable[[], int],
         *,
@@ -76,6 +79,7 @@ class Deaths:
         self._committer = committer
         self._ids = ids
         self._settle = settle
+        self._heirs = heirs
         self._look_again = look_again
         self._clock_ns = clock_ns
         self._is_shared = is_shared
@@ -136,6 +140,7 @@ class Deaths:
             dead = [each for each in await self._dead.drain(_LARGEST_GROUP) if not self._is_reprieved(each)]
             try:
                 await self._settle([each.entry.id for each in dead])
+                await self._heirs.inherit([(each.entry, each.reason) for each in dead])
                 moves = await self._prepare(dead)
             except (StorageFull, StorageFailed) as error:
                 for each in dead:
@@ -214,7 +219,7 @@ class Deaths:
 
     def _grave_of(self, entry: Entry) -> QueueIndex | None:
         index = self._index(entry)
-        return self._grave(index) if index is not None else None
+        return self._grave(index) if index is not None and not self._heirs.take(entry.queue) else None
 
     def _is_reprieved(self, each: _Dead) -> bool:
         """A message that was received too often dies only where there is a queue for the dead; if that was deleted

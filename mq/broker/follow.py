@@ -70,7 +70,7 @@ class Follower:
             if index is None:
                 created = int(record.get("created") or 0)
                 self._ids.observe(created)
-                self._catalog.queues[name] = QueueIndex(name, created, settings)
+                self._catalog.queues[name] = QueueIndex(name, created, settings, record.get("declared"))
             elif index.settings != settings and name in known:
                 index.settings, index.bodies = settings, None
                 self._changed(index)

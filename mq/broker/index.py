@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from mq.broker.bodies import Bodies
 from mq.broker.queue_settings import DEFAULTS, QueueSettings
@@ -30,6 +30,8 @@ class QueueIndex:
         name: the queue's name.
         created: when it was made, in UUID ticks; earlier messages are a deleted queue's.
         settings: what is set for it.
+        declared: what a door keeps with the queue, as JSON values; nothing here looks at it.
+        is_transient: whether it ends with this process.
 
     Attributes:
         deleted: whether it is no more.
@@ -46,10 +48,20 @@ class QueueIndex:
         exclusion: who alone may have messages of the queue; None is everybody.
     """
 
-    def __init__(self, name: str, created: int, settings: QueueSettings = DEFAULTS) -> None:
+    def __init__(
+        self,
+        name: str,
+        created: int,
+        settings: QueueSettings = DEFAULTS,
+        declared: Mapping[str, Any] | None = None,
+        *,
+        is_transient: bool = False,
+    ) -> None:
         self.name = name
         self.created = created
         self.settings = settings
+        self.declared = declared
+        self.is_transient = is_transient
         self.deleted = False
         self.delivering = 0
         self.moving = 0
@@ -66,6 +78,11 @@ class QueueIndex:
         self._ready: dict[int, Entry | None] = {}
         self._reordered: dict[MessageId, int] = {}
 
+    def record(self, settings: QueueSettings) -> dict[str, Any]:
+        """What the store keeps of the queue, with these settings."""
+        optional = {"settings": settings.kept(), "declared": self.declared, "transient": self.is_transient}
+        return {"created": self.created} | {name: value for name, value in optional.items() if value}
+
     @property
     def undelivered(self) -> bool:
         """Whether messages are in NEW, or on their way from there."""
@@ -80,6 +97,11 @@ class QueueIndex:
     def total(self) -> int:
         """How many messages the queue has, those included that are being published or moved within it."""
         return len(self.new) + len(self._ready) + len(self.held) + len(self.delayed) + self.moving + self.reserved
+
+    @property
+    def counted(self) -> int:
+        """How many messages count for the queue's limit: all but those that somebody holds in memory."""
+        return self.total - len(self.held)
 
     def add(self, entry: Entry) -> None:
         """This message is there."""

@@ -61,6 +61,7 @@ class Draft(NamedTuple):
         ttl: seconds after which it expires; where the queue has one, too, the shorter one counts.
         key: the client's own key for it: a second draft with this key stands for the same message.
         transient: it need not outlive this process.
+        rank: whatever has a lower one stands before it in the queue; from 0 to 255.
     """
 
     body: bytes | Upload
@@ -69,6 +70,7 @@ class Draft(NamedTuple):
     ttl: float | None = None
     key: str | None = None
     transient: bool = False
+    rank: int = 0
 
 
 class Published(NamedTuple):
@@ -207,7 +209,7 @@ class Publishing:
         settings = index.settings
         if settings.overflow != REJECT:
             return
-        if settings.max_messages is not None and index.total >= settings.max_messages:
+        if settings.max_messages is not None and index.counted >= settings.max_messages:
             raise QueueFull(f"queue {index.name} holds {settings.max_messages} messages, its limit. Try again later")
         bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
         if settings.max_bytes is not None and bytes_then > settings.max_bytes:
@@ -230,6 +232,8 @@ class Publishing:
         job = Publish(
             self._catalog, self._ids, index, body, digest, draft.attributes, meta, landed, transient=draft.transient
         )
+        if draft.rank:
+            job.stand_behind(draft.rank)
         if digest is not None and index.settings.unique:
             self._by_digest[index, digest] = job
         if draft.key is not None:

@@ -19,7 +19,7 @@ from mq.broker.jobs import Change, Job
 from mq.broker.keys import Settle
 from mq.broker.learning import Learner
 from mq.broker.mailbox import Mailbox
-from mq.broker.queue_settings import QueueSettings
+from mq.broker.queue_settings import DEFAULTS, QueueSettings
 from mq.broker.upkeep import Upkeep
 from mq.errors import Conflict, InvalidSetting, MQError, NoSuchMessage, NoSuchQueue, StorageError
 from mq.lifecycle import Kind, State
@@ -150,18 +150,36 @@ class Queues:
         await self._upkeep.settle(index)
         return index
 
-    async def create(self, name: QueueName) -> bool:
-        """Make a queue. False when it is there already."""
+    async def create(
+        self,
+        name: QueueName,
+        patch: Mapping[str, Any] = {},
+        declared: Mapping[str, Any] | None = None,
+        *,
+        is_transient: bool = False,
+    ) -> bool:
+        """Make a queue. False when it is there already; then it stays as it is.
+
+        Args:
+            name: what it is called.
+            patch: what is set for it.
+            declared: kept with it, for whoever declared it.
+            is_transient: it need not outlive this process.
+
+        Raises:
+            InvalidSetting: a setting is unknown or out of its range.
+        """
+        settings = DEFAULTS.changed(patch)
         async with self._changing:
             if await self.look_up(name, surely=True) is not None:
                 await self._make_sure(name)
                 return False
-            created = self._ids.new().time
+            index = QueueIndex(name, self._ids.new().time, settings, declared, is_transient=is_transient)
             with self._committer.noting_failure():
-                made = await self._storage.put_record(QUEUE, name, {"created": created})
+                made = await self._storage.put_record(QUEUE, name, index.record(settings))
             if self._config.followed:
                 await self._follower.load_queues()  # a peer may have made it meanwhile, earlier than we
-            self._catalog.queues.setdefault(name, QueueIndex(name, created))
+            self._catalog.queues.setdefault(name, index)
             return made
 
     async def delete(self, queue: str) -> None:
@@ -192,9 +210,8 @@ class Queues:
             index = await self.get(queue)
             settings = index.settings.changed(patch)
             await self._check(index, settings)
-            record = {"created": index.created, "settings": settings.kept()}
             with self._committer.noting_failure():
-                await self._storage.put_record(QUEUE, queue, record)
+                await self._storage.put_record(QUEUE, queue, index.record(settings))
             if settings.knows_bodies != index.settings.knows_bodies or settings.unique != index.settings.unique:
                 index.bodies = None  # learnt anew when it is needed
             index.settings = settings

@@ -17,9 +17,11 @@ from mq.broker.config import BrokerConfig
 from mq.broker.consumers import Consumers
 from mq.broker.consuming import Consuming
 from mq.broker.deaths import Deaths
+from mq.broker.declarations import Declarations
 from mq.broker.fetches import Fetches
 from mq.broker.fetching import FetchWorker
 from mq.broker.follow import Follower
+from mq.broker.heirs import Heirs
 from mq.broker.holding import Holding
 from mq.broker.holds import Holds
 from mq.broker.index import QueueIndex
@@ -70,12 +72,14 @@ class Rooms:
         self.fetches = fetches = Fetches(config.workers)
         self.follower = Follower(catalog, storage, ids, clock_ns, fetches.call, sweep=config.peers > 0 and config.mover)
         self._keys = None if config.followed else Keys(self._ledger(keys.KIND), catalog, clock_ns)
+        heirs = Heirs(storage)
         self._deaths = Deaths(
             self._ledger(deaths.KIND),
             catalog,
             committer,
             ids,
             self._settle,
+            heirs,
             self.follower.load_queues,
             clock_ns,
             is_shared=config.peers > 0,
@@ -95,6 +99,7 @@ class Rooms:
             ids,
             config,
         )
+        self.declarations = Declarations(storage, catalog, committer, self.queues, heirs)
         self.publishing = Publishing(
             storage, catalog, committer, learner, self._keys, self._jobs, ids, config, clock_ns
         )

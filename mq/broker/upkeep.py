@@ -127,6 +127,7 @@ class Upkeep:
         index.deleted = True
         self._catalog.queues.pop(index.name, None)
         self._fetches.call(index)
+        self._catalog.closed(index.name)
         for id in index.expiring():
             self._expiry.forget(id)
         for entry in [*index.new.values(), *index.delayed.values()]:
@@ -228,6 +229,6 @@ def _aim(entry: Entry) -> Move:
 
 def _holds_too_much(index: QueueIndex) -> bool:
     settings = index.settings
-    if settings.max_messages is not None and index.total - index.reserved > settings.max_messages:
+    if settings.max_messages is not None and index.counted - index.reserved > settings.max_messages:
         return True
     return settings.max_bytes is not None and index.bodies is not None and index.bodies.total > settings.max_bytes

@@ -11,10 +11,14 @@ import click
 import trio
 
 from mq import __version__
+from mq.amqp.door import Door
+from mq.amqp.server import serve as serve_amqp
+from mq.amqp.session import Limits
 from mq.broker import BrokerConfig, open_broker
 from mq.cli.flags import settings_options
 from mq.cli.journaling import journaling, tell_found
 from mq.cli.protect import make_guards, reloading
+from mq.doors.listening import CannotListen
 from mq.errors import InvalidSetting, StorageUnusable
 from mq.lifecycle import DOOR
 from mq.observers.metrics import Metrics
@@ -23,14 +27,14 @@ from mq.settings import Settings, load_settings
 from mq.web.access import Gate
 from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
-from mq.web.serve import CannotListen, serve
+from mq.web.serve import serve
 
 
 @click.command("serve")
 @settings_options
 @click.pass_obj
 def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None) -> None:
-    """Serve queues over HTTP."""
+    """Serve queues over HTTP and AMQP."""
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         settings = load_settings({**flags_before, **given}, os.environ)
@@ -69,5 +73,11 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         serve_web = partial(serve, app, settings.address, settings.port, stop=until_stop)
         fast_lane = not settings.no_fast_lane
         urls = await nursery.start(partial(serve_web, certificates=guards.certificates, fast_lane=fast_lane))
+        if settings.amqp_port:
+            limits = Limits(body_max=min(settings.max_body, Limits.body_max))
+            door = Door(broker, settings.amqp_vhosts, guards.access, limits)
+            amqp = partial(serve_amqp, door, settings.address, settings.amqp_port, stop=stop.wait, version=__version__)
+            DOOR.set("amqp")
+            urls += await nursery.start(partial(amqp, certificates=guards.amqp_certificates))
         durable = "durable" if broker.description.durable else "not durable"
         click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)

@@ -146,7 +146,7 @@ BUGS: Final = {
         "entry.meta.receives <= index.settings.max_receives",
     ),
     "a limit does not count what is being published": Bug(
-        publishing.Publishing, "_check", "index.total >= settings", "index.total - index.reserved >= settings"
+        publishing.Publishing, "_check", "index.counted >= settings", "index.counted - index.reserved >= settings"
     ),
     "a unique queue does not know what is being published": Bug(
         publishing.Publishing, "_earlier", "if (index, digest) in self._by_digest:", "if False:"
