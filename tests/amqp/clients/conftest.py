@@ -17,13 +17,18 @@ from tests.amqp.rabbit import is_installed
 KINDS = ("mq", "rabbitmq")
 
 
-@contextlib.contextmanager
-def serving(kind: str) -> Iterator[Server]:
-    """A new server of this kind."""
+def check_is_there(kind: str) -> None:
+    """Skip the test where there is no server of this kind."""
     if kind == "rabbitmq" and not is_installed():
         pytest.skip("RabbitMQ is not installed: bash tests/setup-system.sh --yes")
     if kind == "mq" and "--amqp-port" not in {line.flag for line in LINES}:
         pytest.skip("mq serves no AMQP yet")
+
+
+@contextlib.contextmanager
+def serving(kind: str) -> Iterator[Server]:
+    """A new server of this kind."""
+    check_is_there(kind)
     with tempfile.TemporaryDirectory(prefix="mq-", ignore_cleanup_errors=True) as folder:
         made = RabbitServer(Path(folder)) if kind == "rabbitmq" else MqServer(Path(folder))
         with made as server:

@@ -47,13 +47,14 @@ class MqServer:
     Args:
         folder: for its root and its log.
         arguments: more for its command line.
+        daemon: a kind of daemon that knows when it is ready.
     """
 
     name = "mq"
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, daemon: type[Daemon] = Daemon) -> None:
         (self.port,) = free_ports(1)
-        self.daemon = Daemon(folder / "root", folder / "log", "--amqp-port", str(self.port), *arguments)
+        self.daemon = daemon(folder / "root", folder / "log", "--amqp-port", str(self.port), *arguments)
 
     def __enter__(self) -> Self:
         self.start()

@@ -102,7 +102,7 @@ def test_what_programs_do_with_it(server: Server, queue: str, tmp_path: Path) ->
         worker.start()
         eta = datetime.now(UTC) + timedelta(seconds=2)
         later = app.send_task("now", eta=eta)
-        never = app.send_task("add", (0, 0), expires=datetime.now(UTC) - timedelta(seconds=1))
+        never = app.send_task("add", (0, 0), countdown=2, expires=1)
         soft = app.send_task("slow", (30,), soft_time_limit=0.5)
         hard = app.send_task("slow", (30,), time_limit=1)
         assert app.send_task("add", (1, 2)).get(WAIT_SECONDS) == 3

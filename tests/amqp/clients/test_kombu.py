@@ -103,7 +103,7 @@ def test_a_mailbox_to_all_and_their_replies(connection: kombu.Connection, server
 def test_heartbeats(server: Server, queue: str) -> None:
     with kombu.Connection(f"{server.url}//", heartbeat=2) as connection:
         connection.connect()
-        for _ in range(9):  # more than two intervals
+        for _ in range(6):  # more than two intervals
             with contextlib.suppress(socket.timeout):
                 connection.drain_events(timeout=0.5)
             connection.heartbeat_check(rate=2)

@@ -271,10 +271,10 @@ async def test_exclusive_is_for_one(server: Server, client: AmqpClient, queue: s
     async with connect(server.url) as holder, holder.consume(queue, exclusive=True) as consumer:
         await anext(consumer)
         for exclusive in (False, True):
-            with pytest.raises(NotAllowed, match="exclusive"):
+            with pytest.raises(NotAllowed):
                 await anext(client.consume(queue, exclusive=exclusive))
         if server.name == "mq":  # RabbitMQ lets others get
-            with pytest.raises(NotAllowed, match="exclusive"):
+            with pytest.raises(NotAllowed):
                 await client.get(queue)
         await publish(client, queue, 1)
     async with client.consume(queue) as consumer:

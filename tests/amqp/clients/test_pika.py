@@ -314,6 +314,21 @@ def test_dead_letters_tell_their_way(channel: BlockingChannel, queue: str, reaso
     assert [properties.headers[name] for name in firsts] == [queue, reason, ""]
 
 
+def test_a_message_for_now_or_never(connect: Callable[[], BlockingConnection], queue: str) -> None:
+    """Expiration 0: who is ready gets it, and nobody else."""
+    connection = connect()
+    channel = connection.channel()
+    channel.queue_declare(queue)
+    got: list[bytes] = []
+    channel.basic_publish("", queue, b"never", pika.BasicProperties(expiration="0"))
+    channel.basic_consume(queue, lambda _c, _m, _p, body: got.append(body), auto_ack=True)
+    for body in (b"now", b"end"):
+        channel.basic_publish("", queue, body, pika.BasicProperties(expiration="0" if body == b"now" else None))
+    for _ in itertools.takewhile(lambda _: b"end" not in got, range(100)):
+        connection.process_data_events(0.1)
+    assert got == [b"now", b"end"]
+
+
 def test_priorities(channel: BlockingChannel, queue: str) -> None:
     channel.queue_declare(queue, arguments={"x-max-priority": 5})
     for number, priority in enumerate((1, 5, 3, None, 5)):
