@@ -193,7 +193,7 @@ def _from_quart(request: _QuartRequest) -> Request:
         headers=headers,
         body=request.arriving,
         content_length=int(length) if length is not None else None,
-        gone=request.arriving.until_gone,
+        on_hang_up=request.arriving.on_hang_up,
     )
 
 

@@ -5,13 +5,14 @@ What nobody has asked for yet stays in the server's short queue, then in the soc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import trio
 from hypercorn.typing import ASGIReceiveEvent
 
 from mq.errors import BodyIncomplete
-from mq.web.exchange import SLOWEST_BYTES_PER_SECOND, STALLED_SECONDS, BodyTooSlow
+from mq.web.exchange import SLOWEST_BYTES_PER_SECOND, STALLED_SECONDS, BodyTooSlow, Tell
 
 
 class Arriving:
@@ -69,10 +70,19 @@ class Arriving:
         self.is_complete = not event.get("more_body", False)
         return event.get("body", b"")
 
-    async def until_gone(self) -> None:
-        """Drop what still comes, until the client is gone."""
-        while not self.is_gone:
-            await self._take()
+    @asynccontextmanager
+    async def on_hang_up(self, tell: Tell) -> AsyncIterator[None]:
+        """See :data:`mq.web.exchange.OnHangUp`. What still comes is dropped."""
+
+        async def listen() -> None:
+            while not self.is_gone:
+                await self._take()
+            tell()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            yield
+            nursery.cancel_scope.cancel()
 
     async def discard(self, when_complete: trio.Event) -> None:
         """Take and drop what still comes, until the client is gone. Then, or when it is complete, set the event."""

@@ -35,7 +35,7 @@ async def fetch(asked: Asked) -> Reply:
         return await asked.broker.fetch_many(queue, most or 1, wait=query["wait"], visibility=query["visibility"])
 
     if asked.query["wait"]:
-        messages = await asked.waits.unless_gone(asked.request.gone, fetch, asked.broker.give_back) or []
+        messages = await asked.waits.unless_gone(asked.request.on_hang_up, fetch, asked.broker.give_back) or []
     else:
         messages = await fetch()
     if not messages:
@@ -50,7 +50,7 @@ async def take(asked: Asked) -> Reply:
     async def take() -> Message | None:
         return await asked.broker.take(queue, wait=wait)
 
-    message = await asked.waits.unless_gone(asked.request.gone, take) if wait else await take()
+    message = await asked.waits.unless_gone(asked.request.on_hang_up, take) if wait else await take()
     return empty(204, NOT_CACHED) if message is None else await message_reply(message)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
-
-import trio
 
 from mq.errors import CallerError
 from mq.message import Body
@@ -25,6 +24,15 @@ class BodyTooSlow(CallerError):
     """The body did not arrive in time."""
 
 
+Tell = Callable[[], None]
+OnHangUp = Callable[[Tell], AbstractAsyncContextManager[None]]
+"""In this context, what was given is called when the client hangs up or closes its sending side."""
+
+
+def _nobody_hangs_up(tell: Tell) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
 class Request(NamedTuple):
     """A request, as far as it is known before its body is read.
 
@@ -36,7 +44,7 @@ class Request(NamedTuple):
         body: chunks, in order. Raises BodyIncomplete when the client ends before its end, BodyTooSlow when it
             pauses for too long. What is not read here, the door discards for at most DISCARD_SECONDS.
         content_length: the announced length in bytes, or None.
-        gone: returns once the client has hung up, or has closed its sending side. For whoever makes it wait.
+        on_hang_up: for whoever makes the client wait.
     """
 
     method: str
@@ -45,7 +53,7 @@ class Request(NamedTuple):
     headers: Mapping[str, str]
     body: AsyncIterable[bytes]
     content_length: int | None
-    gone: Callable[[], Awaitable[object]] = trio.sleep_forever
+    on_hang_up: OnHangUp = _nobody_hangs_up
 
 
 class Reply(NamedTuple):

@@ -12,17 +12,18 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import time
 from typing import Final
 
 import trio
 from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestEvent
 
-from mq.errors import CorruptMessage, StorageError
+from mq.errors import BodyIncomplete, CorruptMessage, StorageError
 from mq.message import Body
 from mq.web.arriving import Arriving, Whole
-from mq.web.exchange import BUG, DISCARD_SECONDS, Handler, Reply, Request
+from mq.web.exchange import BUG, DISCARD_SECONDS, BodyTooSlow, Handler, Reply, Request
+from mq.web.hangups import HangUps
 from mq.web.heads import Head, parse_head
 from mq.web.refusals import refusal
 from mq.web.replies import without_body
@@ -32,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 LARGEST_HEAD: Final = 32 * 1024
 LARGEST_READ: Final = 64 * 1024
-MOST_AHEAD: Final = 64 * 1024
-"""Bytes that a client may send of its next requests before it has the answer to this one."""
 
 _ODD_LINE: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _END: Final = b"\r\n\r\n"
@@ -45,10 +44,12 @@ class Lane:
     Args:
         stream: the connection.
         handler: answers.
+        hang_ups: tells of clients that hang up while they wait.
     """
 
-    def __init__(self, stream: WatchedStream, handler: Handler) -> None:
+    def __init__(self, stream: WatchedStream, handler: Handler, hang_ups: HangUps) -> None:
         self._stream = stream
+        self._on_hang_up = partial(hang_ups.watch, stream.socket)
         self._handler = handler
         self._received = bytearray()
         self._has_ended = False
@@ -116,7 +117,7 @@ class Lane:
         del self._received[:length]
         self._stream.at_work += 1
         try:
-            reply = await self._ask(head, Request(*head[:4], body, head.content_length, self._until_gone))
+            reply = await self._ask(head, Request(*head[:4], body, head.content_length, self._on_hang_up))
         finally:
             self._stream.at_work -= 1
         return await self._send(head, reply)
@@ -126,7 +127,7 @@ class Lane:
         incoming = _Incoming(self, length)
         arriving = incoming.arriving
         try:
-            request = Request(*head[:4], arriving, head.content_length, arriving.until_gone)
+            request = Request(*head[:4], arriving, head.content_length, self._on_hang_up)
             reply = await self._ask(head, request)
         finally:
             incoming.work.end()
@@ -137,19 +138,12 @@ class Lane:
             return await self._refuse(400)
         async with trio.open_nursery() as nursery:  # a client may listen only when it has said everything
             has_ended = trio.Event()
-            nursery.start_soon(arriving.discard, has_ended)
+            nursery.start_soon(incoming.discard, has_ended)
             goes_on = await self._send(head, reply)
             with trio.move_on_after(DISCARD_SECONDS):
                 await has_ended.wait()
             nursery.cancel_scope.cancel()
         return goes_on and arriving.is_complete
-
-    async def _until_gone(self) -> None:
-        """Until the client has hung up. What it says of its next requests is kept, up to a limit."""
-        while not self._has_ended:
-            if len(self._received) > MOST_AHEAD:
-                await trio.sleep_forever()  # who hangs up after so much is found out when the answer is sent
-            await self._read()
 
     async def _ask(self, head: Head, request: Request) -> Reply:
         try:
@@ -211,11 +205,8 @@ class _Incoming:
         self.work = lane._stream.work()
 
     async def _receive(self) -> ASGIReceiveEvent:
-        """The next piece; after the last one, that the client is gone."""
+        """The next piece, or that the client is gone."""
         lane = self._lane
-        if not self._left:
-            await lane._until_gone()
-            return HTTPDisconnectEvent(type="http.disconnect")
         if not lane._received:
             await lane._read()
         chunk = bytes(lane._received[: self._left])
@@ -226,6 +217,13 @@ class _Incoming:
         if not self._left:
             self.work.begin()
         return HTTPRequestEvent(type="http.request", body=chunk, more_body=self._left > 0)
+
+    async def discard(self, has_ended: trio.Event) -> None:
+        """Take and drop what is left. Then, or when no more will come, set the event."""
+        with suppress(BodyIncomplete, BodyTooSlow):
+            async for _ in self.arriving:
+                pass
+        has_ended.set()
 
 
 def _start(reply: Reply, *, is_our_last: bool, is_their_last: bool) -> bytes:

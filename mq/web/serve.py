@@ -25,6 +25,7 @@ from mq.doors.handshake import shake_hands
 from mq.doors.listening import listen, url
 from mq.web.app import WebApp
 from mq.web.guarded import GuardedServer
+from mq.web.hangups import HangUps
 from mq.web.lane import Lane
 from mq.web.watched import Watch, WatchedStream
 
@@ -75,6 +76,7 @@ async def serve(
     scheme = "https" if certificates else "http"
     async with trio.open_nursery() as watching:
         watching.start_soon(connections.watch.run)
+        watching.start_soon(connections.hang_ups.run)
         async with trio.open_nursery() as running:
             async with trio.open_nursery() as accepting:
                 accepting.start_soon(_accept, connections.serve, listeners, running)
@@ -98,6 +100,7 @@ class _Connections:
 
     Attributes:
         watch: ends those that are of no use; has to run.
+        hang_ups: listens to those who wait; has to run.
     """
 
     def __init__(self, app: WebApp, certificates: Certificates | None, fast_lane: bool) -> None:
@@ -108,6 +111,7 @@ class _Connections:
         self._context = WorkerContext(None)
         self._lanes: set[Lane] = set()
         self.watch = Watch(SILENT_SECONDS, HEAD_SECONDS)
+        self.hang_ups = HangUps()
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end."""
@@ -136,7 +140,7 @@ class _Connections:
 
     async def _serve_fast(self, watched: WatchedStream) -> bool:
         """Whether there is more to serve. If not, the connection is closed."""
-        lane = Lane(watched, self._app.handler)
+        lane = Lane(watched, self._app.handler, self.hang_ups)
         if self._context.terminated.is_set():
             lane.stop()
         self._lanes.add(lane)

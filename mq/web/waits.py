@@ -8,6 +8,7 @@ from typing import TypeVar
 import trio
 
 from mq.errors import MQError
+from mq.web.exchange import OnHangUp
 
 _T = TypeVar("_T")
 
@@ -27,14 +28,14 @@ class Waits:
 
     async def unless_gone(
         self,
-        gone: Callable[[], Awaitable[object]],
+        on_hang_up: OnHangUp,
         work: Callable[[], Awaitable[_T]],
         undo: Callable[[_T], Awaitable[None]] | None = None,
     ) -> _T | None:
         """What `work` gives, or None when the wait ended first. When the client hung up by then, that is undone.
 
         Args:
-            gone: returns when the client has hung up.
+            on_hang_up: that of the request.
             work: may wait. It is cancelled when there is no use in it.
             undo: gives back what it gave.
         """
@@ -42,24 +43,23 @@ class Waits:
         failed: MQError | None = None
         is_gone = False
 
-        async def watch() -> None:
+        def hang_up() -> None:
             nonlocal is_gone
-            await gone()
             is_gone = True
-            nursery.cancel_scope.cancel()
+            scope.cancel()
 
-        async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
             if self._are_over:
                 return None
-            self._scopes.add(nursery.cancel_scope)
-            nursery.start_soon(watch)
+            self._scopes.add(scope)
             try:
-                done = await work()
-            except MQError as error:
-                failed = error
+                async with on_hang_up(hang_up):
+                    try:
+                        done = await work()
+                    except MQError as error:
+                        failed = error
             finally:
-                self._scopes.discard(nursery.cancel_scope)
-            nursery.cancel_scope.cancel()
+                self._scopes.discard(scope)
         if failed is not None:
             raise failed
         if is_gone and done is not None and undo is not None:

@@ -32,6 +32,12 @@ def endpoints(broker: Broker) -> Endpoints:
     return Endpoints(broker, MAX_BODY)
 
 
+@pytest.fixture(params=[True, False], ids=["fast lane", "hypercorn"])
+def fast_lane(request: pytest.FixtureRequest) -> bool:
+    """For what has to be so in both lanes."""
+    return request.param
+
+
 @pytest.fixture
 async def server(endpoints: Endpoints, nursery: trio.Nursery) -> Server:
     return await start_server(nursery, endpoints)

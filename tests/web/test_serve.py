@@ -36,11 +36,6 @@ from tests.web.talking import (
 POST_HEAD = "POST /q/messages HTTP/1.1\r\nHost: mq\r\n"
 
 
-@pytest.fixture(params=[True, False], ids=["fast lane", "hypercorn"])
-def fast_lane(request: pytest.FixtureRequest) -> bool:
-    return request.param
-
-
 @pytest.fixture
 async def server(endpoints: Endpoints, nursery: trio.Nursery, fast_lane: bool) -> Server:
     return await start_server(nursery, endpoints, fast_lane=fast_lane)

@@ -15,12 +15,18 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded
 
 from mq.broker import Broker
+from mq.web.endpoints import Endpoints
 from tests.e2e.daemon import Daemon
-from tests.web.talking import Server, http1, parse, read_all
+from tests.web.talking import Server, http1, parse, read_all, start_server
 
 WAIT = http1("GET", "/q/messages?wait=60")
 TAKE = http1("POST", "/q/take?wait=60", b"")
 RESET = struct.pack("ii", 1, 0)
+
+
+@pytest.fixture
+async def server(endpoints: Endpoints, nursery: trio.Nursery, fast_lane: bool) -> Server:
+    return await start_server(nursery, endpoints, fast_lane=fast_lane)
 
 
 @pytest.fixture

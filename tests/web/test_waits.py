@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
+
 import pytest
 import trio
 import trio.testing
 
 from mq.errors import NoSuchQueue
+from mq.web.exchange import Tell
 from mq.web.waits import Waits
+
+
+def never(tell: Tell) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 async def test_what_came_is_given() -> None:
     async def work() -> str:
         return "message"
 
-    assert await Waits().unless_gone(trio.sleep_forever, work) == "message"
+    assert await Waits().unless_gone(never, work) == "message"
 
 
 async def test_who_is_gone_in_the_very_step_in_which_it_came_gives_it_back() -> None:
-    gone, given_back = trio.Event(), []
+    tells, given_back = [], []
+
+    def on_hang_up(tell: Tell) -> AbstractAsyncContextManager[None]:
+        tells.append(tell)
+        return nullcontext()
 
     async def work() -> str:
         with trio.CancelScope(shield=True):  # it is being served just now
-            gone.set()
+            tells[0]()
             await trio.testing.wait_all_tasks_blocked()
         return "message"
 
@@ -30,7 +41,7 @@ async def test_who_is_gone_in_the_very_step_in_which_it_came_gives_it_back() -> 
         await trio.lowlevel.checkpoint()
         given_back.append(message)
 
-    assert await Waits().unless_gone(gone.wait, work, undo) is None
+    assert await Waits().unless_gone(on_hang_up, work, undo) is None
     assert given_back == ["message"]
 
 
@@ -39,14 +50,14 @@ async def test_an_error_passes_as_it_is() -> None:
         raise NoSuchQueue("deleted meanwhile")
 
     with pytest.raises(NoSuchQueue, match="deleted"):
-        await Waits().unless_gone(trio.sleep_forever, work)
+        await Waits().unless_gone(never, work)
 
 
 async def test_the_end_lets_all_go(nursery: trio.Nursery) -> None:
     waits, given = Waits(), []
 
     async def wait() -> None:
-        given.append(await waits.unless_gone(trio.sleep_forever, trio.sleep_forever))
+        given.append(await waits.unless_gone(never, trio.sleep_forever))
 
     async with trio.open_nursery() as waiting:
         for _ in range(3):
