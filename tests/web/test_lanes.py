@@ -22,7 +22,17 @@ from mq.web.operations import Operation
 from mq.web.routing import Router
 from mq.web.serve import PROTOCOLS
 from tests.access.files import TOKEN, write_users
-from tests.web.lanes import LAST_ID, LAST_RECEIPT, Worlds, ended_alike, make_worlds, said_alike, statuses, talk
+from tests.web.lanes import (
+    LAST_EPOCH,
+    LAST_ID,
+    LAST_RECEIPT,
+    Worlds,
+    ended_alike,
+    make_worlds,
+    said_alike,
+    statuses,
+    talk,
+)
 from tests.web.talking import BAD_NAMES, MAX_BODY, http1, read_all
 from tests.web.test_tls import Authority, connect
 
@@ -107,7 +117,22 @@ MORE: Final = [
 ]
 
 
-PLAIN: Final = {"usual": USUAL, "more": MORE}
+CLAIMS: Final = [
+    *[(201, http1("POST", "/q/messages", b"hello"))] * 3,
+    (200, http1("GET", "/q/browse")),
+    (200, http1("GET", "/q/ranges?parts=2")),
+    (200, http1("GET", "/q/consumers")),
+    (200, http1("GET", "/q/consumers/c")),
+    (200, http1("POST", "/q/consumers/c")),
+    (201, http1("PUT", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}&max=3")),
+    (200, http1("GET", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}&max=1")),
+    (202, http1("DELETE", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}")),
+    (204, http1("PUT", f"/q/consumers/c/claim?batch=2&epoch={LAST_EPOCH}")),
+    (409, http1("PUT", f"/q/consumers/c/claim?batch=7&epoch={LAST_EPOCH}")),
+    (200, http1("DELETE", "/q/consumers/c")),
+]
+
+PLAIN: Final = {"usual": USUAL, "more": MORE, "claims": CLAIMS}
 
 
 @pytest.mark.parametrize("script", PLAIN.values(), ids=PLAIN)
