@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-MEBIBYTES: Final = 3072
+MEBIBYTES: Final = 2048
 SLOW_MEBIBYTES: Final = 1024
 _PATIENCE_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.02

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 import sysconfig
 from collections import Counter
@@ -21,7 +22,7 @@ import trio
 from benchmarks import disks
 from benchmarks.load.codec import Codec
 from benchmarks.load.driver import Operation, Session, delete_queue, open_session
-from benchmarks.systems import SYSTEMS
+from benchmarks.systems.mq import Mq, MqAmqp
 from benchmarks.turns import consume, publish
 
 SPY: Final = Path(sysconfig.get_path("scripts")) / "py-spy"
@@ -31,6 +32,7 @@ SIZE: Final = 1024
 _ROWS: Final = 25
 _BACKLOG_SECONDS: Final = 3.0
 _FRAME: Final = re.compile(r"^(?P<function>.+) \((?P<file>.+):\d+\)$")
+_KINDS: Final[Mapping[str, type[Mq]]] = {kind.name: kind for kind in (Mq, MqAmqp)}
 _WAITS: Final = ("WorkerThread._work", "EpollIOManager.get_events")
 _WORKLOADS: Final[Mapping[str, Operation]] = {"publish": publish, "consume": consume}
 
@@ -39,7 +41,8 @@ def main(words: Sequence[str]) -> None:
     """Profile one system."""
     options = _options(words)
     options.out.mkdir(parents=True, exist_ok=True)
-    system = SYSTEMS[options.system]
+    system = _KINDS[options.system]()
+    system.flags = shlex.split(options.flags)
     graph = options.out / f"{options.name or f'{options.system}-{options.workload}'}.svg"
     with disks.plain(options.root) as folder, system.start(folder) as server:
         stacks = trio.run(_watch, system.codec, server.ports, server.pids[0], options, graph)
@@ -120,7 +123,8 @@ def _short(frame: str) -> tuple[str, str]:
 def _options(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks profile", description="A flame graph of a daemon.")
     parser.add_argument("workload", choices=tuple(_WORKLOADS))
-    parser.add_argument("--system", choices=("mq", "mq-amqp"), default="mq")
+    parser.add_argument("--system", choices=tuple(_KINDS), default="mq")
+    parser.add_argument("--flags", default="", metavar="WORDS", help="for the daemon, as --flags=--no-fast-lane")
     parser.add_argument("--seconds", type=int, default=5, metavar="N", help="how long py-spy looks")
     parser.add_argument("--root", metavar="FOLDER", help="where data is kept; default the temporary folder")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), metavar="FOLDER", help="for what comes out")

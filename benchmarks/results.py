@@ -21,7 +21,7 @@ class Results:
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self._path = path
-        self.header = dict(header)
+        self.header = json.loads(json.dumps(header))  # as it reads in the file: tuples are lists there
         self.turns: list[Turn] = []
         self._done: set[tuple[Any, ...]] = set()
         lines = path.read_text("utf-8").splitlines() if path.exists() else []

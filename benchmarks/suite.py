@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from tqdm import tqdm
+
 from benchmarks import compare, disks, page, plots, profile, wanted
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
@@ -74,9 +76,10 @@ def _wanted(options: argparse.Namespace, folder: Path, known: Document) -> Docum
     header = {**_identity(), "effort": list(effort)}
     kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
     parts: Document = kept["parts"] if kept.get("header") == json.loads(json.dumps(header)) else {}
-    for name in options.parts or wanted.PARTS:
-        if name not in parts:
-            print(f"benchmarks: wanted {name} ...", file=sys.stderr, flush=True)
+    left = [name for name in options.parts or wanted.PARTS if name not in parts]
+    with tqdm(left, unit="part", disable=None) as bar:
+        for name in bar:
+            bar.set_postfix_str(name)
             parts[name] = [_as_json(figure) for figure in wanted.PARTS[name](folder, effort)]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"header": header, "parts": parts}), "utf-8")

@@ -19,7 +19,7 @@ PUBLISH: Final = "publish"
 CONSUME: Final = "fetch+delete"
 MIXED: Final = "mixed"
 WORKLOADS: Final = (PUBLISH, CONSUME, MIXED)
-MOST_BYTES: Final = 192 << 20
+MOST_BYTES: Final = 96 << 20
 """A phase publishes no more than this: data of other systems is on the same disk."""
 _NUMBERS: Final = itertools.count(os.getpid() * 1_000_000)
 

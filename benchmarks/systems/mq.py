@@ -91,7 +91,8 @@ class MqAmqp(Mq):
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
         port, log = free_port(), folder / "log"
-        command = [sys.executable, "-m", "mq", "--root", str(folder / "root"), "--port", "0", "--amqp-port", str(port)]
+        command = [sys.executable, "-m", "mq", "--root", str(folder / "root"), "--port", "0", *self.flags]
+        command += ["--amqp-port", str(port)]
         with process(command, log) as running:
             wait_for_port(running, port, log)
             yield Server([port], [running.pid])

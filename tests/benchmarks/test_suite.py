@@ -102,12 +102,12 @@ def test_commands_write_figures_plots_and_a_page(tmp_path: Path) -> None:
 
 def test_broken_off_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "state" / "turns.jsonl"
-    results.Results(path, {"commit": "a"}).add(("mq", 1, 9, 0), [turn(rate=7.0)])
-    again = results.Results(path, {"commit": "a"})
+    results.Results(path, {"commit": "a", "sizes": (9,)}).add(("mq", 1, 9, 0), [turn(rate=7.0)])
+    again = results.Results(path, {"commit": "a", "sizes": (9,)})
     assert ("mq", 1, 9, 0) in again
     assert ("mq", 1, 9, 1) not in again
     assert [each.rate for each in again.turns] == [7.0]
-    other = results.Results(path, {"commit": "b"})
+    other = results.Results(path, {"commit": "b", "sizes": (9,)})
     assert ("mq", 1, 9, 0) not in other
     assert other.turns == []
 
