@@ -9,19 +9,21 @@ from benchmarks.load.codec import Steps
 from benchmarks.systems.mq import MqAmqp
 from benchmarks.systems.rabbitmq import RabbitClassic
 
+WINDOW: Final = 1000
+
 
 class WindowCodec(AmqpCodec):
-    """As in Codec; one publish is a thousand.
+    """As in Codec; one publish is a hundred messages, and ends when no more than 900 confirms are outstanding.
 
     Attributes:
-        size: messages before it waits for all of their confirms.
+        size: messages that it sends together.
     """
 
-    size: Final = 1000
+    size: Final = 100
 
     def publish(self) -> Steps:
         """As in Codec."""
-        return self.publish_many(self.size)
+        return self.publish_many(self.size, outstanding=WINDOW - self.size)
 
 
 class MqWindow(MqAmqp):

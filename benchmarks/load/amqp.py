@@ -83,15 +83,13 @@ class AmqpCodec(Codec):
         """As in Codec."""
         yield from self.publish_many(1)
 
-    def publish_many(self, count: int) -> Steps:
-        """Publish so many at once, and wait until all are confirmed."""
+    def publish_many(self, count: int, outstanding: int = 0) -> Steps:
+        """Publish so many at once, and wait until at the most `outstanding` confirms are."""
         acknowledgement, self._acknowledgement = self._acknowledgement, b""
         self._published += count
         self._take((yield acknowledgement + self._publish * count))
-        while self._confirmed + len(self._confirmed_alone) < self._published:
+        while self._published - self._confirmed - len(self._confirmed_alone) > outstanding:
             self._take((yield b""))
-        self._confirmed = self._published
-        self._confirmed_alone.clear()
 
     def consume(self) -> Steps:
         """As in Codec; one delivery is on its way while the one before is acknowledged."""
@@ -108,11 +106,7 @@ class AmqpCodec(Codec):
         kind, payload = answer
         if kind == _METHOD and payload.startswith(_ACK):
             (tag,) = _TAG.unpack_from(payload, 4)
-            if payload[12] & 1:
-                self._confirmed = tag
-                self._confirmed_alone = {other for other in self._confirmed_alone if other > tag}
-            else:
-                self._confirmed_alone.add(tag)
+            self._confirm(tag, multiple=bool(payload[12] & 1))
         elif kind == _METHOD:
             check(payload.startswith(_DELIVER), payload)
             self._coming = payload[5 + payload[4] :][:8]
@@ -123,6 +117,18 @@ class AmqpCodec(Codec):
             self._missing -= len(payload)
             if self._missing == 0:
                 self._in_hand.append(self._coming)
+
+    def _confirm(self, tag: int, *, multiple: bool) -> None:
+        """All up to :attr:`_confirmed` are, and beyond it some alone."""
+        alone = self._confirmed_alone
+        if multiple:
+            self._confirmed = tag
+            alone.difference_update([other for other in alone if other <= tag])
+        else:
+            alone.add(tag)
+        while self._confirmed + 1 in alone:
+            self._confirmed += 1
+            alone.remove(self._confirmed)
 
     def last_words(self) -> bytes:
         """As in Codec."""

@@ -131,5 +131,7 @@ def test_amqp_window_ends_with_its_last_confirm(confirms: list[bytes]) -> None:
     one = amqp.AmqpCodec("q", BODY)
     talk(one, one.publish_many(3), confirms, 1000)
     talk(one, one.publish_many(2), [confirm(5, multiple=True)], 1000)
+    talk(one, one.publish_many(3, outstanding=2), [confirm(7)], 1000)
+    talk(one, one.publish_many(1, outstanding=1), [confirm(6), confirm(9)], 1000)
     with pytest.raises(AssertionError, match="waits for more"):
-        talk(one, one.publish_many(2), [confirm(7)], 1000)
+        talk(one, one.publish_many(2), [confirm(8), confirm(10)], 1000)
