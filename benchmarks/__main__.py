@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from benchmarks import backlog, counted, embedded, http, idle, many, memcached, report, suite, vsqs
+from benchmarks import backlog, counted, embedded, http, idle, journal, many, memcached, report, suite, vsqs
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
 
@@ -52,6 +52,10 @@ def _memcached(folder: str, options: argparse.Namespace) -> list[Figure]:
     return memcached.measure(options.rounds, options.messages)
 
 
+def _journal(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return trio.run(journal.measure, folder, options.rounds, options.messages)
+
+
 def _many(folder: str, options: argparse.Namespace) -> list[Figure]:
     return many.measure(folder, options.many)
 
@@ -61,6 +65,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "backlog": _backlog,
     "counted": _counted,
     "idle": _idle,
+    "journal": _journal,
     "many": _many,
     "http": _http,
     "vsqs": _vsqs,

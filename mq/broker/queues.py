@@ -58,11 +58,13 @@ class Inventory(NamedTuple):
         queue: its name.
         created_ns: when it was made, nanoseconds since 1970.
         entries: the messages that are not on their way from one place to another.
+        moving: the ids of those that are.
     """
 
     queue: str
     created_ns: int
     entries: Iterator[Entry]
+    moving: list[MessageId]
 
 
 class Redriven(NamedTuple):
@@ -244,7 +246,8 @@ class Queues:
     def inventory(self) -> Iterator[Inventory]:
         """Every queue as it is now. Take all of it without waiting for anything, or it changes meanwhile."""
         for index in self._catalog.queues.values():
-            yield Inventory(index.name, MessageId.time_ns(index.created), index.entries())
+            moving = self._catalog.on_their_way(index)
+            yield Inventory(index.name, MessageId.time_ns(index.created), index.entries(), moving)
 
     async def purge(self, queue: str) -> int:
         """Remove all messages that nobody holds; how many there were.

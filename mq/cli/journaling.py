@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import trio
@@ -12,22 +13,68 @@ import trio
 from mq import __version__
 from mq.broker import Broker
 from mq.errors import InvalidSetting
+from mq.lifecycle import Observer
 from mq.settings import Settings
 
 if TYPE_CHECKING:
     from mq.observers.journal import Journal
 
 
+class Journaling:
+    """What stands between a broker and its journal.
+
+    Args:
+        journal: the journal, if there is one.
+
+    Attributes:
+        observers: for the broker: the journal, or nobody.
+    """
+
+    def __init__(self, journal: Journal | None) -> None:
+        self.observers: Sequence[Observer] = [] if journal is None else [journal]
+        self._journal = journal
+        self._broker: Broker | None = None
+
+    def begin(self, broker: Broker) -> None:
+        """Tell the journal what the broker has taken up from its store."""
+        self._broker = broker
+        if self._journal is not None:
+            self._journal.found(
+                (
+                    queue.queue,
+                    queue.created_ns,
+                    chain(
+                        ((entry.id, entry.state, entry.meta.receives) for entry in queue.entries),
+                        ((id, None, 0) for id in queue.moving),
+                    ),
+                )
+                for queue in broker.inventory()
+            )
+
+    async def end(self) -> None:
+        """The broker has ended: tell the journal what was on its way just then, and close it."""
+        if self._journal is not None:
+            if self._broker is not None:
+                self._journal.interrupted((queue.queue, queue.moving) for queue in self._broker.inventory())
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._journal.close)
+
+
 @asynccontextmanager
-async def journaling(settings: Settings) -> AsyncIterator[Sequence[Journal]]:
+async def journaling(settings: Settings) -> AsyncIterator[Journaling]:
     """The journal for the length of the block, or none. Its parts are loaded only when there is one.
 
     Raises:
         InvalidSetting: it cannot be written, or pyarrow is missing.
     """
-    if not settings.journal:
-        yield []
-        return
+    made = Journaling(_start(settings) if settings.journal else None)
+    try:
+        yield made
+    finally:
+        await made.end()
+
+
+def _start(settings: Settings) -> Journal:
     try:
         journal_module = importlib.import_module("mq.observers.journal")
         segments_module = importlib.import_module("mq.observers.journal_segments")
@@ -37,25 +84,8 @@ async def journaling(settings: Settings) -> AsyncIterator[Sequence[Journal]]:
         settings.journal,
         segments_module.Limits(settings.journal_bytes, settings.journal_age),
         store=settings.store,
-        peers=settings.peers,
+        peers=settings.peers + settings.no_mover + settings.no_reaper,
         version=__version__,
     )
     journal.start()
-    try:
-        yield [journal]
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(journal.close)
-
-
-def tell_found(broker: Broker, journals: Sequence[Journal]) -> None:
-    """Tell them what the broker has taken up from its store."""
-    for journal in journals:
-        journal.found(
-            (
-                queue.queue,
-                queue.created_ns,
-                ((entry.id, entry.state, entry.meta.receives) for entry in queue.entries),
-            )
-            for queue in broker.inventory()
-        )
+    return journal

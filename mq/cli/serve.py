@@ -16,7 +16,7 @@ from mq.amqp.server import serve as serve_amqp
 from mq.amqp.session import Limits
 from mq.broker import BrokerConfig, open_broker
 from mq.cli.flags import settings_options
-from mq.cli.journaling import journaling, tell_found
+from mq.cli.journaling import journaling
 from mq.cli.protect import make_guards, reloading
 from mq.doors.listening import CannotListen
 from mq.errors import InvalidSetting, StorageUnusable
@@ -56,12 +56,12 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
     guards = make_guards(settings)
     metrics = Metrics()
     async with (
-        journaling(settings) as journals,
-        open_broker(settings.store, config, observers=[metrics, *journals]) as broker,
+        journaling(settings) as journal,
+        open_broker(settings.store, config, observers=[metrics, *journal.observers]) as broker,
         reloading(guards),
         trio.open_nursery() as nursery,
     ):
-        tell_found(broker, journals)
+        journal.begin(broker)
         endpoints = Endpoints(broker, settings.max_body, metrics)
         app = WebApp(endpoints if guards.access is None else Gate(endpoints, guards.access))
 

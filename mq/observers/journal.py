@@ -46,9 +46,9 @@ LONGEST_BACKLOG: Final = 16 * LARGEST_BATCH
 """How many transitions may wait for the disk before further ones are dropped."""
 
 
-Whereabouts = tuple[str, int, Iterator[tuple[MessageId, State, int]]]
-"""A queue's name, when it was made (nanoseconds since 1970), and of each of its messages id, state, and how often
-received."""
+Whereabouts = tuple[str, int, Iterator[tuple[MessageId, State | None, int]]]
+"""A queue's name, when it was made (nanoseconds since 1970), and of each of its messages id, state (None: on its way),
+and how often received."""
 
 
 class _Gap(NamedTuple):
@@ -89,11 +89,12 @@ class Journal:
 
     def saw(self, transitions: Sequence[Transition]) -> None:
         """As :meth:`mq.lifecycle.Observer.saw`. The list's end belongs to this thread, its front to the writer."""
-        if self._refused is not None or len(self._rows) >= self._backlog:
+        if self._refused is not None:
             self._refuse(transitions)
             return
-        self._rows.extend(transitions)
-        if len(self._rows) >= self._notice_at:
+        rows = self._rows
+        rows.extend(transitions)
+        if len(rows) >= self._notice_at:
             self._notify()
 
     def found(self, queues: Iterable[Whereabouts]) -> None:
@@ -107,6 +108,13 @@ class Journal:
             self._put(note_batch(QUEUE, now_ns, queue=queue, count=count, since_ns=max(created_ns, 0)))
             total += count
         self._put(note_batch(CENSUS, now_ns, count=total))
+
+    def interrupted(self, queues: Iterable[tuple[str, Sequence[MessageId]]]) -> None:
+        """The broker has ended while it moved these messages: nobody knows whether they got there."""
+        for queue, ids in queues:
+            for start in range(0, len(ids), LARGEST_BATCH):
+                rows = [(id, None, 0) for id in ids[start : start + LARGEST_BATCH]]
+                self._put(found_batch(queue, rows, self._clock_ns()))
 
     def close(self) -> None:
         """Write what is left, and end. Blocks until that is done."""
@@ -126,11 +134,14 @@ class Journal:
 
     def _notify(self) -> None:
         self._something.set()
-        if len(self._rows) >= LARGEST_BATCH:
-            self._notice_at = self._backlog + 1
+        if len(self._rows) >= self._backlog:
+            self._refused = _Gap(0, self._clock_ns())
+            self._much.set()
+        elif len(self._rows) >= LARGEST_BATCH:
+            self._notice_at = self._backlog
             self._much.set()
         else:
-            self._notice_at = LARGEST_BATCH
+            self._notice_at = min(LARGEST_BATCH, self._backlog)
 
     def _refuse(self, transitions: Sequence[Transition]) -> None:
         """There is no room; until half of it is free again, so that gaps are few."""
@@ -142,7 +153,7 @@ class Journal:
 
     def _note_refused(self) -> None:
         refused, self._refused = self._refused, None
-        if refused is not None:
+        if refused is not None and refused.missing:
             self._put(refused)
 
     # The writer's thread
@@ -213,7 +224,7 @@ def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version
         folder: where its segments are. Each broker needs one of its own.
         limits: how much is kept.
         store: the store's address.
-        peers: other brokers on the same store.
+        peers: other programs that move messages of the same store.
         version: mq's.
 
     Raises:
@@ -233,7 +244,7 @@ def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version
 
 
 def _longer(gap: _Gap | None, missing: int, since_ns: int) -> _Gap:
-    return _Gap(missing, since_ns) if gap is None else _Gap(gap.missing + missing, gap.since_ns)
+    return _Gap(missing, since_ns) if gap is None or not gap.missing else _Gap(gap.missing + missing, gap.since_ns)
 
 
 def _parts(rows: list[Transition | pa.RecordBatch | _Gap]) -> Iterator[list[Transition] | pa.RecordBatch | _Gap]:

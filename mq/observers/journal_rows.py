@@ -21,7 +21,7 @@ START: Final = "start"
 QUEUE: Final = "queue"
 """At the start there was this queue: `count` messages in it, made at `since`."""
 FOUND: Final = "found"
-"""At the start this message was in the state `target`."""
+"""At the start this message was in the state `target`; null: on its way from one to another."""
 CENSUS: Final = "census"
 """All that was there has been listed: `count` messages."""
 GAP: Final = "gap"
@@ -83,7 +83,7 @@ def transitions_batch(rows: Sequence[Transition]) -> pa.RecordBatch:
     )
 
 
-def found_batch(queue: str, rows: Sequence[tuple[MessageId, State, int]], time_ns: int) -> pa.RecordBatch:
+def found_batch(queue: str, rows: Sequence[tuple[MessageId, State | None, int]], time_ns: int) -> pa.RecordBatch:
     """A batch of at most LARGEST_BATCH messages that were found: id, state, how often received."""
     ids, states, receives = zip(*rows, strict=True)
     return _batch(

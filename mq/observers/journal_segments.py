@@ -56,7 +56,7 @@ class Life(NamedTuple):
         pid: the process.
         version: mq's.
         store: the store's address.
-        peers: other brokers on the same store.
+        peers: other programs that move messages of the same store.
         started_ns: when the life began, nanoseconds since 1970.
     """
 

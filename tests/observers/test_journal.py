@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.cli.journaling import journaling, tell_found
+from mq.cli.journaling import journaling
 from mq.errors import InvalidSetting
 from mq.lifecycle import DOOR, TRANSITIONS, Kind, Transition
 from mq.observers.journal import Journal, open_journal
@@ -154,10 +154,10 @@ async def test_it_says_what_other_observers_saw(tmp_path: Path) -> None:
     settings = Settings(journal=str(tmp_path / "journal"))
     for _ in range(2):
         async with (
-            journaling(settings) as journals,
-            open_broker(f"posix:{tmp_path}/root", BrokerConfig(), observers=[seen, *journals]) as broker,
+            journaling(settings) as journal,
+            open_broker(f"posix:{tmp_path}/root", BrokerConfig(), observers=[seen, *journal.observers]) as broker,
         ):
-            tell_found(broker, journals)
+            journal.begin(broker)
             await work(broker, random)
     rows = read_rows(tmp_path / "journal")
     assert transitions_in(rows) == [as_row(row) for row in seen.all]

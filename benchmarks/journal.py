@@ -1,0 +1,123 @@
+"""What the lifecycle journal costs: processor time a message with and without it, and bytecodes, which do not wander.
+
+A message is published, fetched and removed; that is five transitions. Turns with and without a journal alternate, on
+fresh stores. All threads count, the journal's own too. In memory, where a message costs least, the journal weighs most.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import Any, Final
+
+import trio
+
+from benchmarks.embedded import BODY, CLIENTS
+from benchmarks.figures import Figure, at_most, median_ratio, spread
+from mq.broker import Broker, open_broker
+from mq.lifecycle import Observer
+from mq.observers.journal import open_journal
+from mq.observers.journal_segments import Limits
+from mq.observers.metrics import Metrics
+
+WANTED: Final = 1.05
+_COUNTED: Final = 300
+
+
+async def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
+    """Ratios, and counts."""
+    figures = []
+    for name, store in (("files", f"posix:{folder}/journaled"), ("memory", "memory:")):
+        without, with_it = [], []
+        await _turn(store, folder, messages, journaled=True)  # warms up
+        for number in range(rounds * 2):
+            for journaled in (True, False) if number % 2 else (False, True):
+                seconds = await _turn(store, folder, messages, journaled=journaled)
+                (with_it if journaled else without).append(seconds / messages * 1e6)
+        note = f"{spread(with_it, 'µs')} against {spread(without, 'µs')}"
+        ratio = median_ratio(with_it, without)
+        title = f"journal, messages in {name}: processor time a message, against none"
+        figures.append(at_most(title, ratio, WANTED, note=note))
+    few, many = [await _bytecodes(folder, journaled=journaled) for journaled in (False, True)]
+    note = f"{many:,.0f} against {few:,.0f}; what pyarrow does in C is not among them"
+    figures.append(
+        at_most("journal, messages in memory: bytecodes a message, against none", many / few, WANTED, note=note)
+    )
+    return figures
+
+
+async def _turn(store: str, folder: str, messages: int, *, journaled: bool) -> float:
+    """Processor seconds of all threads."""
+    async with _broker(store, folder, journaled=journaled) as broker:
+        begun = time.process_time()
+        await _work(broker, messages)
+        done = time.process_time() - begun
+        begun = time.process_time()
+    return done + time.process_time() - begun
+
+
+async def _bytecodes(folder: str, *, journaled: bool) -> float:
+    """Bytecodes a message, of all threads."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    threading.settrace(trace)
+    try:
+        async with _broker("memory:", folder, journaled=journaled) as broker:
+            sys.settrace(trace)
+            await _work(broker, _COUNTED)
+            begun = count
+            await _work(broker, _COUNTED)
+            used = count - begun
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+    return used / _COUNTED
+
+
+@asynccontextmanager
+async def _broker(store: str, folder: str, *, journaled: bool) -> AsyncIterator[Broker]:
+    observers: Sequence[Observer] = [Metrics()]
+    journal = None
+    if journaled:
+        journal = open_journal(f"{folder}/journal", Limits(), store=store, peers=0, version="")
+        journal.start()
+        observers = [*observers, journal]
+    try:
+        async with open_broker(store, observers=observers) as broker:
+            await broker.create_queue("q")
+            yield broker
+    finally:
+        if journal is not None:
+            await trio.to_thread.run_sync(journal.close)
+        for name in ("journal", "journaled"):
+            shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+
+
+async def _work(broker: Broker, messages: int) -> None:
+    """Publish, fetch and remove so many, by many clients."""
+    left = messages
+
+    async def client() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await broker.publish("q", BODY)
+            message = await broker.fetch("q", wait=60)
+            assert message is not None, "as many were published"
+            await message.body.aclose()
+            await broker.remove("q", message.id)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(CLIENTS):
+            nursery.start_soon(client)
