@@ -1,0 +1,250 @@
+"""Insight: what a lifecycle journal says of each queue, and the conservation audit.
+
+Results are tables, kept as Parquet, and one page for people. Nothing but the journal is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pyarrow.parquet import write_table
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from mq.errors import InvalidSetting
+from mq.lifecycle import Kind, State
+from mq.spark.pipelines.audit import audit, steps_of
+from mq.spark.pipelines.reading import Journal, read_journal
+from mq.spark.pipelines.report import Report, as_page
+
+PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
+POISON_RECEIVES: Final = 3
+"""A message that was handed out so often, and is still there or died of it, is poison."""
+_MOST_POISON: Final = 1000
+_POINTS: Final = 120
+_STEPS_SECONDS: Final = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
+_ACCURACY: Final = 10_000
+
+Progress = Callable[[str, int, int], None]
+"""Told what begins, how many steps are done, and how many there are."""
+
+
+class Insight(NamedTuple):
+    """What came out.
+
+    Attributes:
+        report: the same as on the page.
+        page: where that is.
+    """
+
+    report: Report
+    page: Path
+
+
+def insight(spark: SparkSession, folders: Sequence[str], out: str, progress: Progress | None = None) -> Insight:
+    """Read the journals of one store and write what they say.
+
+    Args:
+        spark: a session.
+        folders: where the segments are, a folder for each broker.
+        out: a folder of the driver's; made when missing, and its tables replaced.
+        progress: told how far it is.
+
+    Raises:
+        InvalidSetting: there is no journal, it is of several stores, or `out` cannot be written.
+    """
+    target = Path(out)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSetting(f"cannot write to {out}: {error.strerror}") from error
+    journal = read_journal(spark, folders)
+    steps = steps_of(journal).persist()
+    try:
+        tables = _tables(spark, journal, steps)
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for number, (name, table) in enumerate(tables.items()):
+            if progress is not None:
+                progress(name, number, len(tables))
+            found = table.toArrow()
+            write_table(found, target / f"{name}.parquet")
+            rows[name] = found.to_pylist()
+    finally:
+        steps.unpersist()
+    report = Report(rows, _complaints(journal))
+    page = target / "report.html"
+    page.write_text(as_page(report), "utf-8")
+    if progress is not None:
+        progress("done", len(tables), len(tables))
+    return Insight(report, page)
+
+
+def _tables(spark: SparkSession, journal: Journal, steps: DataFrame) -> dict[str, DataFrame]:
+    tables = {
+        "queues": queues_of(steps),
+        "throughput": throughput_of(steps),
+        "latency": latency_of(steps),
+        "poison": poison_of(steps),
+        "segments": spark.createDataFrame(
+            [(*each.found, each.ordinal, each.is_cut) for each in journal.segments],
+            "path string, broker string, host string, store string, peers int, started_ns long, segment int, "
+            "first long, next long, rows long, missing long, gaps int, begins boolean, stops boolean, torn boolean, "
+            "ordinal int, is_cut boolean",
+        ).orderBy("ordinal"),
+    }
+    if not journal.shared:
+        places, exceptions = audit(spark, journal, steps)
+        tables |= {"places": places, "exceptions": exceptions}
+    return tables
+
+
+def queues_of(steps: DataFrame) -> DataFrame:
+    """A line a queue: how much came and went, and what went wrong."""
+    is_lease = _is(Kind.LEASE)
+    counted = steps.groupBy("queue").agg(
+        _count(_is(Kind.PUBLISH)).alias("published"),
+        F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"),
+        _count(is_lease).alias("leased"),
+        _count(is_lease & (F.col("receives") > 1)).alias("redelivered"),
+        _count(_is(Kind.REMOVE)).alias("removed"),
+        _count(_is(Kind.DIE)).alias("died"),
+        _count(_is(Kind.EXPIRE)).alias("expired"),
+        F.min("time").alias("first"),
+        F.max("time").alias("last"),
+    )
+    seconds = F.greatest(F.unix_micros("last") - F.unix_micros("first"), F.lit(1)) / 1e6
+    return (
+        counted.withColumn("published_per_second", F.col("published") / seconds)
+        .withColumn("removed_per_second", F.col("removed") / seconds)
+        .withColumn("redelivery_rate", _ratio("redelivered", "leased"))
+        .withColumn("dead_letter_rate", _ratio("died", "published"))
+        .orderBy(F.desc("published"), "queue")
+    )
+
+
+def throughput_of(steps: DataFrame) -> DataFrame:
+    """How many messages were published, leased and removed in each of some steps of time, by queue."""
+    ends = steps.agg(F.unix_seconds(F.min("time")), F.unix_seconds(F.max("time"))).first()
+    span = (ends[1] - ends[0]) if ends is not None and ends[0] is not None else 0
+    step = next((step for step in _STEPS_SECONDS if span / step <= _POINTS), _STEPS_SECONDS[-1])
+    begin = F.timestamp_seconds(F.floor(F.unix_seconds("time") / step) * step)
+    return (
+        steps.groupBy("queue", begin.alias("begin"))
+        .agg(
+            F.lit(step).alias("seconds"),
+            *(_count(_is(kind)).alias(kind.value) for kind in (Kind.PUBLISH, Kind.LEASE, Kind.REMOVE)),
+        )
+        .orderBy("queue", "begin")
+    )
+
+
+def latency_of(steps: DataFrame) -> DataFrame:
+    """How long messages waited in their queue until somebody got them, and how long they lived, in seconds.
+
+    `in queue` is from READY to a lease, or to a removal straight from there; `end to end` from the publish to the
+    removal. What lies on both sides of a gap is left out.
+    """
+    passed = (F.unix_micros("time") - F.unix_micros("previous_time")) / 1e6
+    from_ready = F.col("previous_after") == State.READY.value
+    waited = steps.where(
+        (_is(Kind.LEASE) | _is(Kind.REMOVE)) & from_ready & (F.col("previous_era") == F.col("era"))
+    ).select("queue", F.lit("in queue").alias("what"), passed.alias("seconds"))
+    published = _first("time", Kind.PUBLISH)
+    removed = _first("time", Kind.REMOVE)
+    lived = (
+        steps.groupBy("id")
+        .agg(
+            _first("queue", Kind.PUBLISH).alias("queue"),
+            ((F.unix_micros(removed) - F.unix_micros(published)) / 1e6).alias("seconds"),
+            F.countDistinct("era").alias("eras"),
+        )
+        .where("seconds IS NOT NULL AND eras = 1")
+        .select("queue", F.lit("end to end").alias("what"), "seconds")
+    )
+    at = F.percentile_approx("seconds", list(PERCENTILES), _ACCURACY)
+    return (
+        waited.unionByName(lived)
+        .groupBy("queue", "what")
+        .agg(F.count("*").alias("messages"), at.alias("at"), F.max("seconds").alias("longest"))
+        .select(
+            "queue",
+            "what",
+            "messages",
+            *(
+                F.col("at")[number].alias(f"p{each * 100:g}".replace(".", "_"))
+                for number, each in enumerate(PERCENTILES)
+            ),
+            "longest",
+        )
+        .orderBy("queue", "what")
+    )
+
+
+def poison_of(steps: DataFrame) -> DataFrame:
+    """Messages that were handed out again and again, and not removed by whoever had them."""
+    return (
+        steps.groupBy("id")
+        .agg(
+            F.max("receives").alias("receives"),
+            _count(_is(Kind.DIE)).alias("deaths"),
+            _count(_is(Kind.REMOVE)).alias("removed"),
+            F.max_by("queue_after", F.struct("ordinal", "sequence")).alias("queue"),
+            F.max("time").alias("last"),
+        )
+        .where((F.col("receives") >= POISON_RECEIVES) & ((F.col("deaths") > 0) | (F.col("removed") == 0)))
+        .orderBy(F.desc("receives"), "id")
+        .limit(_MOST_POISON)
+    )
+
+
+def _complaints(journal: Journal) -> list[str]:
+    """What the journal does not know, in words."""
+    told = []
+    for each in journal.segments:
+        found = each.found
+        if found.gaps:
+            told.append(
+                f"{found.missing} transitions are missing in {Path(found.path).name}: the disk was full or slow"
+            )
+        if each.is_cut and each.ordinal == 0:
+            told.append("the beginning is missing: older segments were removed, or mq ran without a journal before")
+        elif each.is_cut:
+            told.append(
+                f"something is missing before {Path(found.path).name}: a broker was killed, or a segment is gone"
+            )
+    if journal.segments and not journal.segments[-1].found.stops:
+        told.append("the journal goes on, or its end is missing: all this is as of its last row")
+    if journal.shared:
+        told.append(
+            "other programs moved messages of the store, too, and are not in this journal: so there is no audit"
+        )
+    return told
+
+
+def summary(found: Insight) -> str:
+    """The audit in one JSON object, for programs."""
+    rows = found.report.tables
+    places: dict[str, int] = {}
+    for row in rows.get("places", []):
+        places[row["place"]] = places.get(row["place"], 0) + row["messages"]
+    exceptions = [{name: row[name] for name in ("what", "id", "queue")} for row in rows.get("exceptions", [])]
+    return json.dumps({"places": places, "exceptions": exceptions, "incomplete": found.report.complaints})
+
+
+def _is(kind: Kind) -> Column:
+    return F.col("kind") == kind.value
+
+
+def _count(condition: Column) -> Column:
+    return F.count(F.when(condition, 1))
+
+
+def _first(name: str, kind: Kind) -> Column:
+    return F.min(F.when(_is(kind), F.col(name)))
+
+
+def _ratio(part: str, whole: str) -> Column:
+    return F.when(F.col(whole) > 0, F.col(part) / F.col(whole)).otherwise(0.0)

