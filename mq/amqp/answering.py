@@ -205,7 +205,11 @@ class Answering:
 
         async def do() -> Result:
             self._door.unused.touch(queue)
-            held = await self._broker.hold(queue.key)
+            try:
+                held = await self._broker.hold(queue.key)
+            except QueueHeld as error:
+                text = f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use"
+                raise Refused(Code.ACCESS_REFUSED, text) from error
             if not held:
                 return None
             try:

@@ -11,13 +11,12 @@ import trio
 
 from mq.amqp.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY
 from mq.amqp.carrying import Letter, arrival_of
-from mq.amqp.copies import Copy, store
+from mq.amqp.copies import Copies, Copy
 from mq.amqp.declared import Queue
 from mq.amqp.dying import Reason, died, goes_in_circles
 from mq.amqp.errors import Refused
 from mq.amqp.properties import Properties
 from mq.amqp.topology import Topology
-from mq.broker import Broker
 from mq.errors import CorruptMessage, NoSuchQueue, QueueFull
 from mq.message import Message, QueueName
 
@@ -39,7 +38,7 @@ class DeadLetters:
     """Sends dead letters on.
 
     Args:
-        broker: the queues.
+        copies: brings messages into their queues.
         topology: where they go.
         queue_of: the queue of AMQP behind a name of the broker's.
         clock_ns: wall clock, nanoseconds since 1970.
@@ -47,12 +46,12 @@ class DeadLetters:
 
     def __init__(
         self,
-        broker: Broker,
+        copies: Copies,
         topology: Topology,
         queue_of: Callable[[QueueName], Queue | None],
         clock_ns: Callable[[], int],
     ) -> None:
-        self._broker = broker
+        self._into = copies
         self._topology = topology
         self._queue_of = queue_of
         self._clock_ns = clock_ns
@@ -115,6 +114,6 @@ class DeadLetters:
         return [Copy(dead, target) for target in targets if not goes_in_circles(properties, target.name)]
 
     async def _store(self, copies: Sequence[Copy]) -> None:
-        for _, error in await store(self._broker, copies) if copies else ():
+        for _, error in await self._into.store(copies) if copies else ():
             if error is not None and not isinstance(error, QueueFull | NoSuchQueue):
                 raise error

@@ -12,7 +12,7 @@ import trio
 
 from mq.amqp import arguments, declared
 from mq.amqp.changes import NOTHING, Change
-from mq.amqp.copies import SHORTEST_SECONDS
+from mq.amqp.copies import AT_ONCE_SECONDS
 from mq.amqp.declared import Queue
 from mq.amqp.errors import Code, Refused
 from mq.amqp.names import decode
@@ -155,7 +155,7 @@ def settings_of(queue: Queue) -> dict[str, Any]:
     given = queue.arguments
     settings: dict[str, Any] = {}
     if arguments.MESSAGE_TTL in given:
-        settings["ttl"] = max(given[arguments.MESSAGE_TTL] / 1000, SHORTEST_SECONDS)
+        settings["ttl"] = given[arguments.MESSAGE_TTL] / 1000 or AT_ONCE_SECONDS
     if arguments.MAX_LENGTH in given:
         settings["max_messages"] = given[arguments.MAX_LENGTH]
     if arguments.MAX_LENGTH_BYTES in given:

@@ -12,6 +12,7 @@ from mq.access import Access
 from mq.amqp.alarm import Alarm
 from mq.amqp.changes import NOTHING, Change
 from mq.amqp.commands import Authenticated
+from mq.amqp.copies import Copies
 from mq.amqp.dead_letters import DeadLetters
 from mq.amqp.declarations import Declarations
 from mq.amqp.declared import Queue
@@ -47,6 +48,7 @@ class Door:
         broker, limits: as given.
         topology: what is declared, in memory.
         declarations: changes it.
+        copies: brings messages into their queues.
         dead_letters: sends on what dies.
         alarm: on while the store has no room.
         unused: the queues that go when nobody uses them.
@@ -65,7 +67,8 @@ class Door:
         self.limits = limits
         self.topology = Topology(vhosts, broker.declarations.knows)
         self.declarations = Declarations(broker, self.topology, self._lost)
-        self.dead_letters = DeadLetters(broker, self.topology, self.declarations.queue_of, clock_ns)
+        self.copies = Copies(broker, self.topology.consumers)
+        self.dead_letters = DeadLetters(self.copies, self.topology, self.declarations.queue_of, clock_ns)
         self.alarm = Alarm(self._alarm_changed)
         self.unused = Unused(lambda name: self.topology.consumers.count(name) > 0, self._expire)
         self.connections: set[Served] = set()

@@ -48,7 +48,7 @@ class Serving:
         self._stream = stream
         self._peer = peer
         self._connection = Connection(door.topology, self, trio.current_time, door.limits, version)
-        self._storing = Storing(door.broker, door.alarm, door.dead_letters, self._stored)
+        self._storing = Storing(door.copies, door.alarm, door.dead_letters, self._stored)
         self._answering = Answering(
             door, self._connection, self._storing, self._room_to_send, self._flush, self._start_consumer
         )

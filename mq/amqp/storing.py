@@ -12,11 +12,10 @@ from trio_util import AsyncValue
 from mq.amqp.alarm import Alarm
 from mq.amqp.arguments import OVERFLOW
 from mq.amqp.commands import Message
-from mq.amqp.copies import Copy, store
+from mq.amqp.copies import Copies, Copy
 from mq.amqp.dead_letters import DeadLetters
 from mq.amqp.dying import Reason
 from mq.amqp.session import MESSAGE_OVERHEAD
-from mq.broker import Broker
 from mq.errors import NoSuchQueue, QueueFull, StorageFull
 
 MOST_BYTES_WAITING: Final = 16 * 1024 * 1024
@@ -29,16 +28,16 @@ class Storing:
     """Stores what one connection publishes.
 
     Args:
-        broker: the queues.
+        copies: brings messages into their queues.
         alarm: told while there is no room.
         dead_letters: gets what a full queue refuses and wants to have buried.
         told: called with messages that came to the same end, and whether that is that they are stored.
     """
 
     def __init__(
-        self, broker: Broker, alarm: Alarm, dead_letters: DeadLetters, told: Callable[[list[Message], bool], None]
+        self, copies: Copies, alarm: Alarm, dead_letters: DeadLetters, told: Callable[[list[Message], bool], None]
     ) -> None:
-        self._broker = broker
+        self._copies = copies
         self._alarm = alarm
         self._dead_letters = dead_letters
         self._told = told
@@ -90,7 +89,7 @@ class Storing:
         refused: dict[int, Message] = {}
         while copies:
             stuck, why = [], ""
-            for copy, error in await store(self._broker, copies):
+            for copy, error in await self._copies.store(copies):
                 if isinstance(error, StorageFull):
                     stuck.append(copy)
                     why = str(error)

@@ -336,6 +336,19 @@ async def test_the_dead_go_through_their_exchange(autojump_clock: MockClock, cli
     assert await client.count("graves") == 0
 
 
+@pytest.mark.parametrize(("arguments", "own"), [({"x-message-ttl": 0}, {}), ({}, {"expiration": "0"})])
+async def test_a_message_without_time_to_live_is_for_who_consumes(
+    autojump_clock: MockClock, client: Client, arguments: dict[str, int], own: dict[str, str]
+) -> None:
+    await client.declare("q", arguments)
+    await client.publish("q", b"nobody", **own)
+    await trio.sleep(0.1)
+    assert await client.count() == 0
+    await client.consume()
+    await client.publish("q", b"somebody", **own)
+    assert (await client.delivery())[2] == b"somebody"
+
+
 async def test_a_dead_letter_does_not_go_in_circles(autojump_clock: MockClock, client: Client) -> None:
     await client.declare("a", {"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     await client.declare("b", {"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "a"})
