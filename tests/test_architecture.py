@@ -24,7 +24,11 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.lifecycle": ("mq.message",),
     "mq.access": ("mq.errors", "mq.message", "mq.access"),
     "mq.vsqs": (*DOMAIN, "mq.vsqs", "mq.storage.calls", "mq.storage.mount"),
-    "mq.spark": DOMAIN,
+    "mq.spark": (
+        *DOMAIN,
+        "mq.spark",
+        *(f"mq.client.{pure}" for pure in ("calls", "codec", "errors", "requests", "retries", "values")),
+    ),
     "mq.spark.pipelines": (*DOMAIN, "mq.spark", "mq.observers.journal_rows", "mq.observers.journal_segments"),
     "mq.storage": (*DOMAIN, "mq.storage"),
     "mq.storage.interface": DOMAIN,
@@ -69,6 +73,8 @@ TRIO_FREE: Final = (
     *(f"mq.vsqs.{part}" for part in ("consume", "errors", "index", "look", "moves", "names", "orphans", "publish")),
     *(f"mq.vsqs.{part}" for part in ("system", "watch")),
     "mq.spark",
+    *(f"mq.spark.{part}" for part in ("batch", "calls", "connection", "errors", "options", "rows", "source")),
+    *(f"mq.spark.{part}" for part in ("stream", "writing")),
     *(f"mq.spark.pipelines.{part}" for part in ("audit", "insight", "plots", "reading", "report", "session")),
     "mq.storage.calls",
     "mq.storage.folders",
@@ -188,8 +194,15 @@ def test_import_mq_is_light() -> None:
     assert {name for name in loaded if fits(name, "mq")} == {"mq", "mq.errors", "mq.message"}
 
 
+def test_the_spark_source_loads_no_event_loop() -> None:
+    pytest.importorskip("pyspark")
+    loaded = loaded_by("import pyspark_mq, mq.spark")
+    assert "mq.spark.stream" in loaded
+    assert not [name for name in loaded if name.partition(".")[0] in ("trio", "httpx", "quart")]
+
+
 def test_clients_load_no_server() -> None:
-    loaded = loaded_by("import mq.client, mq.client.amqp")
+    loaded = loaded_by("import mq.client, mq.client.sync_client, mq.client.trio_client, mq.client.amqp")
     rooms = (
         "mq.broker",
         "mq.storage",

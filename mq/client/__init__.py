@@ -15,7 +15,13 @@ Nothing here knows of the broker, or serves::
         client.publish("letters", "hello, world")
         with client.receive("letters") as message:
             print(message.body)
+
+The clients themselves, with what sends for them, are imported when they are asked for: who brings another transport, as
+the Spark source does, pays for neither httpx nor Trio.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from mq.client.errors import (
     BadRequest,
@@ -33,8 +39,6 @@ from mq.client.errors import (
     Unreachable,
 )
 from mq.client.retries import Retry
-from mq.client.sync_client import Client, Stream
-from mq.client.trio_client import AsyncClient, AsyncStream
 from mq.client.values import (
     Death,
     Head,
@@ -47,7 +51,11 @@ from mq.client.values import (
     Received,
     Redriven,
 )
-from mq.client.wire import Access
+
+if TYPE_CHECKING:
+    from mq.client.sync_client import Client, Stream
+    from mq.client.trio_client import AsyncClient, AsyncStream
+    from mq.client.wire import Access
 
 __all__ = [
     "Access",
@@ -80,3 +88,17 @@ __all__ = [
     "Unavailable",
     "Unreachable",
 ]
+
+_WITH_TRANSPORT: Final = {
+    "Access": "mq.client.wire",
+    "AsyncClient": "mq.client.trio_client",
+    "AsyncStream": "mq.client.trio_client",
+    "Client": "mq.client.sync_client",
+    "Stream": "mq.client.sync_client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TRANSPORT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WITH_TRANSPORT[name]), name)

@@ -1,1 +1,28 @@
-"""mq in PySpark."""
+"""The data source ``mq`` of PySpark: queues as tables and as streams. Needs the extra ``mq[spark]``.
+
+* :mod:`mq.spark.source`: the data source. :mod:`mq.spark.options`: what can be said to it.
+* :mod:`mq.spark.batch`, :mod:`mq.spark.stream`, :mod:`mq.spark.writing`: reading once, reading on and on, writing.
+* :mod:`mq.spark.rows`: between messages and Arrow. :mod:`mq.spark.calls`, :mod:`mq.spark.connection`: requests, and who
+  sends them: :mod:`http.client`, with the requests and retries of :mod:`mq.client`. No event loop: this runs in Spark's
+  Python workers.
+
+Where mq is installed, Spark finds the source by itself (the module ``pyspark_mq``)::
+
+    spark.read.format("mq").option("queue", "orders").load()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mq.spark.source import MqDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["MqDataSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``mq`` known to a session, where Spark has not found it by itself."""
+    spark.dataSource.register(MqDataSource)

@@ -1,0 +1,129 @@
+"""One connection to a daemon, for one task: requests of the client, sent by the standard library."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ssl
+import time
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+from mq.client.calls import Answer, Call, Source
+from mq.client.errors import ClientError, Interrupted, Unreachable
+from mq.client.retries import Retry, Tries
+from mq.spark.errors import InvalidOption, naming_options
+from mq.spark.options import Options
+
+T = TypeVar("T")
+
+_HEADERS: Final = {"user-agent": "mq-spark", "accept-encoding": "identity"}
+
+
+class Connection:
+    """Speaks to the daemon that the options name. Close it, or use it as a context manager.
+
+    Args:
+        options: where it is, and who asks.
+
+    Everything raises :class:`~mq.spark.errors.SparkSourceError`, with the option that the error is about.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._parts = urlsplit(options.url)
+        self._http: http.client.HTTPConnection | None = None
+        self._headers = dict(_HEADERS)
+        if options.token:
+            self._headers["authorization"] = f"Bearer {options.token}"
+        elif options.user:
+            pair = f"{options.user}:{options.password}".encode()
+            self._headers["authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; the next request opens it again."""
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    def run(self, call: Call[T]) -> T:
+        """The call's result, after as many tries as the option ``retrySeconds`` lets it have.
+
+        Raises:
+            SparkSourceError: it has none.
+        """
+        with naming_options(self._options.url, self._options.queue):
+            return self.attempt(call)
+
+    def attempt(self, call: Call[T]) -> T:
+        """As :meth:`run`, with the errors of the client.
+
+        Raises:
+            ClientError: it has no result.
+        """
+        tries = Tries(call, Retry(patience=self._options.retry_seconds, longest=2.0))
+        while True:
+            try:
+                answer = self._send(call)
+            except ClientError as error:
+                pause = tries.after_failure(is_sent=isinstance(error, Interrupted))
+                if pause is None:
+                    raise
+            else:
+                pause = tries.after_answer(answer)
+                if pause is None:
+                    return call.result(answer, repeated=tries.perhaps_served)
+            time.sleep(min(pause, 2.0))
+
+    def _send(self, call: Call[Any]) -> Answer:
+        assert not isinstance(call.body, Source)
+        connection = self._connected()
+        try:
+            connection.request(
+                call.method, self._parts.path + call.target, call.body, {**self._headers, **dict(call.headers)}
+            )
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Interrupted(f"the connection to {self._options.url} broke: {error!r}") from error
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, headers, body)
+
+    def _connected(self) -> http.client.HTTPConnection:
+        if self._http is None:
+            connection = self._made()
+            try:
+                connection.connect()
+            except OSError as error:
+                raise Unreachable(f"no daemon answers at {self._options.url}: {error}") from error
+            self._http = connection
+        return self._http
+
+    def _made(self) -> http.client.HTTPConnection:
+        host, timeout = self._parts.hostname or "", self._options.timeout_seconds
+        if self._parts.scheme == "http":
+            return http.client.HTTPConnection(host, self._parts.port or 80, timeout=timeout)
+        return http.client.HTTPSConnection(host, self._parts.port or 443, timeout=timeout, context=self._tls())
+
+    def _tls(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self._options.ca_file or None)
+        except OSError as error:
+            raise InvalidOption(f'option "caFile": cannot use {self._options.ca_file}: {error}') from error
+        if self._options.certificate_file:
+            try:
+                context.load_cert_chain(self._options.certificate_file)
+            except OSError as error:
+                file = self._options.certificate_file
+                raise InvalidOption(f'option "certificateFile": cannot use {file}: {error}') from error
+        return context

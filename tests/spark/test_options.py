@@ -1,0 +1,67 @@
+"""Options: unknown and wrong ones are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from mq.spark.errors import InvalidOption
+from mq.spark.options import READ, READ_STREAM, TABLE, WRITE, Options, read_options
+from mq.spark.source import MqDataSource
+from tests.e2e.daemon import TREE
+
+
+def test_what_was_said_in_any_case() -> None:
+    options = read_options({"QUEUE": "q", "numpartitions": "7", "failOnClaimLost": "False", "leaseSeconds": "60.5"})
+    assert (options.queue, options.num_partitions, options.fail_on_claim_lost) == ("q", 7, False)
+    assert options.lease_seconds == 60.5
+    assert read_options({"queue": "q"}, READ) == Options(queue="q")
+
+
+def test_what_spark_hands_on_means_nothing() -> None:
+    assert read_options({"queue": "q", "checkpointLocation": "/x", "path": "/y"}, WRITE) == Options(queue="q")
+
+
+@pytest.mark.parametrize(
+    ("given", "way", "why"),
+    [
+        ({}, READ, 'option "queue" is missing'),
+        ({"queue": "../q"}, READ, 'option "queue" must be'),
+        ({"queue": "q", "queu": "q"}, READ, 'unknown option "queu": did you mean "queue"'),
+        ({"queue": "q", "nonsense": "1"}, READ, 'unknown option "nonsense"; known: url'),
+        ({"queue": "q", "url": "localhost:8080"}, READ, 'option "url" must be http'),
+        ({"queue": "q", "url": "http://u:p@localhost"}, READ, "without credentials"),
+        ({"queue": "q", "numPartitions": "0"}, READ, 'option "numPartitions" must be a whole number from 1'),
+        ({"queue": "q", "numPartitions": "two"}, READ, "got 'two'"),
+        ({"queue": "q", "leaseSeconds": "nan", "consumer": "c"}, READ_STREAM, 'option "leaseSeconds"'),
+        ({"queue": "q", "includeHeaders": "yes"}, READ, "true or false"),
+        ({"queue": "q", "consumer": "c"}, READ, 'option "consumer" is for readStream, not for read'),
+        ({"queue": "q", "batchSize": "10"}, READ_STREAM, 'option "batchSize" is for write'),
+        ({"queue": "q"}, READ_STREAM, 'option "consumer" is missing'),
+        ({"queue": "q", "user": "u"}, READ, 'options "user" and "password" go together'),
+        ({"queue": "q", "user": "u", "password": "p", "token": "t"}, READ, "not both"),
+    ],
+)
+def test_a_wrong_one_is_named(given: dict[str, str], way: str, why: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        read_options(given, way)
+    assert why in str(caught.value)
+
+
+def test_a_secret_is_not_shown() -> None:
+    with pytest.raises(InvalidOption) as caught:
+        read_options({"queue": "q", "token": "hush\n"})
+    assert "hush" not in str(caught.value)
+
+
+def test_every_option_has_a_row_on_the_page() -> None:
+    page = (TREE / "docs" / "spark.md").read_text()
+    for option in TABLE.values():
+        assert f"| `{option.name}` |" in page
+
+
+def test_a_queue_is_not_overwritten() -> None:
+    source = MqDataSource({"queue": "q"})
+    with pytest.raises(InvalidOption, match="overwrite"):
+        source.writer(source.schema(), overwrite=True)

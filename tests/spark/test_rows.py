@@ -1,0 +1,133 @@
+"""Between messages and Arrow, without Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from mq.message import MessageIds
+from mq.spark.errors import InvalidRow, InvalidSchema
+from mq.spark.rows import ALL_COLUMNS, COLUMNS, LineMaker, RowMaker, check_written
+
+ID = str(MessageIds(lambda: 1_700_000_000_123_456_700).new())
+LINE: dict[str, Any] = {
+    "id": ID,
+    "receives": 2,
+    "content_type": "text/plain",
+    "attributes": {"a": "ä"},
+    "body": "hällo",
+    "sequence": 1 << 59,
+}
+
+
+def of(*fields: tuple[str, Any]) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in fields])
+
+
+def test_a_message_as_a_row() -> None:
+    [row] = RowMaker("q", ALL_COLUMNS).batch([LINE]).to_pylist()
+    assert (row["value"], row["id"], row["queue"], row["sequence"]) == ("hällo".encode(), ID, "q", 1 << 59)
+    assert row["timestamp"].isoformat() == "2023-11-14T22:13:20.123456+00:00"
+    assert (row["deliveryCount"], row["contentType"]) == (2, "text/plain")
+    assert row["headers"] == [{"key": "a", "value": "ä".encode()}]
+
+
+def test_only_the_columns_that_are_wanted_in_their_order() -> None:
+    batch = RowMaker("q", of(("sequence", LongType()), ("value", StringType()))).batch([LINE])
+    assert batch.to_pylist() == [{"sequence": 1 << 59, "value": "hällo"}]
+    assert RowMaker("q", COLUMNS).batch([]).num_rows == 0
+
+
+def test_bytes_that_are_no_text() -> None:
+    line = {**LINE, "base64": "/w=="}
+    del line["body"]
+    assert RowMaker("q", COLUMNS).batch([line]).to_pylist()[0]["value"] == b"\xff"
+    with pytest.raises(InvalidRow, match="read the column value as binary"):
+        RowMaker("q", of(("value", StringType()))).batch([line])
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (of(("valeu", BinaryType())), "unknown column valeu"),
+        (of(("sequence", IntegerType())), "column sequence is bigint, not int"),
+        (of(("id", BinaryType())), "column id is string, not binary"),
+    ],
+)
+def test_columns_that_no_message_has(schema: StructType, why: str) -> None:
+    with pytest.raises(InvalidSchema, match=why):
+        RowMaker("q", schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (of(("body", BinaryType())), 'there is no column "value"'),
+        (of(("value", LongType())), "column value must be binary or string, not bigint"),
+        (of(("value", BinaryType()), ("colour", StringType())), "unknown column colour"),
+        (of(("value", BinaryType()), ("ttlSeconds", StringType())), "column ttlSeconds"),
+    ],
+)
+def test_rows_that_can_be_no_messages(schema: StructType, why: str) -> None:
+    with pytest.raises(InvalidSchema, match=why):
+        check_written(schema)
+
+
+def test_what_was_read_can_be_written() -> None:
+    check_written(ALL_COLUMNS)
+
+
+def lines(maker: LineMaker, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in maker.lines(pa.RecordBatch.from_pylist(rows), 0)]
+
+
+def test_a_row_as_a_message() -> None:
+    row = {
+        "value": b"\xff",
+        "key": "k",
+        "contentType": "x/y",
+        "headers": [{"key": "H", "value": "ä".encode()}],
+        "delaySeconds": 1.5,
+        "ttlSeconds": 60.0,
+    }
+    assert lines(LineMaker("w", 0), [row]) == [
+        {"base64": "/w==", "content_type": "x/y", "delay": 1.5, "ttl": 60.0, "attributes": {"h": "ä"}, "key": "k"}
+    ]
+    assert lines(LineMaker("w", 0), [{"value": "x", "id": "i"}]) == [{"body": "x", "key": "i"}]
+
+
+def test_a_task_that_runs_again_has_the_same_keys_in_whatever_order() -> None:
+    rows = [{"value": text} for text in ("a", "b", "a", "c")]
+    first = lines(LineMaker("w", 3), rows)
+    again = lines(LineMaker("w", 3), rows[::-1])
+    assert sorted(line["key"] for line in first) == sorted(line["key"] for line in again)
+    assert len({line["key"] for line in first}) == 4
+    others = [lines(LineMaker("w", 4), rows), lines(LineMaker("v", 3), rows)]
+    assert not {line["key"] for line in first} & {line["key"] for other in others for line in other}
+
+
+def test_rows_that_differ_beside_their_value_are_not_the_same() -> None:
+    rows = [{"value": "a", "contentType": "x/y"}, {"value": "a", "contentType": None}]
+    keys = [line["key"] for line in lines(LineMaker("w", 0), rows)]
+    alone = lines(LineMaker("w", 0), [{"value": "a"}])
+    assert keys[1] == alone[0]["key"] != keys[0]
+
+
+def test_a_null_is_named_by_its_row() -> None:
+    batch = pa.RecordBatch.from_pylist([{"value": b"x"}, {"value": None}])
+    with pytest.raises(InvalidRow, match='row 11 of partition 2: column "value" is null'):
+        list(LineMaker("w", 2).lines(batch, 10))
