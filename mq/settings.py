@@ -133,6 +133,7 @@ class Settings:
 
     address: str = _line("127.0.0.1", _TEXT, "address or host name to listen on; 0.0.0.0 is the whole network")
     port: int = _line(8080, _whole(0, 65_535), "port to listen on; 0 takes a free one")
+    reuse_port: bool = _line(False, _SWITCHED, "share the port with other daemons (--peers) that say so, too", "")
     amqp_port: int = _line(0, _whole(0, 65_535), "port for AMQP 0-9-1 on the same address; 0 is off", "off")
     amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "names of AMQP's vhosts beside /, with commas between", "none")
     workers: int = _line(8, _whole(1, 1024), "pairs of one fetch and one save worker")

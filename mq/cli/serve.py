@@ -45,6 +45,10 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
 
 
 async def _serve(settings: Settings, stop: trio.Event) -> None:
+    if settings.reuse_port and not settings.peers:
+        raise InvalidSetting(
+            "reuse_port is for daemons that serve one root together: say how many others there are (--peers)"
+        )
     config = BrokerConfig(
         workers=settings.workers,
         peers=settings.peers,
@@ -70,9 +74,13 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
             endpoints.end_waits()
 
         DOOR.set("http")
-        serve_web = partial(serve, app, settings.address, settings.port, stop=until_stop)
-        fast_lane = not settings.no_fast_lane
-        urls = await nursery.start(partial(serve_web, certificates=guards.certificates, fast_lane=fast_lane))
+        serve_web = partial(
+            serve,
+            certificates=guards.certificates,
+            fast_lane=not settings.no_fast_lane,
+            shares_port=settings.reuse_port,
+        )
+        urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
         if settings.amqp_port:
             limits = Limits(body_max=min(settings.max_body, Limits.body_max))
             door = Door(broker, settings.amqp_vhosts, guards.access, limits)

@@ -51,6 +51,7 @@ async def serve(
     stop: Callable[[], Awaitable[None]],
     certificates: Certificates | None = None,
     fast_lane: bool = True,
+    shares_port: bool = False,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -65,13 +66,14 @@ async def serve(
         stop: returns when it is time to stop.
         certificates: with them TLS is spoken, and nothing else.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
+        shares_port: other processes may listen there too, if they say the same.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
 
     Raises:
         CannotListen: somebody else has the port, or the address is not to be had.
     """
-    listeners = await listen(address, port)
+    listeners = await listen(address, port, shares_port=shares_port)
     connections = _Connections(app, certificates, fast_lane)
     scheme = "https" if certificates else "http"
     async with trio.open_nursery() as watching:

@@ -1,0 +1,84 @@
+"""Two real daemons on one root and one port."""
+
+from __future__ import annotations
+
+import http.client
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.e2e.daemon import Daemon, DaemonFailed
+
+CONNECTIONS: Final = 40
+LEAST: Final = 3
+"""That one of two daemons gets no more than so many by chance happens once in 50 million times."""
+SHARED: Final = ("--peers", "1", "--reuse-port")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def daemons(temp_root: Path, tmp_path: Path) -> Iterator[list[Daemon]]:
+    with ExitStack() as stack:
+        first = stack.enter_context(Daemon(temp_root, tmp_path / "first", *SHARED))
+        port = ("--port", str(first.port))
+        yield [first, stack.enter_context(Daemon(temp_root, tmp_path / "second", *SHARED, *port))]
+
+
+def sockets(daemon: Daemon) -> int:
+    folder = Path(f"/proc/{daemon.pid}/fd")
+    return sum(os.readlink(path).startswith("socket:") for path in folder.iterdir() if path.is_symlink())
+
+
+def ask(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    connection.request(method, path, body)
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+def connect(stack: ExitStack, port: int) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    return stack.enter_context(closing(connection))
+
+
+def test_both_serve_the_same_messages(daemons: list[Daemon]) -> None:
+    with ExitStack() as stack:
+        before = [sockets(daemon) for daemon in daemons]
+        connections = [connect(stack, daemons[0].port) for _ in range(CONNECTIONS)]
+        assert ask(connections[0], "PUT", "/q")[0] == 201
+        for number, connection in enumerate(connections):
+            assert ask(connection, "POST", "/q/messages", b"%d" % number)[0] == 201
+        more = [sockets(daemon) - count for daemon, count in zip(daemons, before, strict=True)]
+        assert min(more) > LEAST, more
+
+        bodies = []
+        for connection in reversed(connections):
+            status, body = ask(connection, "GET", "/q/messages?wait=20&visibility=600")
+            assert status == 200
+            bodies.append(int(body))
+        assert sorted(bodies) == list(range(CONNECTIONS))
+
+
+def test_one_goes_on_when_the_other_has_stopped(daemons: list[Daemon]) -> None:
+    first, second = daemons
+    port = first.port
+    first.stop()
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            assert ask(connect(stack, port), "GET", "/-/live")[0] == 200
+    second.stop()
+
+
+def test_who_does_not_say_so_is_refused(daemons: list[Daemon], temp_root: Path, tmp_path: Path) -> None:
+    port = str(daemons[0].port)
+    with pytest.raises(DaemonFailed, match=f"port {port}: Address already in use"):
+        Daemon(temp_root, tmp_path / "third", "--peers", "1", "--port", port).start()
+
+
+def test_without_peers_it_is_refused(temp_root: Path, tmp_path: Path) -> None:
+    with pytest.raises(DaemonFailed, match="say how many others there are"):
+        Daemon(temp_root, tmp_path / "log", "--reuse-port").start()
