@@ -3,54 +3,109 @@
 A few files and folders are synced one by one; many by one syncfs(2) of the whole file system, whose errors the
 kernel reports since 5.8. Every result is checked; an error is never tried again (the second fsync after an error
 says OK and the bytes are not there).
+
+Where names are ordered, the last change brings all that were made before it, so it is the only one to be synced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from mq.storage.calls import OPEN_FOLDER, Calls
+from mq.storage.costs import Costs
 from mq.storage.passing import NO_HANDLES, SyncFailed
 
-FEW_FILES: Final = 2
 FEW_FOLDERS: Final = 4
 
 
-class Barrier:
-    """What has to be synced together.
+class Syncs:
+    """How what was changed below a root gets to the medium.
 
     Args:
         calls: the system.
         root_fd: any folder of the file system, opened before what is written.
         syncfs: whether syncfs may be used.
-        files: how many files will be written at the most; decides whether they are kept open for fsync.
+        ordered: whether name changes reach the medium in the order in which they were made, across folders.
+        held: folders that are kept open, by their paths.
+        costs: what syncing has cost.
+
+    Attributes:
         spare: a handle for when there is no other, where syncfs may not be used.
     """
 
-    def __init__(self, calls: Calls, root_fd: int, *, syncfs: bool, files: int = 0, spare: Spare | None = None) -> None:
-        self._calls = calls
-        self._root_fd = root_fd
-        self._syncfs = syncfs
-        self._spare = spare
-        self._one_by_one = not syncfs or files <= FEW_FILES
+    def __init__(
+        self, calls: Calls, root_fd: int, costs: Costs, *, syncfs: bool, ordered: bool, held: Mapping[str, int]
+    ) -> None:
+        self.calls = calls
+        self.root_fd = root_fd
+        self.costs = costs
+        self.syncfs = syncfs
+        self.ordered = ordered
+        self.held = held
+        self.spare: Spare | None = None
+
+    def prefer_everything(self, files: int) -> bool:
+        """Whether so many files are to be synced with everything else."""
+        return self.syncfs and self.costs.prefer_everything(files)
+
+    def everything(self) -> None:
+        """Make the whole file system durable.
+
+        Raises:
+            SyncFailed: it is not known to be.
+        """
+        with self.costs.of_everything():
+            sync_all(self.calls, self.root_fd)
+
+    def folder(self, path: str) -> None:
+        """Make the names in a folder durable.
+
+        Raises:
+            SyncFailed: they are not known to be.
+        """
+        if path in self.held:
+            sync(self.calls, self.held[path])
+        else:
+            sync_folder(self.calls, path)
+
+
+class Barrier:
+    """What has to be synced together. Tell it of changes in the order in which they are made.
+
+    Args:
+        syncs: how that is done.
+        files: how many files will be written at the most; decides whether they are kept open for fsync.
+    """
+
+    def __init__(self, syncs: Syncs, files: int = 0) -> None:
+        self._syncs = syncs
+        self._calls = syncs.calls
+        self._one_by_one = not syncs.prefer_everything(files)
         self._files: list[int] = []
         self._folders: set[str] = set()
         self._everything = False
 
     def add_file(self, fd: int) -> None:
-        """This open file was written. The barrier closes it."""
+        """This open file was written, and has its name. The barrier closes it."""
         if self._one_by_one:
             self._files.append(fd)
+            if self._syncs.ordered:
+                self._folders.clear()
         else:
             self._everything = True
             self._calls.close(fd)
 
     def add_folders(self, *paths: str) -> None:
-        """Names in these folders were changed."""
-        self._folders.update(paths)
+        """Names in these folders were changed together. One is enough where names are ordered: one that is held, for it
+        is there, whatever becomes of the others."""
+        held = [path for path in paths if path in self._syncs.held] if self._syncs.ordered else []
+        if held:
+            self._folders = {held[0]}
+        else:
+            self._folders.update(paths)
 
     def settle(self) -> frozenset[str] | None:
         """Wait until all of it is on the medium. The folders that were synced; None for all there are.
@@ -59,11 +114,12 @@ class Barrier:
             OSError: the medium failed; nothing of the batch is known to be durable.
         """
         try:
-            if self._everything or (self._syncfs and len(self._folders) > FEW_FOLDERS):
-                sync_all(self._calls, self._root_fd)
+            if self._everything or (self._syncs.syncfs and len(self._folders) > FEW_FOLDERS):
+                self._syncs.everything()
                 return None
-            for fd in self._files:
-                sync(self._calls, fd)
+            with self._syncs.costs.of_files(len(self._files)):
+                for fd in self._files:
+                    sync(self._calls, fd)
         finally:
             self.close()
         try:
@@ -71,12 +127,12 @@ class Barrier:
         except OSError as error:
             if error.errno not in NO_HANDLES or isinstance(error, SyncFailed):
                 raise
-            if self._syncfs:
-                sync_all(self._calls, self._root_fd)  # needs no handle of its own
+            if self._syncs.syncfs:
+                self._syncs.everything()  # needs no handle of its own
                 return None
-            if self._spare is None:
+            if self._syncs.spare is None:
                 raise
-        with self._spare.lent():
+        with self._syncs.spare.lent():
             return self._sync_folders()
 
     def close(self) -> None:
@@ -87,7 +143,7 @@ class Barrier:
     def _sync_folders(self) -> frozenset[str]:
         for folder in sorted(self._folders):  # one order, so that a simulation repeats
             with contextlib.suppress(FileNotFoundError):  # deleted by hand meanwhile: nothing of it can be kept
-                sync_folder(self._calls, folder)
+                self._syncs.folder(folder)
         return frozenset(self._folders)
 
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage import names
-from mq.storage.barrier import FEW_FILES, Barrier, close_all, sync, sync_all, sync_folder
+from mq.storage.barrier import Barrier, close_all, sync, sync_folder
 from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
@@ -74,8 +74,8 @@ class Batch:
     def run(self) -> list[Outcome]:
         """Do it all. One outcome for each operation, in order."""
         if not self._folders.failure:
-            if self._folders.spare is not None:
-                self._folders.spare.keep()
+            if self._folders.syncs.spare is not None:
+                self._folders.syncs.spare.keep()
             try:
                 self._write_sides()
                 self._write_and_move()
@@ -124,8 +124,7 @@ class Batch:
             self._finish_links()
 
     def _new_barrier(self, files: int = 0) -> Barrier:
-        folders = self._folders
-        return Barrier(self._calls, folders.root_fd, syncfs=folders.syncfs, files=files, spare=folders.spare)
+        return Barrier(self._folders.syncs, files)
 
     @property
     def _is_atomic(self) -> bool:
@@ -173,11 +172,11 @@ class Batch:
         except OSError:
             self._undo_write(operation, fd, path)
             raise
+        self._barrier.add_folders(self._layout.new)
         if self._is_atomic:
             self._barrier.add_file(fd)
         else:
             self._hidden[operation.id] = _Hidden(index, fd, path, target)
-        self._barrier.add_folders(self._layout.new)
         if self._folders.whole:
             self._folders.note_written(operation.id)
         return Outcome(Result.DONE, entry)
@@ -185,11 +184,13 @@ class Batch:
     def _reveal(self) -> None:
         """Where a name can reach the medium before the file that it leads to, a file gets its name in new/ when it is
         durable itself: a cut would else leave a name that leads to whatever its inode held before."""
-        if self._folders.syncfs and len(self._hidden) > FEW_FILES:
-            sync_all(self._calls, self._folders.root_fd)
+        syncs = self._folders.syncs
+        if syncs.prefer_everything(len(self._hidden)):
+            syncs.everything()
         else:
-            for hidden in self._hidden.values():
-                sync(self._calls, hidden.fd)
+            with syncs.costs.of_files(len(self._hidden)):
+                for hidden in self._hidden.values():
+                    sync(self._calls, hidden.fd)
         for id in list(self._hidden):
             position, fd, source, target = self._hidden.pop(id)
             operation = self._operations[position]
@@ -309,10 +310,11 @@ class Batch:
             if error.errno == errno.ENOENT:
                 return _GONE
             raise
-        left = self._layout.folder(entry.state, entry.queue)
-        self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))
-        if self._is_durable(operation) and self._folders.mount.atomic_rename:
-            self._barrier.add_folders(left)
+        left, entered = self._layout.folder(entry.state, entry.queue), self._layout.folder(moved.state, moved.queue)
+        is_durable = self._is_durable(operation)
+        also = [left] if is_durable and self._folders.mount.atomic_rename else []
+        if is_durable or not self._folders.syncs.ordered:
+            self._barrier.add_folders(entered, *also)
         if self._folders.mount.atomic_rename and not self._folders.mount.ordered:
             self._folders.loose.add(left)
         return Outcome(Result.DONE, moved)

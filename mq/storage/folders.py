@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mq.errors import StorageFull
@@ -17,8 +19,9 @@ from mq.message import MessageId, Properties, checksum
 from mq.storage import names
 from mq.storage.alarm import Alarm
 from mq.storage.ballast import Ballast
-from mq.storage.barrier import Spare
+from mq.storage.barrier import Spare, Syncs
 from mq.storage.calls import OPEN_READ, Calls, FileKind
+from mq.storage.costs import Costs
 from mq.storage.interface import Entry
 from mq.storage.layout import Layout
 from mq.storage.mount import Mount
@@ -57,11 +60,12 @@ class Folders:
         layout: where the folders are.
         mount: the traits of the file system below.
         root_fd: a folder of that file system, opened before anything is written, and kept.
-        syncfs: whether syncfs(2) exists and reports errors here.
+        held: folders among them that are kept open, by their paths.
+        clock: measures what syncing costs, in seconds.
+        syncfs: whether syncfs(2) exists, reports errors, and brings everything here.
         xattrs: whether the file system has user extended attributes.
         whole: let a name appear in new/ only when its file is complete, because others watch that folder.
-        spare: a handle for a sync when there is no other.
-        reading: one for reading a message.
+        reading: a handle for reading a message, when there is no other.
     """
 
     def __init__(
@@ -70,21 +74,27 @@ class Folders:
         layout: Layout,
         mount: Mount,
         root_fd: int,
+        held: Mapping[str, int] = MappingProxyType({}),
+        clock: Callable[[], float] = time.perf_counter,
         *,
         syncfs: bool,
         xattrs: bool,
         whole: bool,
-        spare: Spare | None = None,
         reading: Spare | None = None,
     ) -> None:
         self.calls = calls
         self.layout = layout
         self.mount = mount
-        self.root_fd = root_fd
-        self.syncfs = syncfs
+        self.syncs = Syncs(
+            calls,
+            root_fd,
+            Costs(clock),
+            syncfs=syncfs,
+            ordered=mount.ordered and mount.atomic_rename,
+            held=held,
+        )
         self.xattrs = xattrs
         self.whole = whole
-        self.spare = spare
         self.reading = reading
         self.ballast = Ballast(calls, layout, mount.size, shared=whole)
         self.alarm = Alarm(calls, layout.alarm)

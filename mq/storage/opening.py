@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
@@ -46,13 +47,22 @@ class OpenRoot(NamedTuple):
     def close(self) -> None:
         """Let go of it."""
         close_all(self.folders.calls, self.handles)
-        for spare in (self.folders.spare, self.folders.reading):
+        for spare in (self.folders.syncs.spare, self.folders.reading):
             if spare is not None:
                 spare.close()
 
 
-def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syncfs: bool = False) -> OpenRoot:
-    """Make a root ready. `mount` is what its file system keeps; `syncfs` whether that call may be used.
+def open_root(
+    calls: Calls,
+    root: str,
+    mount: Mount,
+    options: StorageOptions,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    syncfs: bool = False,
+) -> OpenRoot:
+    """Make a root ready. `mount` is what its file system keeps; `clock` measures what syncing costs; `syncfs` says
+    whether that call may be used.
 
     Raises:
         StorageUnusable: in one line, why not and what to do.
@@ -60,7 +70,7 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
     if mount.flaw:
         raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
     try:
-        return _open(calls, root, mount, options, syncfs=syncfs)
+        return _open(calls, root, mount, options, clock, syncfs=syncfs)
     except StorageUnusable as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM or not mount.size:
             raise
@@ -68,10 +78,12 @@ def open_root(calls: Calls, root: str, mount: Mount, options: StorageOptions, *,
             Ballast(calls, Layout.under(root), mount.size, shared=True).give_up()
         except OSError as failed:
             raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(failed)}") from failed
-        return _open(calls, root, mount, options, syncfs=syncfs)
+        return _open(calls, root, mount, options, clock, syncfs=syncfs)
 
 
-def _open(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syncfs: bool) -> OpenRoot:
+def _open(
+    calls: Calls, root: str, mount: Mount, options: StorageOptions, clock: Callable[[], float], *, syncfs: bool
+) -> OpenRoot:
     layout = Layout.under(root)
     handles: list[int] = []
     try:
@@ -79,6 +91,10 @@ def _open(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syn
         handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
         alone = _lock(calls, lock, root, shared=options.shared)
         handles.append(root_fd := calls.open(root, OPEN_FOLDER))
+        held: dict[str, int] = {}
+        for folder in (layout.new, layout.delay, layout.remove):
+            held[folder] = calls.open(folder, OPEN_FOLDER)
+            handles.append(held[folder])
         if not mount.atomic_rename:
             _check_links(calls, layout, root, mount)
         folders = Folders(
@@ -86,6 +102,8 @@ def _open(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syn
             layout,
             mount,
             root_fd,
+            held,
+            clock,
             syncfs=syncfs,
             xattrs=_has_xattrs(calls, lock),
             whole=options.shared or options.watched,
@@ -104,7 +122,7 @@ def _open(calls: Calls, root: str, mount: Mount, options: StorageOptions, *, syn
             _lock_shared(calls, lock, root)
         _take_ballast(folders)
         if not syncfs:
-            folders.spare = Spare(calls, root)
+            folders.syncs.spare = Spare(calls, root)
         folders.reading = Spare(calls, root)
     except OSError as error:
         close_all(calls, handles)

@@ -10,6 +10,7 @@ import errno
 import functools
 import logging
 import os
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, ParamSpec, TypeVar
@@ -66,8 +67,9 @@ class FolderStorage:
         options: how it will be used.
         mount: tells the traits of the file system below.
         hop: how a call that may block is made.
-        ids: names what has no id of its own.
         syncfs: whether syncfs(2) may be used; where not given, when the file system and the kernel are fit for it.
+        ids: names what has no id of its own.
+        clock: measures what syncing costs, in seconds.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class FolderStorage:
         hop: Hop = trio.to_thread.run_sync,
         syncfs: bool | None = None,
         ids: MessageIds | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not root:
             raise StorageUnusable(f"{shorten(name)} names no folder. Write NAME:/a/folder")
@@ -91,6 +94,7 @@ class FolderStorage:
         self._mount_of = mount
         self._hop = hop
         self._syncfs = syncfs
+        self._clock = clock
         self._mount = Mount("unknown")
         self._open: OpenRoot | None = None
         self._ids = ids or MessageIds()
@@ -120,7 +124,9 @@ class FolderStorage:
         except OSError as error:
             raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {explain(error)}") from error
         syncfs = self._mount.syncfs and syncfs_reports_errors() if self._syncfs is None else self._syncfs
-        opening = functools.partial(open_root, self._calls, self._root, self._mount, self._options, syncfs=syncfs)
+        opening = functools.partial(
+            open_root, self._calls, self._root, self._mount, self._options, self._clock, syncfs=syncfs
+        )
         for _ in range(_BUSY_TRIES):
             with contextlib.suppress(RootBusy):
                 self._open = await self._hop(opening)

@@ -144,7 +144,7 @@ def _drop_torn(folders: Folders, entries: list[Entry]) -> int:
             with contextlib.suppress(FileNotFoundError):
                 folders.calls.unlink(folders.layout.path(entry))
             dropped += 1
-        elif not folders.syncfs:
+        elif not folders.syncs.syncfs:
             _sync_file(folders, entry)  # whole in memory, perhaps, since only the process died
     return dropped
 
@@ -180,8 +180,8 @@ def _drop_sides(folders: Folders, queues: set[str]) -> int:
 
 
 def _sync_everything(folders: Folders) -> None:
-    if folders.syncfs:
-        folders.calls.syncfs(folders.root_fd)
+    if folders.syncs.syncfs:
+        folders.syncs.everything()
         return
     for folder in folders.layout.all():
         sync_folder(folders.calls, folder)

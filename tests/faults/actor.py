@@ -119,6 +119,7 @@ class Actor:
             StorageOptions(shared=self._variant.shared, max_lease_seconds=LEASE_SECONDS),
             mount=lambda root: self._variant.mount,
             hop=at_once,
+            clock=lambda: 0.0,
             syncfs=self._variant.syncfs,
             ids=MessageIds(_wall_ns, 1),
         )

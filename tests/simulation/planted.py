@@ -44,7 +44,7 @@ class Bug(NamedTuple):
 
 
 BUGS: Final = {
-    "a folder is not synced": Bug(barrier.Barrier, "_sync_folders", "sync_folder(self._calls, folder)", "pass"),
+    "a folder is not synced": Bug(barrier.Barrier, "_sync_folders", "self._syncs.folder(folder)", "pass"),
     "a file is not synced": Bug(barrier.Barrier, "settle", "sync(self._calls, fd)", "pass"),
     "an fsync that failed is tried again": Bug(
         barrier.Barrier, "settle", "sync(self._calls, fd)", "try_again(self._calls.fsync, fd)"
@@ -56,12 +56,23 @@ BUGS: Final = {
     "a link is not durable before its unlink": Bug(
         batch.Batch, "_write_and_move", "if durable or self._links or self._must_settle:", "if durable:"
     ),
-    "the folder that was left is not synced": Bug(batch.Batch, "_move", "self._barrier.add_folders(left)", "pass"),
+    "the folder that was left is not synced": Bug(
+        batch.Batch, "_move", "add_folders(entered, *also)", "add_folders(entered)"
+    ),
     "the folder that was entered is not synced": Bug(
-        batch.Batch,
-        "_move",
-        "self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))",
-        "pass",
+        batch.Batch, "_move", "add_folders(entered, *also)", "add_folders(*also)"
+    ),
+    "one folder is synced of two where names have no order": Bug(
+        barrier.Barrier, "add_folders", "if self._syncs.ordered else []", ""
+    ),
+    "a file is thought to bring its name where names have no order": Bug(
+        barrier.Barrier, "add_file", "if self._syncs.ordered:", "if True:"
+    ),
+    "a file is thought to bring what was changed after it": Bug(
+        barrier.Barrier,
+        "add_folders",
+        "self._folders = {held[0]}",
+        "self._folders = {held[0]} - {*held[bool(self._files) - 1 :]}",
     ),
     "an old name is unlinked, and that not synced": Bug(batch.Batch, "_finish_links", "durable = True", "pass"),
     "a message is unlinked while an older name can come back": Bug(

@@ -10,12 +10,13 @@ from tests.simulation.planted import BUGS, first_report, planted
 
 FOUND_BY = {
     "a folder is not synced": 3,
-    "an fsync that failed is tried again": 23,
+    "an fsync that failed is tried again": 90,
     "a batch that failed is answered as done": 19,
     "a link is not durable before its unlink": 13,
     "the folder that was left is not synced": 46,
     "the folder that was entered is not synced": 3,
-    "an old name is unlinked, and that not synced": 68,
+    "an old name is unlinked, and that not synced": 40,
+    "a file is thought to bring what was changed after it": 1,
     "a message is unlinked while an older name can come back": 110,
     "a queue's folder is made, and that not synced": 3,
     "a queue's deletion is not synced": 8,

@@ -80,6 +80,7 @@ class Disk:
             StorageOptions(**options) if options else self.options,
             mount=lambda root: self.mount,
             hop=at_once,
+            clock=lambda: 0.0,
             syncfs=self.syncfs,
         )
 

@@ -67,7 +67,7 @@ async def test_a_body_is_streamed_from_a_size_on(disk: Disk, size: int) -> None:
     found = await stored(disk, entry)
     assert await found.body.read() == body
     await found.body.aclose()
-    assert len(disk.calls._opened) == 3 + (disk.folders.spare is not None)
+    assert len(disk.calls._opened) == 6 + (disk.folders.syncs.spare is not None)
 
 
 async def test_a_streamed_body_comes_in_chunks(disk: Disk) -> None:
