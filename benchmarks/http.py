@@ -266,7 +266,9 @@ def _daemon(folder: str) -> Iterator[tuple[int, int]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     root, log = f"{folder}/http", f"{folder}/http.log"
     with open(log, "w+", encoding="utf-8") as output:
-        process = subprocess.Popen([sys.executable, "-m", "mq", "--root", root, "--port", "0"], stderr=output)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mq", "--root", root, "--port", "0", "--amqp-port", "0"], stderr=output
+        )
         try:
             yield port_of(process, log), process.pid
         finally:

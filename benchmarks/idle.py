@@ -26,7 +26,8 @@ def measure(folder: str) -> list[Figure]:
     log = f"{folder}/idle.log"
     with open(log, "w+", encoding="utf-8") as output:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "mq", "--root", root, "--port", "0", "--delay", "1"], stderr=output
+            [sys.executable, "-m", "mq", "--root", root, "--port", "0", "--amqp-port", "0", "--delay", "1"],
+            stderr=output,
         )
         try:
             _use(port_of(daemon, log))

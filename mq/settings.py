@@ -134,7 +134,7 @@ class Settings:
     address: str = _line("127.0.0.1", _TEXT, "address or host name to listen on; 0.0.0.0 is the whole network")
     port: int = _line(8080, _whole(0, 65_535), "port to listen on; 0 takes a free one")
     reuse_port: bool = _line(False, _SWITCHED, "share the port with other daemons (--peers) that say so, too", "")
-    amqp_port: int = _line(0, _whole(0, 65_535), "port for AMQP 0-9-1 on the same address; 0 is off", "off")
+    amqp_port: int = _line(5672, _whole(0, 65_535), "port for AMQP 0-9-1 on the same address; 0 is off")
     amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "names of AMQP's vhosts beside /, with commas between", "none")
     workers: int = _line(8, _whole(1, 1024), "pairs of one fetch and one save worker")
     peers: int = _line(0, _whole(0, 1024), "other brokers that work on the same root")
@@ -157,12 +157,17 @@ class Settings:
 
     @property
     def store(self) -> str:
-        """The store's address: `storage`, or the root as plain files. With AMQP, what need not last is in memory, over
-        it; not where other processes work on the store, too, which have no memory of ours."""
-        address = self.storage or f"posix:{self.root}"
-        if not self.amqp_port or self.peers or self.no_mover or self.no_reaper or address.startswith("layered:"):
-            return address
-        return f"layered:{address}"
+        """The store's address: `storage`, or the root as plain files."""
+        return self.storage or f"posix:{self.root}"
+
+    @property
+    def served_store(self) -> str:
+        """The store's address, as it is served. With AMQP, what need not last is in memory, over it; not where other
+        processes work on the store, too, which have no memory of ours."""
+        is_alone = not (self.peers or self.no_mover or self.no_reaper)
+        if self.amqp_port and is_alone and not self.store.startswith("layered:"):
+            return f"layered:{self.store}"
+        return self.store
 
 
 class Line(NamedTuple):

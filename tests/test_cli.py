@@ -27,6 +27,7 @@ from mq.settings import LINES, Settings
 
 slow = pytest.mark.slow
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+ENVIRONMENT["MQ_AMQP_PORT"] = "0"  # others may run here, too
 
 
 @pytest.fixture

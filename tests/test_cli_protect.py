@@ -31,6 +31,7 @@ from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 PATIENCE_SECONDS = 30
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+ENVIRONMENT["MQ_AMQP_PORT"] = "0"  # others may run here, too
 USERS = """
 [users.alice]
 password = "PASSWORD"

@@ -104,7 +104,7 @@ def test_reaper_unlinks(start: Start, temp_root: Path) -> None:
 
 
 def test_three_daemons_over_one_root(start: Start, temp_root: Path, free_port: int) -> None:
-    start("mq", "--root", temp_root, "--port", free_port, "--no-mover", "--no-reaper", "--delay", 1)
+    start("mq", "--root", temp_root, "--port", free_port, "--amqp-port", 0, "--no-mover", "--no-reaper", "--delay", 1)
     until(lambda: answers(free_port))
 
     assert ask(free_port, "PUT", "/queue001")[0] == 201  # mq alone takes messages: nobody waits for the others
@@ -155,7 +155,7 @@ def test_a_folder_it_may_not_use_is_told_in_one_line(temp_root: Path, folder: st
 
 
 def test_the_body_of_a_put_is_discarded(start: Start, free_port: int) -> None:
-    start("mq", "--storage", "memory:", "--port", free_port)
+    start("mq", "--storage", "memory:", "--port", free_port, "--amqp-port", 0)
     until(lambda: answers(free_port))
     assert ask(free_port, "PUT", "/queue001", b"of no importance")[0] == 201
     assert ask(free_port, "GET", "/queue001/messages")[0] == 204

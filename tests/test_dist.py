@@ -99,7 +99,7 @@ def wait_until_served(url: str, process: subprocess.Popen[str]) -> None:
 def test_one_file_serves_with_nothing_but_python(
     bare: Callable[..., subprocess.Popen[str]], free_port: int, temp_root: Path, version: str
 ) -> None:
-    process = bare(INTERPRETERS[version], "--port", str(free_port), "--root", str(temp_root))
+    process = bare(INTERPRETERS[version], "--port", str(free_port), "--amqp-port=0", "--root", str(temp_root))
     url = f"http://127.0.0.1:{free_port}"
     wait_until_served(url, process)
 

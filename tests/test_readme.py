@@ -27,7 +27,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def daemon(free_port: int, temp_root: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon as `make run` starts it, on a port and a root of its own."""
-    process = subprocess.Popen([sys.executable, "-m", "mq", "--port", str(free_port), "--root", str(temp_root)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mq", "--port", str(free_port), "--amqp-port=0", "--root", str(temp_root)]
+    )
     try:
         wait_until_listening(free_port, process)
         yield process

@@ -51,6 +51,20 @@ def test_the_storage_beats_the_root() -> None:
     assert load_settings({"root": "/a", "storage": "tmpfs:/b"}, {}).store == "tmpfs:/b"
 
 
+def test_with_amqp_what_need_not_last_is_in_memory_where_the_store_is_ours_alone() -> None:
+    assert load_settings({"root": "/a"}, {}).served_store == "layered:posix:/a"
+    for flags in ({"amqp_port": "0"}, {"peers": "1"}, {"no_mover": "true"}, {"no_reaper": "true"}):
+        assert load_settings({"root": "/a", **flags}, {}).served_store == "posix:/a"
+    assert load_settings({"storage": "layered:tmpfs:/a"}, {}).served_store == "layered:tmpfs:/a"
+
+
+def test_vhosts_are_names_with_commas_between(tmp_path: Path) -> None:
+    assert load_settings({"amqp_vhosts": "blue, green"}, {}).amqp_vhosts == ("blue", "green")
+    assert load_settings({}, in_file(tmp_path, 'amqp_vhosts = ["a,b", "c"]')).amqp_vhosts == ("a,b", "c")
+    for wrong in ("", "a,,b", "x" * 256):
+        assert "amqp_vhosts must be names" in refusal({"amqp_vhosts": wrong}, {})
+
+
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_every_setting_has_a_flag_a_variable_and_a_key(tmp_path: Path, line) -> None:
     value = {"address": "::1", "root": "/r", "storage": "memory:", "log_level": "debug"}.get(line.name, "1")

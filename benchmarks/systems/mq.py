@@ -46,7 +46,18 @@ class Mq(System):
     @contextmanager
     def _daemon(self, folder: Path, port: str, *flags: str) -> Iterator[tuple[int, int]]:
         log = folder / f"log-{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "mq", "--root", str(folder / "root"), "--port", port, *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "mq",
+            "--root",
+            str(folder / "root"),
+            "--port",
+            port,
+            "--amqp-port",
+            "0",
+            *flags,
+        ]
         with process(command, log) as running:
             yield _port_of(running, log), running.pid
 
@@ -91,7 +102,18 @@ class MqAmqp(Mq):
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
         port, log = free_port(), folder / "log"
-        command = [sys.executable, "-m", "mq", "--root", str(folder / "root"), "--port", "0", *self.flags]
+        command = [
+            sys.executable,
+            "-m",
+            "mq",
+            "--root",
+            str(folder / "root"),
+            "--port",
+            "0",
+            "--amqp-port",
+            "0",
+            *self.flags,
+        ]
         command += ["--amqp-port", str(port)]
         with process(command, log) as running:
             wait_for_port(running, port, log)

@@ -33,6 +33,7 @@ async def serve(
     stop: Callable[[], Awaitable[None]],
     version: str,
     certificates: Certificates | None = None,
+    shares_port: bool = False,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -47,6 +48,7 @@ async def serve(
         stop: returns when it is time to stop.
         version: of mq, which clients are told.
         certificates: with them TLS is spoken, and nothing else.
+        shares_port: other daemons may listen on it, too.
         grace_seconds: who is still there that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
 
@@ -54,7 +56,7 @@ async def serve(
         CannotListen: somebody else has the port, or the address is not to be had.
         StorageUnusable: what was declared cannot be read.
     """
-    listeners = await listen(address, port, "--amqp-port")
+    listeners = await listen(address, port, "--amqp-port", shares_port=shares_port)
     await door.load()
     stopped = trio.Event()
     connections = _Connections(door, certificates, version, stopped)

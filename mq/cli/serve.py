@@ -61,7 +61,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
     metrics = Metrics()
     async with (
         journaling(settings) as journal,
-        open_broker(settings.store, config, observers=[metrics, *journal.observers]) as broker,
+        open_broker(settings.served_store, config, observers=[metrics, *journal.observers]) as broker,
         reloading(guards),
         trio.open_nursery() as nursery,
     ):
@@ -86,6 +86,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
             door = Door(broker, settings.amqp_vhosts, guards.access, limits)
             amqp = partial(serve_amqp, door, settings.address, settings.amqp_port, stop=stop.wait, version=__version__)
             DOOR.set("amqp")
-            urls += await nursery.start(partial(amqp, certificates=guards.amqp_certificates))
+            amqp = partial(amqp, certificates=guards.amqp_certificates, shares_port=settings.reuse_port)
+            urls += await nursery.start(amqp)
         durable = "durable" if broker.description.durable else "not durable"
         click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)

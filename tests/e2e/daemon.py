@@ -65,7 +65,7 @@ class Daemon:
             DaemonFailed: it is not, in time.
         """
         assert self._process is None, "it runs already"
-        command = [*self._program(), "--root", str(self.root), "--port", "0", *self._arguments]
+        command = [*self._program(), "--root", str(self.root), "--port", "0", "--amqp-port", "0", *self._arguments]
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = subprocess.Popen(
