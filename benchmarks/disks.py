@@ -21,6 +21,7 @@ from typing import Final
 MEBIBYTES: Final = 2048
 SLOW_MEBIBYTES: Final = 1024
 _PATIENCE_SECONDS: Final = 120.0
+_UNMOUNT_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
 _CAP_SYS_ADMIN: Final = 21
 
@@ -92,9 +93,19 @@ def _mounted(image: Path, target: Path) -> Iterator[Path]:
         try:
             yield target
         finally:
-            _run("umount", str(target))
+            _unmount(target)
     finally:
         _run("losetup", "--detach", device)
+
+
+def _unmount(target: Path) -> None:
+    """What servers leave behind may hold it for another moment."""
+    deadline = time.monotonic() + _UNMOUNT_SECONDS
+    while time.monotonic() < deadline:
+        if subprocess.run(["umount", str(target)], capture_output=True, timeout=_PATIENCE_SECONDS).returncode == 0:
+            return
+        time.sleep(_POLL_SECONDS)
+    _run("umount", "--lazy", str(target))
 
 
 def _run(*command: str) -> str:

@@ -33,7 +33,8 @@ _ROWS: Final = 25
 _BACKLOG_SECONDS: Final = 3.0
 _FRAME: Final = re.compile(r"^(?P<function>.+) \((?P<file>.+):\d+\)$")
 _KINDS: Final[Mapping[str, type[Mq]]] = {kind.name: kind for kind in (Mq, MqAmqp)}
-_WAITS: Final = ("WorkerThread._work", "EpollIOManager.get_events")
+_WAITS: Final = ("WorkerThread._work", "EpollIOManager.get_events", "sync", "sync_all")
+"""For work, for the network, for the disk."""
 _WORKLOADS: Final[Mapping[str, Operation]] = {"publish": publish, "consume": consume}
 
 

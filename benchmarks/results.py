@@ -41,10 +41,6 @@ class Results:
         self._append(entry)
         self._take(json.loads(json.dumps(entry)))
 
-    def end(self) -> None:
-        """All is measured: the next run begins anew."""
-        self._path.unlink()
-
     def _append(self, entry: Mapping[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

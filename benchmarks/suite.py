@@ -28,6 +28,8 @@ from benchmarks.turns import Turn
 TREE: Final = Path(__file__).resolve().parent.parent
 OUT: Final = TREE / "build" / "bench"
 COMMANDS: Final = ("compare", "wanted", "all", "page", "profile")
+_TURNS: Final = "turns.jsonl"
+_PARTS: Final = "wanted.json"
 
 Document = dict[str, Any]
 
@@ -47,7 +49,9 @@ def main(words: Sequence[str]) -> None:
                 document["comparison"] = _compare(options, folder, disk)
             if options.command in ("wanted", "all"):
                 document["wanted"] = _wanted(options, folder, document.get("wanted", {}))
-        _write(options.out, document)
+            _write(options.out, document)
+        for state in (_TURNS, _PARTS):  # all is measured: the next run begins anew
+            (options.state / state).unlink(missing_ok=True)
     _write_page(document, options)
 
 
@@ -57,8 +61,7 @@ def _compare(options: argparse.Namespace, folder: Path, disk: str) -> Document:
     for name, why in absent.items():
         print(f"benchmarks: without {SYSTEMS[name].title}: {why}", file=sys.stderr)
     header = {**_identity(), "disk": disk}
-    done = compare.compare(systems, plan, folder, options.state / "turns.jsonl", header)
-    done.results.end()
+    done = compare.compare(systems, plan, folder, options.state / _TURNS, header)
     return {
         "versions": {system.name: system.version() for system in systems},
         "absent": absent,
@@ -72,7 +75,7 @@ def _compare(options: argparse.Namespace, folder: Path, disk: str) -> Document:
 def _wanted(options: argparse.Namespace, folder: Path, known: Document) -> Document:
     """Each part that is asked for. Kept one by one in the state folder, so that a broken-off run goes on."""
     effort = wanted.FULL if options.full else wanted.TINY if options.tiny else wanted.QUICK
-    path = options.state / "wanted.json"
+    path = options.state / _PARTS
     header = {**_identity(), "effort": list(effort)}
     kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
     parts: Document = kept["parts"] if kept.get("header") == json.loads(json.dumps(header)) else {}
@@ -83,7 +86,6 @@ def _wanted(options: argparse.Namespace, folder: Path, known: Document) -> Docum
             parts[name] = [_as_json(figure) for figure in wanted.PARTS[name](folder, effort)]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"header": header, "parts": parts}), "utf-8")
-    path.unlink(missing_ok=True)
     both = {**known, **parts}
     return {name: both[name] for name in wanted.PARTS if name in both}
 

@@ -178,9 +178,8 @@ def slow(folder: Path, effort: Effort) -> list[Figure]:
 
 def embedded(folder: Path, effort: Effort) -> list[Figure]:
     """Without a daemon: a broker inside a program against the bare loop, and VSQS against other queues in a folder."""
-    messages = round(2000 * effort.seconds)
-    figures = trio.run(inside.measure, str(folder), effort.rounds, messages)
-    return figures + vsqs.measure(str(folder), effort.rounds, min(messages, 1000), effort.lengths[0])
+    figures = trio.run(inside.measure, str(folder), effort.rounds, round(2000 * effort.seconds))
+    return figures + vsqs.measure(str(folder), effort.rounds, round(200 * effort.seconds), effort.lengths[0])
 
 
 PARTS: Final[dict[str, Part]] = {

@@ -11,7 +11,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -109,11 +109,11 @@ def process(
         yield running
     finally:
         running.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             running.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)  # what it has started and left, too
+        running.wait()
 
 
 def wait_for_port(running: subprocess.Popen[bytes], port: int, log: Path) -> None:
