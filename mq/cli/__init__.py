@@ -29,7 +29,7 @@ class Verb(NamedTuple):
 
 
 VERBS: Final = {
-    "serve": Verb("mq.cli.serve:serve_command", "Serve queues over HTTP."),
+    "serve": Verb("mq.cli.serve:serve_command", "Serve queues over HTTP and AMQP."),
     "user": Verb("mq.cli.user:user_command", "Add, list and remove users, and make tokens."),
     "send": Verb("mq.cli.send:send_command", "Publish messages: standard input, or each FILE, or each line."),
     "receive": Verb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
