@@ -20,7 +20,7 @@ from mq.client.amqp.publishing import Publishing
 from mq.client.amqp.tags import Tags
 from mq.client.amqp.values import Declared, Delivery, Role
 from mq.client.bodies import given
-from mq.client.errors import Refused
+from mq.client.errors import ClientError, Refused
 from mq.message import MessageIds
 
 PREFETCH: Final = 100
@@ -172,7 +172,7 @@ class AmqpClient:
         self._may(Role.CONSUMER)
         await self._link.room()
         held = self._tags.settle(tag)
-        if held is None or held.channel.ended is not None:
+        if held is None:
             await self._unknown(tag)
         else:
             held.channel.tell(method_type, delivery_tag=held.number, **values)
@@ -239,17 +239,20 @@ class AmqpClient:
         async with self._getting_lock:
             channel = self._getting.pop(queue, None)
             if channel is None or channel.ended is not None:
-                self._close_idle_getters()
+                self._close_idle_getter()
                 channel = await self._link.open_channel(partial(Getting, tags=self._tags, queue=queue))
             self._getting[queue] = channel
             return channel
 
-    def _close_idle_getters(self) -> None:
-        """So that a program may get from any number of queues. The oldest first."""
-        for queue, channel in list(self._getting.items())[: max(0, len(self._getting) - _MOST_GETTING + 1)]:
+    def _close_idle_getter(self) -> None:
+        """So that a program may get from any number of queues: the one goes that was idle for longest."""
+        if len(self._getting) < _MOST_GETTING:
+            return
+        for queue, channel in list(self._getting.items()):
             if not channel.is_asking and not self._tags.holds(channel):
                 del self._getting[queue]
                 self._link.close_channel(channel)
+                return
 
     async def _begin(self, queue: str, exclusive: bool, prefetch: int) -> Consuming:
         await self._link.room()
@@ -263,11 +266,14 @@ class AmqpClient:
 
     async def _stop(self, channel: Consuming) -> None:
         """A consumer ends. What it has handed out can still be acknowledged."""
-        self._retired.add(channel)
-        if not self._tags.holds(channel):
+        try:
+            if self._tags.holds(channel):
+                await channel.stop()
+        except ClientError:
+            pass  # its channel has ended, and the server has taken all of it back
+        finally:
+            self._retired.add(channel)
             self._close_if_done(channel)
-        elif channel.ended is None:
-            await channel.stop()
 
     def _close_if_done(self, channel: Receiving) -> None:
         """A consumer that has ended keeps its channel for as long as something of it is held."""

@@ -121,6 +121,7 @@ class Consuming(Receiving):
         await self.ask(methods.Basic.Cancel, consumer_tag=_TAG)
         while self._arrived:
             self.give_back(self._arrived.popleft())
+        self.consumer_ended()
 
     def arrived(self, message: Arrived) -> None:
         """A message for the consumer. More than it asked for is a server gone wrong."""

@@ -5,6 +5,7 @@ AMQP counts deliveries channel by channel; the seed counts them connection by co
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Generic, NamedTuple, TypeVar
 
 C = TypeVar("C")
@@ -23,21 +24,27 @@ class Tags(Generic[C]):
     def __init__(self) -> None:
         self._last = 0
         self._held: dict[int, Held[C]] = {}
+        self._counts: Counter[C] = Counter()
 
     def hand_out(self, channel: C, number: int) -> int:
         """The tag of the next message."""
         self._last += 1
         self._held[self._last] = Held(channel, number)
+        self._counts[channel] += 1
         return self._last
 
     def settle(self, tag: int) -> Held[C] | None:
         """Whose tag it is, which it then is no longer; None when it is nobody's."""
-        return self._held.pop(tag, None)
+        held = self._held.pop(tag, None)
+        if held is not None:
+            self._counts[held.channel] -= 1
+        return held
 
     def holds(self, channel: C) -> bool:
         """Whether something of a channel is not settled."""
-        return any(held.channel is channel for held in self._held.values())
+        return self._counts[channel] > 0
 
     def forget(self, channel: C) -> None:
         """A channel ended, and the server has taken back what was held on it."""
-        self._held = {tag: held for tag, held in self._held.items() if held.channel is not channel}
+        if self._counts.pop(channel, 0):
+            self._held = {tag: held for tag, held in self._held.items() if held.channel is not channel}

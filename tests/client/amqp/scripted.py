@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import trio
 from pamqp import base, body, exceptions, frame, header
 from pamqp import commands as methods
-from trio.testing import MemoryReceiveStream, memory_stream_pair
+from trio.testing import MemoryReceiveStream, memory_stream_pair, wait_all_tasks_blocked
 
+from mq.client import ClientError
 from mq.client.amqp import AmqpClient, Role
 from mq.client.amqp.connecting import connected
 from mq.client.amqp.protocol import Login
@@ -111,3 +112,44 @@ async def talking(
                 yield client, script
                 nursery.start_soon(script.end)
             nursery.cancel_scope.cancel()
+
+
+class Outcome:
+    """Of a verb that runs beside a test."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.error: ClientError | None = None
+        self.is_done = False
+
+    async def of(self, verb: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            self.value = await verb()
+        except ClientError as error:
+            self.error = error
+        self.is_done = True
+
+
+def begin(nursery: trio.Nursery, verb: Callable[[], Awaitable[Any]]) -> Outcome:
+    outcome = Outcome()
+    nursery.start_soon(outcome.of, verb)
+    return outcome
+
+
+async def open_publishing(server: Script) -> int:
+    await server.answer(methods.Channel.Open, methods.Channel.OpenOk())
+    return await server.answer(methods.Confirm.Select, methods.Confirm.SelectOk())
+
+
+async def hear_publish(server: Script) -> str:
+    """Its message id."""
+    await server.hear(methods.Basic.Publish)
+    _, head = await server.hear(header.ContentHeader)
+    if head.body_size:
+        await server.next()
+    return str(head.properties.message_id)
+
+
+async def cancel_when_blocked(scope: trio.CancelScope) -> None:
+    await wait_all_tasks_blocked()
+    scope.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,45 +15,18 @@ from mq.client.amqp import NoChannelLeft, NotConfirmed, Role, UnknownTag
 from mq.client.amqp.connecting import connected
 from mq.client.amqp.link import MOST_UNSENT
 from mq.client.amqp.protocol import Login
-from tests.client.amqp.scripted import BEGIN, PATIENCE_SECONDS, Script, talking
+from tests.client.amqp.scripted import (
+    BEGIN,
+    PATIENCE_SECONDS,
+    Script,
+    begin,
+    cancel_when_blocked,
+    hear_publish,
+    open_publishing,
+    talking,
+)
 
 LOGIN = Login(user="anna", secret="s", vhost="/", role="both", heartbeat_seconds=0, max_body=1000)
-
-
-class Outcome:
-    """Of a verb that runs beside a test."""
-
-    def __init__(self) -> None:
-        self.value: Any = None
-        self.error: ClientError | None = None
-        self.is_done = False
-
-    async def of(self, verb: Callable[[], Awaitable[Any]]) -> None:
-        try:
-            self.value = await verb()
-        except ClientError as error:
-            self.error = error
-        self.is_done = True
-
-
-def begin(nursery: trio.Nursery, verb: Callable[[], Awaitable[Any]]) -> Outcome:
-    outcome = Outcome()
-    nursery.start_soon(outcome.of, verb)
-    return outcome
-
-
-async def open_publishing(server: Script) -> int:
-    await server.answer(methods.Channel.Open, methods.Channel.OpenOk())
-    return await server.answer(methods.Confirm.Select, methods.Confirm.SelectOk())
-
-
-async def hear_publish(server: Script) -> str:
-    """Its message id."""
-    await server.hear(methods.Basic.Publish)
-    _, head = await server.hear(header.ContentHeader)
-    if head.body_size:
-        await server.next()
-    return str(head.properties.message_id)
 
 
 async def test_a_server_that_says_nothing_is_given_up(autojump_clock: MockClock) -> None:
@@ -249,11 +221,6 @@ async def test_who_was_cancelled_gets_nothing_and_keeps_nothing(autojump_clock: 
         assert (nack.delivery_tag, nack.requeue, nack.multiple) == (1, True, False)
         await wait_all_tasks_blocked()
         assert (later.value.body, later.value.tag) == (b"2", 1)
-
-
-async def cancel_when_blocked(scope: trio.CancelScope) -> None:
-    await wait_all_tasks_blocked()
-    scope.cancel()
 
 
 async def test_more_than_was_asked_for_ends_the_connection(autojump_clock: MockClock) -> None:
