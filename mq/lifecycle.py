@@ -22,6 +22,8 @@ class State(enum.Enum):
     DELAYED = "delay"
     REMOVED = "remove"
 
+    __hash__ = object.__hash__  # by identity, as it is compared; Enum's own is a call in Python
+
 
 class Kind(enum.Enum):
     """What happened to a message."""

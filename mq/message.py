@@ -61,6 +61,8 @@ class MessageId(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> MessageId:
+        if type(text) is cls:
+            return text
         if _MESSAGE_ID.fullmatch(text) is None:
             raise InvalidId(f"not a message id: {shorten(text)}. Give the X-Message-Id of a publish or a fetch")
         return super().__new__(cls, text)

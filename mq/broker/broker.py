@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from typing import Any
 
 import trio
-from trio_util import AsyncValue
 
+from mq.broker.asked import Asked
 from mq.broker.bodies import digest_of
 from mq.broker.claiming import Claiming
 from mq.broker.config import BrokerConfig
@@ -23,7 +23,7 @@ from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queue_settings import VISIBILITY, QueueSettings, check_value
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
 from mq.broker.rooms import Rooms
-from mq.errors import BrokerClosed, Conflict, MQError, NoSuchMessage, StorageFailed
+from mq.errors import Conflict, MQError, NoSuchMessage
 from mq.lifecycle import Observer
 from mq.message import Message, MessageId, QueueName, shorten
 from mq.storage.interface import Description, Storage
@@ -104,9 +104,8 @@ class Broker:
         self._holding = rooms.holding
         self._looking, self._upkeep, self._follower = rooms.looking, rooms.upkeep, rooms.follower
         self.declarations: Declarations = rooms.declarations  # what a door declares beyond messages
-        self._running: AsyncValue[int] = AsyncValue(0)
-        self._closed = False
-        self.claims = Claiming(rooms.claims, self._queues.get, self._open)
+        self._asked = Asked(rooms.committer)
+        self.claims = Claiming(rooms.claims, self._queues.get, self._asked)
         self.browsing = rooms.browsing
 
     async def load(self) -> None:
@@ -123,9 +122,9 @@ class Broker:
 
     async def finish(self) -> None:
         """Accept nothing more, and wait until what was asked for is done. Who waits for messages waits no longer."""
-        self._closed = True
+        self._asked.close()
         self._fetches.close()
-        await self._running.wait_value(0)
+        await self._asked.finished()
 
     # The store
 
@@ -137,7 +136,7 @@ class Broker:
     @property
     def ready(self) -> bool:
         """Whether messages can be stored and handed out: False once the medium has failed."""
-        return not self._closed and not self._committer.failure
+        return not self._asked.is_closed and not self._committer.failure
 
     # Queues
 
@@ -152,12 +151,12 @@ class Broker:
             InvalidName: not a queue's name.
         """
         name = QueueName(queue)
-        with self._open():
+        with self._asked:
             return await self._queues.create(name)
 
     async def delete_queue(self, queue: str) -> None:
         """Delete a queue and all its messages."""
-        with self._open():
+        with self._asked:
             await self._queues.delete(queue)
 
     async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
@@ -167,7 +166,7 @@ class Broker:
             InvalidSetting: a setting is unknown or out of its range, or two contradict each other.
             Conflict: a setting that cannot be kept here and now.
         """
-        with self._open():
+        with self._asked:
             return await self._queues.change_settings(queue, patch)
 
     async def status(self, queue: str) -> QueueStatus:
@@ -185,7 +184,7 @@ class Broker:
 
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue that nobody holds; how many there were."""
-        with self._open():
+        with self._asked:
             return await self._queues.purge(queue)
 
     async def redrive(
@@ -199,7 +198,7 @@ class Broker:
             most: how many at the most.
             ids: only these.
         """
-        with self._open():
+        with self._asked:
             return await self._queues.redrive(queue, to, most, ids)
 
     # Publishing
@@ -210,7 +209,7 @@ class Broker:
         Raises:
             BodyTooLarge: it is over the limit.
         """
-        self._check_open()
+        self._asked.check()
         return await self._publishing.stage(chunks)
 
     async def publish(
@@ -247,7 +246,7 @@ class Broker:
     async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
         """Store messages with one barrier; what became of each, in their order."""
         try:
-            with self._open():
+            with self._asked:
                 return await self._publishing.publish(await self._queues.get(queue), drafts)
         finally:
             for draft in drafts:
@@ -311,12 +310,12 @@ class Broker:
             NoSuchMessage: the message is not in it.
             ReceiptMismatch: another delivery holds it, or none does any more.
         """
-        with self._open():
+        with self._asked:
             await self._consuming.remove(await self._queues.get(queue), Removal(id, receipt))
 
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
         """Remove messages with one barrier; what went wrong with each, in their order. None is "removed"."""
-        with self._open():
+        with self._asked:
             return await self._consuming.remove_many(await self._queues.get(queue), removals)
 
     async def requeue(self, queue: str, id: str, *, receipt: str | None = None) -> None:
@@ -326,7 +325,7 @@ class Broker:
             NoSuchMessage: the message is not in it, or no lease of it is running.
             ReceiptMismatch: another delivery holds it.
         """
-        with self._open():
+        with self._asked:
             await self._consuming.requeue(await self._queues.get(queue), id, receipt)
 
     async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None:
@@ -336,7 +335,7 @@ class Broker:
             As :meth:`requeue`; and InvalidSetting when `seconds` is out of its range.
         """
         check_value("visibility", seconds, VISIBILITY)
-        with self._open():
+        with self._asked:
             await self._consuming.extend(await self._queues.get(queue), id, seconds, receipt)
 
     # Holding, for as long as a connection lasts
@@ -362,7 +361,7 @@ class Broker:
         in_memory = not self.config.peers
         seconds = None if in_memory else self.config.delay_seconds
         request = FetchRequest(index, most, seconds, waits=wait > 0, holds=in_memory, exclusion=exclusion)
-        with self._open():
+        with self._asked:
             return await self._holding.hold(request, wait)
 
     async def exclude(self, queue: str) -> Exclusion:
@@ -381,7 +380,7 @@ class Broker:
             held: the messages.
             durable: whether that must be durable on return; else it is soon.
         """
-        with self._open():
+        with self._asked:
             await self._holding.acknowledge(held, durable=durable)
 
     async def put_back(self, held: Sequence[Held], *, redelivered: bool = True, to_back: bool = False) -> None:
@@ -392,12 +391,12 @@ class Broker:
             redelivered: whether somebody has had them.
             to_back: not in their places, but behind all the others of their queue.
         """
-        with self._open():
+        with self._asked:
             await self._holding.put_back(held, redelivered=redelivered, to_back=to_back)
 
     async def reject(self, held: Sequence[Held]) -> None:
         """Move what is held to its queue's dead-letter queue; remove it where there is none."""
-        with self._open():
+        with self._asked:
             await self._holding.reject(held)
 
     # Looking
@@ -428,23 +427,5 @@ class Broker:
     # How they are done
 
     async def _fetch(self, request: FetchRequest, wait: float) -> list[Message]:
-        with self._open():
+        with self._asked:
             return await self._consuming.fetch(request, wait)
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        """Something is asked for: the broker does not end before it is done."""
-        self._check_open()
-        self._running.value += 1
-        try:
-            yield
-        finally:
-            self._running.value -= 1
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BrokerClosed("the broker is closing; connect to another one, or try again when it is back")
-        if self._committer.failure:
-            raise StorageFailed(
-                f"the store has failed ({self._committer.failure}); repair the disk, remount it, and start mq again"
-            )

@@ -88,7 +88,7 @@ class Catalog:
             if now.state is State.REMOVED:
                 self.departed(left.id)
             self.place(now, due)
-            if now is not left:
+            if now is not left and self._observers:
                 self.tell(kind, left, now, door=door)
 
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:

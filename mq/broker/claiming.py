@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 
+from mq.broker.asked import Asked
 from mq.broker.claims import LARGEST_CLAIM, Batch, Claims, Standing
 from mq.broker.index import QueueIndex
 from mq.broker.queue_settings import QUEUE, VISIBILITY, check_value, count
@@ -25,18 +25,18 @@ class Claiming:
     Args:
         claims: does it.
         look_up: gives a queue.
-        opened: keeps the broker from ending meanwhile.
+        asked: keeps the broker from ending meanwhile.
     """
 
     def __init__(
         self,
         claims: Claims,
         look_up: Callable[[str], Awaitable[QueueIndex]],
-        opened: Callable[[], AbstractContextManager[None]],
+        asked: Asked,
     ) -> None:
         self._claims = claims
         self._look_up = look_up
-        self._opened = opened
+        self._asked = asked
 
     async def consumers(self, queue: str) -> list[Standing]:
         """Every consumer of a queue, by name."""
@@ -54,7 +54,7 @@ class Claiming:
             InvalidSetting: the name is none.
             Conflict: the queue has too many consumers.
         """
-        with self._opened():
+        with self._asked:
             return await self._claims.start(await self._look_up(queue), _checked(name))
 
     async def claim(
@@ -90,7 +90,7 @@ class Claiming:
         """
         check_value("max", most, count(LARGEST_CLAIM))
         check_value("lease", lease, VISIBILITY)
-        with self._opened():
+        with self._asked:
             index = await self._look_up(queue)
             return await self._claims.claim(
                 index, name, batch, epoch, most=most, most_bytes=most_bytes, up_to=up_to, seconds=lease
@@ -107,7 +107,7 @@ class Claiming:
             Conflict: another epoch has begun; or that claim is not open.
             ReceiptMismatch: the claim's lease has ended. Claim it again.
         """
-        with self._opened():
+        with self._asked:
             return await self._claims.read(await self._look_up(queue), name, batch, epoch, start, stop)
 
     async def acknowledge(self, queue: str, name: str, batch: int, epoch: int) -> None:
@@ -116,12 +116,12 @@ class Claiming:
         Raises:
             Conflict: another epoch has begun; or no such claim was made.
         """
-        with self._opened():
+        with self._asked:
             await self._claims.acknowledge(await self._look_up(queue), name, batch, epoch)
 
     async def forget(self, queue: str, name: str) -> None:
         """Let go of a consumer: what it has claimed is there for others at once."""
-        with self._opened():
+        with self._asked:
             await self._claims.forget(await self._look_up(queue), name)
 
 

@@ -105,6 +105,8 @@ class Deaths:
 
     def history(self, entry: Entry) -> tuple[Mapping[str, Any], ...]:
         """How a message died before, the latest death first. One that was noted and did not come to pass is none."""
+        if not self._orders:
+            return ()
         orders = sorted(self._orders.get(entry.id, ()))
         past = [order for order in orders if order <= entry.joined]
         if past:

@@ -34,9 +34,8 @@ class Leases:
     def meta(self, entry: Entry, seconds: float) -> Meta:
         """The meta of `entry` once it is leased."""
         self._claims = (self._claims + 1) % (1 << 64)
-        return entry.meta._replace(
-            deadline_ms=self.deadline_ms(seconds), receives=entry.meta.receives + 1, claim=f"{self._claims:016x}"
-        )
+        _, receives, _, order, expires_ms = entry.meta
+        return Meta(self.deadline_ms(seconds), receives + 1, f"{self._claims:016x}", order, expires_ms)
 
     def deadline_ms(self, seconds: float) -> int:
         """What the name says of a lease that ends so many seconds after its barrier."""

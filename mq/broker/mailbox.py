@@ -37,38 +37,54 @@ class Mailbox(Generic[T]):
 
 
 class Reply(Generic[T]):
-    """The answer to one request, given once by a worker, awaited once by whoever asked."""
+    """The answer to one request, given once by a worker, awaited by whoever wants to know.
 
-    __slots__ = ("_done", "_error", "abandoned", "value")
+    Attributes:
+        value: the answer, when it is there.
+        answered: whether it is, or an error.
+        abandoned: whether whoever asked has gone.
+    """
+
+    __slots__ = ("_error", "_waiters", "abandoned", "answered", "value")
 
     def __init__(self) -> None:
-        self._done = trio.Event()
         self.value: T | None = None
-        self._error: Exception | None = None
+        self.answered = False
         self.abandoned = False
-
-    @property
-    def answered(self) -> bool:
-        """Whether the answer is there."""
-        return self._done.is_set()
+        self._error: Exception | None = None
+        self._waiters: list[trio.lowlevel.Task] = []
 
     def set(self, value: T) -> None:
         """Answer."""
         self.value = value
-        self._done.set()
+        self._answer()
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""
         self._error = error
-        self._done.set()
+        self._answer()
 
     async def get(self) -> T:
         """Wait for the answer. Whoever is cancelled here leaves the mark `abandoned`."""
-        try:
-            await self._done.wait()
-        except trio.Cancelled:
-            self.abandoned = True
-            raise
+        if not self.answered:
+            await self._wait()
         if self._error is not None:
             raise self._error
         return self.value  # type: ignore[return-value]
+
+    async def _wait(self) -> None:
+        task = trio.lowlevel.current_task()
+
+        def abandon(_: object) -> trio.lowlevel.Abort:
+            self._waiters.remove(task)
+            self.abandoned = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._waiters.append(task)
+        await trio.lowlevel.wait_task_rescheduled(abandon)
+
+    def _answer(self) -> None:
+        self.answered = True
+        for task in self._waiters:
+            trio.lowlevel.reschedule(task)
+        self._waiters.clear()

@@ -153,7 +153,9 @@ class Publishing:
         if index.settings.knows_bodies:
             await self._learner.learn(index)
         prepared = [self._prepare(index, draft) for draft in drafts]
-        await self._note_keys(index, drafts, prepared)
+        has_keys = any(draft.key is not None for draft in drafts)
+        if has_keys:
+            await self._note_keys(index, drafts, prepared)
         for entry in prepared:
             if entry.job is not None and entry.is_new and not entry.job.reply.answered:
                 self._jobs.put(entry.job)
@@ -161,7 +163,7 @@ class Publishing:
         for number, entry in enumerate(prepared):
             if entry.job is not None and not entry.is_new and isinstance(outcomes[number], MQError):
                 [outcomes[number]] = await self.publish(index, [drafts[number]])  # the other one's failure is not ours
-        return await self._note_known(index, drafts, outcomes)
+        return await self._note_known(index, drafts, outcomes) if has_keys else outcomes
 
     async def find(self, index: QueueIndex, digest: bytes) -> MessageId | None:
         """The message of a unique queue whose body has this digest."""

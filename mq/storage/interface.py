@@ -41,6 +41,8 @@ class Meta(NamedTuple):
 
     def at_rest(self) -> Meta:
         """What stays when the message is READY again: no deadline, no claim."""
+        if self.deadline_ms is None and self.claim is None:
+            return self
         return Meta(None, self.receives, None, self.order, self.expires_ms)
 
 
