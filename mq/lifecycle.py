@@ -47,7 +47,7 @@ TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
     Kind.PUBLISH: frozenset({(None, State.NEW)}),
     Kind.DELIVER: frozenset({(State.NEW, State.READY)}),
     Kind.DELAY: frozenset({(State.NEW, State.DELAYED)}),
-    Kind.LEASE: frozenset({(State.READY, State.DELAYED)}),
+    Kind.LEASE: frozenset({(State.READY, State.DELAYED), (State.NEW, State.DELAYED)}),
     Kind.REQUEUE: frozenset({(State.DELAYED, State.READY), (State.READY, State.READY)}),
     Kind.EXTEND: frozenset({(State.DELAYED, State.DELAYED)}),
     Kind.REMOVE: frozenset({(state, State.REMOVED) for state in (State.NEW, State.READY, State.DELAYED)}),
@@ -58,7 +58,7 @@ TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
 }
 """Kind -> the (from, to) pairs it may take; None is outside the store. REROUTE and DIE also change the queue: the one
 because somebody wanted it, the other leads to a dead-letter queue. EXPIRE has no such queue to lead to. REQUEUE from
-READY sends a message to the back of its queue."""
+READY sends a message to the back of its queue. LEASE from NEW hands it to somebody who was waiting for it."""
 
 LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
     step for steps in TRANSITIONS.values() for step in steps if None not in step

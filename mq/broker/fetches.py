@@ -61,13 +61,24 @@ class Line:
     Attributes:
         requests: first come, first served.
         impatient: those that do not wait.
+        wanted: how many messages they want together.
         is_called: whether a worker has been told to look at it.
     """
 
     def __init__(self) -> None:
         self.requests: OrderedDict[FetchRequest, None] = OrderedDict()
         self.impatient: OrderedDict[FetchRequest, None] = OrderedDict()
+        self.wanted = 0
         self.is_called = False
+
+    def join(self, request: FetchRequest, *, first: bool) -> None:
+        """At the end, or at the front."""
+        self.requests[request] = None
+        self.wanted += request.count
+        if not request.waits:
+            self.impatient[request] = None
+        if first:
+            self.requests.move_to_end(request, last=False)
 
     def first(self) -> FetchRequest | None:
         """Whose turn it is."""
@@ -79,6 +90,7 @@ class Line:
         if request not in self.requests:
             return False
         del self.requests[request]
+        self.wanted -= request.count
         return True
 
 
@@ -99,12 +111,7 @@ class Fetches:
         if self._is_closed and request.waits:
             request.reply.set([])
             return
-        line = self._lines.setdefault(request.index, Line())
-        line.requests[request] = None
-        if not request.waits:
-            line.impatient[request] = None
-        if first:
-            line.requests.move_to_end(request, last=False)
+        self._lines.setdefault(request.index, Line()).join(request, first=first)
         self.call(request.index)
 
     def withdraw(self, request: FetchRequest) -> bool:
@@ -120,6 +127,11 @@ class Fetches:
         if line is not None and not line.is_called:
             line.is_called = True
             self.mailboxes[zlib.crc32(index.name.encode()) % len(self.mailboxes)].put(index)
+
+    def wanted(self, index: QueueIndex) -> int:
+        """How many messages those in the line want."""
+        line = self._lines.get(index)
+        return 0 if line is None else line.wanted
 
     def refuse(self, index: QueueIndex, error: Exception) -> None:
         """Whoever stands in this line gets that for an answer."""

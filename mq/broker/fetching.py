@@ -22,6 +22,7 @@ from mq.broker.index import QueueIndex
 from mq.broker.keys import Settle
 from mq.broker.leases import Leases
 from mq.broker.mailbox import Mailbox
+from mq.broker.offers import Offers, Taken
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message
@@ -42,6 +43,9 @@ class Upkeep(Protocol):
     def give_back(self, entry: Entry) -> None:
         """Make a leased message READY again at once."""
 
+    def deliver_offers(self, index: QueueIndex) -> None:
+        """Nobody takes what else is offered: deliver it."""
+
     def is_dead(self, index: QueueIndex, entry: Entry) -> bool:
         """Whether a READY message must not be handed out any more. Then it is on its way out."""
 
@@ -49,6 +53,7 @@ class Upkeep(Protocol):
 class _Chosen(NamedTuple):
     request: FetchRequest
     entry: Entry
+    stored: Stored | None
     move: Move
 
 
@@ -56,6 +61,7 @@ class _Held(NamedTuple):
     request: FetchRequest
     left: Entry
     entry: Entry
+    stored: Stored | None
 
 
 class _Served:
@@ -85,6 +91,7 @@ class FetchWorker:
         upkeep: keeps messages moving.
         deaths: what is known of a message's earlier deaths.
         holds: serves those who hold messages in memory.
+        offers: what stands in NEW for them.
         peers: how many other brokers fetch from the same store.
         random: chooses among candidates.
         refresh: looks at the store again for READY messages of a queue; used at peers > 0.
@@ -102,6 +109,7 @@ class FetchWorker:
         upkeep: Upkeep,
         deaths: Deaths,
         holds: Holds,
+        offers: Offers,
         *,
         peers: int,
         random: Random,
@@ -117,6 +125,7 @@ class FetchWorker:
         self._upkeep = upkeep
         self._deaths = deaths
         self._holds = holds
+        self._offers = offers
         self._peers = peers
         self._random = random
         self._refresh = refresh
@@ -129,6 +138,7 @@ class FetchWorker:
                 line = self._fetches.answer_call(index)
                 await self._look(index, line)
                 leased, dealt = self._choose(index, line)
+                self._upkeep.deliver_offers(index)
                 chosen += leased
                 hands += dealt
                 self._fetches.served(index)
@@ -154,11 +164,11 @@ class FetchWorker:
                 if line.first() is request:
                     break
                 continue
-            entries = [] if request.reply.abandoned else self._next(index, request.count)
-            if not entries and not request.reply.abandoned:
+            messages = [] if request.reply.abandoned else self._next(index, request.count)
+            if not messages and not request.reply.abandoned:
                 break
             line.leave(request)
-            chosen += [_Chosen(request, entry, self._move(request, entry)) for entry in entries]
+            chosen += [_Chosen(request, *taken, self._move(request, taken.entry)) for taken in messages]
         for request in list(line.impatient):
             line.leave(request)
             request.reply.set([])
@@ -173,7 +183,7 @@ class FetchWorker:
         hands = deal([request for request in holders if not request.reply.abandoned], partial(self._take, index))
         for hand in hands:
             line.leave(hand.request)
-            for entry in hand.entries:
+            for entry, _ in hand.messages:
                 index.hold(entry)
         return hands
 
@@ -191,23 +201,23 @@ class FetchWorker:
             await trio.sleep(self._random.uniform(0, _LONGEST_PAUSE_SECONDS))
             await self._refresh(index)
 
-    def _next(self, index: QueueIndex, count: int) -> list[Entry]:
+    def _next(self, index: QueueIndex, count: int) -> list[Taken]:
         """The first messages; with peers, any of the first `peers + 1`, so that brokers seldom want the same one."""
-        entries: list[Entry] = []
-        while len(entries) < count:
-            entry = self._take(index)
-            if entry is None:
+        messages: list[Taken] = []
+        while len(messages) < count:
+            taken = self._take(index)
+            if taken is None:
                 break
-            self._catalog.begin(entry)
-            entries.append(entry)
-        return entries
+            self._catalog.begin(taken.entry)
+            messages.append(taken)
+        return messages
 
-    def _take(self, index: QueueIndex) -> Entry | None:
+    def _take(self, index: QueueIndex) -> Taken | None:
         """Take the next message that may be handed out, out of the index."""
         while (entry := self._candidate(index)) is not None:
             if not self._upkeep.is_dead(index, entry):
-                return entry
-        return None
+                return Taken(entry)
+        return self._offers.take(index)
 
     def _candidate(self, index: QueueIndex) -> Entry | None:
         if not self._peers:
@@ -232,7 +242,7 @@ class FetchWorker:
         held = []
         for each, outcome in zip(chosen, outcomes, strict=True):
             if outcome.result is Result.DONE and outcome.entry is not None:
-                held.append(_Held(each.request, each.entry, outcome.entry))
+                held.append(_Held(each.request, each.entry, outcome.entry, each.stored))
                 if not each.request.takes:
                     due = now + self._leases.seconds(each.request)
                     self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)
@@ -252,9 +262,9 @@ class FetchWorker:
         try:
             await self._settle([each.entry.id for each in taken])
         except StorageError as error:
-            for request, entry, _ in taken:
-                self._catalog.end(entry, entry, Kind.REMOVE)
-                served[request].error = error
+            for each in taken:
+                self._catalog.end(each.entry, each.entry, Kind.REMOVE)
+                served[each.request].error = error
             return [each for each in chosen if not each.request.takes]
         return chosen
 
@@ -262,7 +272,7 @@ class FetchWorker:
         """Those that may be handed out: a lease whose barrier took too long would not outlive a restart."""
         if seconds <= MARGIN_SECONDS:
             return held
-        for request, _, entry in held:
+        for request, _, entry, _ in held:
             if not request.takes:
                 self._upkeep.give_back(entry)
                 served[request].error = StorageSlow(f"the disk took {seconds:.1f} s; nothing was handed out. Try again")
@@ -273,16 +283,19 @@ class FetchWorker:
         if not held:
             return
         try:
-            stored: list[Stored | None] = await self._storage.read([each.entry for each in held])
+            unread = [each.entry for each in held if each.stored is None]
+            read: list[Stored | None] = await self._storage.read(unread) if unread else []
             with suppress(StorageError):  # a message is worth more than its history
                 await self._deaths.learn([each.left for each in held])
         except StorageError as error:
-            stored = [None] * len(held)
-            for request, _, entry in held:
+            read = [None] * len(unread)
+            for request, _, entry, _ in [each for each in held if each.stored is None]:
                 served[request].error = error
                 if not request.takes:
                     self._upkeep.give_back(entry)
-        for (request, left, entry), found in zip(held, stored, strict=True):
+        following = iter(read)
+        for request, left, entry, stored in held:
+            found = stored or next(following)
             if found is not None and not isinstance(found.body, DamagedBody):
                 served[request].add(entry, self._message(left, entry, found))
             elif served[request].error is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mq.broker.catalog import Catalog
@@ -17,9 +17,10 @@ from mq.broker.index import QueueIndex
 from mq.broker.jobs import Change, Job
 from mq.broker.leases import Leases
 from mq.broker.mailbox import Mailbox
+from mq.broker.offers import Taken
 from mq.errors import StorageError
 from mq.lifecycle import Kind, State
-from mq.message import DamagedBody, Message
+from mq.message import DamagedBody, Message, MessageId
 from mq.storage.interface import Entry, Move, Storage, Stored
 
 logger = logging.getLogger("mq.broker")
@@ -30,14 +31,14 @@ class Hand(NamedTuple):
 
     Attributes:
         request: whose it is.
-        entries: in their order.
+        messages: in their order.
     """
 
     request: FetchRequest
-    entries: list[Entry]
+    messages: list[Taken]
 
 
-def deal(requests: Iterable[FetchRequest], take: Callable[[], Entry | None]) -> list[Hand]:
+def deal(requests: Iterable[FetchRequest], take: Callable[[], Taken | None]) -> list[Hand]:
     """Deal messages, one each in turn, until there are none or nobody wants more.
 
     Args:
@@ -47,16 +48,16 @@ def deal(requests: Iterable[FetchRequest], take: Callable[[], Entry | None]) -> 
     Returns:
         The hands that are not empty. Whose turn is next comes first.
     """
-    hands: dict[FetchRequest, list[Entry]] = {}
+    hands: dict[FetchRequest, list[Taken]] = {}
     turns = deque(requests)
-    while turns and (entry := take()) is not None:
+    while turns and (taken := take()) is not None:
         request = turns.popleft()
         hand = hands.pop(request, [])
-        hand.append(entry)
+        hand.append(taken)
         hands[request] = hand
         if len(hand) < request.count:
             turns.append(request)
-    return [Hand(request, entries) for request, entries in hands.items()]
+    return [Hand(request, messages) for request, messages in hands.items()]
 
 
 class Holds:
@@ -95,15 +96,15 @@ class Holds:
         if not hands:
             return
         try:
-            stored = iter(await self._storage.read([entry for hand in hands for entry in hand.entries]))
+            stored = await self._read([taken for hand in hands for taken in hand.messages])
         except StorageError as error:
-            for request, entries in hands:
-                self.put_back(request.index, entries, is_returned=False)
+            for request, messages in hands:
+                self.put_back(request.index, [entry for entry, _ in messages], is_returned=False)
                 request.reply.fail(error)
             return
-        answers = [(hand, self._messages(hand, [next(stored) for _ in hand.entries])) for hand in hands]
-        for hand, messages in answers:
-            await self._answer(hand.request, messages)
+        answers = [(hand.request, self._messages(hand, stored)) for hand in hands]
+        for request, found in answers:
+            await self._answer(request, found)
 
     def put_back(self, index: QueueIndex, entries: Iterable[Entry], *, is_returned: bool = True) -> None:
         """Those that are still held are READY again, in their places.
@@ -120,9 +121,15 @@ class Holds:
                     index.returned.add(entry.id)
                 self._catalog.place(entry)
 
-    def _messages(self, hand: Hand, stored: list[Stored | None]) -> list[tuple[Entry, Message]]:
+    async def _read(self, messages: Sequence[Taken]) -> Mapping[MessageId, Stored | None]:
+        unread = [entry for entry, stored in messages if stored is None]
+        read = iter(await self._storage.read(unread)) if unread else iter(())
+        return {entry.id: stored or next(read) for entry, stored in messages}
+
+    def _messages(self, hand: Hand, stored: Mapping[MessageId, Stored | None]) -> list[tuple[Entry, Message]]:
         messages = []
-        for entry, found in zip(hand.entries, stored, strict=True):
+        for entry, _ in hand.messages:
+            found = stored[entry.id]
             if hand.request.index.held.get(entry.id) != entry:
                 continue  # somebody has removed it meanwhile
             body = None if found is None else found.body

@@ -18,6 +18,7 @@ from mq.broker.commit import Committer, error_of
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.index import QueueIndex
 from mq.broker.mailbox import Mailbox, Reply
+from mq.broker.offers import Offers
 from mq.errors import NoSuchQueue, StorageSlow
 from mq.lifecycle import DOOR, Kind
 from mq.message import MessageId, MessageIds
@@ -55,6 +56,7 @@ class Publish:
         attributes: kept with the message.
         meta: its delay and its expiry.
         landed: told, before the answer, of the id when the message is durable, of None when it is not.
+        offers: to whoever waits for it.
         transient: it need not outlive this process.
     """
 
@@ -69,6 +71,7 @@ class Publish:
         meta: Meta,
         landed: Callable[[MessageId | None], None],
         *,
+        offers: Offers,
         transient: bool,
     ) -> None:
         self.reply: Reply[MessageId] = Reply()
@@ -81,6 +84,7 @@ class Publish:
         self._attributes = attributes
         self._meta = meta
         self._landed = landed
+        self._offers = offers
         self._transient = transient
         self._door = DOOR.get()
         self._size = len(body) if isinstance(body, bytes) else body.size
@@ -108,6 +112,7 @@ class Publish:
         if self.index.deleted:  # and perhaps made anew: this is no message of that queue
             self._catalog.orphaned(entry)
         else:
+            self._offers.consider(self.index, entry, self._body, self._attributes)
             self._catalog.place(entry)
         self._catalog.tell(Kind.PUBLISH, None, entry, self._size, self._door)
         self._landed(entry.id)

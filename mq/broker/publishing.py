@@ -22,6 +22,7 @@ from mq.broker.jobs import Job, Publish
 from mq.broker.keys import Keys
 from mq.broker.learning import Learner
 from mq.broker.mailbox import Mailbox
+from mq.broker.offers import Offers
 from mq.broker.queue_settings import DELAY, REJECT, TTL, check_value
 from mq.errors import BodyTooLarge, BrokerClosed, Conflict, MQError, NoSuchQueue, QueueFull
 from mq.message import MessageId, MessageIds
@@ -103,6 +104,7 @@ class Publishing:
         learner: reads what a queue has to know of its bodies.
         keys: the clients' keys; None among peers, which cannot know of each other's.
         jobs: where the save workers find work.
+        offers: to whoever waits for what is published.
         ids: makes ids.
         config: how the broker works.
         clock_ns: wall clock, nanoseconds since 1970.
@@ -116,6 +118,7 @@ class Publishing:
         learner: Learner,
         keys: Keys | None,
         jobs: Mailbox[Job],
+        offers: Offers,
         ids: MessageIds,
         config: BrokerConfig,
         clock_ns: Callable[[], int],
@@ -126,6 +129,7 @@ class Publishing:
         self._learner = learner
         self._keys = keys
         self._jobs = jobs
+        self._offers = offers
         self._ids = ids
         self._config = config
         self._clock_ns = clock_ns
@@ -232,7 +236,16 @@ class Publishing:
 
         meta = self._meta(index, draft)
         job = Publish(
-            self._catalog, self._ids, index, body, digest, draft.attributes, meta, landed, transient=draft.transient
+            self._catalog,
+            self._ids,
+            index,
+            body,
+            digest,
+            draft.attributes,
+            meta,
+            landed,
+            offers=self._offers,
+            transient=draft.transient,
         )
         if draft.rank:
             job.stand_behind(draft.rank)

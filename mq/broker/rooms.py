@@ -32,6 +32,7 @@ from mq.broker.leases import Leases
 from mq.broker.ledger import Ledger
 from mq.broker.looking import Looking
 from mq.broker.mailbox import Mailbox
+from mq.broker.offers import Offers
 from mq.broker.publishing import Publishing
 from mq.broker.queues import Queues
 from mq.broker.upkeep import Upkeep
@@ -84,7 +85,8 @@ class Rooms:
             clock_ns,
             is_shared=config.peers > 0,
         )
-        self.upkeep = Upkeep(catalog, committer, self._jobs, self._deaths, fetches, config, clock_ns)
+        self._offers = offers = Offers(fetches.wanted, is_open=not config.followed)
+        self.upkeep = Upkeep(catalog, committer, self._jobs, self._deaths, fetches, offers, config, clock_ns)
         learner = Learner(storage, catalog)
         self.queues = Queues(
             storage,
@@ -101,7 +103,7 @@ class Rooms:
         )
         self.declarations = Declarations(storage, catalog, committer, self.queues, heirs)
         self.publishing = Publishing(
-            storage, catalog, committer, learner, self._keys, self._jobs, ids, config, clock_ns
+            storage, catalog, committer, learner, self._keys, self._jobs, offers, ids, config, clock_ns
         )
         self._holds = Holds(catalog, storage, fetches, self._deaths, self._leases, self._jobs, config.delay_seconds)
         self.consuming = Consuming(
@@ -173,6 +175,7 @@ class Rooms:
             self.upkeep,
             self._deaths,
             self._holds,
+            self._offers,
             peers=self._config.peers,
             random=self._random,
             refresh=self.follower.refresh,

@@ -22,6 +22,7 @@ from mq.broker.index import QueueIndex
 from mq.broker.jobs import Change, Job, Orphan
 from mq.broker.mailbox import Mailbox
 from mq.broker.mover import LARGEST_ROUND, Mover, to_ready
+from mq.broker.offers import Offers
 from mq.broker.queue_settings import DROP_HEAD
 from mq.broker.reaper import Reaper
 from mq.lifecycle import Kind, State
@@ -40,6 +41,7 @@ class Upkeep:
         jobs: where changes that nobody waits for are put.
         deaths: takes care of dead messages.
         fetches: who waits for what is READY.
+        offers: to whoever waits for what is in NEW.
         config: how the broker works.
         clock_ns: wall clock, nanoseconds since 1970.
     """
@@ -51,6 +53,7 @@ class Upkeep:
         jobs: Mailbox[Job],
         deaths: Deaths,
         fetches: Fetches,
+        offers: Offers,
         config: BrokerConfig,
         clock_ns: Callable[[], int],
     ) -> None:
@@ -59,6 +62,7 @@ class Upkeep:
         self._jobs = jobs
         self._deaths = deaths
         self._fetches = fetches
+        self._offers = offers
         self._config = config
         self.clock_ns = clock_ns
         self._mover = Mover(committer.commit, self._begin_move, self._end_move, _aim)
@@ -110,6 +114,11 @@ class Upkeep:
                 self._deaths.bury(entry, reason)
                 return True
         return False
+
+    def deliver_offers(self, index: QueueIndex) -> None:
+        """Nobody takes what else is offered: deliver it."""
+        for entry in self._offers.leave(index):
+            self._mover.add(entry)
 
     def trim(self, index: QueueIndex) -> None:
         """Let go of the oldest messages of a queue that holds too much and may drop some."""
@@ -168,7 +177,10 @@ class Upkeep:
         self._expiry.forget(id)
 
     def _new_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
-        self._mover.add(entry)
+        if self._offers.is_offered(index, entry):
+            self._fetches.call(index)
+        else:
+            self._mover.add(entry)
 
     def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
         if self._config.mover:

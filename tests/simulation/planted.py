@@ -199,6 +199,9 @@ BUGS: Final = {
     "a consumer that was started again shuts nobody out": Bug(
         claims.Claims, "_check_epoch", "if epoch != consumer.state.epoch:", "if False:"
     ),
+    "what is offered and not taken is left in NEW": Bug(
+        fetching.FetchWorker, "run", "self._upkeep.deliver_offers(index)", "pass"
+    ),
     "an extended lease ends as before": Bug(
         jobs.Change, "done", "None if self._seconds is None else time + self._seconds", "self._started + 0.01"
     ),

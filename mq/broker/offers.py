@@ -1,0 +1,71 @@
+"""What was just published and somebody waits for is offered to them straight from NEW: it need not be delivered first,
+and need not be read back.
+
+An offer is an entry in NEW that the mover has not been told of. Whoever serves the queue next takes it, or leaves it to
+the mover. Only what is first in its queue is offered, so the order is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from mq.broker.index import QueueIndex
+from mq.message import BytesBody, Properties, checksum
+from mq.storage.interface import FRESH, Entry, Stored
+
+
+class Taken(NamedTuple):
+    """A message that was taken out of its queue's index.
+
+    Attributes:
+        entry: where it is.
+        stored: what reading it would give, where that is known.
+    """
+
+    entry: Entry
+    stored: Stored | None = None
+
+
+class Offers:
+    """The messages that are offered just now.
+
+    Args:
+        wanted: how many of a queue's messages are waited for.
+        is_open: whether messages are offered here at all; they are not where others take them, too.
+    """
+
+    def __init__(self, wanted: Callable[[QueueIndex], int], *, is_open: bool) -> None:
+        self._wanted = wanted
+        self._is_open = is_open
+        self._offers: dict[QueueIndex, list[Taken]] = {}
+
+    def consider(self, index: QueueIndex, entry: Entry, body: object, attributes: Mapping[str, Any]) -> None:
+        """A message has been written, and is about to stand in NEW. If it is not offered it is to be delivered."""
+        if not self._is_open or entry.meta != FRESH or not isinstance(body, bytes):
+            return
+        offers = self._offers.get(index, [])
+        is_first = not index.ready and not index.delivering and len(index.new) == len(offers)
+        if is_first and not index.settings.paused and len(offers) < self._wanted(index):
+            stored = Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
+            self._offers.setdefault(index, offers).append(Taken(entry, stored))
+
+    def is_offered(self, index: QueueIndex, entry: Entry) -> bool:
+        """Whether it is what was offered last."""
+        offers = self._offers.get(index)
+        return offers is not None and offers[-1].entry is entry
+
+    def take(self, index: QueueIndex) -> Taken | None:
+        """Take the first message that is offered, out of the index too."""
+        offers = self._offers.get(index)
+        while offers:
+            offer = offers.pop(0)
+            if index.new.get(offer.entry.id) == offer.entry:
+                del index.new[offer.entry.id]
+                return offer
+        return None
+
+    def leave(self, index: QueueIndex) -> list[Entry]:
+        """Nobody takes the others: those that are still there, to be delivered."""
+        offers = self._offers.pop(index, ())
+        return [offer.entry for offer in offers if index.new.get(offer.entry.id) == offer.entry]
