@@ -180,15 +180,16 @@ async def test_one_that_is_deleted_before_it_is_taken_is_gone(broker: Broker, nu
 
 
 async def test_one_that_cannot_be_leased_is_delivered(autojump_clock: object) -> None:
-    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker, trio.open_nursery() as nursery:
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
         await broker.create_queue("q")
 
         async def fetch() -> None:
             with pytest.raises(StorageFull):
                 await broker.fetch("q", wait=1000)
 
-        nursery.start_soon(fetch)
-        await wait_all_tasks_blocked()
-        disk.calls.fail("rename", errno.ENOSPC, times=1)
-        await broker.publish("q", b"x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch)
+            await wait_all_tasks_blocked()
+            disk.calls.fail("rename", errno.ENOSPC, times=1)
+            await broker.publish("q", b"x")
         assert await take(broker) == b"x"
