@@ -213,9 +213,13 @@ class FetchWorker:
         return messages
 
     def _take(self, index: QueueIndex) -> Taken | None:
-        """Take the next message that may be handed out, out of the index."""
+        """Take the next message that may be handed out, out of the index.
+
+        A peer may have brought here what this broker believes elsewhere, and is just moving from there: that is let be
+        until the store is looked at again.
+        """
         while (entry := self._candidate(index)) is not None:
-            if not self._upkeep.is_dead(index, entry):
+            if entry.id not in self._catalog.transit and not self._upkeep.is_dead(index, entry):
                 return Taken(entry)
         return self._offers.take(index)
 

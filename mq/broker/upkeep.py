@@ -124,6 +124,8 @@ class Upkeep:
         """Let go of the oldest messages of a queue that holds too much and may drop some."""
         if index.settings.overflow == DROP_HEAD and not self._committer.failure:
             while _holds_too_much(index) and (oldest := index.oldest()) is not None:
+                if oldest.id in self._catalog.transit:
+                    break  # a peer has brought it here, while it is being moved from elsewhere
                 self._deaths.bury(oldest, DROPPED)
 
     def settings_changed(self, index: QueueIndex) -> None:
@@ -166,7 +168,9 @@ class Upkeep:
     def _expire(self, queue: str, id: MessageId) -> None:
         index = self._catalog.queues.get(queue)
         entry = index.find(id) if index is not None else None
-        if index is None or entry is None or entry.state is not State.READY or id in index.held:
+        if index is None or entry is None or entry.state is not State.READY:
+            return
+        if id in index.held or id in self._catalog.transit:
             return
         if self._deaths.is_expired(entry) and not self._committer.failure:
             self._deaths.bury(entry, EXPIRED)
