@@ -42,6 +42,7 @@ class _Checkpoint:
         confirmed: the last batch whose acknowledgement was answered.
         asked: the last one whose acknowledgement was begun.
         planned: the messages of the batch after `confirmed`, once they were read.
+        is_sure: whether it still has all of them: it may have lost some since, and have been told.
         epochs: all that were told, the latest last.
     """
 
@@ -49,6 +50,7 @@ class _Checkpoint:
         self.confirmed = 0
         self.asked = 0
         self.planned: list[str] | None = None
+        self.is_sure = True
         self.epochs: list[int] = []
 
 
@@ -237,6 +239,7 @@ class Claimants:
         )
         was_held = before is not None and all(self._ledger.holds(name, id) for id in before)
         self._ledger.letting_go(name, before or [])
+        known.is_sure = known.is_sure and held is not None and not held.lost
         if held is None:
             if before is not None and patient:
                 self._ledger.violate(f"P1: batch {batch} of {name} was claimed, and there is nothing")
@@ -270,16 +273,16 @@ class Claimants:
             self._ledger.violate(f"claims: batch {batch} of {name} has {len(ids)} messages, and said {count}")
         if known.planned is not None and [id for id in known.planned if id in ids] != ids:
             self._ledger.violate(f"claims: batch {batch} of {name} was {known.planned}, and is {ids}")
-        if until is None and ids != known.planned:
+        if until is None and known.is_sure and ids != known.planned:
             self._ledger.violate(f"claims: batch {batch} of {name} lost messages without being told")
-        known.planned = ids
+        known.planned, known.is_sure = ids, True
         if until is not None:
             self._ledger.holding(name, ids, until)
         return True
 
     async def _acknowledge(self, name: str, *, patient: bool = False) -> None:
         known = self._ledger.checkpoints[name]
-        if not known.epochs or known.planned is None:
+        if not known.epochs or known.planned is None or not known.is_sure:
             return
         known.asked, epoch = known.confirmed + 1, known.epochs[-1]
         self._ledger.removing(known.planned)
@@ -295,7 +298,7 @@ class Claimants:
         known = self._ledger.checkpoints[name]
         known.confirmed = known.asked
         self._ledger.removed(name, known.planned or [])
-        known.planned = None
+        known.planned, known.is_sure = None, True
 
     async def _haunt(self, name: str) -> None:
         """A consumer that was shut out does not know it."""
