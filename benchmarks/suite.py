@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ Document = dict[str, Any]
 
 def main(words: Sequence[str]) -> None:
     """Run one of the commands."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("benchmarks: told to stop"))  # so that servers and disks go, too
     if words[:1] == ["profile"]:
         profile.main(words[1:])
         return

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from benchmarks.load.amqp import AmqpCodec
 from benchmarks.load.http import HttpBatchCodec, HttpCodec
-from benchmarks.systems.system import CannotStart, Server, System, free_port, process, wait_for_port
+from benchmarks.systems.system import CannotStart, Server, System, free_port, process
 
 _LISTENS: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
@@ -40,25 +39,15 @@ class Mq(System):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        with self._daemon(folder, "0", *self.flags) as (port, pid):
+        with self._daemon(folder, *self.flags) as (port, pid):
             yield Server([port], [pid])
 
     @contextmanager
-    def _daemon(self, folder: Path, port: str, *flags: str) -> Iterator[tuple[int, int]]:
+    def _daemon(self, folder: Path, *flags: str, port: int = 0, amqp_port: int = 0) -> Iterator[tuple[int, int]]:
+        """Its port for HTTP, and its process."""
         log = folder / f"log-{time.monotonic_ns()}"
-        command = [
-            sys.executable,
-            "-m",
-            "mq",
-            "--root",
-            str(folder / "root"),
-            "--port",
-            port,
-            "--amqp-port",
-            "0",
-            *flags,
-        ]
-        with process(command, log) as running:
+        ports = ["--port", str(port), "--amqp-port", str(amqp_port)]
+        with process([sys.executable, "-m", "mq", "--root", str(folder / "root"), *ports, *flags], log) as running:
             yield _port_of(running, log), running.pid
 
 
@@ -78,12 +67,13 @@ class MqPeers(Mq):
 
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
-        """As in System: on one port where they can share it, else on two."""
-        shared = ["--reuse-port"] if knows("--reuse-port") else []
-        with ExitStack() as stack:
-            port = str(free_port()) if shared else "0"
-            both = [stack.enter_context(self._daemon(folder, port, "--peers", "1", *shared)) for _ in range(2)]
-            yield Server([port for port, _ in both], [pid for _, pid in both])
+        """As in System: on one port, which they share."""
+        port = free_port()
+        with (
+            self._daemon(folder, "--peers", "1", "--reuse-port", port=port) as (_, one),
+            self._daemon(folder, "--peers", "1", "--reuse-port", port=port) as (_, other),
+        ):
+            yield Server([port], [one, other])
 
 
 class MqAmqp(Mq):
@@ -94,37 +84,12 @@ class MqAmqp(Mq):
     durability = "each confirmed publish is on the disk, file and name; acknowledgements are not answered"
     codec = AmqpCodec
 
-    def absence(self) -> str:
-        """As in System."""
-        return "" if knows("--amqp-port") else "this mq does not speak AMQP yet"
-
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        port, log = free_port(), folder / "log"
-        command = [
-            sys.executable,
-            "-m",
-            "mq",
-            "--root",
-            str(folder / "root"),
-            "--port",
-            "0",
-            "--amqp-port",
-            "0",
-            *self.flags,
-        ]
-        command += ["--amqp-port", str(port)]
-        with process(command, log) as running:
-            wait_for_port(running, port, log)
-            yield Server([port], [running.pid])
-
-
-@functools.cache
-def knows(flag: str) -> bool:
-    """Whether this mq has the flag."""
-    done = subprocess.run([sys.executable, "-m", "mq", "serve", "--help"], capture_output=True, text=True, timeout=60)
-    return flag in done.stdout
+        port = free_port()
+        with self._daemon(folder, *self.flags, amqp_port=port) as (_, pid):
+            yield Server([port], [pid])
 
 
 def _port_of(running: subprocess.Popen[bytes], log: Path) -> int:
