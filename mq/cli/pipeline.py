@@ -5,9 +5,11 @@ The pipelines are in :mod:`mq.spark.pipelines`, as functions; this is their comm
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, Final
 
@@ -20,6 +22,10 @@ from mq.programs import CANNOT_START
 
 FOUND_SOMETHING: Final = 5
 """The exit status when the audit found exceptions; as ``mq doctor``'s."""
+
+REFUSED: Final = 1
+"""The exit status when Spark could not do it; the same again may go on from there."""
+_SECRETS: Final = ("token", "password")
 
 _master = click.option("--master", metavar="URL", help="Of Spark, as for spark-submit.  [default: this machine]")
 
@@ -53,9 +59,95 @@ def insight(journals: tuple[str, ...], out: str, *, as_json: bool, master: str |
     sys.exit(FOUND_SOMETHING if exceptions else 0)
 
 
+def _source(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags that say which daemon."""
+    url = click.option("--url", envvar="MQ_URL", metavar="URL", help="The daemon's address.  [MQ_URL]")
+    more = click.option("--option", "given", metavar="NAME=VALUE", multiple=True, help="Of the data source.")
+    return url(more(_master(command)))
+
+
+@main.command()
+@click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+@click.option("--out", metavar="FOLDER", required=True, help="The archive.")
+@click.option("--browse", is_flag=True, help="Leave the messages where they are.")
+@click.option("--consumer", default="archive", show_default=True, help="The name under which messages are claimed.")
+@_source
+def archive(
+    queues: tuple[str, ...],
+    out: str,
+    *,
+    browse: bool,
+    consumer: str,
+    url: str | None,
+    given: tuple[str, ...],
+    master: str | None,
+) -> None:
+    """Take what is in each QUEUE now into Parquet, in a folder for each queue and day.
+
+    When it was cut off, the same command goes on: nothing is lost, and nothing is there twice.
+    """
+    options = _options(url, given)
+    with _session(master) as (spark, load), _bar() as progress:
+        module = load("mq.spark.pipelines.archive")
+        module.archive(spark, queues, out, options, browse=browse, consumer=consumer, progress=progress)
+
+
+@main.command()
+@click.argument("folder", metavar="FOLDER")
+@click.option("--queue", "queues", metavar="QUEUE", multiple=True, help="Only what was in this queue.")
+@click.option("--since", type=click.DateTime(), help="Only what was published then or later, in UTC.")
+@click.option("--until", type=click.DateTime(), help="Only what was published before, in UTC.")
+@click.option("--id", "ids", metavar="ID", multiple=True, help="Only this message.")
+@click.option("--where", metavar="SQL", help="Only what this holds for, such as \"CAST(value AS STRING) LIKE 'a%'\".")
+@click.option("--to", metavar="QUEUE", help="Into this queue, not into the one that each was in.")
+@click.option("--run", default="replay", show_default=True, help="Another name publishes the same messages once more.")
+@_source
+def replay(
+    folder: str,
+    *,
+    queues: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+    ids: tuple[str, ...],
+    where: str | None,
+    to: str | None,
+    run: str,
+    url: str | None,
+    given: tuple[str, ...],
+    master: str | None,
+) -> None:
+    """Publish messages of the archive FOLDER; prints how many.
+
+    A run that was cut off can be started again: it publishes each message once.
+    """
+    options = _options(url, given)
+    with _session(master) as (spark, load), _bar() as progress:
+        module = load("mq.spark.pipelines.replay")
+        since, until = (None if each is None else each.replace(tzinfo=UTC) for each in (since, until))
+        choice = module.Choice(queues, since, until, ids, where)
+        count = module.replay(spark, folder, options, choice, to=to, run=run, progress=progress)
+    click.echo(count)
+
+
+def _options(url: str | None, given: tuple[str, ...]) -> dict[str, str]:
+    """The data source's options. Secrets come from the environment: everybody can read a program's arguments."""
+    options = {} if url is None else {"url": url}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--option")
+        if name.lower() in _SECRETS:
+            raise click.BadParameter(f"no {name} on the command line: set MQ_TOKEN", param_hint="--option")
+        options[name] = value
+    if "MQ_TOKEN" in os.environ:
+        options["token"] = os.environ["MQ_TOKEN"]
+    return options
+
+
 @contextmanager
 def _session(master: str | None) -> Iterator[tuple[Any, Callable[[str], Any]]]:
-    """A session for the length of the block, and what loads a module. Our own errors end the program in one line."""
+    """A session for the length of the block, and what loads a module. Expected errors end the program in one line."""
+    failures = _load("pyspark.errors")
     try:
         spark = _load("mq.spark.pipelines.session").open_session(master)
         try:
@@ -65,6 +157,16 @@ def _session(master: str | None) -> Iterator[tuple[Any, Callable[[str], Any]]]:
     except MQError as error:
         click.echo(f"mq-pipeline: {error}", err=True)
         sys.exit(CANNOT_START)
+    except failures.PySparkException as error:
+        click.echo(f"mq-pipeline: {_telling_line(str(error))}", err=True)
+        sys.exit(REFUSED)
+
+
+def _telling_line(text: str) -> str:
+    """Of an error from Spark the line that is ours, if there is one: the last of a traceback in a worker."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line.partition(": ")[2] for line in lines if line.startswith("mq.")]
+    return ours[-1] if ours else lines[0] if lines else "Spark failed, and does not say why"
 
 
 def _load(module: str) -> Any:

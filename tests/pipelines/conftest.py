@@ -15,6 +15,8 @@ from mq.spark.pipelines.session import open_session
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
+    is_ours = SparkSession.getActiveSession() is None
     session = open_session()
     yield session
-    session.stop()
+    if is_ours:
+        session.stop()

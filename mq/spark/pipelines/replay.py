@@ -1,0 +1,107 @@
+"""Replay: messages of an archive, back into queues: chosen by time, by id or by a condition, each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from mq.errors import InvalidSetting
+from mq.message import MessageId, QueueName, shorten
+from mq.spark.pipelines.archive import SOURCE, Progress, read_archive
+
+_SENT: Final = ("value", "key", "contentType", "headers")
+
+
+class Choice(NamedTuple):
+    """Which messages of an archive.
+
+    Attributes:
+        queues: that they were in; none is all.
+        since: published then or later.
+        until: published before.
+        ids: only these; none is all.
+        where: a condition in Spark's SQL over the columns of the archive.
+    """
+
+    queues: Sequence[str] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    ids: Sequence[str] = ()
+    where: str | None = None
+
+
+EVERYTHING: Final = Choice()
+
+
+def replay(
+    spark: SparkSession,
+    folder: str,
+    options: Mapping[str, str],
+    choice: Choice = EVERYTHING,
+    *,
+    to: str | None = None,
+    run: str = "replay",
+    progress: Progress | None = None,
+) -> int:
+    """Publish messages of an archive; how many were chosen.
+
+    A message's key is the run and its id: what a run that was cut off has published is not published again by the next
+    one of that name, for as long as the daemon remembers keys. Those of a queue keep their order.
+
+    Args:
+        spark: a session.
+        folder: of the archive.
+        options: of the data source, such as ``url``; without ``queue``.
+        choice: which messages.
+        to: the queue that gets all of them; None for the one that each was in.
+        run: another name publishes them once more.
+        progress: told how far it is.
+
+    Raises:
+        InvalidSetting: there is no such archive, or the choice makes no sense.
+    """
+    chosen = chosen_of(read_archive(spark, folder, choice.queues), choice).persist()
+    try:
+        counts = {row["queue"]: row["count"] for row in chosen.groupBy("queue").count().collect()}
+        steps = [(QueueName(to), chosen)] if to is not None and counts else []
+        if to is None:
+            steps = [(QueueName(queue), chosen.where(F.col("queue") == queue)) for queue in sorted(counts)]
+        for number, (queue, messages) in enumerate(steps):
+            if progress is not None:
+                progress(f"{queue}: {counts.get(queue, sum(counts.values())):,} messages", number, len(steps))
+            ordered = messages.repartition(1).sortWithinPartitions("timestamp", "sequence")
+            keyed = ordered.withColumn("key", F.concat(F.lit(f"{run}-"), "id")).select(*_SENT)
+            keyed.write.format(SOURCE).mode("append").options(**options, queue=str(queue)).save()
+    finally:
+        chosen.unpersist()
+    if progress is not None:
+        progress("done", len(steps), len(steps))
+    return sum(counts.values())
+
+
+def chosen_of(messages: DataFrame, choice: Choice) -> DataFrame:
+    """The messages that are chosen, each once.
+
+    Raises:
+        InvalidSetting: the condition cannot be read, or has columns that there are not; an id is none.
+    """
+    for id in choice.ids:
+        MessageId(id)
+    if choice.since is not None:
+        messages = messages.where(F.col("timestamp") >= F.lit(choice.since))
+    if choice.until is not None:
+        messages = messages.where(F.col("timestamp") < F.lit(choice.until))
+    if choice.ids:
+        messages = messages.where(F.col("id").isin(*choice.ids))
+    if choice.where is not None:
+        try:
+            messages = messages.where(choice.where)
+        except (AnalysisException, ParseException) as error:
+            why = str(error).splitlines()[0]
+            raise InvalidSetting(f"--where {shorten(choice.where)} is no condition over the archive: {why}") from error
+    return messages.dropDuplicates(["id"])

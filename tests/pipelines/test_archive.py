@@ -1,0 +1,139 @@
+"""Archive and replay: each message once, over interruptions and killed daemons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from mq.cli.pipeline import main
+from mq.client import Client
+from mq.errors import Conflict, InvalidId, InvalidSetting
+from mq.message import MessageId
+from mq.spark.pipelines.archive import archive, read_archive
+from mq.spark.pipelines.replay import Choice, replay
+from tests.e2e.daemon import Daemon
+from tests.pipelines.test_insight import NotStopped
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BODIES = [b"", b"text", bytes(range(256)), "löss".encode(), *(b"%d" % number for number in range(196))]
+
+
+class Interrupted(Exception):
+    """Somebody pressed Control-C."""
+
+
+def address(daemon: Daemon) -> dict[str, str]:
+    return {"url": f"http://127.0.0.1:{daemon.port}"}
+
+
+def publish(daemon: Daemon, queue: str) -> dict[str, bytes]:
+    """Bodies by id."""
+    with Client(address(daemon)["url"]) as client:
+        client.create_queue(queue)
+        return {str(client.publish(queue, body, content_type="text/plain").id): body for body in BODIES}
+
+
+def drain(daemon: Daemon, queue: str) -> list[bytes]:
+    bodies = []
+    with Client(address(daemon)["url"]) as client:
+        while (message := client.fetch(queue)) is not None:
+            bodies.append(bytes(message.body))
+            client.remove(message)
+    return bodies
+
+
+def interrupt_after(messages: int) -> Callable[[str, int, int], None]:
+    def progress(what: str, done: int, of: int) -> None:
+        if int(what.split(": ")[1].split()[0].replace(",", "")) >= messages:
+            raise Interrupted
+
+    return progress
+
+
+def archived(spark: SparkSession, folder: Path) -> list[tuple[str, bytes]]:
+    return sorted((row["id"], bytes(row["value"])) for row in read_archive(spark, str(folder)).collect())
+
+
+def test_a_drain_goes_on_where_it_was_cut_off_and_a_replay_brings_each_message_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "archive"
+    with Daemon(tmp_path / "root", tmp_path / "log", "--delay", "1") as daemon:
+        sent = publish(daemon, "orders")
+        options = {**address(daemon), "maxMessagesPerTrigger": "30", "leaseSeconds": "5"}
+        with pytest.raises(Interrupted):
+            archive(spark, ["orders"], str(out), options, progress=interrupt_after(30))
+        assert 0 < len(archived(spark, out)) < len(sent)
+        daemon.kill()
+        daemon.start()
+        options |= address(daemon)
+        archive(spark, ["orders"], str(out), options)
+        assert archived(spark, out) == sorted(sent.items())
+        assert drain(daemon, "orders") == []
+        archive(spark, ["orders"], str(out), options)  # there is nothing more
+        assert archived(spark, out) == sorted(sent.items())
+
+        for _ in range(2):  # the second time it is known that they are there
+            assert replay(spark, str(out), address(daemon)) == len(sent)
+        assert drain(daemon, "orders") == list(sent.values())
+
+        numbers = [id for id, body in sent.items() if body.isdigit()]
+        first, last = (
+            datetime.fromtimestamp(MessageId(id).published_ns / 1e9, UTC) for id in (numbers[0], numbers[-1])
+        )
+        moment = timedelta(microseconds=10)
+        choice = Choice(["orders"], first - moment, last - moment, where="CAST(value AS STRING) < '11'")
+        expected = [sent[id] for id in numbers[:-1] if sent[id] < b"11"]
+        assert replay(spark, str(out), address(daemon), choice, run="some") == len(expected)
+        assert drain(daemon, "orders") == expected
+
+        monkeypatch.setattr("mq.spark.pipelines.session.open_session", lambda master: NotStopped(spark))
+        with Client(address(daemon)["url"]) as client:
+            client.create_queue("other")
+        command = ["replay", str(out), "--id", numbers[3], "--to", "other", "--url", address(daemon)["url"]]
+        result = CliRunner().invoke(main, command)
+        assert (result.exit_code, result.stdout) == (0, "1\n"), result.output
+        assert drain(daemon, "other") == [sent[numbers[3]]]
+        result = CliRunner().invoke(main, [*command[:-3], "nowhere", "--url", address(daemon)["url"]])
+        assert result.exit_code == 1
+        assert "nowhere" in result.stderr.splitlines()[-1]
+        daemon.stop()
+
+
+def test_a_browse_takes_nothing_and_kinds_do_not_mix(spark: SparkSession, tmp_path: Path) -> None:
+    browsed, drained = str(tmp_path / "browsed"), str(tmp_path / "drained")
+    with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
+        sent = publish(daemon, "a")
+        more = publish(daemon, "b")
+        archive(spark, ["a"], browsed, address(daemon), browse=True)
+        archive(spark, ["a", "b"], browsed, address(daemon), browse=True)  # only b is left to do
+        assert archived(spark, tmp_path / "browsed") == sorted([*sent.items(), *more.items()])
+        table = read_archive(spark, browsed, ["b"])
+        assert {row["contentType"] for row in table.collect()} == {"text/plain"}
+        assert [path.name for path in sorted((tmp_path / "browsed").iterdir())] == ["queue=a", "queue=b"]
+        archive(spark, ["a"], drained, address(daemon))
+        with pytest.raises(Conflict, match="was browsed"):
+            archive(spark, ["a"], browsed, address(daemon))
+        with pytest.raises(Conflict, match="was drained"):
+            archive(spark, ["a"], drained, address(daemon), browse=True)
+        assert drain(daemon, "b") == list(more.values())
+        for choice, error in (
+            (Choice(["nowhere"]), "no nowhere in the archive"),
+            (Choice(where="price > 3"), "no condition over the archive"),
+            (Choice(where="id ="), "no condition over the archive"),
+        ):
+            with pytest.raises(InvalidSetting, match=error):
+                replay(spark, browsed, address(daemon), choice)
+        with pytest.raises(InvalidId):
+            replay(spark, browsed, address(daemon), Choice(ids=["1"]))
+        assert drain(daemon, "b") == []
+        (tmp_path / "browsed" / "queue=a" / "_SUCCESS").unlink()
+        with pytest.raises(InvalidSetting, match="is not finished"):
+            replay(spark, browsed, address(daemon))
+        daemon.stop()
