@@ -35,7 +35,7 @@ async def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
     for name, store in (("files", f"posix:{folder}/journaled"), ("memory", "memory:")):
         without, with_it = [], []
         await _turn(store, folder, messages, journaled=True)  # warms up
-        for number in range(rounds * 2):
+        for number in range(rounds * 4):
             for journaled in (True, False) if number % 2 else (False, True):
                 seconds = await _turn(store, folder, messages, journaled=journaled)
                 (with_it if journaled else without).append(seconds / messages * 1e6)
