@@ -66,7 +66,10 @@ TRIO_FREE: Final = (
     "mq.amqp",
     *(f"mq.amqp.{part}" for part in ("arguments", "carrying", "changes", "channel", "commands", "confirms")),
     *(f"mq.amqp.{part}" for part in ("connection", "consumers", "consuming", "declared", "declaring", "dying")),
-    *(f"mq.amqp.{part}" for part in ("errors", "frames", "heartbeats", "login", "names", "outbox", "properties")),
+    *(
+        f"mq.amqp.{part}"
+        for part in ("errors", "frames", "heartbeats", "hot", "login", "names", "outbox", "properties")
+    ),
     *(f"mq.amqp.{part}" for part in ("publishing", "routing", "session", "tables", "topology", "tuning", "vhost")),
     *(f"mq.client.amqp.{pure}" for pure in ("address", "confirms", "errors", "events", "protocol", "tags", "values")),
     "mq.vsqs",

@@ -8,8 +8,8 @@ First the protocol, without a socket: what a connection says, does, and asks of 
   :mod:`.consuming`.
 * :mod:`mq.amqp.commands`: what is asked for and what is answered. :mod:`.outbox` puts together what can share a
   barrier.
-* :mod:`mq.amqp.frames`: from bytes to frames and back. :mod:`.properties` and :mod:`.tables` look into what is
-  kept as it came.
+* :mod:`mq.amqp.frames`: from bytes to frames and back; :mod:`.hot` is the same for those that are many.
+  :mod:`.properties` and :mod:`.tables` look into what is kept as it came.
 * :mod:`mq.amqp.topology`: what is declared; :mod:`.declared` are its values, :mod:`.changes` plans, :mod:`.vhost` and
   :mod:`.consumers` its memory, :mod:`.routing` how each type of exchange chooses, :mod:`.arguments` those of queues.
 * :mod:`mq.amqp.carrying`: what the broker keeps of a message. :mod:`.dying`: what a dead letter tells of its way.

@@ -215,6 +215,7 @@ class Answering:
             try:
                 arrival = await read(held[0], queue)
             except MQError:
+                await held[0].message.body.aclose()
                 await self._broker.put_back(held, redelivered=False)
                 raise
             if command.no_ack:

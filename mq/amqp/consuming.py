@@ -9,6 +9,7 @@ from typing import Final
 
 from pamqp import commands as methods
 
+from mq.amqp import hot
 from mq.amqp.commands import Arrival, ChannelKey, Credit, Delivery, Got, Outcome, Settle
 from mq.amqp.errors import Code, Refused
 from mq.amqp.session import Session
@@ -145,15 +146,15 @@ class Consuming:
 
     def _deliver(self, consumer: Consumer, arrival: Arrival) -> None:
         tag = self._keep(arrival, consumer.queue, None if consumer.no_ack else consumer)
-        self._session.send_method(
+        method = hot.deliver(
             self._key.number,
-            methods.Basic.Deliver,
-            consumer_tag=consumer.tag,
-            delivery_tag=tag,
+            consumer.tag,
+            tag,
             redelivered=arrival.redelivered,
             exchange=arrival.exchange,
             routing_key=arrival.routing_key,
         )
+        self._session.send(method)
         self._session.send_content(self._key.number, arrival.properties, arrival.body)
 
     def got(self, result: Got | None, queue: QueueName, *, no_ack: bool) -> None:

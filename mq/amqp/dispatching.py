@@ -16,6 +16,7 @@ from mq.amqp.connection import Connection
 from mq.amqp.declared import Queue
 from mq.broker import Broker, Exclusion, Held
 from mq.errors import CorruptMessage
+from mq.message import BytesBody
 
 logger = logging.getLogger("mq.amqp")
 
@@ -143,15 +144,14 @@ class Consumer:
 
 
 async def read(held: Held, queue: Queue) -> Arrival:
-    """A message that is held, as it is delivered. Its body is closed.
+    """A message that is held, as it is delivered. Then its body is closed.
 
     Raises:
         CorruptMessage: its bytes are not those that were published.
     """
     message = held.message
-    try:
-        body = await message.body.read()
-    finally:
+    body = await message.body.read()
+    if not isinstance(message.body, BytesBody):  # who fails before that closes it in the end
         with trio.CancelScope(shield=True):
             await message.body.aclose()
     attributes = message.properties.attributes

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from pamqp import base, commands, constants, decode, encode
 
-from mq.amqp import tables
+from mq.amqp import hot, tables
 from mq.amqp.errors import Code, Refused, WrongProtocol
 from mq.amqp.tables import DECODING_ERRORS, LARGEST_TABLE
 
@@ -136,6 +136,9 @@ def _method(payload: bytes) -> base.Frame:
     if len(payload) > LARGEST_TABLE:
         raise Refused(Code.SYNTAX_ERROR, f"a method of {len(payload)} bytes is too large")
     index = int.from_bytes(payload[:4])
+    found = hot.read(index, payload)
+    if found is not None:
+        return found
     method_type: type[base.Frame] | None = commands.INDEX_MAPPING.get(index)
     if method_type is None or len(payload) < 4:
         raise Refused(Code.COMMAND_INVALID, f"there is no method {index >> 16}.{index & 0xFFFF}")

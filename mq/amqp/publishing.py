@@ -9,6 +9,7 @@ from typing import Final
 from pamqp import commands as methods
 
 from mq.access import Right
+from mq.amqp import hot
 from mq.amqp.commands import ChannelKey, Message
 from mq.amqp.confirms import Confirms
 from mq.amqp.errors import Code, Refused
@@ -212,5 +213,8 @@ class Publishing:
     def flush(self) -> None:
         """Tell the publisher what there is to tell."""
         for tag, multiple, is_stored in self.confirms.take():
-            method = methods.Basic.Ack if is_stored else methods.Basic.Nack
-            self._session.send_method(self._key.number, method, delivery_tag=tag, multiple=multiple)
+            number = self._key.number
+            if is_stored:
+                self._session.send(hot.ack(number, tag, multiple=multiple))
+            else:
+                self._session.send_method(number, methods.Basic.Nack, delivery_tag=tag, multiple=multiple)

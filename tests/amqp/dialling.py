@@ -46,8 +46,8 @@ class Client:
         while True:
             if self.said:
                 return self.said.popleft()
-            size, channel, found = frame.unmarshal(self._data) if len(self._data) >= 7 else (0, 0, None)
-            if size and found is not None:
+            if len(self._data) >= 7 and len(self._data) >= 8 + int.from_bytes(self._data[3:7]):
+                size, channel, found = frame.unmarshal(self._data)
                 self._data = self._data[size:]
                 if found.name != "Heartbeat":
                     return channel, found

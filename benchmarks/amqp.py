@@ -1,0 +1,167 @@
+"""``python -m benchmarks.amqp``: one connection over AMQP, against RabbitMQ's classic queue, turn by turn in one run.
+
+A thousand confirms are outstanding while messages of 1 KiB are published, persistent, to a durable queue; then they are
+consumed with a prefetch of a thousand, each acknowledged by itself. The client is raw frames, so that it costs little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from pamqp import base, commands, frame, header
+
+from benchmarks.systems.mq import MqAmqp
+from benchmarks.systems.rabbitmq import RabbitClassic
+from benchmarks.systems.system import System
+
+WINDOW: Final = 1000
+SIZE: Final = 1024
+TOGETHER: Final = 100
+"""Messages that the client sends with one call."""
+_ACK, _NACK, _DELIVER = (60, 80), (60, 120), (60, 60)
+
+
+class Client:
+    """One connection with one channel."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._data = b""
+        self._at = 0
+        self._socket.sendall(b"AMQP\0\0\x09\x01")
+        self._expect()
+        self._say(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest"), 0)
+        self._expect()
+        self._say(commands.Connection.TuneOk(2047, 131072, 0), 0)
+        self._call(commands.Connection.Open("/"), 0)
+        self._call(commands.Channel.Open())
+        self._call(commands.Queue.Declare(queue="q", durable=True))
+
+    def publish(self, count: int) -> float:
+        """Seconds until all of them are confirmed."""
+        self._call(commands.Confirm.Select())
+        properties = commands.Basic.Properties(delivery_mode=2)
+        head = header.ContentHeader(body_size=SIZE, properties=properties)
+        body = os.urandom(SIZE)
+        one = frame.marshal(commands.Basic.Publish(routing_key="q"), 1) + frame.marshal(head, 1)
+        one += struct.pack(">BHI", 3, 1, SIZE) + body + b"\xce"
+        sent = confirmed = 0
+        begin = time.perf_counter()
+        while confirmed < count:
+            while sent < count and sent - confirmed <= WINDOW - TOGETHER:
+                self._socket.sendall(one * TOGETHER)
+                sent += TOGETHER
+            confirmed = self._confirmed(confirmed)
+        return time.perf_counter() - begin
+
+    def consume(self, count: int) -> float:
+        """Seconds until all of them are delivered and acknowledged."""
+        self._call(commands.Basic.Qos(prefetch_count=WINDOW))
+        begin = time.perf_counter()
+        self._call(commands.Basic.Consume(queue="q", consumer_tag="c"))
+        left, acks = count, []
+        while left:
+            kind, payload = self._frame()
+            if kind == 1 and struct.unpack_from(">HH", payload) == _DELIVER:
+                tag = payload[4 + 2 : 4 + 2 + 8]
+                acks.append(struct.pack(">BHI", 1, 1, 13) + b"\0\x3c\0\x50" + tag + b"\0\xce")
+                left -= 1
+                if len(acks) == TOGETHER or not left:
+                    self._socket.sendall(b"".join(acks))
+                    acks = []
+        self._call(commands.Basic.Cancel("c"))
+        found = self._call(commands.Queue.Declare(queue="q", durable=True))
+        seconds = time.perf_counter() - begin
+        assert not found, f"{found} messages are left"
+        return seconds
+
+    def _confirmed(self, confirmed: int) -> int:
+        _, payload = self._frame()
+        method = struct.unpack_from(">HH", payload)
+        assert method == _ACK, f"a publish came to {method}"
+        tag, multiple = struct.unpack_from(">QB", payload, 4)
+        return tag if multiple else confirmed + 1
+
+    def _say(self, method: base.Frame, channel: int = 1) -> None:
+        self._socket.sendall(frame.marshal(method, channel))
+
+    def _expect(self) -> bytes:
+        while True:
+            kind, payload = self._frame()
+            if kind == 1 and struct.unpack_from(">HH", payload) not in (_ACK, _DELIVER):
+                return payload
+
+    def _call(self, method: base.Frame, channel: int = 1) -> int:
+        """The number of messages that the answer tells, where it does."""
+        self._say(method, channel)
+        payload = self._expect()
+        is_declared = struct.unpack_from(">HH", payload) == (50, 11)
+        return struct.unpack(">II", payload[-8:])[0] if is_declared else 0
+
+    def _frame(self) -> tuple[int, bytes]:
+        self._need(7)
+        kind, _, size = struct.unpack_from(">BHI", self._data, self._at)
+        self._need(size + 8)
+        payload = self._data[self._at + 7 : self._at + 7 + size]
+        self._at += size + 8
+        return kind, payload
+
+    def _need(self, size: int) -> None:
+        while len(self._data) - self._at < size:
+            more = self._socket.recv(1 << 18)
+            assert more, "the server has hung up"
+            self._data = self._data[self._at :] + more
+            self._at = 0
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--messages", type=int, default=10_000, help="in each turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--root", default=tempfile.gettempdir(), help="folder for both servers' data")
+    options = parser.parse_args(words)
+    systems: list[System] = [MqAmqp(), RabbitClassic()]
+    rates: dict[tuple[str, str], list[float]] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.root, prefix="amqp-")))
+        ports: dict[str, int] = {}
+        for system in systems:
+            if system.absence():
+                print(f"{system.title}: {system.absence()}")
+                continue
+            place = folder / system.name
+            place.mkdir()
+            ports[system.title] = stack.enter_context(system.start(place)).ports[0]
+        for turn in range(options.turns + 1):  # the first one warms up
+            for title, port in ports.items():
+                published = Client(port).publish(options.messages)
+                consumed = Client(port).consume(options.messages)
+                if turn:
+                    rates.setdefault((title, "publish and confirm"), []).append(options.messages / published)
+                    rates.setdefault((title, "consume and acknowledge"), []).append(options.messages / consumed)
+    _print(rates, [system.title for system in systems])
+
+
+def _print(rates: dict[tuple[str, str], list[float]], titles: Sequence[str]) -> None:
+    ours, theirs = titles
+    for what in ("publish and confirm", "consume and acknowledge"):
+        medians = {title: statistics.median(rates[title, what]) for title in titles if (title, what) in rates}
+        told = ", ".join(f"{title} {median:,.0f}/s" for title, median in medians.items())
+        ratio = f"; ratio of the medians {medians[ours] / medians[theirs]:.2f}" if theirs in medians else ""
+        print(f"{what}: {told}{ratio}")
+
+
+if __name__ == "__main__":
+    main()
