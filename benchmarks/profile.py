@@ -31,6 +31,8 @@ CLIENTS: Final = 32
 SIZE: Final = 1024
 _ROWS: Final = 25
 _BACKLOG_SECONDS: Final = 3.0
+_EVERYWHERE: Final = ("click/", "<frozen", "mq/__main__", "mq/cli/", "mq/programs", "trio/_core/_run.py")
+"""Files that are below nearly everything."""
 _FRAME: Final = re.compile(r"^(?P<function>.+) \((?P<file>.+):\d+\)$")
 _KINDS: Final[Mapping[str, type[Mq]]] = {kind.name: kind for kind in (Mq, MqAmqp)}
 _WAITS: Final = ("WorkerThread._work", "EpollIOManager.get_events", "sync", "sync_all")
@@ -45,7 +47,8 @@ def main(words: Sequence[str]) -> None:
     system = _KINDS[options.system]()
     system.flags = shlex.split(options.flags)
     graph = options.out / f"{options.name or f'{options.system}-{options.workload}'}.svg"
-    with disks.plain(options.root) as folder, system.start(folder) as server:
+    disk = disks.plain if disks.why_not_own() else disks.own
+    with disk(options.root) as folder, system.start(folder) as server:
         stacks = trio.run(_watch, system.codec, server.ports, server.pids[0], options, graph)
     text = f"{graph.name}: {system.title}, {options.workload}, {CLIENTS} connections, 1 KiB\n\n{_tables(stacks)}"
     graph.with_suffix(".md").write_text(text, "utf-8")
@@ -101,7 +104,8 @@ def _tables(stacks: Counter[str]) -> str:
         on_top[" ".join(frames[-1])] += count
         by_file[frames[-1][1]] += count
         for function, file in set(frames):
-            below[f"{function} {file}"] += count
+            if not file.startswith(_EVERYWHERE):
+                below[f"{function} {file}"] += count
     sections = (("files, by what was on top", by_file), ("functions, on top", on_top), ("functions, anywhere", below))
     tables = [_table(title, counts.most_common(_ROWS), total) for title, counts in sections]
     return "\n".join([f"Of {total + waited:,} samples {waited:,} were waits, and are not counted below.\n", *tables])

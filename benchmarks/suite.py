@@ -25,6 +25,7 @@ from benchmarks.machine import facts
 from benchmarks.results import medians
 from benchmarks.systems import SYSTEMS
 from benchmarks.turns import Turn
+from mq.storage.mount import mount_of
 
 TREE: Final = Path(__file__).resolve().parent.parent
 OUT: Final = TREE / "build" / "bench"
@@ -133,7 +134,7 @@ def _disk(options: argparse.Namespace) -> Iterator[tuple[Path, str]]:
             yield folder, f"a folder on a file system that others use, too ({why})"
     else:
         with disks.own(options.root) as folder:
-            yield folder, "ext4 of its own on a loop device over a file"
+            yield folder, f"ext4 of its own on a loop device over a file on {mount_of(str(folder.parent)).kind}"
 
 
 def _identity() -> dict[str, str]:

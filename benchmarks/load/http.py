@@ -10,15 +10,17 @@ from benchmarks.load.codec import Codec, Steps, check
 WAIT_SECONDS: Final = 10
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _ID: Final = re.compile(rb"\r\nx-message-id: *([\w-]+)", re.IGNORECASE)
+_PATIENCE: Final = 20
 _STATUS: Final = slice(9, 12)
 _NO_BODY: Final = (b"204", b"304")
 
 
 class Answer(NamedTuple):
-    """A response: its head without the empty line, and how long its body is."""
+    """A response: its head without the empty line, how long its body is, and the body of a refusal."""
 
     head: bytes
     length: int
+    refusal: bytes = b""
 
 
 class HttpCodec(Codec):
@@ -40,7 +42,10 @@ class HttpCodec(Codec):
         length = int(found[1]) if found else 0
         check(found is not None or head[_STATUS] in _NO_BODY, head)
         whole = end + 4 + length
-        return (Answer(head, length), whole) if len(data) >= whole else None
+        if len(data) < whole:
+            return None
+        refused = head[_STATUS] >= b"400"
+        return Answer(head, length, data[end + 4 : whole] if refused else b""), whole
 
     def create(self) -> Steps:
         """As in Codec."""
@@ -57,6 +62,10 @@ class HttpCodec(Codec):
     def consume(self) -> Steps:
         """As in Codec."""
         answer = yield self._fetch
+        for _ in range(_PATIENCE):  # a lease whose barrier took too long is not handed out
+            if answer.head[_STATUS] != b"503":
+                break
+            answer = yield self._fetch
         _good(answer, b"200")
         check(answer.length == len(self.body), answer)
         found = _ID.search(answer.head)
