@@ -168,21 +168,28 @@ class Gate:
 def find_rule(method: str, segments: list[bytes]) -> Rule:
     """The line of the table that fits a request. Where none does, the right to administer the broker is needed."""
     method = "GET" if method == "HEAD" else method
-    for line, right in RIGHTS.items():
-        wanted_method, _, template = line.partition(" ")
-        if method == wanted_method and _fits(template[1:].split("/"), segments):
+    for template, line in _TEMPLATES.get((method, len(segments)), ()):
+        if all(map(_fits, template, segments)):
             queue = None if segments[0] == b"-" else segments[0].decode("utf-8", "surrogateescape")
-            return Rule(line, right, queue)
+            return Rule(line, RIGHTS[line], queue)
     return Rule("", Right.ADMINISTER, None)
 
 
-def _fits(template: list[str], segments: list[bytes]) -> bool:
-    if len(template) != len(segments):
-        return False
-    return all(
-        segment not in (b"", b"-") if wanted in ANY_SEGMENT else segment == wanted.encode()
-        for wanted, segment in zip(template, segments, strict=True)
-    )
+def _templates() -> dict[tuple[str, int], list[tuple[list[bytes | None], str]]]:
+    """Method and number of segments -> the lines that may fit, with their segments; None stands for any."""
+    found: dict[tuple[str, int], list[tuple[list[bytes | None], str]]] = {}
+    for line in RIGHTS:
+        method, _, path = line.partition(" ")
+        template = [None if segment in ANY_SEGMENT else segment.encode() for segment in path[1:].split("/")]
+        found.setdefault((method, len(template)), []).append((template, line))
+    return found
+
+
+_TEMPLATES: Final = _templates()
+
+
+def _fits(wanted: bytes | None, segment: bytes) -> bool:
+    return segment not in (b"", b"-") if wanted is None else segment == wanted
 
 
 def _allows(user: User, rule: Rule) -> bool:
