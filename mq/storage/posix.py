@@ -1,4 +1,5 @@
-"""The POSIX store: the four folders on a disk, as async verbs. Here, and nowhere else, a batch hops to a thread.
+"""The POSIX store: the four folders on a disk, as async verbs. Here, and nowhere else, a batch hops to a thread; in
+memory, where nothing waits for a disk, only one that takes longer than the hop would.
 
 Address: ``posix:/var/lib/mq``.
 """
@@ -25,12 +26,13 @@ from mq.storage.barrier import close_all, make_folder, sync_folder, synced_after
 from mq.storage.batch import Batch
 from mq.storage.calls import Calls, FileKind, LinuxCalls
 from mq.storage.folders import Folders, Opened
-from mq.storage.interface import QUEUE, Change, Description, Entry, Operation, Outcome, Stored
+from mq.storage.interface import QUEUE, Change, Description, Entry, Operation, Outcome, Stored, Unlink, Write
 from mq.storage.mount import Mount, mount_of, syncfs_reports_errors
 from mq.storage.opening import OpenRoot, RootBusy, explain, open_root
 from mq.storage.options import StorageOptions
 from mq.storage.passing import passes
 from mq.storage.staging import Hop, StagedBody, StagedFile
+from mq.storage.thread import OwnThread
 from mq.storage.watch import watch_folders
 
 logger = logging.getLogger("mq.storage")
@@ -42,6 +44,9 @@ _STAGED_AT_ONCE: Final = 1024 * 1024
 _BUSY_TRIES: Final = 50
 _BUSY_PAUSE_SECONDS: Final = 0.1
 _READERS: Final = 4
+_QUICK: Final = 4
+"""So many writes, moves or reads in memory take as long as a hop to a thread and back."""
+_QUICK_BYTES: Final = 1 << 16
 _WATCHED: Final = frozenset({State.NEW, State.READY, State.DELAYED, State.REMOVED})
 
 
@@ -66,7 +71,7 @@ class FolderStorage:
         calls: the system.
         options: how it will be used.
         mount: tells the traits of the file system below.
-        hop: how a call that may block is made.
+        hop: how a call that may block is made; where not given, in threads.
         syncfs: whether syncfs(2) may be used; where not given, when the file system and the kernel are fit for it.
         ids: names what has no id of its own.
         clock: measures what syncing costs, in seconds.
@@ -80,7 +85,7 @@ class FolderStorage:
         options: StorageOptions,
         *,
         mount: Callable[[str], Mount],
-        hop: Hop = trio.to_thread.run_sync,
+        hop: Hop | None = None,
         syncfs: bool | None = None,
         ids: MessageIds | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -92,7 +97,9 @@ class FolderStorage:
         self._calls = calls
         self._options = options
         self._mount_of = mount
-        self._hop = hop
+        self._hop = hop or trio.to_thread.run_sync
+        self._committing = OwnThread("mq-commit") if hop is None else None
+        self._reading = OwnThread("mq-read") if hop is None else None
         self._syncfs = syncfs
         self._clock = clock
         self._mount = Mount("unknown")
@@ -137,6 +144,9 @@ class FolderStorage:
     async def aclose(self) -> None:
         """Let go of the root."""
         opened, self._open = self._open, None
+        for thread in (self._committing, self._reading):
+            if thread is not None:
+                thread.end()
         if opened is not None:
             opened.close()
 
@@ -180,12 +190,15 @@ class FolderStorage:
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do a batch in one hop."""
         async with self._changing:
-            outcomes: list[Outcome] = await self._hop(Batch(self._root_open.folders, operations).run)
+            hop = at_once if self._is_quick(operations) else self._hop_to(self._committing)
+            outcomes: list[Outcome] = await hop(Batch(self._root_open.folders, operations).run)
             return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Open messages in one hop."""
-        opened: list[Opened | None] = await self._read_only(self._read, entries)
+        is_quick = not self._mount.persistent and len(entries) <= _QUICK
+        hop = at_once if is_quick else self._hop_to(self._reading)
+        opened: list[Opened | None] = await self._read_only(self._read, entries, hop=hop)
         return [None if found is None else Stored(found.properties, self._body(found)) for found in opened]
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
@@ -210,6 +223,13 @@ class FolderStorage:
             raise StorageUnusable(f"{shorten(self._name)} is not open")
         return self._open
 
+    def _is_quick(self, operations: Sequence[Operation]) -> bool:
+        """Whether a hop would take longer. An Unlink is none: a deleted queue may be long, and a file large."""
+        if self._mount.persistent or len(operations) > _QUICK:
+            return False
+        sizes = (len(each.body) for each in operations if isinstance(each, Write) and isinstance(each.body, bytes))
+        return sum(sizes) <= _QUICK_BYTES and not any(isinstance(each, Unlink) for each in operations)
+
     async def _change(self, verb: Callable[..., _T], *args: object) -> _T:
         """A verb that changes the medium, with its errors translated."""
         folders = self._root_open.folders
@@ -233,10 +253,13 @@ class FolderStorage:
         self._root_open.folders.believe()
         return result
 
-    async def _read_only(self, verb: Callable[..., _T], *args: object) -> _T:
+    def _hop_to(self, thread: OwnThread | None) -> Hop:
+        return thread.hop if thread is not None and thread.is_free else self._hop
+
+    async def _read_only(self, verb: Callable[..., _T], *args: object, hop: Hop | None = None) -> _T:
         try:
             async with self._readers:
-                result: _T = await self._hop(verb, *args)
+                result: _T = await (hop or self._hop)(verb, *args)
                 return result
         except OSError as error:
             raise _unreadable(error) from error

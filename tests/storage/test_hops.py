@@ -1,0 +1,90 @@
+"""When a batch hops to a thread: always on a disk, and in memory when it takes longer than the hop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from mq.lifecycle import State
+from mq.storage.fake import make_calls
+from mq.storage.interface import Move, Operation, Result, Unlink, Write
+from mq.storage.mount import Mount
+from mq.storage.options import StorageOptions
+from mq.storage.posix import FolderStorage, at_once
+from tests.storage.disks import new_id
+
+MEMORY = Mount("memory", persistent=False, atomic_rename=True, ordered=True)
+
+
+class Hops:
+    """A store, and the names of what was done in a thread."""
+
+    def __init__(self, mount: Mount) -> None:
+        self.taken: list[str] = []
+        self.storage = FolderStorage(
+            "test:", "/root", make_calls(), StorageOptions(), mount=lambda root: mount, hop=self._hop, syncfs=False
+        )
+
+    async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
+        self.taken.append(verb.__name__ if hasattr(verb, "__name__") else "open")
+        return await at_once(verb, *args)
+
+    async def of(self, *operations: Operation) -> list[str]:
+        self.taken.clear()
+        outcomes = await self.storage.commit(operations)
+        assert {outcome.result for outcome in outcomes} <= {Result.DONE}
+        return self.taken
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[Hops]:
+    hops = Hops(MEMORY)
+    await hops.storage.open()
+    yield hops
+    await hops.storage.aclose()
+
+
+def write(size: int = 4) -> Write:
+    return Write("q", new_id(), b"x" * size)
+
+
+async def test_on_a_disk_every_batch_hops() -> None:
+    hops = Hops(MEMORY._replace(persistent=True))
+    await hops.storage.open()
+    assert await hops.of(write()) == ["run"]
+    entries = await hops.storage.scan(State.NEW)
+    await hops.storage.read(entries)
+    assert hops.taken == ["run", "scan", "_read"]
+    await hops.storage.aclose()
+
+
+async def test_in_memory_a_few_writes_moves_and_reads_are_done_at_once(memory: Hops) -> None:
+    assert await memory.of(*(write() for _ in range(4))) == []
+    entries = await memory.storage.scan(State.NEW)
+    assert await memory.of(*(Move(entry, State.REMOVED) for entry in entries)) == []
+    memory.taken.clear()
+    found = await memory.storage.read([entry._replace(state=State.REMOVED) for entry in entries])
+    assert [await each.body.read() for each in found if each is not None] == [b"xxxx"] * 4
+    assert memory.taken == []
+
+
+async def test_many_hop_in_memory_too(memory: Hops) -> None:
+    assert await memory.of(*(write() for _ in range(5))) == ["run"]
+    entries = await memory.storage.scan(State.NEW)
+    memory.taken.clear()
+    await memory.storage.read(entries)
+    assert memory.taken == ["_read"]
+
+
+async def test_what_is_long_hops_in_memory_too(memory: Hops) -> None:
+    assert await memory.of(write(1 << 16)) == []
+    assert await memory.of(write(1 << 16), write(1)) == ["run"]
+
+
+async def test_an_unlink_hops_since_it_may_take_long(memory: Hops) -> None:
+    await memory.of(write())
+    [entry] = await memory.storage.scan(State.NEW)
+    await memory.of(Move(entry, State.REMOVED))
+    assert await memory.of(Unlink(entry._replace(state=State.REMOVED))) == ["run"]
