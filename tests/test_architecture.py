@@ -110,6 +110,7 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.broker.broker": "the error of the block around a broker is raised again once the broker's tasks have ended",
     "mq.web.lane": "an endpoint's bug is told to its client as 500, as Quart does; the broker fails in its own nursery",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
+    "mq.storage.thread": "what is raised in the thread is raised again in the task that asked for it",
 }
 """Module -> why it may catch every exception and go on. Elsewhere such a handler must raise again."""
 
