@@ -35,11 +35,13 @@ _EVERYWHERE: Final = ("click/", "<frozen", "mq/__main__", "mq/cli/", "mq/program
 """Files that are below nearly everything."""
 _FRAME: Final = re.compile(r"^(?P<function>.+) \((?P<file>.+):\d+\)$")
 _KINDS: Final[Mapping[str, type[Mq]]] = {kind.name: kind for kind in (Mq, MqAmqp)}
-<<<<<<< HEAD
-_WAITS: Final = ("WorkerThread._work", "EpollIOManager.get_events", "LinuxCalls.fsync", "LinuxCalls.syncfs")
-=======
-_WAITS: Final = ("WorkerThread._work", "OwnThread._work", "EpollIOManager.get_events", "sync", "sync_all")
->>>>>>> 089992f (Write down where the store's time goes, and what was tried for it in vain)
+_WAITS: Final = (
+    "WorkerThread._work",
+    "OwnThread._work",
+    "EpollIOManager.get_events",
+    "LinuxCalls.fsync",
+    "LinuxCalls.syncfs",
+)
 """For work, for the network, for the disk."""
 _WORKLOADS: Final[Mapping[str, Operation]] = {"publish": publish, "consume": consume}
 
