@@ -105,7 +105,11 @@ async def test_what_was_held_on_a_channel_that_the_server_closed_has_no_tag(auto
         assert isinstance(outcome.error, UnknownTag)
 
 
-async def test_who_waits_at_a_consumer_that_is_closed_is_let_go(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("is_settled_meanwhile", [False, True])
+async def test_who_waits_at_a_consumer_that_is_closed_is_let_go(
+    autojump_clock: MockClock, is_settled_meanwhile: bool
+) -> None:
+    """Its channel stays for as long as something that it handed out is not settled."""
     async with talking() as (client, server), trio.open_nursery() as nursery:
         consumer = client.consume("q")
         got: list[bytes] = []
@@ -119,12 +123,17 @@ async def test_who_waits_at_a_consumer_that_is_closed_is_let_go(autojump_clock: 
         await server.deliver(1)
         await wait_all_tasks_blocked()
         nursery.start_soon(consumer.aclose)
-        await server.answer(methods.Basic.Cancel, methods.Basic.CancelOk("mq"))
-        await client.ack(1)
-        await server.hear(methods.Basic.Ack)
-        await server.answer(methods.Channel.Close, methods.Channel.CloseOk())
+        await server.hear(methods.Basic.Cancel)
+        if is_settled_meanwhile:
+            await client.ack(1)
+            await server.hear(methods.Basic.Ack)
+        await server.say(methods.Basic.CancelOk("mq"))
         await wait_all_tasks_blocked()
         assert got == [b"x", b"the end"]
+        if not is_settled_meanwhile:
+            await client.ack(1)
+            await server.hear(methods.Basic.Ack)
+        await server.answer(methods.Channel.Close, methods.Channel.CloseOk())
         assert [message async for message in consumer] == []
 
 
