@@ -112,7 +112,7 @@ async def _open(where: address.Address, tls: ssl.SSLContext | None) -> trio.abc.
         raise Unreachable(f"no server answers at {where}: {error}") from error
     if tls is None:
         return stream
-    encrypted = trio.SSLStream(stream, tls, server_hostname=where.host, https_compatible=True)
+    encrypted = trio.SSLStream(stream, tls, server_hostname=where.host)
     try:
         await encrypted.do_handshake()
     except BaseException as error:

@@ -74,6 +74,12 @@ async def test_a_certificate_that_nobody_trusts(guarded: Guarded) -> None:
             pass
 
 
+async def test_a_certificate_for_another_host(guarded: Guarded) -> None:
+    with pytest.raises(Unreachable, match="certificate"):
+        async with connect(f"amqps://localhost:{guarded.port}", ca=guarded.ca, user=guarded.credentials[0]):
+            pass
+
+
 async def test_a_wrong_secret(guarded: Guarded) -> None:
     with pytest.raises(NotAllowed):
         async with connect(guarded.url, ca=guarded.ca, user=(guarded.credentials[0][0], "wrong")):
