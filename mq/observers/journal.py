@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from mq.errors import InvalidSetting
-from mq.lifecycle import State, Transition
+from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageId, shorten
 from mq.observers.journal_rows import (
     CENSUS,
@@ -32,6 +32,7 @@ from mq.observers.journal_rows import (
     QUEUE,
     START,
     STOP,
+    WIDTH,
     found_batch,
     note_batch,
     transitions_batch,
@@ -39,6 +40,9 @@ from mq.observers.journal_rows import (
 from mq.observers.journal_segments import Life, Limits, SegmentWriter
 
 logger = logging.getLogger("mq.journal")
+
+_LARGEST: Final = LARGEST_BATCH * WIDTH
+_TIME: Final = Transition._fields.index("time_ns")
 
 FLUSH_SECONDS: Final = 1.0
 """How long a transition waits for others before it is written."""
@@ -70,8 +74,8 @@ class Journal:
     ) -> None:
         self._writer = writer
         self._clock_ns = clock_ns
-        self._backlog = backlog
-        self._rows: list[Transition | pa.RecordBatch | _Gap] = []
+        self._backlog = backlog * WIDTH
+        self._fields: list[Any] = []  # of one transition after another: the garbage collector has no interest in them
         self._put_so_far = 0
         self._put_seen = 0
         self._refused: _Gap | None = None
@@ -92,9 +96,10 @@ class Journal:
         if self._refused is not None:
             self._refuse(transitions)
             return
-        rows = self._rows
-        rows.extend(transitions)
-        if len(rows) >= self._notice_at:
+        fields = self._fields
+        for transition in transitions:
+            fields.extend(transition)
+        if len(fields) >= self._notice_at:
             self._notify()
 
     def found(self, queues: Iterable[Whereabouts]) -> None:
@@ -129,23 +134,23 @@ class Journal:
 
     def _put(self, item: pa.RecordBatch | _Gap) -> None:
         self._put_so_far += 1
-        self._rows.append(item)
+        self._fields.extend([item] + [None] * (WIDTH - 1))
         self._notify()
 
     def _notify(self) -> None:
         self._something.set()
-        if len(self._rows) >= self._backlog:
+        if len(self._fields) >= self._backlog:
             self._refused = _Gap(0, self._clock_ns())
             self._much.set()
-        elif len(self._rows) >= LARGEST_BATCH:
+        elif len(self._fields) >= _LARGEST:
             self._notice_at = self._backlog
             self._much.set()
         else:
-            self._notice_at = min(LARGEST_BATCH, self._backlog)
+            self._notice_at = min(_LARGEST, self._backlog)
 
     def _refuse(self, transitions: Sequence[Transition]) -> None:
         """There is no room; until half of it is free again, so that gaps are few."""
-        if len(self._rows) > self._backlog // 2:
+        if len(self._fields) > self._backlog // 2:
             self._refused = _longer(self._refused, len(transitions), transitions[0].time_ns)
             return
         self._note_refused()
@@ -159,7 +164,7 @@ class Journal:
     # The writer's thread
 
     def _run(self) -> None:
-        while not self._closing or self._rows:
+        while not self._closing or self._fields:
             self._something.wait()
             self._much.wait(FLUSH_SECONDS)
             self._something.clear()
@@ -170,23 +175,23 @@ class Journal:
 
     def _write_out(self) -> None:
         """What is there now. What comes meanwhile is told again."""
-        count = len(self._rows)
+        count = len(self._fields)
         while count > 0:
             is_mixed = self._put_seen < self._put_so_far
-            taken = self._rows[: min(count, LARGEST_BATCH)]
+            taken = self._fields[: min(count, _LARGEST)]
             for part in _parts(taken) if is_mixed else [taken]:
                 self._put_seen += not isinstance(part, list)
                 self._write(part)
-            del self._rows[: len(taken)]  # not before they are written: what waits for the disk counts
+            del self._fields[: len(taken)]  # not before they are written: what waits for the disk counts
             count -= len(taken)
         self._rotate()
 
-    def _write(self, part: list[Transition] | pa.RecordBatch | _Gap) -> None:
+    def _write(self, part: list[Any] | pa.RecordBatch | _Gap) -> None:
         if isinstance(part, _Gap):
             self._lost = _longer(self._lost, part.missing, part.since_ns)
             return
         batch = transitions_batch(part) if isinstance(part, list) else part
-        since_ns = part[0].time_ns if isinstance(part, list) else self._clock_ns()
+        since_ns = part[_TIME] if isinstance(part, list) else self._clock_ns()
         try:
             self._write_gap()
             self._writer.write(batch)
@@ -247,16 +252,14 @@ def _longer(gap: _Gap | None, missing: int, since_ns: int) -> _Gap:
     return _Gap(missing, since_ns) if gap is None or not gap.missing else _Gap(gap.missing + missing, gap.since_ns)
 
 
-def _parts(rows: list[Transition | pa.RecordBatch | _Gap]) -> Iterator[list[Transition] | pa.RecordBatch | _Gap]:
-    """Runs of transitions, and what stands between them."""
-    run: list[Transition] = []
-    for row in rows:
-        if isinstance(row, Transition):
-            run.append(row)
-            continue
-        if run:
-            yield run
-            run = []
-        yield row
-    if run:
-        yield run
+def _parts(fields: list[Any]) -> Iterator[list[Any] | pa.RecordBatch | _Gap]:
+    """Runs of transitions, and what stands between them: in the place of a kind."""
+    begin = 0
+    for end in range(0, len(fields), WIDTH):
+        if not isinstance(fields[end], Kind):
+            if begin < end:
+                yield fields[begin:end]
+            yield fields[end]
+            begin = end + WIDTH
+    if begin < len(fields):
+        yield fields[begin:]

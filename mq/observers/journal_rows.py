@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,6 +55,8 @@ SCHEMA: Final = pa.schema(
 :class:`~mq.lifecycle.Transition`, and what notes say."""
 
 LARGEST_BATCH: Final = 8192
+WIDTH: Final = len(Transition._fields)
+"""How many fields a transition has."""
 
 _KIND_WORDS: Final = pa.array(_KINDS, pa.string())
 _STATE_WORDS: Final = pa.array(_STATES, pa.string())
@@ -65,11 +67,16 @@ _NO_STATE: Final = len(_STATES)
 _NUMBERS: Final = pa.array(range(LARGEST_BATCH), pa.int64())
 
 
-def transitions_batch(rows: Sequence[Transition]) -> pa.RecordBatch:
-    """A batch of at most LARGEST_BATCH transitions, not numbered yet."""
-    kinds, queues, ids, sources, targets, times, sizes, receives, destinations, doors = zip(*rows, strict=True)
+def transitions_batch(fields: Sequence[Any]) -> pa.RecordBatch:
+    """A batch of at most LARGEST_BATCH transitions, not numbered yet.
+
+    Args:
+        fields: of all of them, one transition after another.
+    """
+    columns = [fields[number::WIDTH] for number in range(WIDTH)]
+    kinds, queues, ids, sources, targets, times, sizes, receives, destinations, doors = columns
     return _batch(
-        len(rows),
+        len(kinds),
         time=_instants(times),
         kind=pa.DictionaryArray.from_arrays(_bytes(map(_KIND_CODES.__getitem__, map(id, kinds))), _KIND_WORDS),
         queue=pa.array(queues, pa.string()),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
@@ -27,6 +28,11 @@ def lives(messages: int, queue: str = "orders") -> Iterator[Transition]:
         for kind, source, target in STEPS:
             size = number if kind is Kind.PUBLISH else None
             yield Transition(kind, queue, id, source, target, time_ns, size, int(kind is not Kind.PUBLISH), door="http")
+
+
+def flat(rows: Iterable[Transition]) -> list[Any]:
+    """The fields of all of them, one after another."""
+    return [field for row in rows for field in row]
 
 
 def as_row(transition: Transition) -> dict[str, object]:

@@ -81,7 +81,7 @@ def test_a_disk_that_hangs_blocks_nobody_and_the_gap_is_told(tmp_path: Path) -> 
     assert time.perf_counter() - begun < 5  # it takes a millisecond; had it waited for the disk, a minute
     disk.may_go_on.set()
     deadline = time.monotonic() + 30
-    while journal._rows and time.monotonic() < deadline:
+    while journal._fields and time.monotonic() < deadline:
         time.sleep(0.01)
     later = list(lives(2))
     journal.saw(later)

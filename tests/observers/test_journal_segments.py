@@ -12,7 +12,7 @@ from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
 from mq.observers.journal_rows import GAP, SCHEMA, note_batch, transitions_batch
 from mq.observers.journal_segments import Limits, Segment, SegmentWriter, segment_paths
-from tests.observers.journals import LIFE, as_row, lives, read_rows, transitions_in
+from tests.observers.journals import LIFE, as_row, flat, lives, read_rows, transitions_in
 
 KEEP_ALL = Limits()
 
@@ -20,7 +20,7 @@ KEEP_ALL = Limits()
 def write_all(folder: Path, batches: list[list[Transition]], limits: Limits = KEEP_ALL) -> None:
     writer = SegmentWriter(folder, LIFE, limits)
     for batch in batches:
-        writer.write(transitions_batch(batch))
+        writer.write(transitions_batch(flat(batch)))
         writer.rotate()
     writer.close()
 
@@ -66,7 +66,7 @@ def test_a_crash_at_any_byte_leaves_the_whole_batches(tmp_path: Path) -> None:
     batches = [list(lives(2)), list(lives(1, "other")), list(lives(3))]
     writer, ends = SegmentWriter(tmp_path, LIFE), []
     for batch in batches:
-        writer.write(transitions_batch(batch))
+        writer.write(transitions_batch(flat(batch)))
         [path] = segment_paths(tmp_path)
         ends.append(path.stat().st_size)
     writer.close()
@@ -84,10 +84,10 @@ def test_a_crash_at_any_byte_leaves_the_whole_batches(tmp_path: Path) -> None:
 def test_a_page_that_never_reached_the_disk_is_not_taken_for_rows(tmp_path: Path) -> None:
     first, second = list(lives(40)), list(lives(60))
     writer = SegmentWriter(tmp_path, LIFE)
-    writer.write(transitions_batch(first))
+    writer.write(transitions_batch(flat(first)))
     [path] = segment_paths(tmp_path)
     begin = path.stat().st_size
-    writer.write(transitions_batch(second))
+    writer.write(transitions_batch(flat(second)))
     data = path.read_bytes()
     writer.close()
     found = 0
@@ -123,15 +123,15 @@ def test_segments_rotate_by_age_and_old_ones_go(tmp_path: Path) -> None:
     now = 0.0
     writer = SegmentWriter(tmp_path, LIFE, Limits(seconds=80.0), clock=lambda: now)
     for _ in range(3):
-        writer.write(transitions_batch(list(lives(1))))
+        writer.write(transitions_batch(flat(lives(1))))
         writer.rotate()
         now += 10.0
-    writer.write(transitions_batch(list(lives(1))))
+    writer.write(transitions_batch(flat(lives(1))))
     writer.rotate()
     paths = segment_paths(tmp_path)
     assert len(paths) == 2
     os.utime(paths[0], (1, 1))
-    writer.write(transitions_batch(list(lives(1))))
+    writer.write(transitions_batch(flat(lives(1))))
     writer.close()
     assert segment_paths(tmp_path) == [*paths[1:], *segment_paths(tmp_path)[1:]]
 
@@ -163,14 +163,14 @@ def test_a_refused_batch_leaves_nothing_and_the_next_one_is_whole(tmp_path: Path
     disk = FullDisk()
     writer = SegmentWriter(tmp_path, LIFE, write=disk)
     first, second, third = list(lives(2)), list(lives(20)), list(lives(1))
-    writer.write(transitions_batch(first))
+    writer.write(transitions_batch(flat(first)))
     disk.room = room
     with pytest.raises(OSError, match="No space"):
-        writer.write(transitions_batch(second))
+        writer.write(transitions_batch(flat(second)))
     assert [is_torn(path) for path in segment_paths(tmp_path)] == [False]
     disk.room = 1 << 30
     writer.write(note_batch(GAP, 0, count=len(second)), missing=len(second) - 1)
-    writer.write(transitions_batch(third))
+    writer.write(transitions_batch(flat(third)))
     writer.close()
     rows = read_rows(tmp_path)
     assert transitions_in(rows) == [as_row(row) for row in first + third]

@@ -17,6 +17,7 @@ from mq.observers.journal_rows import (
     transitions_batch,
 )
 from mq.observers.journal_segments import Life, SegmentWriter
+from tests.observers.journals import flat
 
 BEGIN_NS = 1_700_000_000 * 10**9
 NEW, READY, DELAYED, REMOVED = State
@@ -70,7 +71,7 @@ class Story:
             Transition(kind, queue, id, source, target, self._clock(), size, receives, to, "http")
             for kind, source, target in steps
         ]
-        self._writer.write(transitions_batch(rows))
+        self._writer.write(transitions_batch(flat(rows)))
         return id
 
     def ready(self, queue: str = "q") -> MessageId:
