@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,11 @@ def plain(parent: str | None) -> Iterator[Path]:
         yield Path(folder)
 
 
+def in_memory() -> AbstractContextManager[Path]:
+    """A folder whose files cost next to nothing, where there is one."""
+    return plain("/dev/shm" if os.path.isdir("/dev/shm") else None)
+
+
 @contextmanager
 def own(parent: str | None) -> Iterator[Path]:
     """A file system of its own, over a file in `parent` that is written once before, so that it is really there."""
@@ -46,8 +51,7 @@ def own(parent: str | None) -> Iterator[Path]:
 @contextmanager
 def slow(flush_seconds: float) -> Iterator[Path]:
     """A file system of its own, in memory, whose disk takes so long for each flush."""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with plain(memory) as folder, ExitStack() as stack:
+    with in_memory() as folder, ExitStack() as stack:
         image, fuse = folder / "image", folder / "fuse"
         with image.open("wb") as empty:
             empty.truncate(SLOW_MEBIBYTES << 20)

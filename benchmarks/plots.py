@@ -18,7 +18,7 @@ from benchmarks.turns import WORKLOADS, Turn
 Medians = Mapping[tuple[str, str, int, int], Turn]
 """By system, workload, clients and size."""
 
-_SETTINGS: Final = {
+_SETTINGS: Final[dict[str, Any]] = {
     "svg.hashsalt": "mq",
     "svg.fonttype": "none",
     "font.size": 9,

@@ -21,13 +21,14 @@ from benchmarks import backlog, disks, many, vsqs
 from benchmarks import embedded as inside
 from benchmarks.figures import Figure, at_least, at_most, not_measured, spread
 from benchmarks.limits import Limits
+from benchmarks.load.http import HttpBatchCodec
 from benchmarks.results import medians
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.mq import Mq, MqAmqp, MqBatches, MqPeers
 from benchmarks.systems.rabbitmq import RabbitClassic
 from benchmarks.systems.system import Server, System
 from benchmarks.turns import CONSUME, PUBLISH, Load, Turn, count_calls, of, take_turn
-from benchmarks.windows import MqWindow, RabbitWindow
+from benchmarks.windows import MqWindow, RabbitWindow, WindowCodec
 
 SIZE: Final = 1024
 FLUSH_SECONDS: Final = 0.002
@@ -90,7 +91,7 @@ def ratios(folder: Path, effort: Effort) -> list[Figure]:
                 each = load._replace(clients=4, workloads=(PUBLISH,)) if batches else load
                 turns += take_turn(system, server, folder, each, number)
     publish, consume = _rates(turns, "mq", PUBLISH), _rates(turns, "mq", CONSUME)
-    batched = [rate * MqBatches.codec.size for rate in _rates(turns, "mq-batches", PUBLISH)]
+    batched = [rate * HttpBatchCodec.size for rate in _rates(turns, "mq-batches", PUBLISH)]
     figures = []
     for language in ("Python", "C"):
         best = limits.best(language)
@@ -121,7 +122,7 @@ def amqp(folder: Path, effort: Effort) -> list[Figure]:
     with _running(folder, MqWindow(), RabbitWindow()) as servers:
         turns = _turns(servers, folder, load, effort)
     ours, theirs = _rates(turns, "mq-window", PUBLISH), _rates(turns, "rabbitmq-window", PUBLISH)
-    size = MqWindow.codec.size
+    size = WindowCodec.size
     return [_against(name, [rate * size for rate in ours], [rate * size for rate in theirs], 0.5)]
 
 
@@ -148,7 +149,7 @@ def peers(folder: Path, effort: Effort) -> list[Figure]:
 
 def lengths(folder: Path, effort: Effort) -> list[Figure]:
     """What does not grow: in memory (tmpfs), so that the files cost next to nothing."""
-    with disks.plain("/dev/shm") as memory:
+    with disks.in_memory() as memory:
         fetches = trio.run(backlog.measure_lengths, str(memory), effort.rounds, effort.lengths)
         return fetches + many.measure(str(memory), effort.many, ("ready",))
 

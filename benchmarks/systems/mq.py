@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from benchmarks.load.amqp import AmqpCodec
+from benchmarks.load.codec import Codec
 from benchmarks.load.http import HttpBatchCodec, HttpCodec
 from benchmarks.systems.system import CannotStart, Server, System, free_port, process
 
@@ -25,7 +26,7 @@ class Mq(System):
     name = "mq"
     title = "mq, HTTP"
     durability = "each publish, lease and removal is on the disk, file and name, before its answer"
-    codec = HttpCodec
+    codec: ClassVar[type[Codec]] = HttpCodec
     flags: Sequence[str] = ()
 
     def absence(self) -> str:
