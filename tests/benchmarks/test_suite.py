@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 systems = pytest.importorskip("benchmarks.systems", reason="a source package has no benchmarks")
+counts = pytest.importorskip("benchmarks.counts")
 disks = pytest.importorskip("benchmarks.disks")
 figures = pytest.importorskip("benchmarks.figures")
 limits = pytest.importorskip("benchmarks.limits")
@@ -110,6 +111,18 @@ def test_broken_off_run_goes_on(tmp_path: Path) -> None:
     other = results.Results(path, {"commit": "b", "sizes": (9,)})
     assert ("mq", 1, 9, 0) not in other
     assert other.turns == []
+
+
+def test_processor_time_of_children_that_ended_is_not_lost() -> None:
+    child = "[sys.executable, '-c', 'sum(range(5_000_000))']"
+    work = f"import subprocess, sys; subprocess.run({child}); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        alone = time.clock_gettime(~parent.pid << 3 | 2)
+        assert counts.processor_seconds([parent.pid]) > alone + 0.02
+        parent.communicate(b"\n")
+    assert counts.processor_seconds([parent.pid]) == 0
 
 
 def test_medians_are_over_rounds() -> None:
