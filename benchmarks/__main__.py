@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +57,11 @@ def _journal(folder: str, options: argparse.Namespace) -> list[Figure]:
     return trio.run(journal.measure, folder, options.rounds, options.messages)
 
 
+def _spark(folder: str, options: argparse.Namespace) -> list[Figure]:
+    figures: list[Figure] = import_module("benchmarks.spark").measure(folder, options.rounds, options.messages)
+    return figures
+
+
 def _many(folder: str, options: argparse.Namespace) -> list[Figure]:
     return many.measure(folder, options.many)
 
@@ -70,6 +76,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "http": _http,
     "vsqs": _vsqs,
     "memcached": _memcached,
+    "spark": _spark,
 }
 
 

@@ -10,7 +10,6 @@ from mq.broker.claimed import LONGEST_SLICE
 from mq.broker.claiming import CLAIM_SECONDS
 from mq.broker.closing import close
 from mq.broker.queue_settings import VISIBILITY, count
-from mq.errors import InvalidRequest
 from mq.message import QueueName
 from mq.web.batches import Entry
 from mq.web.exchange import Reply, document, empty
@@ -24,8 +23,8 @@ MOST_PARTS: Final = 10_000
 
 _LARGEST: Final = (1 << 63) - 1
 _NUMBER: Final = count(_LARGEST, 0)
-_BATCH: Final = Parameter("batch", count(_LARGEST), "the claim's number")
-_EPOCH: Final = Parameter("epoch", _NUMBER, "as the start of the consumer told it")
+_BATCH: Final = Parameter("batch", count(_LARGEST), "the claim's number", is_needed=True)
+_EPOCH: Final = Parameter("epoch", _NUMBER, "as the start of the consumer told it", is_needed=True)
 
 
 async def consumers(asked: Asked) -> Reply:
@@ -52,13 +51,12 @@ async def forget_consumer(asked: Asked) -> Reply:
 
 async def claim(asked: Asked) -> Reply:
     """Make a claim, or renew it."""
-    batch, epoch = _named(asked)
     query = asked.query
     held = await asked.broker.claims.claim(
         QueueName(asked.queue),
         asked.id,
-        batch,
-        epoch,
+        query["batch"],
+        query["epoch"],
         most=query["max"],
         most_bytes=query["max_bytes"],
         up_to=query["up_to"],
@@ -72,7 +70,7 @@ async def claim(asked: Asked) -> Reply:
 
 async def read_claim(asked: Asked) -> Reply:
     """Messages of a claim, which stay as they are."""
-    queue, (batch, epoch) = QueueName(asked.queue), _named(asked)
+    queue, batch, epoch = QueueName(asked.queue), asked.query["batch"], asked.query["epoch"]
     start, stop = asked.query["from"], asked.query["to"]
 
     async def read(start: int, most: int) -> list[tuple[int, Seen]]:
@@ -86,8 +84,8 @@ async def read_claim(asked: Asked) -> Reply:
 
 async def acknowledge_claim(asked: Asked) -> Reply:
     """Remove what a claim has."""
-    batch, epoch = _named(asked)
-    await asked.broker.claims.acknowledge(QueueName(asked.queue), asked.id, batch, epoch)
+    query = asked.query
+    await asked.broker.claims.acknowledge(QueueName(asked.queue), asked.id, query["batch"], query["epoch"])
     return empty(202)
 
 
@@ -144,14 +142,6 @@ async def _gather(
 def _page(asked: Asked, entries: Sequence[Entry], following: str | None) -> Reply:
     link = () if following is None else (("link", f'<{following}>; rel="next"'),)
     return batch_reply(asked.request, list(entries), *link)
-
-
-def _named(asked: Asked) -> tuple[int, int]:
-    """Which claim, and whose."""
-    batch, epoch = asked.query["batch"], asked.query["epoch"]
-    if batch is None or epoch is None:
-        raise InvalidRequest("say which claim: ?batch=NUMBER&epoch=EPOCH, the epoch that POST to the consumer told")
-    return batch, epoch
 
 
 _PAGE: Final = Parameter("max", count(LONGEST_PAGE), "messages of one answer", 1000)

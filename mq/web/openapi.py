@@ -101,12 +101,13 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 def _parameter(parameter: Parameter, where: str) -> dict[str, Any]:
     default = {} if parameter.default is None else {"default": parameter.default}
-    return {
+    described = {
         "name": parameter.name,
         "in": where,
         "description": parameter.text,
         "schema": {**parameter.kind.schema, **default},
     }
+    return {**described, "required": True} if parameter.is_needed else described
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

@@ -53,12 +53,14 @@ class Parameter(NamedTuple):
         kind: what it may be.
         text: what it means.
         default: what counts where it is not there; None where that is told elsewhere.
+        is_needed: whether a query without it is refused.
     """
 
     name: str
     kind: Kind
     text: str
     default: Any = None
+    is_needed: bool = False
 
 
 class Answer(NamedTuple):

@@ -85,11 +85,11 @@ def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
     """The values of a query's parameters, those that are not there at their defaults.
 
     Raises:
-        InvalidRequest: one is unknown, or there twice.
+        InvalidRequest: one is unknown, there twice, or missing.
         InvalidSetting: one is not what it may be.
     """
     defaults = {parameter.name: parameter.default for parameter in parameters}
-    if not query:
+    if not query and not any(parameter.is_needed for parameter in parameters):
         return defaults
     known = {parameter.name: parameter for parameter in parameters}
     found: dict[str, Any] = {}
@@ -100,6 +100,9 @@ def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
         if name in found:
             raise InvalidRequest(f"parameter {name} is there twice")
         found[name] = _read(known[name], text)
+    for name, parameter in known.items():
+        if parameter.is_needed and name not in found:
+            raise InvalidRequest(f"parameter {name} is missing: {parameter.text}")
     return defaults | found
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,31 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 def client(daemon: Daemon) -> Iterator[Client]:
     with Client(url(daemon)) as client:
         yield client
+
+
+BUSY = "Python worker failed to connect back"
+"""Spark gives the Python of a stream ten seconds to come up. Where the machine is too busy for that, it is Spark that
+has failed, not the source: such a query is started again, as an operator would."""
+
+
+def patiently(start: Callable[[], Any], wait: Callable[[Any], object]) -> list[Any]:
+    """The queries that it took until one was waited for without Spark giving up on Python; the last one is that."""
+    from pyspark.errors import StreamingQueryException
+
+    queries = []
+    while True:
+        queries.append(start())
+        try:
+            wait(queries[-1])
+            return queries
+        except StreamingQueryException as error:
+            if BUSY not in str(error) or len(queries) == 5:
+                raise
+
+
+def to_the_end(query: Any) -> None:
+    """Until it has read what was there."""
+    assert query.awaitTermination(120)
 
 
 def url(daemon: Daemon) -> str:

@@ -85,9 +85,9 @@ async def test_nothing_to_claim(endpoints: Endpoints) -> None:
 @pytest.mark.parametrize(
     ("line", "status", "why"),
     [
-        ("PUT /q/consumers/c/claim?epoch=1", 400, "say which claim"),
-        ("GET /q/consumers/c/claim?batch=1", 400, "say which claim"),
-        ("DELETE /q/consumers/c/claim", 400, "say which claim"),
+        ("PUT /q/consumers/c/claim?epoch=1", 400, "parameter batch is missing"),
+        ("GET /q/consumers/c/claim?batch=1", 400, "parameter epoch is missing"),
+        ("DELETE /q/consumers/c/claim", 400, "parameter batch is missing"),
         ("PUT /q/consumers/c/claim?batch=1&epoch=1", 409, "start it first"),
         ("PUT /q/consumers/c/claim?batch=0&epoch=1", 400, "batch"),
         ("PUT /q/consumers/c/claim?batch=1&epoch=1&lease=0", 400, "lease"),

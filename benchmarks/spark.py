@@ -1,0 +1,137 @@
+"""Queues in Spark: reading against Parquet, and streams and writes against what the broker does without Spark.
+
+All in one run, turn about, on one daemon. A stream's first micro-batch, in which Spark starts its workers, is left
+out. The broker's own rates are those of one client of :mod:`mq.client`, in batches of a thousand.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from benchmarks.figures import Figure, at_least, median_ratio, spread
+from benchmarks.http import _daemon
+from mq.client import Client, Outgoing
+from mq.spark.pipelines.session import provide_java
+
+BODY: Final = 200
+MICRO_BATCHES: Final = 4
+
+
+def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
+    """The three ratios.
+
+    Args:
+        folder: where roots and files are made.
+        rounds: turns of each kind.
+        messages: rows of a turn; a stream has four times as many, in as many micro-batches and one more.
+    """
+    provide_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.log.level", "ERROR").config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    try:
+        with _daemon(folder) as (port, _), Client(f"http://127.0.0.1:{port}") as client:
+            bench = _Bench(spark, client, f"http://127.0.0.1:{port}", Path(folder))
+            return [bench.reads(rounds, messages), bench.writes(rounds, messages), bench.streams(rounds, messages)]
+    finally:
+        spark.stop()
+
+
+class _Bench:
+    def __init__(self, spark: SparkSession, client: Client, url: str, folder: Path) -> None:
+        self._spark = spark
+        self._client = client
+        self._url = url
+        self._folder = folder
+        self._queues = 0
+
+    def reads(self, rounds: int, messages: int) -> Figure:
+        """A table of a queue, and the same rows from a Parquet file."""
+        queue, file = self._new_queue(), str(self._folder / "rows.parquet")
+        self._fill(queue, messages)
+        table = self._spark.read.format("mq").options(url=self._url, queue=queue).load()
+        table.write.mode("overwrite").parquet(file)
+        parquet = self._spark.read.parquet(file)
+        ours, theirs = [], []
+        for _ in range(rounds):
+            theirs.append(messages / _timed(lambda: _read(parquet)))
+            ours.append(messages / _timed(lambda: _read(table)))
+        note = f"{spread(ours, 'rows/s')} against {spread(theirs, 'rows/s')}"
+        return at_least("Spark: batch read, against Parquet", median_ratio(ours, theirs), 0.3, note)
+
+    def writes(self, rounds: int, messages: int) -> Figure:
+        """Rows into a queue, and the same published in batches."""
+        bodies = _bodies(messages)
+        frame = self._spark.createDataFrame([(body,) for body in bodies], "value binary").repartition(2).cache()
+        frame.count()
+        ours, theirs = [], []
+        for _ in range(rounds + 1):
+            queue, other = self._new_queue(), self._new_queue()
+            writer = frame.write.format("mq").options(url=self._url, queue=queue).mode("append")
+            ours.append(messages / _timed(writer.save))
+            theirs.append(messages / _timed(lambda other=other: self._fill(other, messages)))
+        ours, theirs = ours[1:], theirs[1:]
+        note = f"{spread(ours, 'rows/s')} against {spread(theirs, 'messages/s')}"
+        return at_least("Spark: write, against batch publishes", median_ratio(ours, theirs), 0.5, note)
+
+    def streams(self, rounds: int, messages: int) -> Figure:
+        """A stream into nowhere, and batches fetched and deleted."""
+        ours, theirs = [], []
+        for number in range(rounds):
+            queue, other = self._new_queue(), self._new_queue()
+            for each in (queue, other):
+                self._fill(each, messages * (MICRO_BATCHES + 1))
+            ours.append(self._stream(queue, messages, number))
+            theirs.append(messages * (MICRO_BATCHES + 1) / _timed(lambda other=other: self._drain(other)))
+        note = f"{spread(ours, 'rows/s')} against {spread(theirs, 'messages/s')}; micro-batches of {messages:,}"
+        return at_least("Spark: stream read, against fetch and delete", median_ratio(ours, theirs), 0.5, note)
+
+    def _stream(self, queue: str, messages: int, number: int) -> float:
+        checkpoint = self._folder / f"checkpoint-{number}"
+        query = (
+            self._spark.readStream.format("mq")
+            .options(url=self._url, queue=queue, consumer="bench", maxMessagesPerTrigger=messages)
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        shutil.rmtree(checkpoint)
+        rest = [each for each in query.recentProgress if each["numInputRows"]][1:]
+        rows = sum(each["numInputRows"] for each in rest)
+        return rows / sum(each["durationMs"]["triggerExecution"] for each in rest) * 1000
+
+    def _new_queue(self) -> str:
+        self._queues += 1
+        self._client.create_queue(f"q{self._queues}")
+        return f"q{self._queues}"
+
+    def _fill(self, queue: str, messages: int) -> None:
+        self._client.publish_many(queue, map(Outgoing, _bodies(messages)))
+
+    def _drain(self, queue: str) -> None:
+        while messages := self._client.fetch_many(queue, 1000):
+            self._client.remove_many(queue, messages)
+
+
+def _bodies(messages: int) -> list[bytes]:
+    return [f"{number:0{BODY}d}".encode() for number in range(messages)]
+
+
+def _read(table: Any) -> None:
+    table.write.format("noop").mode("overwrite").save()
+
+
+def _timed(work: Any) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
