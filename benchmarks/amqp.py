@@ -13,22 +13,32 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pamqp import base, commands, frame, header
 
+from benchmarks.counts import processor_seconds
 from benchmarks.systems.mq import MqAmqp
 from benchmarks.systems.rabbitmq import RabbitClassic
-from benchmarks.systems.system import System
+from benchmarks.systems.system import Server, System
 
 WINDOW: Final = 1000
 SIZE: Final = 1024
 TOGETHER: Final = 100
 """Messages that the client sends with one call."""
-_ACK, _NACK, _DELIVER = (60, 80), (60, 120), (60, 60)
+PUBLISH: Final = "publish and confirm"
+CONSUME: Final = "consume and acknowledge"
+_ACK, _DELIVER = (60, 80), (60, 60)
+
+
+class Turn(NamedTuple):
+    """Messages a second, and processor time of the server for each, in microseconds."""
+
+    rate: float
+    cost: float
 
 
 class Client:
@@ -133,34 +143,39 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", default=tempfile.gettempdir(), help="folder for both servers' data")
     options = parser.parse_args(words)
     systems: list[System] = [MqAmqp(), RabbitClassic()]
-    rates: dict[tuple[str, str], list[float]] = {}
+    turns: dict[tuple[str, str], list[Turn]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.root, prefix="amqp-")))
-        ports: dict[str, int] = {}
+        servers: dict[str, Server] = {}
         for system in systems:
             if system.absence():
-                print(f"{system.title}: {system.absence()}")
-                continue
+                raise SystemExit(f"{system.title}: {system.absence()}")
             place = folder / system.name
             place.mkdir()
-            ports[system.title] = stack.enter_context(system.start(place)).ports[0]
+            servers[system.title] = stack.enter_context(system.start(place))
         for turn in range(options.turns + 1):  # the first one warms up
-            for title, port in ports.items():
-                published = Client(port).publish(options.messages)
-                consumed = Client(port).consume(options.messages)
-                if turn:
-                    rates.setdefault((title, "publish and confirm"), []).append(options.messages / published)
-                    rates.setdefault((title, "consume and acknowledge"), []).append(options.messages / consumed)
-    _print(rates, [system.title for system in systems])
+            for title, server in servers.items():
+                for what, work in ((PUBLISH, Client.publish), (CONSUME, Client.consume)):
+                    measured = _measure(server, work, options.messages)
+                    if turn:
+                        turns.setdefault((title, what), []).append(measured)
+    _print(turns, [system.title for system in systems])
 
 
-def _print(rates: dict[tuple[str, str], list[float]], titles: Sequence[str]) -> None:
+def _measure(server: Server, work: Callable[[Client, int], float], count: int) -> Turn:
+    before = processor_seconds(server.pids)
+    seconds = work(Client(server.ports[0]), count)
+    return Turn(count / seconds, (processor_seconds(server.pids) - before) / count * 1e6)
+
+
+def _print(turns: dict[tuple[str, str], list[Turn]], titles: Sequence[str]) -> None:
     ours, theirs = titles
-    for what in ("publish and confirm", "consume and acknowledge"):
-        medians = {title: statistics.median(rates[title, what]) for title in titles if (title, what) in rates}
-        told = ", ".join(f"{title} {median:,.0f}/s" for title, median in medians.items())
-        ratio = f"; ratio of the medians {medians[ours] / medians[theirs]:.2f}" if theirs in medians else ""
-        print(f"{what}: {told}{ratio}")
+    for what in (PUBLISH, CONSUME):
+        rates = {title: statistics.median(turn.rate for turn in turns[title, what]) for title in titles}
+        costs = {title: statistics.median(turn.cost for turn in turns[title, what]) for title in titles}
+        told = ", ".join(f"{title} {rates[title]:,.0f}/s at {costs[title]:,.0f} µs" for title in titles)
+        ratios = f"rates {rates[ours] / rates[theirs]:.2f}, processor time {costs[theirs] / costs[ours]:.2f}"
+        print(f"{what}: {told}; ratios of the medians: {ratios}")
 
 
 if __name__ == "__main__":
