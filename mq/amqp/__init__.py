@@ -20,6 +20,7 @@ Nothing up to here waits, or knows of an event loop. Then the server:
 
 * :mod:`mq.amqp.server`: a socket. :mod:`.serving`: one connection on it. :mod:`.door`: what all of them share.
 * :mod:`mq.amqp.answering`: carries out commands, with :mod:`.declarations`, :mod:`.storing`, :mod:`.dispatching` and
-  :mod:`.settling`. :mod:`.copies` are messages on their way into queues.
+  :mod:`.settling`. :mod:`.copies` are messages on their way into queues; :mod:`.finishing` is for what must not be
+  cut off.
 * :mod:`mq.amqp.dead_letters`, :mod:`.unused` queues and the :mod:`.alarm` of a full store go on without any of them.
 """

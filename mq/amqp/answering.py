@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-import trio
-
 from mq.amqp import commands
 from mq.amqp.changes import Change
 from mq.amqp.commands import ChannelKey, Command, Declared, Done, Result
@@ -15,6 +13,7 @@ from mq.amqp.declared import Queue
 from mq.amqp.dispatching import Consumer, read
 from mq.amqp.door import Door
 from mq.amqp.errors import Code, Refused
+from mq.amqp.finishing import finishing
 from mq.amqp.settling import settle
 from mq.amqp.storing import Storing
 from mq.errors import BrokerClosed, CallerError, MQError, NoSuchQueue, QueueHeld, StorageFull
@@ -67,7 +66,7 @@ class Answering:
         if isinstance(command, commands.Publish):
             self._storing.put(command.messages)
         elif isinstance(command, commands.Settle):
-            with trio.CancelScope(shield=True):
+            with finishing():
                 await settle(self._door, command.outcome, command.deliveries)
         elif isinstance(command, commands.Credit):
             consumer = self._consumers.get((command.channel, command.tag))
@@ -100,9 +99,8 @@ class Answering:
     async def _in_order(self, do: Callable[[], Awaitable[Result]]) -> Result:
         """After all that was published before; and whole, whatever happens to the connection."""
         await self._storing.wait_for_all()
-        with trio.CancelScope(shield=True):
+        with finishing():
             return await do()
-        raise AssertionError("nobody cancels that scope")
 
     async def _authenticate(self, command: commands.Authenticate) -> Result:
         return await self._door.authenticate(command.name, command.secret)
@@ -192,7 +190,7 @@ class Answering:
         consumer = self._consumers.pop((channel, tag), None)
         if consumer is not None:
             consumer.end()
-            with trio.CancelScope(shield=True):
+            with finishing():
                 await self._door.left(consumer)
 
     def forget(self, consumer: Consumer) -> None:
@@ -230,13 +228,13 @@ class Answering:
         refused = await self._storing.store(command.messages)
         if refused:
             raise Refused(Code.PRECONDITION_FAILED, f"partial tx completion: queues refused {len(refused)} messages")
-        with trio.CancelScope(shield=True):
+        with finishing():
             for settled in command.settled:
                 await settle(self._door, settled.outcome, settled.deliveries, durable=True)
         return Done()
 
     async def _release(self, command: commands.Release) -> Result:
-        with trio.CancelScope(shield=True):
+        with finishing():
             held = [delivery.token for delivery in command.deliveries]
             if held:
                 await self._broker.put_back(held)

@@ -15,6 +15,7 @@ from mq.amqp.changes import NOTHING, Change
 from mq.amqp.copies import AT_ONCE_SECONDS
 from mq.amqp.declared import Queue
 from mq.amqp.errors import Code, Refused
+from mq.amqp.finishing import finishing
 from mq.amqp.names import decode
 from mq.amqp.topology import Topology
 from mq.broker import Broker
@@ -75,7 +76,7 @@ class Declarations:
         Raises:
             Refused: the plan is refused, or the store cannot keep it now.
         """
-        with trio.CancelScope(shield=True):
+        with finishing():
             async with self._lock:
                 await self._follow_closed()
                 change = plan()

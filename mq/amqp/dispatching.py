@@ -14,6 +14,7 @@ from mq.amqp.carrying import arrival_of
 from mq.amqp.commands import Arrival, ChannelKey, Consume
 from mq.amqp.connection import Connection
 from mq.amqp.declared import Queue
+from mq.amqp.finishing import finishing
 from mq.broker import Broker, Exclusion, Held
 from mq.errors import CorruptMessage
 from mq.message import BytesBody
@@ -109,7 +110,7 @@ class Consumer:
                 sent = [held for held, _ in ready[:taken]]
                 left.extendleft(held for held, _ in reversed(ready[taken:]))
                 if self._no_ack and sent:
-                    with trio.CancelScope(shield=True):
+                    with finishing():
                         await self._broker.acknowledge(sent)
                 if taken < len(ready):
                     break
@@ -137,7 +138,7 @@ class Consumer:
 
     async def _give_back(self, held: Sequence[Held] | deque[Held]) -> None:
         if held:
-            with trio.CancelScope(shield=True):
+            with finishing():
                 for each in held:
                     await each.message.body.aclose()
                 await self._broker.put_back(list(held), redelivered=False)

@@ -15,6 +15,7 @@ from mq.amqp.connection import Connection
 from mq.amqp.dispatching import Consumer
 from mq.amqp.door import Door
 from mq.amqp.errors import Code, Refused
+from mq.amqp.finishing import finishing
 from mq.amqp.storing import Storing
 from mq.doors.handshake import TLSStream
 from mq.errors import MQError, NoSuchQueue, QueueHeld
@@ -226,8 +227,8 @@ class Serving:
 
     async def _release(self) -> None:
         """Give back what the client held. Does nothing the second time."""
-        with trio.CancelScope(shield=True):
-            try:
+        try:
+            with finishing():
                 await self._answering.release()
-            except MQError as error:
-                logger.warning("AMQP client %s left something behind: %s", self._peer, error)
+        except MQError as error:
+            logger.warning("AMQP client %s left something behind: %s", self._peer, error)
