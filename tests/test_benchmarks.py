@@ -25,7 +25,7 @@ def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
     small = ["--rounds", "1", "--messages", str(MESSAGES), "--backlog", "300", "--many", "300"]
     command = [sys.executable, "-m", "benchmarks", "--root", str(tmp_path), "--json", str(tmp_path / "figures.json")]
     done = subprocess.run(
-        [*command, *small, "embedded", "backlog", "counted", "many", "vsqs", "http"],
+        [*command, *small, "embedded", "backlog", "counted", "many", "vsqs", "http", "journal"],
         cwd=TREE,
         capture_output=True,
         text=True,
@@ -37,6 +37,7 @@ def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
         "fetch and remove",
         "300 ready: memory",
         "VSQS: durable publish",
+        "journal",
         "publish over HTTP",
     }
     assert all(figure["name"] in done.stdout for figure in figures)
