@@ -7,6 +7,7 @@ fresh stores. All threads count, the journal's own too. In memory, where a messa
 from __future__ import annotations
 
 import shutil
+import statistics
 import sys
 import threading
 import time
@@ -20,13 +21,21 @@ import trio
 from benchmarks.embedded import BODY, CLIENTS
 from benchmarks.figures import Figure, at_most, median_ratio, spread
 from mq.broker import Broker, open_broker
-from mq.lifecycle import Observer
+from mq.lifecycle import Kind, Observer, State, Transition
+from mq.message import MessageIds
 from mq.observers.journal import open_journal
 from mq.observers.journal_segments import Limits
 from mq.observers.metrics import Metrics
 
 WANTED: Final = 1.05
 _COUNTED: Final = 300
+_STEPS: Final = (
+    (Kind.PUBLISH, None, State.NEW),
+    (Kind.DELIVER, State.NEW, State.READY),
+    (Kind.LEASE, State.READY, State.DELAYED),
+    (Kind.REMOVE, State.DELAYED, State.REMOVED),
+    (Kind.REAP, State.REMOVED, None),
+)
 
 
 async def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
@@ -43,6 +52,11 @@ async def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
         ratio = median_ratio(with_it, without)
         title = f"journal, messages in {name}: processor time a message, against none"
         figures.append(at_most(title, ratio, WANTED, note=note))
+    alone = [_alone(folder, messages * 4) for _ in range(rounds * 2)]
+    cheapest = statistics.median(without)
+    note = f"{spread(alone, 'µs')} for five transitions, their encoding and writing; against {cheapest:,.0f} µs"
+    title = "journal alone, without a broker: processor time a message, as a share of one in memory"
+    figures.append(at_most(title, statistics.median(alone) / cheapest, WANTED - 1, note=note))
     few, many = [await _bytecodes(folder, journaled=journaled) for journaled in (False, True)]
     note = f"{many:,.0f} against {few:,.0f}; what pyarrow does in C is not among them"
     figures.append(
@@ -59,6 +73,27 @@ async def _turn(store: str, folder: str, messages: int, *, journaled: bool) -> f
         done = time.process_time() - begun
         begun = time.process_time()
     return done + time.process_time() - begun
+
+
+def _alone(folder: str, messages: int) -> float:
+    """Microseconds of processor time, of all threads, that a message's transitions cost without anything else."""
+    id = MessageIds().new()
+    told = [
+        Transition(kind, "q", id, source, target, time.time_ns(), None, 1, None, "http")
+        for kind, source, target in _STEPS
+    ]
+    journal = open_journal(f"{folder}/journal", Limits(), store="", peers=0, version="")
+    journal.start()
+    begun = time.process_time()
+    for number in range(messages):
+        for transition in told:
+            journal.saw([transition])
+        if number % 1000 == 0:
+            time.sleep(0.01)  # as fast as a loop can tell, it would be dropped
+    journal.close()
+    used = time.process_time() - begun
+    shutil.rmtree(f"{folder}/journal", ignore_errors=True)
+    return used / messages * 1e6
 
 
 async def _bytecodes(folder: str, *, journaled: bool) -> float:
