@@ -11,6 +11,7 @@ import matplotlib as mpl
 mpl.use("svg")
 
 from matplotlib import pyplot
+from matplotlib.ticker import NullFormatter
 
 from benchmarks.systems import SYSTEMS
 from benchmarks.turns import WORKLOADS, Turn
@@ -55,7 +56,7 @@ def draw(medians: Medians, folder: Path) -> list[tuple[str, str]]:
     ]
     with mpl.rc_context(_SETTINGS):
         for name, title, panel in plots:
-            figure, panels = pyplot.subplots(1, len(WORKLOADS), figsize=(11, 3.4), layout="constrained")
+            figure, panels = pyplot.subplots(1, len(WORKLOADS), figsize=(11, 3.6), layout="constrained")
             for axes, workload in zip(panels, WORKLOADS, strict=True):
                 axes.set_title(workload)
                 panel(axes, workload)
@@ -73,10 +74,12 @@ def _rates(medians: Medians, axes: Any, workload: str) -> None:
             range(len(clients)), rates, "o-", color=_COLOURS[system], label=SYSTEMS[system].title, **_weight(system)
         )
     axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xticks(range(len(clients)), clients)
     axes.set_xlabel("connections")
     if workload == WORKLOADS[0]:
-        axes.legend(fontsize=7)
+        axes.figure.legend(loc="outside lower center", ncols=len(SYSTEMS), frameon=False, fontsize=8)
 
 
 def _latencies(medians: Medians, axes: Any, workload: str) -> None:
@@ -86,6 +89,8 @@ def _latencies(medians: Medians, axes: Any, workload: str) -> None:
         axes.plot([turn.p50, turn.p99], [row, row], "-", color=_COLOURS[system], lw=3)
         axes.plot([turn.p50], [row], "o", color=_COLOURS[system])
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     _name_rows(axes, systems)
 
 

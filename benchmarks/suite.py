@@ -24,6 +24,7 @@ from benchmarks.figures import Figure
 from benchmarks.machine import facts
 from benchmarks.results import medians
 from benchmarks.systems import SYSTEMS
+from benchmarks.systems.system import System
 from benchmarks.turns import Turn
 from mq.storage.mount import mount_of
 
@@ -66,7 +67,7 @@ def _compare(options: argparse.Namespace, folder: Path, disk: str) -> Document:
     header = {**_identity(), "disk": disk}
     done = compare.compare(systems, plan, folder, options.state / _TURNS, header)
     return {
-        "versions": {system.name: system.version() for system in systems},
+        "systems": {system.name: _promise(system)._asdict() for system in systems},
         "absent": absent,
         "rounds": plan.rounds,
         "seconds": plan.seconds,
@@ -110,19 +111,24 @@ def _write_page(document: Document, options: argparse.Namespace) -> None:
 
 def _comparison_sections(comparison: Document, options: argparse.Namespace) -> list[str]:
     found = medians(Turn(**turn) for turn in comparison["turns"])
+    promises = {name: page.Promise(**promise) for name, promise in comparison["systems"].items()}
     drawn = plots.draw(found, options.out)
     folder = "" if options.page is None else f"{options.out.resolve().relative_to(options.page.resolve().parent)}/"
     length = f"{comparison['rounds']} rounds of {comparison['seconds']:g} s"
     how = f"Medians of {length} each; in each round all servers take their turns."
     return [
         "### mq and its peers",
-        page.systems_section(comparison["versions"], comparison["absent"]),
+        page.systems_section(promises, comparison["absent"]),
         f"{how}\n",
         page.plots_section(drawn, folder),
-        page.comparison_section(found),
+        page.comparison_section(found, promises),
         "### What a message costs",
         page.costs_section(found, comparison["calls"]),
     ]
+
+
+def _promise(system: System) -> page.Promise:
+    return page.Promise(system.version(), system.durability, system.durable)
 
 
 @contextmanager
