@@ -33,6 +33,10 @@ OUT: Final = TREE / "build" / "bench"
 COMMANDS: Final = ("compare", "wanted", "all", "page", "profile")
 _TURNS: Final = "turns.jsonl"
 _PARTS: Final = "wanted.json"
+_LOAD: Final = "load before"
+_BUSY: Final = 1.0
+_OTHERS: Final = "**The machine had other work meanwhile**: trust what is counted, but no rate and no latency."
+
 
 Document = dict[str, Any]
 
@@ -48,7 +52,7 @@ def main(words: Sequence[str]) -> None:
     document = _read(options.out)
     if options.command != "page":
         with _disk(options) as (folder, disk):
-            document["facts"] = {**facts(str(folder)), "disk": disk, "load before": f"{os.getloadavg()[0]:.1f}"}
+            document["facts"] = {**facts(str(folder)), "disk": disk, _LOAD: f"{os.getloadavg()[0]:.1f}"}
             if options.command in ("compare", "all"):
                 document["comparison"] = _compare(options, folder, disk)
             if options.command in ("wanted", "all"):
@@ -96,6 +100,8 @@ def _wanted(options: argparse.Namespace, folder: Path, known: Document) -> Docum
 
 def _write_page(document: Document, options: argparse.Namespace) -> None:
     sections = ["### Where", page.facts_section(document["facts"])]
+    if float(document["facts"][_LOAD]) > _BUSY:
+        sections.append(f"{_OTHERS}\n")
     if "wanted" in document:
         parts = {name: list(map(_from_json, figures)) for name, figures in document["wanted"].items()}
         sections += ["### Figures to reach", page.wanted_section(parts)]
