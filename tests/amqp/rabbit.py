@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -176,12 +177,15 @@ class Rabbit:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports on 127.0.0.1 that nobody listened on a moment ago, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """TCP ports on 127.0.0.1 that nobody listens on, all different, to be kept over restarts: not of those that the
+    kernel gives to whoever connects somewhere while a server is down."""
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(10_000, max(lowest_given, 10_001 + count))
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.add(port)
+    return list(found)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mq.settings import LINES
 from tests.amqp.clients.servers import MqServer, RabbitServer, Server
 from tests.amqp.rabbit import is_installed
 
@@ -21,8 +20,6 @@ def check_is_there(kind: str) -> None:
     """Skip the test where there is no server of this kind."""
     if kind == "rabbitmq" and not is_installed():
         pytest.skip("RabbitMQ is not installed: bash tests/setup-system.sh --yes")
-    if kind == "mq" and "--amqp-port" not in {line.flag for line in LINES}:
-        pytest.skip("mq serves no AMQP yet")
 
 
 @contextlib.contextmanager

@@ -123,6 +123,10 @@ def test_what_programs_do_with_it(server: Server, queue: str, tmp_path: Path) ->
         assert next(iter(pong.values())) == {"ok": "pong"}
 
 
+# The two that kill run on mq alone: RabbitMQ passes them, and takes most of a minute for it.
+
+
+@pytest.mark.parametrize("server", ["mq"], indirect=True)
 def test_a_killed_worker_loses_nothing(server: Server, queue: str, tmp_path: Path) -> None:
     """acks_late: what it was doing when it died is done again by the next one."""
     done = tmp_path / "done"
@@ -138,6 +142,7 @@ def test_a_killed_worker_loses_nothing(server: Server, queue: str, tmp_path: Pat
     assert set(map(int, done.read_text().splitlines())) == set(range(TASKS))
 
 
+@pytest.mark.parametrize("mortal_server", ["mq"], indirect=True)
 def test_a_killed_server_loses_nothing(mortal_server: Server, queue: str, tmp_path: Path) -> None:
     """The worker finds its way back by itself; what it could not acknowledge comes again."""
     done = tmp_path / "done"
