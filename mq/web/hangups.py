@@ -8,8 +8,9 @@ being read, so what such a client says of its next requests stays with it meanwh
 from __future__ import annotations
 
 import select
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
 
 import trio
 
@@ -27,29 +28,41 @@ class HangUps:
             while True:
                 await trio.lowlevel.wait_readable(self._listening.fileno())
                 for file, _ in self._listening.poll(0):
-                    self._tell[file]()
-                    self._forget(file)  # once is enough
+                    self._listening.unregister(file)  # once is enough
+                    tell = self._tell.pop(file, None)
+                    if tell is not None:
+                        tell()
         finally:
             self._listening.close()
 
-    @asynccontextmanager
-    async def watch(self, socket: trio.socket.SocketType, tell: Callable[[], None]) -> AsyncIterator[None]:
-        """In here, call `tell` when the other end of the connection, or its sending side, is closed."""
-        file = socket.fileno()
+    def watch(self, socket: trio.socket.SocketType, tell: Callable[[], None]) -> _Watching:
+        """In this context, `tell` is called when the other end of the connection, or its sending side, is closed."""
+        return _Watching(self, socket.fileno(), tell)
+
+    def begin(self, file: int, tell: Callable[[], None]) -> None:
+        """Call it, from now on."""
         if file < 0 or self._listening.closed:
             tell()
-            yield
             return
         self._tell[file] = tell
-        self._listening.register(file, select.EPOLLRDHUP)
-        try:
-            yield
-        finally:
-            if self._tell.get(file) is tell:
-                self._forget(file)
+        with suppress(FileExistsError):  # it has waited before
+            self._listening.register(file, select.EPOLLRDHUP)
 
-    def _forget(self, file: int) -> None:
-        del self._tell[file]
-        if not self._listening.closed:
-            with suppress(OSError):  # the socket was closed here, and with that forgotten
-                self._listening.unregister(file)
+    def end(self, file: int, tell: Callable[[], None]) -> None:
+        """Do not call it any more. The kernel goes on listening until the socket is closed: to end that now would only
+        keep an answer waiting."""
+        if self._tell.get(file) is tell:
+            del self._tell[file]
+
+
+class _Watching:
+    def __init__(self, hang_ups: HangUps, file: int, tell: Callable[[], None]) -> None:
+        self._hang_ups = hang_ups
+        self._file = file
+        self._tell = tell
+
+    async def __aenter__(self) -> None:
+        self._hang_ups.begin(self._file, self._tell)
+
+    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._hang_ups.end(self._file, self._tell)

@@ -103,3 +103,29 @@ async def test_after_its_end_nobody_is_there_any_more(pair: Pair) -> None:
     assert not told.is_set()
     async with hang_ups.watch(pair[0].socket, told.set):
         assert told.is_set()
+
+
+async def test_who_hangs_up_between_two_waits_is_told_of_in_the_second(hang_ups: HangUps, pair: Pair) -> None:
+    ours, theirs = pair
+    first, second = trio.Event(), trio.Event()
+    async with hang_ups.watch(ours.socket, first.set):
+        pass
+    await theirs.send_eof()
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert not first.is_set()
+    with trio.fail_after(5):
+        async with hang_ups.watch(ours.socket, second.set):
+            await second.wait()
+
+
+async def test_a_connection_can_wait_again_and_again(hang_ups: HangUps, pair: Pair) -> None:
+    ours, theirs = pair
+    for _ in range(3):
+        told = trio.Event()
+        async with hang_ups.watch(ours.socket, told.set):
+            await trio.lowlevel.checkpoint()
+        assert not told.is_set()
+    await theirs.send_eof()
+    with trio.fail_after(5):
+        async with hang_ups.watch(ours.socket, told.set):
+            await told.wait()
