@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import trio
@@ -316,9 +317,13 @@ class Publishing:
         return digest_of(draft.body) if index.settings.knows_bodies else None
 
     def _check_size(self, size: int) -> None:
-        limit = min(self._config.max_body, self._storage.description.max_body or self._config.max_body)
-        if size > limit:
-            raise BodyTooLarge(f"the body is longer than {limit} bytes, the limit here")
+        if size > self._longest:
+            raise BodyTooLarge(f"the body is longer than {self._longest} bytes, the limit here")
+
+    @cached_property
+    def _longest(self) -> int:
+        """How long a body may be, in bytes: here, and in the store."""
+        return min(self._config.max_body, self._storage.description.max_body or self._config.max_body)
 
     async def _limited(self, chunks: AsyncIterable[bytes], update: Callable[[bytes], None]) -> AsyncGenerator[bytes]:
         size = 0
