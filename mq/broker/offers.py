@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from mq.broker.index import QueueIndex
-from mq.message import BytesBody, Properties, checksum
+from mq.message import BytesBody, MessageId, Properties, checksum
 from mq.storage.interface import FRESH, Entry, Stored
 
 
@@ -38,28 +38,28 @@ class Offers:
     def __init__(self, wanted: Callable[[QueueIndex], int], *, is_open: bool) -> None:
         self._wanted = wanted
         self._is_open = is_open
-        self._offers: dict[QueueIndex, list[Taken]] = {}
+        self._offers: dict[QueueIndex, dict[MessageId, Taken]] = {}
 
     def consider(self, index: QueueIndex, entry: Entry, body: object, attributes: Mapping[str, Any]) -> None:
         """A message has been written, and is about to stand in NEW. If it is not offered it is to be delivered."""
         if not self._is_open or entry.meta != FRESH or not isinstance(body, bytes):
             return
-        offers = self._offers.get(index, [])
+        offers = self._offers.get(index, {})
         is_first = not index.ready and not index.delivering and len(index.new) == len(offers)
         if is_first and not index.settings.paused and len(offers) < self._wanted(index):
             stored = Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
-            self._offers.setdefault(index, offers).append(Taken(entry, stored))
+            self._offers.setdefault(index, offers)[entry.id] = Taken(entry, stored)
 
     def is_offered(self, index: QueueIndex, entry: Entry) -> bool:
-        """Whether it is what was offered last."""
-        offers = self._offers.get(index)
-        return offers is not None and offers[-1].entry is entry
+        """Whether it is offered."""
+        return entry.id in self._offers.get(index, ())
 
     def take(self, index: QueueIndex) -> Taken | None:
-        """Take the first message that is offered, out of the index too."""
+        """Take the first message that is offered, out of the index too: they came in the order in which their writers
+        were told, and that is any."""
         offers = self._offers.get(index)
         while offers:
-            offer = offers.pop(0)
+            offer = offers.pop(min(offers, key=_place))
             if index.new.get(offer.entry.id) == offer.entry:
                 del index.new[offer.entry.id]
                 return offer
@@ -67,5 +67,9 @@ class Offers:
 
     def leave(self, index: QueueIndex) -> list[Entry]:
         """Nobody takes the others: those that are still there, to be delivered."""
-        offers = self._offers.pop(index, ())
-        return [offer.entry for offer in offers if index.new.get(offer.entry.id) == offer.entry]
+        offers = self._offers.pop(index, {})
+        return [offer.entry for offer in offers.values() if index.new.get(offer.entry.id) == offer.entry]
+
+
+def _place(id: MessageId) -> int:
+    return id.key
