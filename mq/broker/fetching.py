@@ -218,10 +218,13 @@ class FetchWorker:
         A peer may have brought here what this broker believes elsewhere, and is just moving from there: that is let be
         until the store is looked at again.
         """
-        while (entry := self._candidate(index)) is not None:
+        while (taken := self._offers.take(index)) is None:
+            entry = self._candidate(index)
+            if entry is None:
+                break
             if entry.id not in self._catalog.transit and not self._upkeep.is_dead(index, entry):
                 return Taken(entry)
-        return self._offers.take(index)
+        return taken
 
     def _candidate(self, index: QueueIndex) -> Entry | None:
         if not self._peers:

@@ -55,11 +55,18 @@ class Offers:
         return entry.id in self._offers.get(index, ())
 
     def take(self, index: QueueIndex) -> Taken | None:
-        """Take the first message that is offered, out of the index too: they came in the order in which their writers
-        were told, and that is any."""
+        """Take the first message that is offered, out of the index too; None when one that is READY comes before it.
+
+        Offers come in the order in which their writers were told, and that is any. What was published after them may
+        have been delivered meanwhile, and what was published before may have come back.
+        """
         offers = self._offers.get(index)
         while offers:
-            offer = offers.pop(min(offers, key=_place))
+            offer = offers[min(offers, key=_place)]
+            ready = index.first(1)
+            if ready and ready[0].joined < offer.entry.id.time:
+                return None
+            del offers[offer.entry.id]
             if index.new.get(offer.entry.id) == offer.entry:
                 del index.new[offer.entry.id]
                 return offer

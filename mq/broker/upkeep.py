@@ -97,6 +97,7 @@ class Upkeep:
     async def settle(self, index: QueueIndex) -> None:
         """Until what is in NEW now has been delivered, or cannot be."""
         if index.undelivered and self._config.mover:
+            self.deliver_offers(index)
             await self._mover.caught_up()
 
     def give_back(self, entry: Entry) -> None:
