@@ -141,8 +141,8 @@ class QueueIndex:
 
     def find(self, id: MessageId) -> Entry | None:
         """Where the message is, as far as is known here."""
-        key = self._reordered.get(id) or id.key
-        if key in self._ready:
+        key = self._key(id)
+        if key is not None:
             return self._entry(key)
         return self.new.get(id) or self.delayed.get(id) or self.held.get(id)
 
@@ -191,8 +191,8 @@ class QueueIndex:
 
     def discard(self, id: MessageId) -> Entry | None:
         """Take a message out of the index, wherever it is. None when it was not in it."""
-        key = self._reordered.get(id) or id.key
-        if key in self._ready:
+        key = self._key(id)
+        if key is not None:
             entry = self._take_key(key)
             self._compact()
             return entry
@@ -213,6 +213,15 @@ class QueueIndex:
         if key not in self._ready:
             heapq.heappush(self._heap, key)
         self._ready[key] = None if entry.meta == FRESH and key == entry.id.key else entry
+
+    def _key(self, id: MessageId) -> int | None:
+        """By which a READY message stands in the order. One that is not READY has none, though another may stand at the
+        very instant of its id: of the same writer, brought there by a broker whose clock showed that instant."""
+        key = self._reordered.get(id) or id.key
+        if key not in self._ready:
+            return None
+        there = self._ready[key]
+        return key if there is None or there.id == id else None
 
     def _entry(self, key: int) -> Entry:
         return self._ready[key] or Entry(self.name, MessageId.from_key(key), State.READY)
