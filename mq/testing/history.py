@@ -209,7 +209,7 @@ class History:
                 return Fate.GONE
         if sent.removing or sent.done is None:
             return Fate.EITHER
-        overlapping = any(deletion.done is None or deletion.done > sent.sent for deletion in deletions)
+        overlapping = any(deletion.done is None or deletion.done >= sent.sent for deletion in deletions)
         return Fate.EITHER if overlapping else Fate.PRESENT
 
     def _violate(self, text: str) -> None:
