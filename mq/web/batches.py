@@ -117,7 +117,8 @@ def _weight(parameters: str) -> float:
     for parameter in parameters.split(";"):
         name, _, value = parameter.partition("=")
         if name.strip() == "q":
-            return float(value) if _WEIGHT.fullmatch(value.strip()) else 0.0
+            matched = _WEIGHT.fullmatch(value.strip())
+            return float(matched[0]) if matched else 0.0
     return 1.0
 
 
