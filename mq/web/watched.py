@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
-import os
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -72,7 +73,7 @@ class WatchedStream:
         await trio.lowlevel.checkpoint()  # often enough that is as long as it takes
         while True:
             try:
-                data = os.read(self.socket.fileno(), max_bytes)
+                data = _recv(self.socket.fileno(), max_bytes)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.socket)
             except OSError as error:
@@ -85,7 +86,7 @@ class WatchedStream:
         """Send all of it, as :meth:`receive` receives. Not a checkpoint where there is room for it."""
         if self._is_bare:
             try:
-                sent = os.write(self.socket.fileno(), data)
+                sent = _send(self.socket.fileno(), data)
             except BlockingIOError:
                 sent = 0
             except OSError as error:
@@ -210,3 +211,31 @@ class Work:
             self._has_ended = True
             self._stream.at_work -= 1
             self._stream.last_used = trio.current_time()
+
+
+# The calls for files, read and write, would do for a socket as well. But a disk whose writes fail is told of in an
+# answer, and that must not fail with them. Trio has no way to a socket that does not wait, and gives its number: that
+# is lent to a socket of Python's for one call.
+
+
+def _recv(file: int, max_bytes: int) -> bytes:
+    borrowed = _borrow(file)
+    try:
+        return borrowed.recv(max_bytes, socket.MSG_DONTWAIT)
+    finally:
+        borrowed.detach()
+
+
+def _send(file: int, data: bytes) -> int:
+    borrowed = _borrow(file)
+    try:
+        return borrowed.send(data, socket.MSG_DONTWAIT)
+    finally:
+        borrowed.detach()
+
+
+def _borrow(file: int) -> socket.socket:
+    """A socket of Python that is to be detached before it goes. All is said of it, so the kernel need not be asked."""
+    if file < 0:
+        raise OSError(errno.EBADF, "the socket is closed")
+    return socket.socket(socket.AF_UNSPEC, socket.SOCK_STREAM, 0, file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from functools import partial
 
 import pytest
@@ -107,3 +108,19 @@ async def test_cancelling_it_closes_the_sockets(autojump_clock: MockClock, nurse
             both.start_soon(watch.serve, stream, shielded)
     assert stream.socket.is_closed
     assert trio.current_time() < 2
+
+
+async def test_a_socket_that_was_closed_is_told_as_broken() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.setblocking(False)
+        stream = WatchedStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+        await stream.send(b"there")
+        assert theirs.recv(100) == b"there"
+        theirs.send(b"back")
+        assert await stream.receive(100) == b"back"
+        stream.socket.close()
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive(100)
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.send(b"more")
