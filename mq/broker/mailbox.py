@@ -75,13 +75,16 @@ class Reply(Generic[T]):
     async def _wait(self) -> None:
         task = trio.lowlevel.current_task()
 
-        def abandon(_: object) -> trio.lowlevel.Abort:
+        def leave(_: object) -> trio.lowlevel.Abort:
             self._waiters.remove(task)
-            self.abandoned = True
             return trio.lowlevel.Abort.SUCCEEDED
 
         self._waiters.append(task)
-        await trio.lowlevel.wait_task_rescheduled(abandon)
+        try:
+            await trio.lowlevel.wait_task_rescheduled(leave)
+        except trio.Cancelled:
+            self.abandoned = True  # not before: until it knows of it itself, whoever waits may go on to
+            raise
 
     def _answer(self) -> None:
         self.answered = True

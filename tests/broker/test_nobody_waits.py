@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker.mailbox import Reply
 from mq.broker.mover import LARGEST_ROUND
 from mq.errors import NoSuchQueue, StorageSlow
 from mq.lifecycle import State
@@ -139,3 +140,21 @@ async def test_what_a_dead_peer_left_of_a_deleted_queue_is_unlinked_by_another(w
             assert disk.inner.names(f"{disk.root}/remove")
             await trio.sleep(60)
             assert disk.inner.names(f"{disk.root}/remove") == []
+
+
+async def test_whoever_asked_has_gone_only_when_it_knows_of_that_itself() -> None:
+    """A fetch whose time was over was taken for one that had hung up, before it had gone on: nobody answered it, and it
+    waited for ever. Found with four brokers on one memcached."""
+    reply: Reply[int] = Reply()
+    scope = trio.CancelScope()
+
+    async def ask() -> None:
+        with scope:
+            await reply.get()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        scope.cancel()
+        assert not reply.abandoned
+    assert reply.abandoned
