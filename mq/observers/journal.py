@@ -3,7 +3,8 @@
 The broker's thread only appends to a list; a thread of the journal's own makes batches of it and writes them. What it
 cannot take, because the disk is slow or full, is counted and stands in the journal as a gap. The journal is no part of
 the broker's promises: nothing is synced before a segment ends, so a crash costs its last second. It never lies about
-that: the life that was cut off has no last row. Needs pyarrow (the extra ``journal``).
+that: every life has its first row before anything happens in it, and the one that was cut off has no last row. Needs
+pyarrow (the extra ``journal``).
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="mq journal", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
-        self._put(note_batch(START, self._clock_ns()))
+        """Begin to write. The first row is the kernel's on return, or counted as missing: else nothing would tell of a
+        life that is killed before it has written anything, and what it did would be taken for a loss."""
+        self._write(note_batch(START, self._clock_ns()))
         self._thread.start()
 
     def saw(self, transitions: Sequence[Transition]) -> None:

@@ -52,10 +52,11 @@ def as_row(transition: Transition) -> dict[str, object]:
 
 
 def read_rows(folder: Path) -> list[dict[str, object]]:
-    """All rows of all segments, in the order of their names; times in microseconds."""
+    """All rows of all segments, in the order of lives, which names tell to the second only; times in microseconds."""
     rows = []
-    for path in segment_paths(folder):
-        for batch in Segment(path).batches():
+    segments = [Segment(path) for path in segment_paths(folder)]
+    for segment in sorted(segments, key=lambda segment: int(segment.head.get("started_ns", 0))):
+        for batch in segment.batches():
             rows += batch.to_pylist()
     for row in rows:
         row["time"] = round(row["time"].timestamp() * 1_000_000)

@@ -71,14 +71,15 @@ def test_all_that_was_told_is_there_in_order(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_blocks_nobody_and_the_gap_is_told(tmp_path: Path) -> None:
     disk = Disk()
-    disk.may_go_on.clear()
     journal = make(tmp_path, disk, backlog=1000)
-    assert disk.entered.wait(10)
+    disk.entered.clear()
+    disk.may_go_on.clear()
     told = list(lives(1000))
     begun = time.perf_counter()
     for number in range(0, len(told), 10):
         journal.saw(told[number : number + 10])
     assert time.perf_counter() - begun < 5  # it takes a millisecond; had it waited for the disk, a minute
+    assert disk.entered.wait(10)
     disk.may_go_on.set()
     deadline = time.monotonic() + 30
     while journal._fields and time.monotonic() < deadline:
@@ -146,6 +147,36 @@ os.kill(os.getpid(), signal.SIGKILL)
     rows = read_rows(tmp_path)
     assert transitions_in(rows) == [as_row(row) for row in lives(20)]
     assert kinds_of(rows) == ["start"]  # no "stop": what came last is unknown
+
+
+def test_a_life_that_is_killed_at_once_leaves_its_beginning(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from tests.observers.journals import LIFE, lives
+from mq.observers.journal import Journal
+from mq.observers.journal_segments import SegmentWriter
+journal = Journal(SegmentWriter(Path(sys.argv[1]), LIFE))
+journal.start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path.cwd(), timeout=60, check=False)
+    assert done.returncode == -9
+    assert kinds_of(read_rows(tmp_path)) == ["start"]
+
+
+def test_a_beginning_that_the_disk_refuses_is_told_as_a_gap(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.full = True
+    journal = make(tmp_path, disk)
+    disk.full = False
+    told = list(lives(2))
+    journal.saw(told)
+    journal.close()
+    rows = read_rows(tmp_path)
+    assert [(row["kind"], row["count"]) for row in rows[:1]] == [("gap", 1)]
+    assert transitions_in(rows) == [as_row(row) for row in told]
+    assert kinds_of(rows) == ["gap", "stop"]
 
 
 async def test_it_says_what_other_observers_saw(tmp_path: Path) -> None:
@@ -223,8 +254,12 @@ def test_nothing_wakes_it_when_nothing_happens(tmp_path: Path) -> None:
     journal = make(tmp_path, disk)
     wait_for_rows(tmp_path, 1)
     size = segment_paths(tmp_path)[0].stat().st_size
-    used = time.clock_gettime(time.pthread_getcpuclockid(journal._thread.ident))
+    clock = time.pthread_getcpuclockid(journal._thread.ident)
+    used, before, deadline = time.clock_gettime(clock), -1.0, time.monotonic() + 30
+    while used != before and time.monotonic() < deadline:  # the thread has to have begun to wait
+        time.sleep(0.05)
+        before, used = used, time.clock_gettime(clock)
     time.sleep(0.3)  # it really has to be looked at for a while
-    assert time.clock_gettime(time.pthread_getcpuclockid(journal._thread.ident)) == used
+    assert time.clock_gettime(clock) == used
     assert segment_paths(tmp_path)[0].stat().st_size == size
     journal.close()

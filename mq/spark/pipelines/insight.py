@@ -144,13 +144,13 @@ def throughput_of(steps: DataFrame) -> DataFrame:
 def latency_of(steps: DataFrame) -> DataFrame:
     """How long messages waited in their queue until somebody got them, and how long they lived, in seconds.
 
-    `in queue` is from READY to a lease, or to a removal straight from there; `end to end` from the publish to the
-    removal. What lies on both sides of a gap is left out.
+    `in queue` is from READY to a lease, or to a removal straight from there; from NEW, where somebody was waiting; `end
+    to end` from the publish to the removal. What lies on both sides of a gap is left out.
     """
     passed = (F.unix_micros("time") - F.unix_micros("previous_time")) / 1e6
-    from_ready = F.col("previous_after") == State.READY.value
+    from_queue = F.col("previous_after").isin(State.NEW.value, State.READY.value)
     waited = steps.where(
-        (_is(Kind.LEASE) | _is(Kind.REMOVE)) & from_ready & (F.col("previous_era") == F.col("era"))
+        (_is(Kind.LEASE) | _is(Kind.REMOVE)) & from_queue & (F.col("previous_era") == F.col("era"))
     ).select("queue", F.lit("in queue").alias("what"), passed.alias("seconds"))
     published = _first("time", Kind.PUBLISH)
     removed = _first("time", Kind.REMOVE)
