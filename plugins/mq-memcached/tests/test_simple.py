@@ -82,7 +82,7 @@ def test_one_that_is_not_unique_does_not_say_what_it_contains(make) -> None:
 
 
 def test_a_lock_that_cannot_be_had_is_not_an_empty_queue(make) -> None:
-    holder, other = make(), make(patience_seconds=0.2)
+    holder, other = make(lock_seconds=600), make(patience_seconds=0.2)  # memcached's clock goes by whole seconds
     holder.put("there")
     with holder.lock():
         with pytest.raises(QueueLocked):
