@@ -8,11 +8,16 @@ the mover. Only what is first in its queue is offered, so the order is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mq.broker.index import QueueIndex
 from mq.message import BytesBody, MessageId, Properties, checksum
 from mq.storage.interface import FRESH, Entry, Stored
+
+MOST_OFFERS: Final = 64
+"""Of one queue: their bodies are in memory until a worker comes."""
+LARGEST_BODY: Final = 1 << 16
+"""Bytes of a body that is offered; a longer one is delivered, and read from the store."""
 
 
 class Taken(NamedTuple):
@@ -42,11 +47,11 @@ class Offers:
 
     def consider(self, index: QueueIndex, entry: Entry, body: object, attributes: Mapping[str, Any]) -> None:
         """A message has been written, and is about to stand in NEW. If it is not offered it is to be delivered."""
-        if not self._is_open or entry.meta != FRESH or not isinstance(body, bytes):
+        if not self._is_open or entry.meta != FRESH or not isinstance(body, bytes) or len(body) > LARGEST_BODY:
             return
         offers = self._offers.get(index, {})
         is_first = not index.ready and not index.delivering and len(index.new) == len(offers)
-        if is_first and not index.settings.paused and len(offers) < self._wanted(index):
+        if is_first and not index.settings.paused and len(offers) < min(self._wanted(index), MOST_OFFERS):
             stored = Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
             self._offers.setdefault(index, offers)[entry.id] = Taken(entry, stored)
 

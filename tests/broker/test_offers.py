@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
 from mq.broker.index import QueueIndex
-from mq.broker.offers import Offers
+from mq.broker.offers import LARGEST_BODY, MOST_OFFERS, Offers
 from mq.errors import StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageIds
@@ -212,6 +212,21 @@ def test_the_oldest_is_first_whoever_was_told_first_and_wherever_it_stands() -> 
     assert index.take() == back
     taken = [offers.take(index) for _ in range(3)]
     assert [offer and offer.entry for offer in taken] == [one, two, None]
+
+
+def test_what_is_offered_takes_no_more_room_than_that() -> None:
+    """Whoever wants a million messages, of any length, does not have them kept in memory while the worker is busy."""
+    index, ids = QueueIndex("q", 0), MessageIds()
+    offers = Offers(lambda index: 1_000_000, is_open=True)
+    for size in [LARGEST_BODY] * (MOST_OFFERS + 1):
+        entry = Entry("q", ids.new(), State.NEW)
+        offers.consider(index, entry, bytes(size), {})
+        index.add(entry)
+    assert len(offers.leave(index)) == MOST_OFFERS
+    long = Entry("r", ids.new(), State.NEW)
+    other = QueueIndex("r", 0)
+    offers.consider(other, long, bytes(LARGEST_BODY + 1), {})
+    assert not offers.is_offered(other, long)
 
 
 class SlowToRead(MemoryStorage):
