@@ -8,6 +8,7 @@ packages=(
     btrfs-progs # file systems of a test's own, in a file
     e2fsprogs
     xfsprogs
+    iproute2    # hosts of a test's own, in network namespaces (tests/hosts)
     fuse3       # a disk that remembers what was written to it (tests/crash)
     fiu-utils   # system calls that fail under a real daemon (tests/faults)
     memcached   # the server of plugins/mq-memcached
