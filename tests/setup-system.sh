@@ -12,6 +12,7 @@ packages=(
     fuse3       # a disk that remembers what was written to it (tests/crash)
     fiu-utils   # system calls that fail under a real daemon (tests/faults)
     memcached   # the server of plugins/mq-memcached
+    etcd-server # the server of plugins/mq-etcd
     rabbitmq-server # what clients of AMQP are held to beside mq (tests/amqp/clients)
     nodejs      # a client from there (tests/amqp/clients)
     beanstalkd  # peers that the benchmarks start (tests/benchmarks)

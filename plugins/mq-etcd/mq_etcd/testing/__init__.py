@@ -1,0 +1,1 @@
+"""For tests and benchmarks: an etcd of their own, and a wire that loses replies."""

@@ -1,0 +1,174 @@
+"""An etcd of one's own: one member or several, on free ports of 127.0.0.1, in a folder that goes with them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+PROGRAM: Final = shutil.which("etcd")
+"""Where the program is; None where it is not installed."""
+PATIENCE_SECONDS: Final = 30
+LIFE_SECONDS: Final = 900
+"""A member ends after this, also when the one who started it was killed."""
+
+
+class Member:
+    """One process of etcd.
+
+    Attributes:
+        name: in its cluster.
+        port: where it listens for clients.
+        peer_port: where it listens for the other members.
+
+    Args:
+        name: in its cluster.
+        folder: what it keeps.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.port = free_port()
+        self.peer_port = free_port()
+        self._folder = folder / name
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """For clients."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def peer(self) -> str:
+        """For other members."""
+        return f"http://127.0.0.1:{self.peer_port}"
+
+    def start(self, cluster: str, flags: tuple[str, ...]) -> None:
+        """Start it, or start it again with what it kept."""
+        assert PROGRAM is not None
+        listening = [
+            *("--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint),
+            *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+        ]
+        log = self._folder.with_suffix(".log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                [
+                    *("timeout", "--foreground", "--signal=KILL", str(LIFE_SECONDS), PROGRAM),
+                    *("--name", self.name, "--data-dir", str(self._folder), "--initial-cluster", cluster),
+                    *("--logger", "zap", "--log-level", "warn", *listening, *flags),
+                ],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def says_healthy(self) -> bool:
+        """Whether it has a leader and answers."""
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/health", timeout=1) as reply:
+                return str(json.load(reply).get("health")) == "true"
+        except (OSError, ValueError):
+            return False
+
+    def log(self) -> str:
+        """What it had to say."""
+        return self._folder.with_suffix(".log").read_text(errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its processes a signal."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
+    def pause(self) -> None:
+        """It does not answer any more, and its ports stay open."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It answers again."""
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """At once; what it kept stays."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+class Cluster:
+    """Members that make one etcd.
+
+    Attributes:
+        members: all of them.
+
+    Args:
+        folder: for what they keep.
+        size: how many there are.
+        flags: of etcd's command line, for each of them.
+    """
+
+    def __init__(self, folder: Path, size: int, flags: tuple[str, ...]) -> None:
+        self.members = [Member(f"n{number}", folder) for number in range(1, size + 1)]
+        self._initial = ",".join(f"{member.name}={member.peer}" for member in self.members)
+        self._flags = flags
+
+    @property
+    def endpoints(self) -> list[str]:
+        """For clients."""
+        return [member.endpoint for member in self.members]
+
+    def start(self) -> None:
+        """Start all of them, and wait until they answer."""
+        for member in self.members:
+            member.start(self._initial, self._flags)
+        self.wait_for(*self.members)
+
+    def restart(self, member: Member) -> None:
+        """Start one again, and wait until it answers."""
+        member.start(self._initial, self._flags)
+        self.wait_for(member)
+
+    def wait_for(self, *members: Member) -> None:
+        """Wait until they answer."""
+        ends = time.monotonic() + PATIENCE_SECONDS
+        for member in members:
+            while not member.says_healthy():
+                assert time.monotonic() < ends, f"etcd does not answer: {member.log()[-2000:]}"
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        """At once."""
+        for member in self.members:
+            member.kill()
+
+
+@contextmanager
+def running(size: int = 1, *flags: str) -> Iterator[Cluster]:
+    """An etcd for the length of the block, ready when it begins."""
+    with tempfile.TemporaryDirectory(prefix="mq-etcd-") as folder:
+        cluster = Cluster(Path(folder), size, flags)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def free_port() -> int:
+    """A TCP port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
