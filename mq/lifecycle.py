@@ -40,6 +40,8 @@ class Kind(enum.Enum):
     EXPIRE = "expire"
     DIE = "die"
 
+    __hash__ = object.__hash__  # as above
+
 
 Step = tuple[State | None, State | None]
 

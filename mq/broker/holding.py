@@ -21,6 +21,7 @@ from mq.broker.index import QueueIndex
 from mq.broker.jobs import Change, Job
 from mq.broker.keys import Settle
 from mq.broker.mailbox import Mailbox, Reply
+from mq.broker.removing import Remover
 from mq.errors import Conflict, MQError, NoSuchMessage, QueueHeld, ReceiptMismatch
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageId, MessageIds
@@ -64,6 +65,7 @@ class Holding:
         consuming: leases, among peers.
         deaths: takes care of what is rejected.
         settle: called before messages leave their queue.
+        remover: takes away what is acknowledged.
         jobs: where the save workers find work.
         ids: says when a message joins the back of its queue.
         config: how the broker works.
@@ -77,6 +79,7 @@ class Holding:
         consuming: Consuming,
         deaths: Deaths,
         settle: Settle,
+        remover: Remover,
         jobs: Mailbox[Job],
         ids: MessageIds,
         config: BrokerConfig,
@@ -87,6 +90,7 @@ class Holding:
         self._consuming = consuming
         self._deaths = deaths
         self._settle = settle
+        self._remover = remover
         self._jobs = jobs
         self._ids = ids
         self._config = config
@@ -125,7 +129,11 @@ class Holding:
             StorageError: some could not be removed; they are READY again.
         """
         await self._settle([each.entry.id for each in held])
-        await self._change(held, lambda entry: self._remove(entry, durable=durable))
+        in_memory, leased = _split(held)
+        entries = list(dict.fromkeys(each.entry for each in in_memory if self._in_memory(each.entry)))
+        reply = self._remover.remove(entries, durable=durable)
+        await self._change(leased, lambda entry: self._remover.remove([entry], durable=durable))
+        await reply.get()
 
     async def put_back(self, held: Sequence[Held], *, redelivered: bool = True, to_back: bool = False) -> None:
         """Let others have them: in their places, or behind all the others of their queue.
@@ -136,8 +144,8 @@ class Holding:
         if to_back:
             await self._change(held, self._send_back)
             return
-        leased = [each for each in held if each.entry.meta.claim is not None]
-        for index, entries in self._by_queue([each for each in held if each.entry.meta.claim is None]):
+        in_memory, leased = _split(held)
+        for index, entries in self._by_queue(in_memory):
             self._holds.put_back(index, entries, is_returned=redelivered)
         await self._change(leased, self._requeue)
 
@@ -192,18 +200,19 @@ class Holding:
     async def _current(self, held: Held) -> Entry | None:
         """Where a held message is now; None when it is not held any more."""
         entry = held.entry
+        if entry.meta.claim is None:
+            return self._in_memory(entry)
         index = self._catalog.queues.get(entry.queue)
         if index is None:
             return None
-        if entry.meta.claim is None:
-            return entry if index.held.get(entry.id) == entry else None
         await self._catalog.transit.wait(entry.id)  # its lease is being renewed
         now = index.find(entry.id)
         return now if now is not None and now.meta.claim == entry.meta.claim else None
 
-    def _remove(self, entry: Entry, *, durable: bool) -> Reply[Entry]:
-        self._catalog.begin(entry, is_leaving=True)
-        return self._put(Move(entry, State.REMOVED, durable=durable), Kind.REMOVE, "remove the message")
+    def _in_memory(self, entry: Entry) -> Entry | None:
+        """The entry, if it is still held."""
+        index = self._catalog.queues.get(entry.queue)
+        return entry if index is not None and index.held.get(entry.id) == entry else None
 
     def _send_back(self, entry: Entry) -> Reply[Entry]:
         self._catalog.begin(entry)
@@ -229,3 +238,9 @@ class Holding:
 
     def _forget(self, held: Held) -> None:
         self._renewed.pop((held.entry.queue, held.entry.id), None)
+
+
+def _split(held: Sequence[Held]) -> tuple[list[Held], list[Held]]:
+    """Those that are held in memory, and those that are leased."""
+    in_memory = [each for each in held if each.entry.meta.claim is None]
+    return in_memory, [each for each in held if each.entry.meta.claim is not None]

@@ -18,6 +18,7 @@ from mq.broker.jobs import Change, Job
 from mq.broker.leases import Leases
 from mq.broker.mailbox import Mailbox
 from mq.broker.offers import Taken
+from mq.broker.recent import Recent
 from mq.errors import StorageError
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message, MessageId
@@ -70,6 +71,7 @@ class Holds:
         deaths: what is known of a message's earlier deaths.
         leases: names leases.
         jobs: where the save workers find work.
+        recent: has bodies that need not be read.
         seconds: so long nobody gets a message that cannot be handed out.
     """
 
@@ -81,6 +83,7 @@ class Holds:
         deaths: Deaths,
         leases: Leases,
         jobs: Mailbox[Job],
+        recent: Recent,
         seconds: float,
     ) -> None:
         self._catalog = catalog
@@ -89,6 +92,7 @@ class Holds:
         self._deaths = deaths
         self._leases = leases
         self._jobs = jobs
+        self._recent = recent
         self._seconds = seconds
 
     async def serve(self, hands: Sequence[Hand]) -> None:
@@ -122,9 +126,12 @@ class Holds:
                 self._catalog.place(entry)
 
     async def _read(self, messages: Sequence[Taken]) -> Mapping[MessageId, Stored | None]:
-        unread = [entry for entry, stored in messages if stored is None]
-        read = iter(await self._storage.read(unread)) if unread else iter(())
-        return {entry.id: stored or next(read) for entry, stored in messages}
+        found = {entry.id: stored or self._recent.take(entry.id) for entry, stored in messages}
+        unread = [entry for entry, _ in messages if found[entry.id] is None]
+        if unread:
+            for entry, stored in zip(unread, await self._storage.read(unread), strict=True):
+                found[entry.id] = stored
+        return found
 
     def _messages(self, hand: Hand, stored: Mapping[MessageId, Stored | None]) -> list[tuple[Entry, Message]]:
         messages = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from mq.broker.index import QueueIndex
+from mq.broker.recent import Recent
 from mq.message import BytesBody, MessageId, Properties, checksum
 from mq.storage.interface import FRESH, Entry, Stored
 
@@ -37,23 +38,32 @@ class Offers:
 
     Args:
         wanted: how many of a queue's messages are waited for.
+        recent: gets the bodies of what is not offered.
         is_open: whether messages are offered here at all; they are not where others take them, too.
     """
 
-    def __init__(self, wanted: Callable[[QueueIndex], int], *, is_open: bool) -> None:
+    def __init__(self, wanted: Callable[[QueueIndex], int], recent: Recent, *, is_open: bool) -> None:
         self._wanted = wanted
+        self._recent = recent
         self._is_open = is_open
         self._offers: dict[QueueIndex, dict[MessageId, Taken]] = {}
 
     def consider(self, index: QueueIndex, entry: Entry, body: object, attributes: Mapping[str, Any]) -> None:
         """A message has been written, and is about to stand in NEW. If it is not offered it is to be delivered."""
-        if not self._is_open or entry.meta != FRESH or not isinstance(body, bytes) or len(body) > LARGEST_BODY:
+        if not self._is_open or not isinstance(body, bytes) or len(body) > LARGEST_BODY:
             return
+        if entry.meta == FRESH and self._offer(index, entry, body, attributes):
+            return
+        self._recent.keep(entry.id, body, attributes)
+
+    def _offer(self, index: QueueIndex, entry: Entry, body: bytes, attributes: Mapping[str, Any]) -> bool:
         offers = self._offers.get(index, {})
         is_first = not index.ready and not index.delivering and len(index.new) == len(offers)
         if is_first and not index.settings.paused and len(offers) < min(self._wanted(index), MOST_OFFERS):
             stored = Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
             self._offers.setdefault(index, offers)[entry.id] = Taken(entry, stored)
+            return True
+        return False
 
     def is_offered(self, index: QueueIndex, entry: Entry) -> bool:
         """Whether it is offered."""

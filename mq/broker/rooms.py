@@ -35,6 +35,8 @@ from mq.broker.mailbox import Mailbox
 from mq.broker.offers import Offers
 from mq.broker.publishing import Publishing
 from mq.broker.queues import Queues
+from mq.broker.recent import Recent
+from mq.broker.removing import Remover
 from mq.broker.upkeep import Upkeep
 from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import Observer
@@ -85,7 +87,8 @@ class Rooms:
             clock_ns,
             is_shared=config.peers > 0,
         )
-        self._offers = offers = Offers(fetches.wanted, is_open=not config.followed)
+        recent = Recent()
+        self._offers = offers = Offers(fetches.wanted, recent, is_open=not config.followed)
         self.upkeep = Upkeep(catalog, committer, self._jobs, self._deaths, fetches, offers, config, clock_ns)
         learner = Learner(storage, catalog)
         self.queues = Queues(
@@ -105,7 +108,9 @@ class Rooms:
         self.publishing = Publishing(
             storage, catalog, committer, learner, self._keys, self._jobs, offers, ids, config, clock_ns
         )
-        self._holds = Holds(catalog, storage, fetches, self._deaths, self._leases, self._jobs, config.delay_seconds)
+        self._holds = Holds(
+            catalog, storage, fetches, self._deaths, self._leases, self._jobs, recent, config.delay_seconds
+        )
         self.consuming = Consuming(
             storage,
             catalog,
@@ -118,6 +123,7 @@ class Rooms:
             self._holds,
             config,
         )
+        self._remover = Remover(catalog, committer)
         self.holding = Holding(
             catalog,
             fetches,
@@ -125,6 +131,7 @@ class Rooms:
             self.consuming,
             self._deaths,
             self._settle,
+            self._remover,
             self._jobs,
             ids,
             config,
@@ -156,6 +163,7 @@ class Rooms:
         for calls in self.fetches.mailboxes:
             nursery.start_soon(SaveWorker(self.committer, self._jobs).run)
             nursery.start_soon(self._fetch_worker(calls).run)
+        nursery.start_soon(self._remover.run)
         self.upkeep.start(nursery)
         if self._config.followed:
             nursery.start_soon(self.follower.run)

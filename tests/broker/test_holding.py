@@ -10,12 +10,16 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, Held, open_broker
+from mq.broker.offers import LARGEST_BODY
 from mq.errors import Conflict, NoSuchQueue, QueueHeld, StorageError, StorageFull
 from mq.lifecycle import Kind, State
 from mq.storage.interface import Entry, Operation, Outcome, Result, Stored
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener
 from tests.broker.test_broker import take
+
+READ = b"1" * (LARGEST_BODY + 1)
+"""A body that is read from the store, however recently it was published."""
 
 
 async def publish(broker: Broker, *bodies: bytes) -> None:
@@ -303,7 +307,7 @@ async def test_what_cannot_be_read_is_held_by_nobody(autojump_clock: object) -> 
     storage = Stubborn()
     async with open_broker(storage) as broker:
         await broker.create_queue("q")
-        await publish(broker, b"1")
+        await publish(broker, READ)
         storage.unreadable = True
         with pytest.raises(StorageError):
             await hold(broker)
@@ -315,14 +319,14 @@ async def test_what_is_damaged_is_set_aside_for_a_while(autojump_clock: object) 
     storage = Stubborn()
     async with open_broker(storage) as broker:
         await broker.create_queue("q")
-        await publish(broker, b"1")
+        await publish(broker, READ)
         storage.damaged = True
         assert not await hold(broker)
         await wait_all_tasks_blocked()
         assert (await broker.status("q")).leased == 1
         storage.damaged = False
         await trio.sleep(40)
-        assert await bodies(await hold(broker)) == [b"1"]
+        assert await bodies(await hold(broker)) == [READ]
 
 
 async def test_what_cannot_be_acknowledged_is_ready_again(autojump_clock: object) -> None:
@@ -336,6 +340,14 @@ async def test_what_cannot_be_acknowledged_is_ready_again(autojump_clock: object
             await broker.acknowledge(held)
         storage.full = False
         assert await bodies(await hold(broker)) == [b"1"]
+
+
+async def test_what_is_acknowledged_twice_is_removed_once(broker: Broker, observer: Legal) -> None:
+    await publish(broker, b"1", b"2")
+    one, two = await hold(broker, 2)
+    await broker.acknowledge([one, one, two])
+    await broker.acknowledge([two])
+    assert [seen.id for seen in observer.seen if seen.kind is Kind.REMOVE] == [one.message.id, two.message.id]
 
 
 async def test_among_peers_a_hold_is_a_lease_that_is_renewed(fake_address: str, opened: Opener) -> None:
@@ -371,7 +383,7 @@ async def test_whoever_is_cancelled_holds_nothing(autojump_clock: object, is_slo
     storage = Stubborn()
     async with open_broker(storage) as broker:
         await broker.create_queue("q")
-        await publish(broker, b"1")
+        await publish(broker, READ)
         storage.is_slow = is_slow
         with trio.CancelScope() as storage.cancels:
             await hold(broker, wait=math.inf)

@@ -1,0 +1,88 @@
+"""What was published a moment ago is held without being read; and only so much of it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mq.broker import Broker, Draft, open_broker
+from mq.broker.offers import LARGEST_BODY
+from mq.broker.recent import OVERHEAD, Recent
+from mq.message import MessageId, MessageIds
+from mq.storage.interface import Entry, Stored
+from mq.storage.memory import MemoryStorage
+
+
+class Counting(MemoryStorage):
+    """A store that counts what is read from it."""
+
+    reads = 0
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        self.reads += len(entries)
+        return await super().read(entries)
+
+
+async def _held(broker: Broker, most: int) -> list[tuple[bytes, dict[str, object]]]:
+    held = await broker.hold("q", most)
+    found = [(await each.message.body.read(), dict(each.message.properties.attributes)) for each in held]
+    await broker.put_back(held)
+    return found
+
+
+async def test_it_is_not_read_the_first_time(autojump_clock: object) -> None:
+    storage = Counting()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        drafts = [Draft(b"%d" % number, {"content_type": f"text/{number}"}) for number in range(3)]
+        await broker.publish_many("q", drafts)
+        first = await _held(broker, 3)
+        assert first == [(draft.body, draft.attributes) for draft in drafts]
+        assert storage.reads == 0
+        assert await _held(broker, 3) == first
+        assert storage.reads == 3
+
+
+async def test_what_it_says_is_what_reading_it_says(autojump_clock: object) -> None:
+    async with open_broker("memory:") as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x" * 1000, {"content_type": "text/plain", "attributes": {"a": "b"}})
+        told = []
+        for _ in range(2):
+            [held] = await broker.hold("q")
+            told.append(held.message.properties)
+            await broker.put_back([held])
+        assert told[0] == told[1]
+
+
+async def test_a_long_body_is_read(autojump_clock: object) -> None:
+    storage = Counting()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x" * (LARGEST_BODY + 1))
+        await _held(broker, 1)
+        assert storage.reads == 1
+
+
+def _kept(recent: Recent, ids: Sequence[MessageId]) -> list[bool]:
+    return [recent.take(id) is not None for id in ids]
+
+
+def test_the_oldest_make_room() -> None:
+    made = MessageIds()
+    ids = [made.new() for _ in range(5)]
+    recent = Recent(3 * (OVERHEAD + 100))
+    for id in ids:
+        recent.keep(id, bytes(100), {})
+    assert _kept(recent, ids) == [False, False, True, True, True]
+    assert _kept(recent, ids) == [False] * 5
+
+
+def test_what_is_taken_needs_no_room_any_more() -> None:
+    made = MessageIds()
+    ids = [made.new() for _ in range(3)]
+    recent = Recent(2 * OVERHEAD)
+    recent.keep(ids[0], b"", {})
+    assert recent.take(ids[0]) is not None
+    for id in ids[1:]:
+        recent.keep(id, b"", {})
+    assert _kept(recent, ids) == [False, True, True]
