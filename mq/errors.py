@@ -96,6 +96,11 @@ class StorageSlow(StorageError):
     """The barrier took longer than a lease's margin, so the lease was not given out. Try again."""
 
 
+class NotServed(StorageError):
+    """Nobody serves the highly available queues just now, or who did has lost them. What was asked for may have been
+    done; try again."""
+
+
 class CorruptMessage(MQError):
     """The stored bytes do not match the length or checksum noted when they were published."""
 

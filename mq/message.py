@@ -166,26 +166,30 @@ class Body(Protocol):
 
 
 class BytesBody:
-    """A body that is in memory."""
+    """A body that is in memory.
 
-    __slots__ = ("_data",)
+    Attributes:
+        data: all of it.
+    """
+
+    __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self.data = data
 
     @property
     def size(self) -> int:
         """Length in bytes."""
-        return len(self._data)
+        return len(self.data)
 
     async def read(self) -> bytes:
         """All of it."""
-        return self._data
+        return self.data
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """All of it in one chunk."""
-        if self._data:
-            yield self._data
+        if self.data:
+            yield self.data
 
     async def aclose(self) -> None:
         """Nothing to give back."""

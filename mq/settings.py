@@ -152,6 +152,13 @@ class Settings:
     journal: str = _line("", _TEXT, "folder in which to write down every transition of every message", "none")
     journal_bytes: int = _line(1 << 30, _size(LARGEST_JOURNAL), "how much of the journal to keep", "1GiB")
     journal_age: float = _line(604_800.0, _seconds(1, 10**9), "how many seconds of it to keep", "604800")
+    cluster: str = _line(
+        "", _TEXT, "file of the cluster that this daemon is a node of: its name, its neighbors", "none"
+    )
+    node: str = _line("", _TEXT, "the name of this node, as the cluster's file has it", "as in the file")
+    neighbors: tuple[str, ...] = _line((), _NAMES, "the two other nodes: ADDRESS:PORT,ADDRESS:PORT", "as in the file")
+    coordinator: str = _line("", _TEXT, "who keeps the cluster, such as etcd:http://127.0.0.1:2379", "as in the file")
+    cluster_password_file: str = _line("", _TEXT, "file with the password of the cluster", "as in the file")
     insecure: bool = _line(False, _SWITCHED, "let the network in without TLS or without users all the same", "")
     log_level: str = _line("info", _one_of("debug", "info", "warning", "error"), "least weight of a log line")
 

@@ -39,6 +39,14 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.doors": (*DOMAIN, "mq.doors"),
     "mq.web": (*DOMAIN, "mq.web", "mq.doors", "mq.observers", "mq.access", "mq.broker"),
     "mq.amqp": (*DOMAIN, "mq.amqp", "mq.doors", "mq.access", "mq.broker"),
+    "mq.cluster": (
+        *DOMAIN,
+        "mq.cluster",
+        "mq.broker",
+        "mq.storage.interface",
+        "mq.client",
+        *(f"mq.amqp.{pure}" for pure in ("arguments", "declared", "errors", "names", "properties")),
+    ),
     "mq.client": (*DOMAIN, "mq.client"),
     "mq.client.amqp": (
         *DOMAIN,
@@ -92,7 +100,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "httpx": ("mq.client",),
     "hypercorn": ("mq.web",),
     "inotify_simple": ("mq.storage",),
-    "pamqp": ("mq.amqp", "mq.client.amqp"),
+    "pamqp": ("mq.amqp", "mq.client.amqp", "mq.cluster.link"),
     "pyarrow": ("mq.observers", "mq.spark"),
     "pyspark": ("mq.spark",),
     "pyfakefs": ("mq.storage.fake",),

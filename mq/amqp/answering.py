@@ -14,6 +14,7 @@ from mq.amqp.dispatching import Consumer, read
 from mq.amqp.door import Door
 from mq.amqp.errors import Code, Refused
 from mq.amqp.finishing import finishing
+from mq.amqp.names import encode
 from mq.amqp.settling import settle
 from mq.amqp.storing import Storing
 from mq.errors import BrokerClosed, CallerError, MQError, NoSuchQueue, QueueHeld, StorageFull
@@ -129,13 +130,13 @@ class Answering:
             change = await self._door.declarations.change(lambda: self._door.topology.declare_queue(command.queue))
             [queue] = change.queues or [self._door.topology.queue(self._vhost, command.queue.name, self._owner)]
             self._door.unused.touch(queue)
-            return self._status(queue)
+            return await self._status(queue)
 
         return await self._in_order(do)
 
     async def _inspect_queue(self, command: commands.InspectQueue) -> Result:
         async def do() -> Result:
-            return self._status(command.queue)
+            return await self._status(command.queue)
 
         return await self._in_order(do)
 
@@ -152,6 +153,7 @@ class Answering:
             return change
 
         async def do() -> Result:
+            await self._broker.declarations.look(encode(self._vhost, command.name))
             await self._door.declarations.change(plan)
             return commands.Counted(messages)
 
@@ -163,7 +165,8 @@ class Answering:
 
         return await self._in_order(do)
 
-    def _status(self, queue: Queue) -> Declared:
+    async def _status(self, queue: Queue) -> Declared:
+        await self._broker.declarations.look(queue.key)
         ready = self._broker.declarations.ready(queue.key)
         return Declared(queue.name, ready, self._door.topology.consumers.count(queue.key))
 
@@ -218,6 +221,7 @@ class Answering:
                 raise
             if command.no_ack:
                 await self._broker.acknowledge(held)
+            await self._broker.declarations.look(queue.key)
             return commands.Got(arrival, self._broker.declarations.ready(queue.key))
 
         await self._room()

@@ -11,7 +11,8 @@ from mq.amqp.arguments import MAX_PRIORITY, MESSAGE_TTL
 from mq.amqp.carrying import Letter, attributes_of
 from mq.amqp.consumers import Consumers
 from mq.amqp.declared import Queue
-from mq.broker import Broker, Draft, Published
+from mq.broker import Draft, Published
+from mq.broker.api import BrokerAPI
 from mq.errors import MQError
 from mq.message import QueueName
 
@@ -35,7 +36,7 @@ class Copies:
         consumers: of them.
     """
 
-    def __init__(self, broker: Broker, consumers: Consumers) -> None:
+    def __init__(self, broker: BrokerAPI, consumers: Consumers) -> None:
         self._broker = broker
         self._consumers = consumers
 

@@ -18,7 +18,7 @@ from mq.amqp.errors import Code, Refused
 from mq.amqp.finishing import finishing
 from mq.amqp.names import decode
 from mq.amqp.topology import Topology
-from mq.broker import Broker
+from mq.broker.api import BrokerAPI
 from mq.broker.queue_settings import DROP_HEAD
 from mq.errors import BrokerClosed, NoSuchQueue, StorageError, StorageFull, StorageUnusable
 from mq.message import QueueName
@@ -35,7 +35,7 @@ class Declarations:
         lost: told of queues that are no more.
     """
 
-    def __init__(self, broker: Broker, topology: Topology, lost: Callable[[Queue], None]) -> None:
+    def __init__(self, broker: BrokerAPI, topology: Topology, lost: Callable[[Queue], None]) -> None:
         self._broker = broker
         self._topology = topology
         self._lost = lost
@@ -84,6 +84,16 @@ class Declarations:
                 self._apply(change)
         return change
 
+    def opened(self, name: str, record: Mapping[str, Any]) -> None:
+        """Somebody has declared a queue on another node of the cluster. It is in the store already."""
+        try:
+            queue = Queue.stored(record)
+        except (ValueError, KeyError, TypeError) as error:
+            logger.error("queue %s of the cluster is not to be had over AMQP: %r", name, error)
+            return
+        if self._topology.has_vhost(queue.vhost) and queue.key not in self._by_key:
+            self._apply(Change(queues=(queue,)))
+
     def closed(self, name: str) -> None:
         """The broker has a queue no more."""
         self._closed.append(QueueName(name))
@@ -124,7 +134,13 @@ class Declarations:
             store = self._broker.declarations
             for queue in change.queues:
                 value = queue.record().value if queue.is_lasting else None
-                await store.create(queue.key, settings_of(queue), value, is_transient=not queue.is_lasting)
+                await store.create(
+                    queue.key,
+                    settings_of(queue),
+                    value,
+                    is_transient=not queue.is_lasting,
+                    is_replicated=queue.arguments.get(arguments.QUEUE_TYPE) == arguments.QUORUM,
+                )
             for record in change.puts():
                 if record.kind != declared.QUEUE:
                     await store.put(*record)

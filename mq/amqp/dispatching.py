@@ -15,7 +15,8 @@ from mq.amqp.commands import Arrival, ChannelKey, Consume
 from mq.amqp.connection import Connection
 from mq.amqp.declared import Queue
 from mq.amqp.finishing import finishing
-from mq.broker import Broker, Exclusion, Held
+from mq.broker import Exclusion, Held
+from mq.broker.api import BrokerAPI
 from mq.errors import CorruptMessage
 from mq.message import BytesBody
 
@@ -42,7 +43,7 @@ class Consumer:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerAPI,
         connection: Connection,
         command: Consume,
         room: Callable[[], Awaitable[None]],

@@ -21,7 +21,8 @@ from mq.amqp.errors import Code, Refused
 from mq.amqp.session import Limits
 from mq.amqp.topology import Topology
 from mq.amqp.unused import Unused
-from mq.broker import Broker
+from mq.broker.api import BrokerAPI
+from mq.message import QueueName
 
 MOST_WAITING: Final = 32
 """How many secrets may wait to be checked."""
@@ -57,7 +58,7 @@ class Door:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerAPI,
         vhosts: Iterable[str] = (),
         access: Access | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
@@ -83,6 +84,8 @@ class Door:
         """
         await self.declarations.load()
         self.broker.declarations.on_closed(self.declarations.closed)
+        self.broker.declarations.on_opened(self.declarations.opened)
+        self.broker.declarations.on_failover(self.failed_over)
         self.broker.declarations.inherit(self.dead_letters)
         for queue in self.declarations.queues():
             self.unused.touch(queue)
@@ -120,11 +123,19 @@ class Door:
         if queue.auto_delete:
             await self.declarations.change(lambda: self.topology.left(queue.vhost, queue.name))
 
+    def failed_over(self, queues: Iterable[str]) -> None:
+        """Whoever served these queues does so no more: their consumers are told, and may begin anew."""
+        for queue in queues:
+            self._end_consumers(QueueName(queue))
+
     def _lost(self, queue: Queue) -> None:
         self.unused.forget(queue)
-        for consumer in self.topology.consumers.of(queue.key):
+        self._end_consumers(queue.key)
+
+    def _end_consumers(self, queue: QueueName) -> None:
+        for consumer in self.topology.consumers.of(queue):
             assert isinstance(consumer, Consumer)
-            self.topology.consumers.remove(queue.key, consumer)
+            self.topology.consumers.remove(queue, consumer)
             consumer.lose_queue()
 
     async def _expire(self, queue: Queue) -> None:

@@ -18,7 +18,7 @@ from mq.amqp.errors import Code, Refused
 from mq.amqp.finishing import finishing
 from mq.amqp.storing import Storing
 from mq.doors.handshake import TLSStream
-from mq.errors import MQError, NoSuchQueue, QueueHeld
+from mq.errors import MQError, NoSuchQueue, NotServed, QueueHeld
 
 logger = logging.getLogger("mq.amqp")
 
@@ -219,6 +219,8 @@ class Serving:
             await consumer.run()
         except (NoSuchQueue, QueueHeld):
             pass  # the queue was deleted: the client is told of that
+        except NotServed:
+            self._door.failed_over([consumer.queue.key])
         except MQError as error:
             self._fail(refusal_of(error))
         self._answering.forget(consumer)

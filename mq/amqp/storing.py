@@ -16,7 +16,7 @@ from mq.amqp.copies import Copies, Copy
 from mq.amqp.dead_letters import DeadLetters
 from mq.amqp.dying import Reason
 from mq.amqp.session import MESSAGE_OVERHEAD
-from mq.errors import NoSuchQueue, QueueFull, StorageFull
+from mq.errors import NoSuchQueue, NotServed, QueueFull, StorageFull
 
 MOST_BYTES_WAITING: Final = 16 * 1024 * 1024
 """Of one connection, before nothing more is read from it."""
@@ -96,6 +96,8 @@ class Storing:
                 elif isinstance(error, QueueFull):
                     refused[id(copy.letter)] = copy.letter  # type: ignore[assignment] # it is one of `messages`
                     await self._bury(copy)
+                elif isinstance(error, NotServed):
+                    refused[id(copy.letter)] = copy.letter  # type: ignore[assignment] # as above
                 elif error is not None and not isinstance(error, NoSuchQueue):  # one that was deleted just now
                     raise error
             copies = stuck

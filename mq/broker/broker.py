@@ -19,6 +19,7 @@ from mq.broker.declarations import Declarations
 from mq.broker.fetches import FetchRequest
 from mq.broker.holding import Exclusion, Held
 from mq.broker.looking import READY, Seen
+from mq.broker.places import ALONE, CLUSTER, MEMORY, Membership
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queue_settings import VISIBILITY, QueueSettings, check_value
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
@@ -138,21 +139,33 @@ class Broker:
         """Whether messages can be stored and handed out: False once the medium has failed."""
         return not self._asked.is_closed and not self._committer.failure
 
+    @property
+    def membership(self) -> Membership:
+        """It is in no cluster."""
+        return ALONE
+
     # Queues
 
     async def has_queue(self, queue: str) -> bool:
         """Whether the queue exists."""
         return await self._queues.look_up(queue, surely=True) is not None
 
-    async def create_queue(self, queue: str) -> bool:
-        """Make a queue. False when it is there already.
+    async def create_queue(self, queue: str, place: str | None = None) -> bool:
+        """Make a queue. False when it is there already, and stays as it is.
+
+        Args:
+            queue: its name.
+            place: where it lives (:mod:`mq.broker.places`); None for wherever a queue does.
 
         Raises:
             InvalidName: not a queue's name.
+            Conflict: a queue cannot live there.
         """
         name = QueueName(queue)
+        if place == CLUSTER:
+            raise Conflict(f"queue {name} cannot be highly available: this daemon is in no cluster (--cluster)")
         with self._asked:
-            return await self._queues.create(name)
+            return await self._queues.create(name, is_transient=place == MEMORY)
 
     async def delete_queue(self, queue: str) -> None:
         """Delete a queue and all its messages."""

@@ -3,7 +3,7 @@ that are its own business."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from mq.broker.catalog import Catalog
@@ -41,6 +41,9 @@ class Declarations:
         index = self._catalog.queues.get(queue)
         return 0 if index is None else self._queues.status(index).ready
 
+    async def look(self, queue: str) -> None:
+        """Let :meth:`ready` be right of a queue that is elsewhere. Here it always is."""
+
     def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The queues that something was declared of, and what."""
         for name, index in self._catalog.queues.items():
@@ -48,7 +51,13 @@ class Declarations:
                 yield name, index.declared
 
     async def create(
-        self, queue: QueueName, settings: Mapping[str, Any], declared: Mapping[str, Any] | None, *, is_transient: bool
+        self,
+        queue: QueueName,
+        settings: Mapping[str, Any],
+        declared: Mapping[str, Any] | None,
+        *,
+        is_transient: bool,
+        is_replicated: bool = False,
     ) -> bool:
         """Make a queue, in one step with what is set for it and with what is declared of it; durable on return.
 
@@ -57,6 +66,7 @@ class Declarations:
             settings: by their JSON names; the others are at their defaults.
             declared: JSON values that are kept with it.
             is_transient: it ends with this process.
+            is_replicated: it is to be highly available, where there is a cluster. Here is none.
 
         Returns:
             False when it is there already. It stays as it is.
@@ -70,6 +80,12 @@ class Declarations:
     def on_closed(self, told: Callable[[str], None]) -> None:
         """Let somebody know of each queue that is no more, however that came."""
         self._catalog.closed = told
+
+    def on_opened(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Let somebody know of each queue that was declared elsewhere. Nothing is, here."""
+
+    def on_failover(self, told: Callable[[Iterable[str]], None]) -> None:
+        """Let somebody know of queues whose consumers have to begin anew. There are none, here."""
 
     def inherit(self, heir: Heir) -> None:
         """Let a door send on, in its own way, what dies in its queues."""

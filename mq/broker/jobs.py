@@ -98,8 +98,9 @@ class Publish:
 
     def stand_behind(self, rank: int) -> None:
         """Give it a place behind all messages of a lower rank that come within :data:`RANK_TICKS`."""
-        self.id = self._ids.new()
-        self._meta = self._meta._replace(order=self.id.time + rank * RANK_TICKS)
+        now = self._ids.new()
+        self.id = self.id or now
+        self._meta = self._meta._replace(order=now.time + rank * RANK_TICKS)
 
     def done(self, outcome: Outcome) -> None:
         """Answer with the id."""

@@ -64,6 +64,7 @@ class Draft(NamedTuple):
         key: the client's own key for it: a second draft with this key stands for the same message.
         transient: it need not outlive this process.
         rank: whatever has a lower one stands before it in the queue; from 0 to 255.
+        id: of its message, where that was chosen before; it says nothing then of when the message joins its queue.
     """
 
     body: bytes | Upload
@@ -73,6 +74,7 @@ class Draft(NamedTuple):
     key: str | None = None
     transient: bool = False
     rank: int = 0
+    id: MessageId | None = None
 
 
 class Published(NamedTuple):
@@ -248,7 +250,8 @@ class Publishing:
             offers=self._offers,
             transient=draft.transient,
         )
-        if draft.rank:
+        if draft.rank or draft.id is not None:
+            job.id = draft.id
             job.stand_behind(draft.rank)
         if digest is not None and index.settings.unique:
             self._by_digest[index, digest] = job
@@ -280,7 +283,7 @@ class Publishing:
             return
         for entry in prepared:
             if entry.job is not None and entry.is_new:
-                entry.job.id = self._ids.new()  # those without a key, too: the batch keeps its order
+                entry.job.id = entry.job.id or self._ids.new()  # those without a key, too: the batch keeps its order
         try:
             await self._keys.note(index, {key: job.id for key, job in keyed.items() if job.id is not None})
         except MQError as error:

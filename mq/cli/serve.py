@@ -17,6 +17,7 @@ from mq.amqp.door import Door
 from mq.amqp.server import serve as serve_amqp
 from mq.amqp.session import Limits
 from mq.broker import BrokerConfig, open_broker
+from mq.cli.clustering import cluster_of, clustered
 from mq.cli.flags import settings_options
 from mq.cli.journaling import journaling
 from mq.cli.protect import make_guards, reloading
@@ -64,15 +65,17 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         reaper=not settings.no_reaper,
         max_body=settings.max_body,
     )
+    cluster = cluster_of(settings)
     guards = make_guards(settings)
     metrics = Metrics()
     async with (
         journaling(settings) as journal,
-        open_broker(settings.served_store, config, observers=[metrics, *journal.observers]) as broker,
+        open_broker(settings.served_store, config, observers=[metrics, *journal.observers]) as local,
+        clustered(cluster, local, config, [metrics, *journal.observers]) as broker,
         reloading(guards),
         trio.open_nursery() as nursery,
     ):
-        journal.begin(broker)
+        journal.begin(local)
         endpoints = Endpoints(broker, settings.max_body, metrics)
         app = WebApp(endpoints if guards.access is None else Gate(endpoints, guards.access))
 

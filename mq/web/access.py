@@ -55,6 +55,7 @@ RIGHTS: Final[dict[str, str]] = {
     "DELETE /QUEUE/consumers/CONSUMER/claim": Right.CONSUME,
     "GET /-/queues": Right.ADMINISTER,
     "GET /-/stats": Right.ADMINISTER,
+    "GET /-/cluster": Right.ADMINISTER,
     "GET /-/live": NONE,
     "GET /-/ready": NONE,
     "GET /-/openapi.json": NONE,

@@ -42,6 +42,12 @@ async def stats(asked: Asked) -> Reply:
     return document(200, report)
 
 
+async def cluster(asked: Asked) -> Reply:
+    """Who is in the cluster, and who is master."""
+    found = asked.broker.membership
+    return document(200, {**found._asdict(), "nodes": [node._asdict() for node in found.nodes]})
+
+
 OPERATIONS: Final = (
     Operation(
         "GET",
@@ -73,6 +79,13 @@ OPERATIONS: Final = (
         "counts and rates",
         {200: Answer("since the start, and over the last minute", as_json(reference("Stats")))},
         refusals=(503,),
+    ),
+    Operation(
+        "GET",
+        "/-/cluster",
+        cluster,
+        "the nodes of the cluster, and which of them is master",
+        {200: Answer("as this node sees it", as_json(reference("Cluster")))},
     ),
 )
 """What is under ``/-/``, but for the description of it all."""

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-from mq.broker import Broker
+from mq.broker.api import BrokerAPI
 from mq.errors import MQError
 from mq.message import shorten
 from mq.observers.metrics import Metrics
@@ -41,7 +41,7 @@ class Endpoints:
         metrics: what counts; must be an observer of the broker.
     """
 
-    def __init__(self, broker: Broker, max_body: int, metrics: Metrics | None = None) -> None:
+    def __init__(self, broker: BrokerAPI, max_body: int, metrics: Metrics | None = None) -> None:
         self._broker = broker
         self._max_body = max_body
         self._metrics = metrics or Metrics()

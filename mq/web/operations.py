@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from mq.broker import Broker
+from mq.broker.api import BrokerAPI
 from mq.broker.queue_settings import Kind
 from mq.observers.metrics import Metrics
 from mq.web.exchange import Reply, Request
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
         id: the message or the consumer in the path, as it came.
     """
 
-    broker: Broker
+    broker: BrokerAPI
     metrics: Metrics
     waits: Waits
     max_body: int

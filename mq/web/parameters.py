@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from mq.broker.looking import DELAYED, LEASED, READY
+from mq.broker.places import PLACES
 from mq.broker.queue_settings import DELAY, TTL, Kind, check_value, count, seconds
 from mq.errors import InvalidId, InvalidRequest
 from mq.message import MESSAGE_ID_PATTERN, Message, MessageId, shorten
@@ -65,6 +66,7 @@ def _parse_receipt(value: Any) -> str | None:
 WAIT: Final = seconds(0, LONGEST_WAIT_SECONDS)
 MOST: Final = count(LARGEST_BATCH)
 STATE: Final = _one_of(READY, LEASED, DELAYED)
+STORE: Final = _one_of(*PLACES)
 ID: Final = Kind(_parse_id, "a message's id", {"type": "string", "pattern": f"^{MESSAGE_ID_PATTERN}$"})
 KEY: Final = Kind(_parse_key, "1 to 255 visible ASCII characters", {"type": "string", "pattern": f"^{_KEY.pattern}$"})
 RECEIPT: Final = Kind(

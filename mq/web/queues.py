@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from mq.broker import Broker
+from mq.broker.api import BrokerAPI
 from mq.broker.queue_settings import QUEUE, check_value
 from mq.errors import InvalidRequest, NoSuchQueue
 from mq.message import QueueName, shorten
 from mq.web.exchange import Reply, document, empty
 from mq.web.incoming import read_object
-from mq.web.operations import Answer, Asked, Operation
-from mq.web.parameters import LARGEST_BATCH, MOST
+from mq.web.operations import Answer, Asked, Operation, Parameter
+from mq.web.parameters import LARGEST_BATCH, MOST, STORE
 from mq.web.replies import shown_queue
 from mq.web.schemas import COUNT, as_json, record, reference
 
 
-async def known_queue(broker: Broker, name: str) -> QueueName:
+async def known_queue(broker: BrokerAPI, name: str) -> QueueName:
     """The queue of that name, before anything of the request is read.
 
     Raises:
@@ -32,7 +32,7 @@ async def known_queue(broker: Broker, name: str) -> QueueName:
 async def create_queue(asked: Asked) -> Reply:
     """Make the queue. The body does not matter (seed MQ)."""
     queue = QueueName(asked.queue)
-    is_new = await asked.broker.create_queue(queue)
+    is_new = await asked.broker.create_queue(queue, asked.query["store"])
     return document(201 if is_new else 200, {"name": queue})
 
 
@@ -92,7 +92,14 @@ OPERATIONS: Final = (
         create_queue,
         "makes the queue; the body does not matter",
         {201: Answer("made", _NAMED, links=_LINKS), 200: Answer("there already", _NAMED, links=_LINKS)},
-        refusals=(503,),
+        refusals=(409, 503),
+        query=(
+            Parameter(
+                "store",
+                STORE,
+                "where it lives: `disk`, `memory`, which ends with the process, or `cluster`, on all nodes of one",
+            ),
+        ),
     ),
     Operation(
         "PATCH",

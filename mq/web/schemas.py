@@ -139,6 +139,25 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "last": or_null(COUNT),
         }
     ),
+    "Cluster": record(
+        {
+            "node": TEXT,
+            "role": {"type": "string", "enum": ["master", "mirror", "alone"]},
+            "nodes": {
+                "type": "array",
+                "items": record(
+                    {
+                        "name": TEXT,
+                        "uptime_seconds": {"type": "number", "minimum": 0},
+                        "is_master": {"type": "boolean"},
+                    }
+                ),
+            },
+            "queues": COUNT,
+            "is_served": {"type": "boolean"},
+            "term": COUNT,
+        }
+    ),
     "Stats": record(
         {
             "uptime_seconds": {"type": "number", "minimum": 0},

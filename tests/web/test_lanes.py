@@ -102,6 +102,7 @@ MORE: Final = [
     (200, http1("POST", "/q/redrive", b'{"to": "u"}')),
     (200, http1("GET", "/-/queues")),
     (200, http1("GET", "/-/stats")),
+    (200, http1("GET", "/-/cluster")),
     (400, http1("GET", "/q/messages?max=0")),
     (400, http1("GET", "/q/messages?nonsense=1")),
     (400, http1("GET", "/q/messages?max=1&max=1")),

@@ -49,14 +49,32 @@ async def connect(
         NotUnderstood: what answers there does not speak AMQP 0-9-1.
         ValueError: the URL, the role or a PEM file makes no sense.
     """
+    role = Role(role)
+    async with connect_link(
+        url, role=role.value, user=user, ca=ca, certificate=certificate, timeout=timeout, heartbeat=heartbeat
+    ) as link:
+        yield AmqpClient(link, role)
+
+
+@asynccontextmanager
+async def connect_link(
+    url: str,
+    *,
+    role: str,
+    user: tuple[str, str],
+    ca: str | Path | None = None,
+    certificate: str | Path | None = None,
+    timeout: float = 30.0,  # noqa: ASYNC109 - of the opening alone
+    heartbeat: int = 60,
+) -> AsyncIterator[Link]:
+    """As :func:`connect`, for whoever uses channels as they are; its `role` is what the server is told."""
     where = address.parse(url)
     tls = address.tls_context(ca, certificate) if where.tls else None
-    role = Role(role)
     login = Login(
         user=user[0],
         secret=user[1],
         vhost=where.vhost,
-        role=role.value,
+        role=role,
         heartbeat_seconds=heartbeat,
         max_body=LARGEST_BODY,
     )
@@ -64,8 +82,8 @@ async def connect(
         stream = await _open(where, tls)
     if patience.cancelled_caught:
         raise Unreachable(f"{where} does not answer within {timeout:g} seconds")
-    async with connected(stream, login, role, patience.deadline) as client:
-        yield client
+    async with _linked(stream, login, patience.deadline) as link:
+        yield link
 
 
 @asynccontextmanager
@@ -81,6 +99,12 @@ async def connected(stream: trio.abc.Stream, login: Login, role: Role, deadline:
     Raises:
         Unreachable, NotAllowed, NotUnderstood: as :func:`connect`.
     """
+    async with _linked(stream, login, deadline) as link:
+        yield AmqpClient(link, role)
+
+
+@asynccontextmanager
+async def _linked(stream: trio.abc.Stream, login: Login, deadline: float) -> AsyncIterator[Link]:
     link = Link(stream, Protocol(login, trio.current_time))
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -91,7 +115,7 @@ async def connected(stream: trio.abc.Stream, login: Login, role: Role, deadline:
             if waiting.cancelled_caught:
                 link.end("the server was too slow")
                 raise Unreachable("the server is there, but does not let us in in time")
-            yield AmqpClient(link, role)
+            yield link
         except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group
             failure = error
         await link.aclose()

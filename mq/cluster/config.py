@@ -1,0 +1,197 @@
+"""The cluster's file: which node this is, and who its two neighbours are (seed CHMQ, part four).
+
+It is TOML::
+
+name = "a"
+neighbor_1 = "10.9.0.2:5672"
+neighbor_2 = "10.9.0.3:5672"
+coordinator = "etcd:http://10.9.0.1:2379,http://10.9.0.2:2379,http://10.9.0.3:2379"
+password_file = "/etc/mq/cluster.password"
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from mq.errors import InvalidSetting
+from mq.message import shorten
+
+SHORTEST_LEASE_SECONDS: Final = 2
+"""etcd gives no shorter one."""
+LONGEST_LEASE_SECONDS: Final = 60
+
+_NAME: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,49}")
+_PORT: Final = re.compile("[0-9]{1,5}")
+_KEYS: Final = (
+    "name",
+    "neighbor_1",
+    "neighbor_2",
+    "coordinator",
+    "user",
+    "password",
+    "password_file",
+    "ca",
+    "certificate",
+    "lease_seconds",
+)
+
+
+_KNOWN: Final = f"there are {', '.join(_KEYS)}"
+
+
+class Neighbor(NamedTuple):
+    """Where another node serves AMQP."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """What a node knows of its cluster.
+
+    Attributes:
+        node: its own name.
+        neighbors: the two others.
+        coordinator: who keeps the cluster's members, and its store.
+        user: as whom it logs in at its neighbours.
+        password: of that user; also what tells a node of this cluster from any other client: all nodes have the same.
+        ca: a PEM file: TLS is spoken with neighbours who show a certificate of these authorities; None for no TLS.
+        certificate: a PEM file with certificate and key, to be shown to neighbours.
+        lease_seconds: so long after its last sign of life a node is a member.
+    """
+
+    node: str
+    neighbors: tuple[Neighbor, Neighbor]
+    coordinator: str
+    password: str
+    user: str = "cluster"
+    ca: str | None = None
+    certificate: str | None = None
+    lease_seconds: float = SHORTEST_LEASE_SECONDS
+
+
+def load_cluster(path: str, given: Mapping[str, str]) -> ClusterConfig:
+    """The cluster of a file, with what was given beside it; that counts.
+
+    Args:
+        path: the file; "" for none.
+        given: values by the names of the file's keys.
+
+    Raises:
+        InvalidSetting: the file cannot be read; or a value is wrong or missing: the text names the line.
+    """
+    text = _read(path) if path else ""
+    source = _Source(path, text, given)
+    values = _parse(path, text)
+    for key in values:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, n=1)
+            raise source.wrong(key, f"is unknown: did you mean {near[0]}?" if near else f"is unknown: {_KNOWN}")
+    values |= given
+    name = source.text(values, "name")
+    if _NAME.fullmatch(name) is None:
+        raise source.wrong("name", "must be 1 to 50 letters, digits and . _ -, beginning with a letter, a digit or _")
+    first, second = (_neighbor(source, values, key) for key in ("neighbor_1", "neighbor_2"))
+    if first == second:
+        raise source.wrong("neighbor_2", "is the same as neighbor_1: a cluster has three nodes")
+    return ClusterConfig(
+        name,
+        (first, second),
+        source.text(values, "coordinator"),
+        _password(source, values),
+        source.text(values, "user", "cluster"),
+        source.text(values, "ca", "") or None,
+        source.text(values, "certificate", "") or None,
+        _lease(source, values),
+    )
+
+
+class _Source:
+    """Where a value came from, for error texts."""
+
+    def __init__(self, path: str, text: str, given: Mapping[str, str]) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+        self._given = given
+
+    def text(self, values: Mapping[str, Any], key: str, default: str | None = None) -> str:
+        """A value that is text.
+
+        Raises:
+            InvalidSetting: it is not, or is missing.
+        """
+        value = values.get(key, default)
+        if value is None:
+            raise self.wrong(key, "is missing")
+        if not isinstance(value, str) or not value.isprintable():
+            raise self.wrong(key, f"must be some text, got {value!a:.60}")
+        return value
+
+    def wrong(self, key: str, what: str) -> InvalidSetting:
+        """The error that a value is."""
+        if key in self._given or not self._path:
+            return InvalidSetting(f"cluster: {key} {what}")
+        pattern = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
+        found = [number for number, line in enumerate(self._lines, 1) if pattern.match(line)]
+        place = f"{self._path}, line {found[0]}" if found else self._path
+        return InvalidSetting(f"{place}: {key} {what}")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidSetting(f"cannot read {shorten(path)} (from --cluster): {reason}") from error
+
+
+def _parse(path: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSetting(f"{path} (from --cluster) is not a TOML file: {error}") from error
+
+
+def _neighbor(source: _Source, values: Mapping[str, Any], key: str) -> Neighbor:
+    text = source.text(values, key)
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or _PORT.fullmatch(port) is None or not 0 < int(port) < 65_536:
+        raise source.wrong(key, f"must be ADDRESS:PORT, where that node serves AMQP, got {shorten(text)}")
+    return Neighbor(host, int(port))
+
+
+def _password(source: _Source, values: Mapping[str, Any]) -> str:
+    if "password" in values:
+        return source.text(values, "password")
+    path = source.text(values, "password_file")
+    try:
+        password = Path(path).read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise source.wrong("password_file", f"cannot be read: {shorten(path)}") from error
+    if not password:
+        raise source.wrong("password_file", f"is empty: {shorten(path)}")
+    return password
+
+
+def _lease(source: _Source, values: Mapping[str, Any]) -> float:
+    value = values.get("lease_seconds", SHORTEST_LEASE_SECONDS)
+    try:
+        seconds = int(value)
+        if isinstance(value, bool) or not SHORTEST_LEASE_SECONDS <= seconds <= LONGEST_LEASE_SECONDS:
+            raise ValueError
+    except (ValueError, TypeError):
+        needs = f"a whole number of seconds from {SHORTEST_LEASE_SECONDS} to {LONGEST_LEASE_SECONDS}"
+        raise source.wrong("lease_seconds", f"must be {needs}, got {value!a:.60}") from None
+    return seconds

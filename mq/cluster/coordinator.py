@@ -1,0 +1,104 @@
+"""What a cluster has to know of its members, whoever keeps that.
+
+A node *joins* with a candidacy, which lasts for as long as it is renewed. The member whose candidacy is the oldest is
+master. A candidacy that has ended is never taken up again: whoever joins anew is the youngest.
+
+A package registers what keeps candidacies by entry point, as it does with stores::
+
+    [project.entry-points."mq.coordinators"]
+    etcd = "mq_etcd.membership:make_coordinator"
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import entry_points
+from typing import Final, NamedTuple, Protocol
+
+from mq.errors import InvalidSetting, MQError
+from mq.message import shorten
+from mq.storage.interface import Storage
+
+GROUP: Final = "mq.coordinators"
+"""The group of entry points."""
+
+
+class CoordinatorError(MQError):
+    """No answer, or none that is of use. It may pass."""
+
+
+class CandidacyEnded(MQError):
+    """The candidacy is no more: join anew."""
+
+
+class Member(NamedTuple):
+    """A member.
+
+    Attributes:
+        node: its name.
+        number: of its candidacy; the lowest is the oldest. No two candidacies have the same, and a later one has a
+            higher one.
+        since: when the node joined, in seconds since 1970 by its own clock: to be shown, and for nothing else.
+    """
+
+    node: str
+    number: int
+    since: float
+
+
+class Candidacy(Protocol):
+    """One uninterrupted membership of this node."""
+
+    @property
+    def number(self) -> int:
+        """As in :class:`Member`."""
+
+    async def renew(self) -> None:
+        """Let it last for the lease's time from now on.
+
+        Raises:
+            CandidacyEnded: it has ended.
+            CoordinatorError: no answer; whether it lasts longer is not known.
+        """
+
+    async def leave(self) -> None:
+        """End it at once, as far as that can be done."""
+
+    def storage(self) -> Storage:
+        """The store of the highly available queues, not open yet. Whatever it changes is changed only if this
+        candidacy has not ended."""
+
+
+class Coordinator(Protocol):
+    """Keeps candidacies. Raises CoordinatorError where there is no answer."""
+
+    async def join(self, node: str) -> Candidacy:
+        """Become the youngest member. The lease counts from the call, at the earliest."""
+
+    async def members(self) -> list[Member]:
+        """All of them, the oldest first."""
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[None]]:
+        """Tells, after the block is entered, whenever members may have changed. The iterator may raise
+        CoordinatorError, and may end: then enter anew."""
+
+
+Factory = Callable[[str, float], AbstractAsyncContextManager[Coordinator]]
+"""What an entry point names: (rest of the address, seconds of the lease) -> a coordinator for the length of a block."""
+
+
+def find_coordinator(address: str, lease_seconds: float) -> AbstractAsyncContextManager[Coordinator]:
+    """The coordinator at an address, such as ``etcd:http://10.9.0.1:2379``.
+
+    Raises:
+        InvalidSetting: there is none of that name, or it cannot be used with that address.
+    """
+    name, _, rest = address.partition(":")
+    known = entry_points(group=GROUP)
+    found = [each for each in known if each.name == name]
+    if len(found) != 1:
+        names = ", ".join(sorted(known.names)) or "none: install mq-etcd"
+        raise InvalidSetting(f"no cluster is kept by {shorten(address)}. Known: {names}")
+    factory: Factory = found[0].load()
+    return factory(rest, lease_seconds)

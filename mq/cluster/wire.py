@@ -1,0 +1,160 @@
+"""Values of the broker's API as bytes, and back: JSON with bytes beside it. Nothing is called that the bytes name; what
+is not in the tables below cannot come."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from mq import errors
+from mq.broker import (
+    Batch,
+    Browsed,
+    Draft,
+    Published,
+    QueueSettings,
+    QueueStatus,
+    Ranges,
+    Redriven,
+    Removal,
+    Seen,
+    Standing,
+)
+from mq.errors import MQError
+from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties
+
+_VALUES: Final[Mapping[str, Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Batch,
+        Browsed,
+        Draft,
+        Message,
+        Properties,
+        Published,
+        QueueStatus,
+        Ranges,
+        Redriven,
+        Removal,
+        Seen,
+        Standing,
+    )
+}
+_ERRORS: Final[Mapping[str, type[MQError]]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MQError)
+}
+_LENGTH: Final = struct.Struct(">I")
+_KIND: Final = "$"
+
+
+class Malformed(Exception):
+    """Bytes that nobody here has made."""
+
+
+class Handed(NamedTuple):
+    """A message that is held, as it goes over a link.
+
+    Attributes:
+        number: by which its holder names it.
+        message: with all of its body.
+        redelivered: whether somebody may have had it before.
+    """
+
+    number: int
+    message: Message
+    redelivered: bool
+
+
+class _Blobs:
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def put(self, data: bytes) -> int:
+        self.parts.append(data)
+        return len(self.parts) - 1
+
+
+def encode(value: Any) -> bytes:
+    """A value as bytes. Bodies have to be in memory (:class:`~mq.message.BytesBody`)."""
+    blobs = _Blobs()
+    plain = _plain(value, blobs)
+    head = json.dumps([plain, [len(part) for part in blobs.parts]], separators=(",", ":")).encode()
+    return b"".join([_LENGTH.pack(len(head)), head, *blobs.parts])
+
+
+def decode(data: bytes) -> Any:
+    """The value that :func:`encode` made these bytes of.
+
+    Raises:
+        Malformed: it made no such bytes.
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        plain, sizes = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+        at, blobs = _LENGTH.size + length, []
+        for size in sizes:
+            blobs.append(data[at : at + size])
+            at += size
+        if at != len(data):
+            raise Malformed("the bytes are not as long as they say")
+        return _value(plain, blobs)
+    except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, MQError) as error:
+        raise Malformed(f"not a value of a link: {error!r}") from error
+
+
+def _plain(value: Any, blobs: _Blobs) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, MessageId):
+        return {_KIND: "id", "v": str(value)}
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return {_KIND: "bytes", "v": blobs.put(value)}
+    if isinstance(value, BytesBody):
+        return {_KIND: "body", "v": blobs.put(value.data)}
+    if isinstance(value, DamagedBody):
+        return {_KIND: "damaged", "v": [value.size, value.reason]}
+    if isinstance(value, MQError):
+        return {_KIND: "error", "v": [_error_name(value), str(value)]}
+    if isinstance(value, QueueSettings):
+        return {_KIND: "settings", "v": value.kept()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {_KIND: type(value).__name__, "v": [_plain(each, blobs) for each in value]}
+    if isinstance(value, Mapping):
+        return {_KIND: "map", "v": {str(name): _plain(each, blobs) for name, each in value.items()}}
+    if isinstance(value, Sequence):
+        return [_plain(each, blobs) for each in value]
+    raise TypeError(f"a {type(value).__name__} cannot go over a link")
+
+
+def _value(plain: Any, blobs: Sequence[bytes]) -> Any:
+    if isinstance(plain, list):
+        return [_value(each, blobs) for each in plain]
+    if not isinstance(plain, dict):
+        return plain
+    kind, held = plain[_KIND], plain["v"]
+    if kind == "id":
+        return MessageId(held)
+    if kind == "bytes":
+        return blobs[held]
+    if kind == "body":
+        return BytesBody(blobs[held])
+    if kind == "damaged":
+        return DamagedBody(*held)
+    if kind == "error":
+        return _ERRORS[held[0]](held[1])
+    if kind == "settings":
+        return QueueSettings.stored(held)
+    if kind == "map":
+        return {name: _value(each, blobs) for name, each in held.items()}
+    if kind == Handed.__name__:
+        return Handed(*_value(held, blobs))
+    return _VALUES[kind](*_value(held, blobs))
+
+
+def _error_name(error: MQError) -> str:
+    """Its class, or the nearest above it that the other side knows."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)

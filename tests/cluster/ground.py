@@ -1,0 +1,195 @@
+"""What a cluster stands on, without etcd: members with leases, and one store, in this process and by Trio's clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
+from mq.errors import StorageFailed
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Stored
+from mq.storage.memory import MemoryStorage
+
+
+class Ground:
+    """Members and the store.
+
+    Attributes:
+        has_fence: whether a store of somebody who is no member any more refuses to change anything.
+        masters: the numbers of those who opened the store, in order.
+    """
+
+    def __init__(self, lease_seconds: float = 2.0) -> None:
+        self.lease_seconds = lease_seconds
+        self.store = MemoryStorage()
+        self.has_fence = True
+        self.masters: list[int] = []
+        self._until: dict[Member, float] = {}
+        self._last = 0
+        self._away: set[str] = set()
+        self._news = trio.Event()
+
+    def members(self) -> list[Member]:
+        """Those whose lease runs, the oldest first."""
+        now = trio.current_time()
+        return [member for member, until in self._until.items() if until > now]
+
+    def cut(self, node: str) -> None:
+        """Nobody answers it."""
+        self._away.add(node)
+
+    def mend(self, node: str) -> None:
+        """It is answered again."""
+        self._away.discard(node)
+
+    async def reach(self, node: str) -> None:
+        """Ask, on behalf of a node.
+
+        Raises:
+            CoordinatorError: it is cut off; after a while.
+        """
+        await trio.sleep(0.001)
+        if node in self._away:
+            await trio.sleep(self.lease_seconds / 5)
+            raise CoordinatorError("cut off")
+
+    def add(self, node: str) -> Member:
+        self._last += 1
+        member = Member(node, self._last, 0.0)
+        self._until[member] = trio.current_time() + self.lease_seconds
+        self.tell()
+        return member
+
+    def renew(self, member: Member) -> None:
+        if member not in self.members():
+            raise CandidacyEnded("gone")
+        self._until[member] = trio.current_time() + self.lease_seconds
+
+    def drop(self, member: Member) -> None:
+        self._until.pop(member, None)
+        self.tell()
+
+    def tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    async def news(self) -> None:
+        """Until members may have changed."""
+        with trio.move_on_after(0.05):
+            await self._news.wait()
+
+
+class FakeCoordinator:
+    """As one node sees the ground."""
+
+    def __init__(self, ground: Ground, node: str) -> None:
+        self._ground = ground
+        self._node = node
+
+    async def join(self, node: str) -> FakeCandidacy:
+        await self._ground.reach(self._node)
+        return FakeCandidacy(self._ground, self._ground.add(node))
+
+    async def members(self) -> list[Member]:
+        await self._ground.reach(self._node)
+        return self._ground.members()
+
+    @asynccontextmanager
+    async def changes(self) -> AsyncIterator[AsyncIterator[None]]:
+        await self._ground.reach(self._node)
+        yield self._each()
+
+    async def _each(self) -> AsyncIterator[None]:
+        while True:
+            await self._ground.news()
+            yield None
+
+
+class FakeCandidacy:
+    def __init__(self, ground: Ground, member: Member) -> None:
+        self.number = member.number
+        self._ground = ground
+        self._member = member
+
+    async def renew(self) -> None:
+        await self._ground.reach(self._member.node)
+        self._ground.renew(self._member)
+
+    async def leave(self) -> None:
+        await self._ground.reach(self._member.node)
+        self._ground.drop(self._member)
+
+    def storage(self) -> FencedStorage:
+        return FencedStorage(self._ground, self._member)
+
+
+class FencedStorage:
+    """The ground's store, for one member."""
+
+    def __init__(self, ground: Ground, member: Member) -> None:
+        self._ground = ground
+        self._member = member
+        self._store = ground.store
+
+    @property
+    def description(self) -> Description:
+        return self._store.description
+
+    async def open(self) -> None:
+        await self._reach()
+        self._ground.masters.append(self._member.number)
+
+    async def aclose(self) -> None:
+        pass
+
+    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        await self._reach()
+        self._check()
+        return await self._store.put_record(kind, key, value)
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        await self._reach()
+        self._check()
+        return await self._store.drop_record(kind, key)
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        return await self._store.records(kind)
+
+    async def stage(self, chunks: Any) -> Any:
+        return await self._store.stage(chunks)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        await self._reach()
+        if self._is_out():
+            return [Outcome(Result.FENCED)] * len(operations)
+        return await self._store.commit(operations)
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        return await self._store.read(entries)
+
+    async def find(self, queue: str, id: MessageId) -> Entry | None:
+        return await self._store.find(queue, id)
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        return await self._store.scan(state, queue, limit)
+
+    def changes(self) -> None:
+        return None
+
+    async def _reach(self) -> None:
+        try:
+            await self._ground.reach(self._member.node)
+        except CoordinatorError as error:
+            raise StorageFailed(str(error)) from error
+
+    def _is_out(self) -> bool:
+        return self._ground.has_fence and self._member not in self._ground.members()
+
+    def _check(self) -> None:
+        if self._is_out():
+            raise StorageFailed("fenced")

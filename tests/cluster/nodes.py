@@ -1,0 +1,178 @@
+"""Three nodes in this process, on :mod:`tests.cluster.ground`, with links over memory and doors that tests knock at."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+from trio.testing import memory_stream_pair
+
+from mq.amqp.door import Door
+from mq.amqp.serving import Serving
+from mq.broker import BrokerConfig, open_broker
+from mq.client.amqp import AmqpClient
+from mq.client.amqp.connecting import connected
+from mq.client.amqp.link import Link
+from mq.client.amqp.protocol import Login, Protocol
+from mq.client.amqp.values import Role
+from mq.client.errors import Unreachable
+from mq.cluster.config import ClusterConfig, Neighbor
+from mq.cluster.node import ClusterNode
+from mq.message import MessageIds
+from mq.web.endpoints import Endpoints
+from mq.web.exchange import Reply, Request
+from tests.cluster.ground import FakeCoordinator, Ground
+from tests.web.talking import stream
+
+MAX_BODY = 1 << 20
+PORTS = {"a": 1, "b": 2, "c": 3}
+CONFIG = BrokerConfig(workers=2)
+
+
+def config_of(name: str, password: str = "secret") -> ClusterConfig:
+    first, second = (Neighbor("memory", port) for other, port in PORTS.items() if other != name)
+    return ClusterConfig(name, (first, second), "fake:", password)
+
+
+def login_of(role: str, heartbeat: int) -> Login:
+    return Login(user="guest", secret="guest", vhost="/", role=role, heartbeat_seconds=heartbeat, max_body=2 * MAX_BODY)
+
+
+class Host:
+    """One node, as a process would be: all of it ends with :meth:`kill`.
+
+    Attributes:
+        node: the node.
+        door: of AMQP.
+        endpoints: of HTTP.
+    """
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self._cluster = cluster
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+        self.node: ClusterNode
+        self.door: Door
+        self.endpoints: Endpoints
+        self.nursery: trio.Nursery
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        coordinator = FakeCoordinator(self._cluster.ground, self.name)
+        try:
+            with self._scope:
+                async with (
+                    open_broker("memory:", CONFIG) as local,
+                    trio.open_nursery() as self.nursery,
+                ):
+                    self.node = ClusterNode(
+                        config_of(self.name),
+                        coordinator,
+                        local,
+                        CONFIG,
+                        clock=trio.current_time,
+                        dial=partial(self._cluster.dial, self.name),
+                    )
+                    await self.nursery.start(self.node.run)
+                    self.door = Door(self.node.joint)
+                    await self.door.load()
+                    self.nursery.start_soon(self.door.run)
+                    self.endpoints = Endpoints(self.node.joint, MAX_BODY)
+                    self._cluster.hosts[self.name] = self
+                    task_status.started()
+                    await trio.sleep_forever()
+        finally:
+            self._cluster.hosts.pop(self.name, None)
+            self._ended.set()
+
+    async def kill(self) -> None:
+        """Its leases stay, its connections break."""
+        self._cluster.ground.cut(self.name)
+        self._scope.cancel()
+        await self._ended.wait()
+
+    async def wait_for_master(self) -> None:
+        """Until it knows somebody who serves."""
+        await self.node.directory.serving(trio.current_time() + 60)
+
+    async def http(self, method: str, path: str, body: bytes = b"", **headers: str) -> Reply:
+        """A request at its HTTP door."""
+        target, _, query = path.partition("?")
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with aclosing(stream(body)) as chunks:
+            request = Request(method, target.encode(), query.encode(), given, chunks, len(body))
+            return await self.endpoints.handle(request)
+
+    @asynccontextmanager
+    async def amqp(self) -> AsyncIterator[AmqpClient]:
+        """A connection to its AMQP door."""
+        async with connected(self.accept(), login_of("both", 60), Role.BOTH, trio.current_time() + 10) as client:
+            yield client
+
+    def accept(self) -> trio.StapledStream[Any, Any]:
+        """The other end of a connection that it serves."""
+        ours, theirs = memory_stream_pair()
+        self.nursery.start_soon(Serving(self.door, theirs, "a test", "0").run)  # type: ignore[arg-type]
+        return ours
+
+
+class Cluster:
+    """Three of them.
+
+    Attributes:
+        ground: what they stand on.
+        hosts: those that are up, by name.
+        ids: makes ids.
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.ground = Ground()
+        self.hosts: dict[str, Host] = {}
+        self.ids = MessageIds()
+        self._nursery = nursery
+        self._apart: set[frozenset[str]] = set()
+
+    async def start(self, name: str) -> Host:
+        self.ground.mend(name)
+        host = Host(self, name)
+        await self._nursery.start(host.run)
+        return host
+
+    def dial(self, name: str, config: ClusterConfig, neighbor: Neighbor) -> AbstractAsyncContextManager[Link]:
+        """A link from one node to another."""
+        target = next(other for other, port in PORTS.items() if port == neighbor.port)
+        return self._linked(target)
+
+    @asynccontextmanager
+    async def _linked(self, target: str) -> AsyncIterator[Link]:
+        host = self.hosts.get(target)
+        if host is None:
+            raise Unreachable(f"{target} is down")
+        link = Link(host.accept(), Protocol(login_of("cluster", 1), trio.current_time))
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            try:
+                await link.opened()
+                yield link
+            except Exception as error:  # noqa: BLE001 - as connect_link does
+                failure = error
+            await link.aclose()
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+
+@asynccontextmanager
+async def three_nodes() -> AsyncIterator[Cluster]:
+    """Nodes a, b and c, the oldest first; a is master, and b and c know it."""
+    async with trio.open_nursery() as nursery:
+        cluster = Cluster(nursery)
+        for name in PORTS:
+            host = await cluster.start(name)
+            await host.wait_for_master()
+        yield cluster
+        nursery.cancel_scope.cancel()
