@@ -92,6 +92,10 @@ class StorageFailed(StorageError):
     store changes nothing more until then; it can still be read."""
 
 
+class StorageFenced(StorageError):
+    """Another broker is in charge of the store. Nothing was changed, and this one can change nothing more."""
+
+
 class StorageSlow(StorageError):
     """The barrier took longer than a lease's margin, so the lease was not given out. Try again."""
 

@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from mq.broker.mailbox import Mailbox
-from mq.errors import MQError, NoSuchMessage, NoSuchQueue, StorageError, StorageFailed, StorageFull
+from mq.errors import MQError, NoSuchMessage, NoSuchQueue, StorageError, StorageFailed, StorageFenced, StorageFull
 from mq.storage.interface import Operation, Outcome, Result, Storage
 
 LARGEST_BATCH: Final = 1024
@@ -36,6 +36,7 @@ class Committer:
         self._storage = storage
         self._waiting: Mailbox[_Group] = Mailbox()
         self.failure = ""
+        self._shut_out: StorageFenced | None = None
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do these together with whatever else waits. One outcome each, in order."""
@@ -46,17 +47,28 @@ class Committer:
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """What fails outside a batch stops the batches, too: what is on the medium is unknown."""
+        """What fails outside a batch stops the batches, too: what is on the medium is unknown. Being shut out of the
+        store ends the broker."""
         try:
             yield
+        except StorageFenced as error:
+            self._shut_out = error
+            self._waiting.put(_Group([]))
+            raise
         except StorageFailed as error:
             self.failure = self.failure or str(error)
             raise
 
     async def run(self) -> None:
-        """Commit for ever."""
+        """Commit for ever.
+
+        Raises:
+            StorageFenced: another broker is in charge of the store. What this one believes is of no worth any more.
+        """
         while True:
             groups = await self._waiting.drain(LARGEST_BATCH)
+            if self._shut_out is not None:
+                raise self._shut_out
             operations = [operation for group in groups for operation in group.operations]
             outcomes = iter(await self._commit(operations))
             for group in groups:
@@ -65,6 +77,9 @@ class Committer:
 
     async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         outcomes = await self._storage.commit(operations)
+        fenced = next((outcome for outcome in outcomes if outcome.result is Result.FENCED), None)
+        if fenced is not None:
+            raise StorageFenced(fenced.reason or "another broker is in charge of the store. Start mq again")
         failed = next((outcome for outcome in outcomes if outcome.result is Result.FAILED), None)
         if failed is not None:
             self.failure = self.failure or failed.reason or "the medium failed"

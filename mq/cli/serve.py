@@ -22,7 +22,7 @@ from mq.cli.flags import settings_options
 from mq.cli.journaling import journaling
 from mq.cli.protect import make_guards, reloading
 from mq.doors.listening import CannotListen
-from mq.errors import InvalidSetting, StorageUnusable
+from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
 from mq.lifecycle import DOOR
 from mq.observers.metrics import Metrics
 from mq.programs import CANNOT_START, run_program
@@ -35,6 +35,8 @@ from mq.web.serve import serve
 GARBAGE_THRESHOLDS: Final = (20_000, 20, 50)
 """When Python looks for garbage; by itself it does after every 700 objects more. The thousand messages that are under
 way are none, and were looked at over and over: that took an eighth of a publish over AMQP."""
+
+_REFUSALS = (InvalidSetting, StorageUnusable, StorageFenced, CannotListen)
 
 
 @click.command("serve")
@@ -49,7 +51,7 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
         click.echo(f"mq: {error}", err=True)
         sys.exit(CANNOT_START)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    run_program("mq", partial(_serve, settings), (InvalidSetting, StorageUnusable, CannotListen), settings.log_level)
+    run_program("mq", partial(_serve, settings), _REFUSALS, settings.log_level)
 
 
 async def _serve(settings: Settings, stop: trio.Event) -> None:

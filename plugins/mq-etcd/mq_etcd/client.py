@@ -50,20 +50,20 @@ from mq_etcd.values import (
     Delete,
     Get,
     KeyValue,
+    Nested,
     Operation,
     Outcome,
     Page,
     Put,
     Status,
-    compare_json,
     delete_json,
     get_json,
-    operation_json,
     outcome,
     page,
     put_json,
     revision_of,
     status,
+    txn_json,
 )
 from mq_etcd.watch import Watch
 
@@ -234,11 +234,7 @@ class Client:
             NoSpace: etcd has reached its quota.
             TooLarge: it is too long, or has too many operations.
         """
-        wanted = {
-            "compare": [compare_json(compare) for compare in compares],
-            "success": [operation_json(operation) for operation in then],
-            "failure": [operation_json(operation) for operation in otherwise],
-        }
+        wanted = txn_json(Nested(compares, then, otherwise))
         changes = any(not isinstance(operation, Get) for operation in (*then, *otherwise))
         return outcome(await self._members.ask("/v3/kv/txn", wanted, changes=changes, repeats=repeats))
 
@@ -297,3 +293,20 @@ class Client:
         """
         with suppress(Compacted):
             await self._members.ask("/v3/kv/compaction", {"revision": str(revision)}, changes=True)
+
+    async def defragment(self, seconds: float = 60.0) -> None:
+        """Give the disk what is free in the members' files, one member after the other. Each stands still meanwhile.
+
+        Args:
+            seconds: how long each may take.
+        """
+        for member in self.endpoints:
+            await self._members.ask_member(member, "/v3/maintenance/defragment", {}, seconds)
+
+    async def disarm(self) -> None:
+        """End the alarm that etcd raised when it was full. While it is full, that raises it again."""
+        reply = await self._members.ask("/v3/maintenance/alarm", {"action": "GET"})
+        for alarm in reply.get("alarms", ()):
+            if alarm.get("alarm") == "NOSPACE":
+                ended = {"action": "DEACTIVATE", **alarm}
+                await self._members.ask("/v3/maintenance/alarm", ended, changes=True)

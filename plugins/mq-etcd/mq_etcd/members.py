@@ -114,13 +114,14 @@ class Members:
             self._turns.release()
         raise self._given_up(failures, is_uncertain=is_uncertain)
 
-    async def ask_member(self, member: Endpoint, path: str, wanted: Json) -> Json:
-        """The reply of one member, without trying others.
+    async def ask_member(self, member: Endpoint, path: str, wanted: Json, seconds: float | None = None) -> Json:
+        """The reply of one member, without trying others; `seconds` is how long it has, where that is not the patience.
 
         Raises:
             EtcdError: there is none.
         """
-        return await self._attempt(member, path, json.dumps(wanted).encode("ascii"), self._patience, needs_leader=False)
+        body = json.dumps(wanted).encode("ascii")
+        return await self._attempt(member, path, body, seconds or self._patience, needs_leader=False)
 
     @asynccontextmanager
     async def stream(self, path: str, wanted: Json) -> AsyncIterator[tuple[Endpoint, Connection]]:

@@ -6,7 +6,7 @@ Keys are text, values are bytes. In JSON both are base64 and whole numbers are t
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 Json = Mapping[str, Any]
@@ -120,7 +120,23 @@ class Get(NamedTuple):
     by_creation: bool = False
 
 
-Operation = Put | Delete | Get
+class Nested(NamedTuple):
+    """A transaction in a transaction. Its answer is an :class:`Outcome`.
+
+    The conditions of all of them are looked at before anything is done, and no two of them may write the same key.
+
+    Attributes:
+        compares: its conditions.
+        then: done where they hold.
+        otherwise: done where they do not.
+    """
+
+    compares: Sequence[Compare]
+    then: Sequence[Operation]
+    otherwise: Sequence[Operation] = ()
+
+
+Operation = Put | Delete | Get | Nested
 
 
 class Page(NamedTuple):
@@ -139,21 +155,22 @@ class Page(NamedTuple):
     revision: int
 
 
-Answer = int | Page | None
-
-
 class Outcome(NamedTuple):
     """What became of a transaction.
 
     Attributes:
         succeeded: all its conditions held, so the first list was done; else the second one.
         revision: of the whole store, after it. The `modified` of everything it wrote.
-        answers: one for each operation done: None for a Put, a number for a Delete, a Page for a Get.
+        answers: one for each operation done: None for a Put, a number for a Delete, a Page for a Get, an Outcome for a
+            Nested, whose revision is 0.
     """
 
     succeeded: bool
     revision: int
     answers: list[Answer]
+
+
+Answer = int | Page | Outcome | None
 
 
 class Event(NamedTuple):
@@ -225,6 +242,17 @@ def operation_json(operation: Operation) -> Json:
             return {"request_delete_range": delete_json(operation)}
         case Get():
             return {"request_range": get_json(operation)}
+        case Nested():
+            return {"request_txn": txn_json(operation)}
+
+
+def txn_json(txn: Nested) -> Json:
+    """A transaction as the gateway wants it."""
+    return {
+        "compare": [compare_json(compare) for compare in txn.compares],
+        "success": [operation_json(operation) for operation in txn.then],
+        "failure": [operation_json(operation) for operation in txn.otherwise],
+    }
 
 
 def put_json(put: Put) -> Json:
@@ -297,6 +325,8 @@ def _answer(response: Json) -> Answer:
         return page(response["response_range"])
     if "response_delete_range" in response:
         return int(response["response_delete_range"].get("deleted", 0))
+    if "response_txn" in response:
+        return outcome(response["response_txn"])
     return None
 
 

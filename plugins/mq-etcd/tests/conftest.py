@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 from mq_etcd.client import Client, open_client
 from mq_etcd.testing.cluster import PROGRAM, Cluster, running
+
+from mq.storage.conformance import check_whole
+from mq.storage.interface import QUEUE, Storage
+from mq.storage.registry import open_storage
 
 _numbers = itertools.count(1)
 
@@ -31,6 +36,48 @@ def three(installed: None) -> Iterator[Cluster]:
     """Three members, for tests that need only a prefix of their own and leave them running."""
     with running(3) as cluster:
         yield cluster
+
+
+class Place:
+    """Where the stores of a test are: prefixes of one etcd."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.prefix = ""
+
+    @property
+    def address(self) -> str:
+        return f"etcd:{','.join(self.cluster.endpoints)}?prefix={self.prefix}"
+
+    @asynccontextmanager
+    async def make(self) -> AsyncIterator[Storage]:
+        self.prefix = f"/store{next(_numbers)}"
+        async with self.reopen() as storage:
+            yield storage
+
+    @asynccontextmanager
+    async def reopen(self) -> AsyncIterator[Storage]:
+        async with open_storage(self.address) as storage:
+            yield storage
+
+
+@pytest.fixture
+def place(single: Cluster) -> Place:
+    return Place(single)
+
+
+@pytest.fixture
+def three_place(three: Cluster) -> Place:
+    return Place(three)
+
+
+@pytest.fixture
+async def storage(place: Place) -> AsyncIterator[Storage]:
+    """An open store with the queue `orders`; looked over at the end."""
+    async with place.make() as storage:
+        await storage.put_record(QUEUE, "orders", {"created": 0})
+        yield storage
+        await check_whole(storage)
 
 
 @pytest.fixture

@@ -1,0 +1,149 @@
+"""The address of a store on etcd, and what can be said in it.
+
+``etcd:http://127.0.0.1:2379,http://10.0.0.2:2379?prefix=/mq/orders&quota=4GiB``
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from mq.errors import StorageUnusable
+from mq.message import shorten
+from mq_etcd.client import DEADLINE_SECONDS, PATIENCE_SECONDS
+from mq_etcd.connection import parse_endpoint
+
+DEFAULT_PREFIX: Final = "/mq/"
+DEFAULT_QUOTA: Final = 2 << 30
+"""Bytes: etcd's own default for --quota-backend-bytes."""
+_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_KNOWN: Final = ("prefix", "user", "password-file", "ca", "cert", "key", "quota", "patience", "deadline", "fence")
+
+
+class Fence(NamedTuple):
+    """A key that has to be the one it was: whoever makes it anew shuts the store's older users out.
+
+    Attributes:
+        key: its name.
+        revision: at which it was made (``KeyValue.created``).
+    """
+
+    key: str
+    revision: int
+
+
+class Address(NamedTuple):
+    """Where a store is.
+
+    Attributes:
+        endpoints: of the members.
+        prefix: the beginning of every key of the store; ends with a slash.
+        user: (name, password), where etcd asks for one.
+        tls: whom to trust and what to show, over https.
+        quota: bytes that etcd may hold, as its own --quota-backend-bytes says.
+        patience: how long one member has to answer, in seconds.
+        deadline: how long a request may take, in seconds.
+        fence: a key of somebody else's that every change depends on; None for one of the store's own.
+    """
+
+    endpoints: tuple[str, ...]
+    prefix: str = DEFAULT_PREFIX
+    user: tuple[str, str] | None = None
+    tls: ssl.SSLContext | None = None
+    quota: int = DEFAULT_QUOTA
+    patience: float = PATIENCE_SECONDS
+    deadline: float = DEADLINE_SECONDS
+    fence: Fence | None = None
+
+
+def parse_address(rest: str) -> Address:
+    """What follows ``etcd:``. Files that it names are read when the store is made.
+
+    Raises:
+        StorageUnusable: it makes no sense; the text says what would.
+    """
+    places, _, query = rest.partition("?")
+    endpoints = tuple(filter(None, places.split(",")))
+    try:
+        for endpoint in endpoints:
+            parse_endpoint(endpoint)
+    except ValueError as error:
+        raise StorageUnusable(str(error)) from error
+    if not endpoints:
+        raise StorageUnusable("etcd: names no member. Write etcd:http://127.0.0.1:2379")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(_KNOWN))
+    if unknown:
+        raise StorageUnusable(f"etcd: does not know {shorten(unknown[0])}. There are {', '.join(_KNOWN)}")
+    return Address(
+        endpoints,
+        _prefix(options.get("prefix", DEFAULT_PREFIX)),
+        _user(options),
+        _tls(options),
+        _bytes(options["quota"]) if "quota" in options else DEFAULT_QUOTA,
+        _seconds(options, "patience", PATIENCE_SECONDS),
+        _seconds(options, "deadline", DEADLINE_SECONDS),
+        _fence(options["fence"]) if "fence" in options else None,
+    )
+
+
+def _prefix(text: str) -> str:
+    if not text or len(text) > 200 or not text.isascii() or not text.isprintable():
+        raise StorageUnusable(f"not a prefix of keys: {shorten(text)}. Write prefix=/mq/orders, in ASCII")
+    return text.rstrip("/") + "/"
+
+
+def _user(options: dict[str, str]) -> tuple[str, str] | None:
+    name, file = options.get("user"), options.get("password-file")
+    if name is None and file is None:
+        return None
+    if not name or not file:
+        raise StorageUnusable("etcd: takes user and password-file together")
+    return name, _read(file).rstrip("\r\n")
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageUnusable(f"etcd: cannot read {shorten(file)}: {error}") from error
+
+
+def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
+    authority, cert, key = (options.get(name) for name in ("ca", "cert", "key"))
+    if authority is None and cert is None and key is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise StorageUnusable(f"etcd: cannot use the files that ca, cert and key name: {error}") from error
+    return context
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})(KiB|MiB|GiB|)", text)
+    if match is None or int(match[1]) == 0:
+        raise StorageUnusable(f"not a quota: {shorten(text)}. Write etcd's --quota-backend-bytes, such as quota=4GiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _seconds(options: dict[str, str], name: str, default: float) -> float:
+    text = options.get(name)
+    if text is None:
+        return default
+    match = re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text)
+    if match is None or not float(text):
+        raise StorageUnusable(f"{name} is not a number of seconds: {shorten(text)}. Write {name}={default:g}")
+    return float(text)
+
+
+def _fence(text: str) -> Fence:
+    key, at, revision = text.rpartition("@")
+    if not at or not key or not revision.isascii() or not revision.isdecimal():
+        raise StorageUnusable(f"not a fence: {shorten(text)}. Write KEY@REVISION, the revision at which it was made")
+    return Fence(key, int(revision))

@@ -1,0 +1,199 @@
+"""A batch: its operations in as few transactions as etcd takes, several of them on their way at once.
+
+Operations on one message go one after the other, for a transaction looks at its conditions before it does anything.
+
+What was sent and not answered until the deadline is in doubt, and its outcome is UNKNOWN. Before anything else is
+changed it is withdrawn, and undone where it was done: then what the broker believes, that nothing happened, is so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import trio
+
+from mq.errors import StorageFailed, StorageFenced
+from mq.message import MessageId
+from mq.storage.interface import Operation, Outcome, Result, Write
+from mq_etcd.bodies import LARGEST_VALUE
+from mq_etcd.client import Client
+from mq_etcd.errors import EtcdError, NoSpace, TooLarge, Unavailable, Uncertain
+from mq_etcd.keys import Keys
+from mq_etcd.lanes import Lane
+from mq_etcd.steps import Step, step
+from mq_etcd.values import Nested
+from mq_etcd.values import Outcome as EtcdOutcome
+
+MOST_STEPS: Final = 96
+"""In one transaction. etcd takes 128 operations, those of the deepest nested one included."""
+MOST_BYTES: Final = 1 << 20
+"""In one transaction, if it has more than one step. etcd takes 1.5 MiB."""
+
+
+class Batches:
+    """Does batches.
+
+    Attributes:
+        met_no_space: etcd has said that it is full, since this was last set to False.
+
+    Args:
+        client: of etcd.
+        keys: names what is there.
+        lives: the queues that there are, with the revisions at which they were made.
+        lanes: along which changes go.
+    """
+
+    def __init__(self, client: Client, keys: Keys, lives: Mapping[str, int], lanes: Sequence[Lane]) -> None:
+        self._client = client
+        self._keys = keys
+        self._lives = lives
+        self._lanes = lanes
+        self._sent: dict[Lane, list[Step]] = {}
+        self.met_no_space = False
+
+    async def commit(self, numbered: Sequence[tuple[int, Operation]]) -> dict[int, Outcome]:
+        """Do all of them; their outcomes, by number.
+
+        Raises:
+            StorageFenced: somebody else is in charge.
+            StorageFailed: somebody meddles with the store's keys.
+            EtcdError: what was in doubt before still is; nothing was changed.
+        """
+        await self.settle()
+        outcomes: dict[int, Outcome] = {}
+        for round_ in _rounds(numbered):
+            steps = self._steps(round_, outcomes, {})
+            while steps:
+                marks = await self._send(steps, outcomes)
+                again = [(each.number, each.operation) for each in steps if each.number in marks]
+                steps = self._steps(again, outcomes, marks)
+        return outcomes
+
+    async def change(self, change: Nested) -> EtcdOutcome | None:
+        """Do something else than operations; None where the reply was lost, and all that is known is that it was tried.
+
+        Raises:
+            StorageFenced: somebody else is in charge.
+            StorageFailed: somebody meddles with the store's keys.
+            Uncertain: it may have been done. What was done stays.
+            EtcdError: nothing was changed.
+        """
+        await self.settle()
+        lane = self._lanes[0]
+        self._sent[lane] = []
+        done = await lane.send([change])
+        return None if done.answers is None else done.answers[0]
+
+    async def settle(self) -> None:
+        """Bring what is in doubt to an end. Raises as :meth:`commit` does."""
+        for lane in self._lanes:
+            if lane.is_in_doubt:
+                revision = await lane.withdraw()
+                if revision:
+                    undoing = [each.undoing(revision) for each in self._sent.get(lane, ())]
+                    await lane.undo([each for each in undoing if each is not None])
+
+    def _steps(
+        self, numbered: Sequence[tuple[int, Operation]], outcomes: dict[int, Outcome], marks: Mapping[int, str]
+    ) -> list[Step]:
+        steps = []
+        for number, operation in numbered:
+            made = step(number, operation, self._keys, self._lives, marks.get(number, ""))
+            if isinstance(made, Outcome):
+                outcomes[number] = made
+            elif len(made.body) > LARGEST_VALUE:
+                outcomes[number] = Outcome(Result.FULL, reason="the message's attributes are longer than etcd takes")
+            else:
+                steps.append(made)
+        return steps
+
+    async def _send(self, steps: Sequence[Step], outcomes: dict[int, Outcome]) -> dict[int, str]:
+        """Send them; the marks with which some have to be tried again."""
+        parts = iter(_parts(steps))
+        marks: dict[int, str] = {}
+        failures: list[StorageFenced | StorageFailed] = []
+
+        async def drive(lane: Lane) -> None:
+            for part in parts:  # whichever lane is free takes the next
+                try:
+                    await self._carry(lane, part, outcomes, marks)
+                except (StorageFenced, StorageFailed) as error:
+                    failures.append(error)
+                if failures or lane.is_in_doubt:
+                    return
+
+        async with trio.open_nursery() as nursery:
+            for lane in self._lanes:
+                nursery.start_soon(drive, lane)
+        if failures:
+            raise failures[0]
+        for part in parts:  # no lane was left for them
+            _tell(part, Result.FULL, "etcd does not answer", outcomes)
+        return marks
+
+    async def _carry(
+        self, lane: Lane, part: Sequence[Step], outcomes: dict[int, Outcome], marks: dict[int, str]
+    ) -> None:
+        self._sent[lane] = list(part)
+        try:
+            done = await lane.send([each.txn(self._keys) for each in part])
+            answers = done.answers or await self._look(lane, part)
+        except Uncertain as error:
+            _tell(part, Result.UNKNOWN, str(error), outcomes)
+        except (Unavailable, NoSpace, TooLarge) as error:
+            self.met_no_space |= isinstance(error, NoSpace)
+            _tell(part, Result.FULL, str(error), outcomes)
+        except EtcdError as error:
+            raise StorageFailed(str(error)) from error
+        else:
+            for each, answer in zip(part, answers, strict=True):
+                if done.answers is None:
+                    verdict = each.landed(answer, done.revision)
+                else:
+                    verdict = each.done() if answer.succeeded else each.refused(answer)
+                if isinstance(verdict, Outcome):
+                    outcomes[each.number] = verdict
+                else:
+                    marks[each.number] = verdict
+
+    async def _look(self, lane: Lane, part: Sequence[Step]) -> list[EtcdOutcome]:
+        """What stands where these steps, which have been tried, were to change something."""
+        try:
+            seen = await self._client.txn([], [Nested([], each.looks()) for each in part])
+        except Unavailable as error:
+            lane.doubt()
+            raise Uncertain(str(error)) from error
+        return [answer for answer in seen.answers if isinstance(answer, EtcdOutcome)]
+
+
+def _rounds(numbered: Sequence[tuple[int, Operation]]) -> list[list[tuple[int, Operation]]]:
+    """In each, no message is changed twice."""
+    rounds: list[list[tuple[int, Operation]]] = []
+    counts: defaultdict[MessageId, int] = defaultdict(int)
+    for number, operation in numbered:
+        id = operation.id if isinstance(operation, Write) else operation.entry.id
+        if counts[id] == len(rounds):
+            rounds.append([])
+        rounds[counts[id]].append((number, operation))
+        counts[id] += 1
+    return rounds
+
+
+def _parts(steps: Sequence[Step]) -> list[list[Step]]:
+    """What goes into one transaction each."""
+    parts: list[list[Step]] = []
+    size = 0
+    for each in steps:
+        if not parts or len(parts[-1]) == MOST_STEPS or size + each.size > MOST_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(each)
+        size += each.size
+    return parts
+
+
+def _tell(part: Sequence[Step], result: Result, reason: str, outcomes: dict[int, Outcome]) -> None:
+    for each in part:
+        outcomes[each.number] = Outcome(result, reason=reason)

@@ -1,0 +1,143 @@
+"""What stands under which key, below the store's prefix.
+
+    new/QUEUE/ID                a message in NEW
+    ready/QUEUE/LIFE/ID         one in READY: LIFE is the revision at which the queue's record was made, so that
+                                dropping a queue empties it at once, however much is in it
+    delayed/QUEUE/ID            one in DELAYED
+    removed/QUEUE/ID            one in REMOVED
+    body/ID                     its bytes and what is fixed with them; written once, whatever moves the message
+    gone/QUEUE/LIFE             a queue that was dropped and still has messages below ready/
+    record/KIND/KEY             a record
+    owner                       who may change the store; its revision is in every transaction
+    lane/NUMBER                 which transaction was the last one there
+
+The value of a message's place is its meta, as the file name of a ``posix:`` store has it: ``,d1700000000000,r2``.
+Should an id be in two places at once, the later one's body stands under ``body/ID.MARK``, and ``#MARK`` follows its
+meta.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import quote, unquote
+
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.interface import Entry, Meta
+from mq.storage.names import leaf, parse_leaf
+
+_FOLDERS: Final = {
+    State.NEW: "new",
+    State.READY: "ready",
+    State.DELAYED: "delayed",
+    State.REMOVED: "removed",
+}
+_BARE: Final = MessageId("00000000-0000-1000-8000-000000000000")
+_GRAVE_BITS: Final = 0x8000 << 48
+_MARKED: Final = re.compile(r"(.*?)(?:#([0-9a-f]{16}))?")
+
+
+def encode_meta(meta: Meta, mark: str = "") -> bytes:
+    """The value of a message's place."""
+    text = leaf(_BARE, meta).removeprefix(_BARE)
+    return (f"{text}#{mark}" if mark else text).encode("ascii")
+
+
+def decode_meta(value: bytes) -> tuple[Meta, str] | None:
+    """The meta and the mark of a message's place; None when that is none of mq's values."""
+    match = _MARKED.fullmatch(value.decode("ascii", "replace"))
+    entry = parse_leaf(_BARE + match[1], "", State.NEW) if match is not None else None
+    return None if match is None or entry is None else (entry.meta, match[2] or "")
+
+
+class Keys:
+    """Names what is in one store.
+
+    Args:
+        prefix: the beginning of all of them.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.owner = f"{prefix}owner"
+
+    def place(self, entry: Entry, life: int) -> str:
+        """Of a message; `life` counts where it is in READY."""
+        return f"{self.folder(entry.state, entry.queue, life)}{entry.id}"
+
+    def folder(self, state: State, queue: str | None, life: int = 0) -> str:
+        """What the places of a state begin with, of one queue or of all."""
+        if queue is None:
+            return f"{self._prefix}{_FOLDERS[state]}/"
+        begin = f"{self._prefix}{_FOLDERS[state]}/{_escape(queue)}/"
+        return f"{begin}{life}/" if state is State.READY else begin
+
+    def ready(self, queue: str, life: int) -> str:
+        """What the places in READY begin with, of one life of a queue."""
+        return self.folder(State.READY, queue, life)
+
+    def body_at(self, place: str, value: bytes) -> str:
+        """Of the bytes of the message whose place that is."""
+        found = decode_meta(value)
+        return self.body(MessageId(place.rpartition("/")[2]), found[1] if found else "")
+
+    def body(self, id: MessageId, mark: str = "") -> str:
+        """Of a message's bytes."""
+        return f"{self._prefix}body/{id}.{mark}" if mark else f"{self._prefix}body/{id}"
+
+    def record(self, kind: str, key: str) -> str:
+        """Of a record."""
+        return f"{self.records(kind)}{_escape(key)}"
+
+    def records(self, kind: str) -> str:
+        """What the records of a kind begin with."""
+        return f"{self._prefix}record/{_escape(kind)}/"
+
+    def grave(self, queue: str, life: int) -> str:
+        """Of a queue that was dropped."""
+        return f"{self.graves(queue)}{life}"
+
+    def graves(self, queue: str | None) -> str:
+        """What dropped queues begin with, those of one name or all."""
+        return f"{self._prefix}gone/" if queue is None else f"{self._prefix}gone/{_escape(queue)}/"
+
+    def lane(self, number: int) -> str:
+        """Of a lane."""
+        return f"{self._prefix}lane/{number}"
+
+    def entry(self, key: str, value: bytes, state: State) -> Entry | None:
+        """The message whose place that is; None when it is none of mq's."""
+        *_, queue, id = key.split("/") if state is not State.READY else _without_life(key)
+        found = decode_meta(value)
+        named = parse_leaf(id, unquote(queue), state)
+        if found is None or named is None or named.id != id:
+            return None
+        return named._replace(meta=found[0])
+
+
+def record_key(key: str) -> str:
+    """The key of a record, out of its name in etcd."""
+    return unquote(key.rpartition("/")[2], errors="surrogatepass")
+
+
+def buried(key: str) -> Entry:
+    """A dropped queue, as an entry to unlink."""
+    *_, queue, life = key.split("/")
+    return Entry(unquote(queue), MessageId.from_key(_GRAVE_BITS | int(life)), State.REMOVED)
+
+
+def life_of(entry: Entry) -> int | None:
+    """The life of the dropped queue that an entry means; None when it means a message."""
+    key = entry.id.key
+    is_grave = key >> 64 == 0 and key & _GRAVE_BITS == _GRAVE_BITS
+    return key & ~_GRAVE_BITS if is_grave else None
+
+
+def _without_life(key: str) -> list[str]:
+    *begin, queue, _, id = key.split("/")
+    return [*begin, queue, id]
+
+
+def _escape(text: str) -> str:
+    return quote(text, safe="@", errors="surrogatepass")

@@ -1,0 +1,93 @@
+"""How much room etcd has left, so that it is never full to the last byte.
+
+etcd that is full refuses moves too, until an operator has made room: so new messages are refused when three quarters of
+its quota are in use, and what is there can be fetched and removed. The room of what was removed is free when etcd has
+been *compacted*: its history is thrown away, here once a minute, and at once when there is no more room.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from mq_etcd.client import Client
+from mq_etcd.errors import EtcdError
+
+logger = logging.getLogger("mq.storage.etcd")
+
+SHARE: Final = 0.75
+"""Of the quota, for messages and their history."""
+LOOK_SECONDS: Final = 2.0
+COMPACT_SECONDS: Final = 60.0
+MEND_SECONDS: Final = 5.0
+
+
+class Room:
+    """Keeps an eye on etcd's size.
+
+    Args:
+        client: of etcd.
+        quota: bytes that it may hold.
+    """
+
+    def __init__(self, client: Client, quota: int) -> None:
+        self._client = client
+        self._limit = int(quota * SHARE)
+        self._used = 0
+        self._written = 0
+        self._looked = -1e9
+        self._compacted = trio.current_time()
+        self._old_revision = 0
+        self._mended = -1e9
+        self._is_full = False
+
+    async def refusal(self, size: int) -> str:
+        """Why there is no room for `size` bytes more; empty where there is."""
+        now = trio.current_time()
+        is_near = self._used + self._written + size > self._limit
+        if now - self._looked > LOOK_SECONDS or (is_near and not self._is_full):
+            await self._look()
+        self._is_full = self._used + self._written + size > self._limit
+        if not self._is_full:
+            self._written += size
+            return ""
+        return (
+            f"etcd holds {self._used} bytes, and mq stores no more than {self._limit} there: {SHARE:.0%} of its quota"
+        )
+
+    async def mend(self) -> None:
+        """After etcd itself has said that it is full: see whether it need be."""
+        now = trio.current_time()
+        if now - self._mended < MEND_SECONDS:
+            return
+        self._mended = now
+        try:
+            await self._compact((await self._client.status()).revision)
+            if (await self._client.status()).used < self._limit:
+                logger.warning("etcd is full of what is no longer used: defragmenting it")
+                await self._client.defragment()
+                await self._client.disarm()
+        except EtcdError as error:
+            logger.warning("cannot make room in etcd: %s", error)
+
+    async def _look(self) -> None:
+        self._looked = now = trio.current_time()
+        try:
+            found = await self._client.status()
+            if found.used > self._limit:
+                await self._compact(found.revision)
+                found = await self._client.status()
+            elif now - self._compacted > COMPACT_SECONDS:
+                if self._old_revision:
+                    await self._compact(self._old_revision)
+                self._old_revision, self._compacted = found.revision, now
+        except EtcdError as error:
+            logger.warning("cannot see how full etcd is: %s", error)
+            return
+        self._used, self._written = found.used, 0
+
+    async def _compact(self, revision: int) -> None:
+        if revision:
+            await self._client.compact(revision)
