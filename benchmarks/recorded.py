@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from mq.storage.calls import Calls, LinuxCalls
 from mq.storage.interface import Entry, Move, Operation, Outcome, Stored, Write
+from mq.storage.native import load_native
 from mq.storage.options import StorageOptions
 from mq.storage.posix import FolderStorage, mount_of_root
 
@@ -85,7 +86,7 @@ class RecordedStorage(FolderStorage):
 @asynccontextmanager
 async def open_recorded(root: str, calls: LinuxCalls | None = None) -> AsyncIterator[RecordedStorage]:
     """An open store below `root` for the length of the block."""
-    storage = RecordedStorage(root, calls or LinuxCalls())
+    storage = RecordedStorage(root, calls or LinuxCalls(load_native()))
     try:
         await storage.open()
         yield storage

@@ -145,6 +145,7 @@ class Settings:
     no_mover: bool = _line(False, _SWITCHED, "leave delivery and requeueing to a separate mq-mover", "")
     no_reaper: bool = _line(False, _SWITCHED, "leave reaping to a separate mq-reaper", "")
     no_fast_lane: bool = _line(False, _SWITCHED, "serve plain HTTP/1.1 requests by Hypercorn, too, as all others", "")
+    no_native: bool = _line(False, _SWITCHED, "call the kernel file by file, though mq-native is installed", "")
     users: str = _line("", _TEXT, "file of users and their rights: with it, nobody else is let in", "none")
     tls_cert: str = _line("", _TEXT, "certificate to show, and those above it, as PEM: with it, TLS is spoken", "none")
     tls_key: str = _line("", _TEXT, "private key of the certificate, as PEM", "none")

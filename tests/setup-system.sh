@@ -11,6 +11,8 @@ packages=(
     iproute2    # hosts of a test's own, in network namespaces (tests/hosts)
     fuse3       # a disk that remembers what was written to it (tests/crash)
     fiu-utils   # system calls that fail under a real daemon (tests/faults)
+    gcc         # plugins/mq-native
+    libc6-dev
     memcached   # the server of plugins/mq-memcached
     etcd-server # the server of plugins/mq-etcd
     rabbitmq-server # what clients of AMQP are held to beside mq (tests/amqp/clients)

@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -117,17 +117,23 @@ def test_a_wrong_setting_is_one_line_and_2(given: list[Settings]) -> None:
 
 
 def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
+    given: list[object] = []
+
+    @asynccontextmanager
+    async def open_storage(address: str, **options: object) -> AsyncIterator[str]:
+        given.append(options)
+        yield address
 
     def open_broker(*args: object, observers: Sequence[Observer]) -> None:
         given.extend(args)
         raise StorageUnusable("that will do")
 
+    monkeypatch.setattr(serve, "open_storage", open_storage)
     monkeypatch.setattr(serve, "open_broker", open_broker)
     flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024)
-    assert given == ["posix:/r", config]
+    assert given == [{"shared": True, "watched": True, "max_lease_seconds": 0.5, "native": True}, "posix:/r", config]
 
 
 # As a process
@@ -272,7 +278,7 @@ async def crash(asked):
     await asked.wait()
     raise LookupError("the bug")
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def open_crashing(*_, **__):
     asked = trio.Event()
 

@@ -17,7 +17,11 @@ fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 packages=(-e '.[dev]')
 for plugin in plugins/*/pyproject.toml; do
-    [ -e "$plugin" ] && packages+=(-e "$(dirname "$plugin")")
+    [ -e "$plugin" ] && [ "$plugin" != plugins/mq-native/pyproject.toml ] && packages+=(-e "$(dirname "$plugin")")
 done
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "${packages[@]}"
+if [ -e plugins/mq-native ] && ! log=$(.venv/bin/python -m pip install --quiet --disable-pip-version-check -e plugins/mq-native 2>&1); then
+    echo "$log" | grep -i error | head -3 >&2 || true
+    echo "setup: mq-native could not be compiled (apt install gcc libc6-dev python3-dev); mq is slower without it, and no different" >&2
+fi
 touch .venv/.ready

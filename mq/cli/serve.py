@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final
 
@@ -27,6 +28,8 @@ from mq.lifecycle import DOOR
 from mq.observers.metrics import Metrics
 from mq.programs import CANNOT_START, run_program
 from mq.settings import Settings, load_settings
+from mq.storage.interface import Storage
+from mq.storage.registry import open_storage
 from mq.web.access import Gate
 from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
@@ -54,6 +57,16 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
     run_program("mq", partial(_serve, settings), _REFUSALS, settings.log_level)
 
 
+def _open_store(settings: Settings) -> AbstractAsyncContextManager[Storage]:
+    return open_storage(
+        settings.served_store,
+        shared=settings.peers > 0,
+        watched=settings.no_mover or settings.no_reaper,
+        max_lease_seconds=settings.delay,
+        native=not settings.no_native,
+    )
+
+
 async def _serve(settings: Settings, stop: trio.Event) -> None:
     if settings.reuse_port and not settings.peers:
         raise InvalidSetting(
@@ -72,7 +85,8 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
     metrics = Metrics()
     async with (
         journaling(settings) as journal,
-        open_broker(settings.served_store, config, observers=[metrics, *journal.observers]) as local,
+        _open_store(settings) as store,
+        open_broker(store, config, observers=[metrics, *journal.observers]) as local,
         clustered(cluster, local, config, [metrics, *journal.observers]) as broker,
         reloading(guards),
         trio.open_nursery() as nursery,

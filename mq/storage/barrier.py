@@ -88,6 +88,15 @@ class Barrier:
         self._folders: set[str] = set()
         self._everything = False
 
+    @property
+    def wants_files(self) -> bool:
+        """Whether it has to be given the files that were written, because it syncs them one by one."""
+        return self._one_by_one
+
+    def add_closed_file(self) -> None:
+        """A file was written, has its name, and is closed. Only where files are not wanted."""
+        self._everything = True
+
     def add_file(self, fd: int) -> None:
         """This open file was written, and has its name. The barrier closes it."""
         if self._one_by_one:
@@ -95,7 +104,7 @@ class Barrier:
             if self._syncs.ordered:
                 self._folders.clear()
         else:
-            self._everything = True
+            self.add_closed_file()
             self._calls.close(fd)
 
     def add_folders(self, *paths: str) -> None:

@@ -18,22 +18,19 @@ from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
-from mq.storage import names
-from mq.storage.barrier import Barrier, close_all, sync, sync_folder
-from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind
+from mq.storage.at_once import do_at_once, moved_entry
+from mq.storage.barrier import Barrier, close_all, sync
+from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind, Native
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
 from mq.storage.passing import passes
-from mq.storage.properties import ATTRIBUTES, LARGEST_ATTRIBUTES, SUM, Sum, encode_attributes, encode_side
+from mq.storage.properties import ATTRIBUTES, LARGEST_ATTRIBUTES, SUM, encode_attributes, encode_noted, encode_side
 from mq.storage.staging import StagedBody, write_all
+from mq.storage.unlinking import unlink, unlink_at_once
 
 _ASKS_AGAIN: Final = frozenset({"nfs", "nfs4"})
 
-UNLINKED_AT_ONCE: Final = 256
-"""Files of a deleted queue that one Unlink takes away."""
-
 _DONE: Final = Outcome(Result.DONE)
-_MORE: Final = Outcome(Result.MORE)
 _GONE: Final = Outcome(Result.GONE)
 _EXISTS: Final = Outcome(Result.EXISTS)
 _NO_QUEUE: Final = Outcome(Result.NO_QUEUE)
@@ -98,10 +95,10 @@ class Batch:
                     self._calls.unlink(self._layout.path(outcome.entry))
 
     def _write_and_move(self) -> None:
-        durable = False
+        durable = self._do_at_once(self._folders.native) if self._folders.native is not None else False
         for index, operation in enumerate(self._operations):
             if self._outcomes[index] is not _DONE:
-                continue  # refused already, with its side file
+                continue  # done at once, or refused with its side file
             try:
                 if isinstance(operation, Write):
                     outcome = self._write(operation, index)
@@ -122,6 +119,25 @@ class Batch:
             self._settle(self._barrier)
         if self._links:
             self._finish_links()
+
+    def _do_at_once(self, native: Native) -> bool:
+        """Do in one go what can be. Whether something was done that has to be durable."""
+        durable, keep = False, self._barrier.wants_files
+        waiting = [
+            (index, operation)
+            for index, operation in enumerate(self._operations)
+            if self._outcomes[index] is _DONE and index not in self._sides
+        ]
+        for index, entry, fd in do_at_once(native, self._folders, waiting, keep=keep):
+            operation = self._operations[index]
+            if isinstance(operation, Move):
+                self._outcomes[index] = self._moved(operation, entry)
+            else:
+                self._outcomes[index] = Outcome(Result.DONE, entry)
+                self._barrier.add_folders(self._layout.new)
+                self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()
+            durable |= self._is_durable(operation)
+        return durable
 
     def _new_barrier(self, files: int = 0) -> Barrier:
         return Barrier(self._folders.syncs, files)
@@ -238,11 +254,10 @@ class Batch:
         """Set the checksum before the first byte, so that a torn file can be told from a whole one."""
         if not self._folders.xattrs:
             return
-        attributes = encode_attributes(operation.attributes)
-        where = "" if not attributes else "a" if len(attributes) <= self._largest_attributes else "f"
-        if where == "a":
+        attributes, noted = encode_noted(operation.attributes, size, crc, self._largest_attributes)
+        if attributes:
             self._calls.set_attribute(fd, ATTRIBUTES, attributes)  # first: where a cut leaves the sum, all is there
-        self._calls.set_attribute(fd, SUM, Sum(size, crc, where).encode())
+        self._calls.set_attribute(fd, SUM, noted)
 
     def _write_sides(self) -> None:
         """Side files, durable before the names of their messages appear."""
@@ -293,8 +308,7 @@ class Batch:
     # Moving
 
     def _move(self, operation: Move, index: int) -> Outcome:
-        entry = operation.entry
-        moved = Entry(operation.queue or entry.queue, entry.id, operation.state, operation.meta)
+        entry, moved = operation.entry, moved_entry(operation)
         source, target = self._layout.path(entry), self._layout.path(moved)
         try:
             if entry.state is State.NEW and self._folders.whole:
@@ -310,6 +324,11 @@ class Batch:
             if error.errno == errno.ENOENT:
                 return _GONE
             raise
+        return self._moved(operation, moved)
+
+    def _moved(self, operation: Move, moved: Entry) -> Outcome:
+        """What the barrier has to know of a move."""
+        entry = operation.entry
         left, entered = self._layout.folder(entry.state, entry.queue), self._layout.folder(moved.state, moved.queue)
         is_durable = self._is_durable(operation)
         also = [left] if is_durable and self._folders.mount.atomic_rename else []
@@ -372,9 +391,10 @@ class Batch:
             barrier.add_folders(*self._folders.loose)
             self._settle(barrier)
         durable = False
-        for index, operation in unlinks:
+        gone = unlink_at_once(self._folders, [operation.entry for _, operation in unlinks])
+        for (index, operation), is_gone in zip(unlinks, gone, strict=True):
             try:
-                self._outcomes[index] = self._unlink(operation.entry)
+                self._outcomes[index] = _DONE if is_gone else unlink(self._folders, operation.entry)
             except OSError as error:
                 self._outcomes[index] = _refusal(error)
             durable |= operation.durable
@@ -382,46 +402,6 @@ class Batch:
             barrier = self._new_barrier()
             barrier.add_folders(self._layout.remove)
             self._settle(barrier)
-
-    def _unlink(self, entry: Entry) -> Outcome:
-        path = self._layout.path(entry)
-        try:
-            self._folders.ballast.give_way(self._calls.unlink, path)
-        except FileNotFoundError:
-            return _GONE
-        except IsADirectoryError:
-            return self._unlink_folder(entry, path)
-        self._unlink_side(entry.id)
-        return _DONE
-
-    def _unlink_folder(self, entry: Entry, path: str) -> Outcome:
-        """A deleted queue: its messages, some at a time, then the folder. Foreign things in it stay."""
-        try:
-            listed = [
-                name
-                for name, kind in self._calls.names(path)
-                if kind is FileKind.FILE and names.parse_leaf(name, entry.queue, State.READY)
-            ]
-            for name in listed[:UNLINKED_AT_ONCE]:
-                self._folders.ballast.give_way(self._calls.unlink, f"{path}/{name}")
-                self._unlink_side(name.partition(",")[0])
-            if not self._is_atomic:
-                sync_folder(self._calls, path)  # no name in it may outlive its file: inodes are used again
-            if len(listed) > UNLINKED_AT_ONCE:
-                return _MORE
-            self._calls.rmdir(path)
-        except FileNotFoundError:
-            return _MORE if self._calls.kind(path) else _GONE  # another reaper is at work on it
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
-            return _EXISTS
-        return _DONE
-
-    def _unlink_side(self, id: str) -> None:
-        if self._folders.sides:
-            with contextlib.suppress(FileNotFoundError):
-                self._calls.unlink(f"{self._layout.properties}/{id}")
 
 
 def _refusal(error: OSError) -> Outcome:

@@ -23,6 +23,10 @@ OPEN_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 OPEN_FOLDER: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
+Step = tuple[str, bytes, bytes, bytes] | tuple[str, str] | tuple[str]
+"""Write (path, data, sum, attributes), move (path, target), unlink (path,)."""
+
+
 class FileKind(enum.Enum):
     """What a name in a folder stands for."""
 
@@ -32,8 +36,25 @@ class FileKind(enum.Enum):
     """A symbolic link, FIFO, socket or device."""
 
 
+class Native(Protocol):
+    """Many calls in one: what the package mq-native is (:mod:`mq.storage.native`)."""
+
+    def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
+        """Do them in order. For each -errno, and nothing of it done; or 0; or the file that was written, open, where
+        `keep` is true."""
+
+    def read_files(self, paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
+        """Data, sum and attributes of each file that has at most `largest` bytes and a sum; else an errno."""
+
+
 class Calls(Protocol):
-    """What a folder store needs of an operating system."""
+    """What a folder store needs of an operating system.
+
+    Attributes:
+        native: does many of these calls in one; None where there is no such thing.
+    """
+
+    native: Native | None
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         """The system call of that name."""
@@ -91,20 +112,31 @@ class Calls(Protocol):
 
 
 class LinuxCalls:
-    """The kernel itself."""
+    """The kernel itself.
 
-    open = staticmethod(os.open)
+    Args:
+        native: does many calls in one, where it is installed.
+    """
+
     close = staticmethod(os.close)
     write = staticmethod(os.write)
     read = staticmethod(os.read)
     fsync = staticmethod(os.fsync)
     unlink = staticmethod(os.unlink)
-    mkdir = staticmethod(os.mkdir)
     rmdir = staticmethod(os.rmdir)
 
-    def __init__(self) -> None:
+    def __init__(self, native: Native | None = None) -> None:
+        self.native = native
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._rename_noreplace = hasattr(self._libc, "renameat2")
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        """The system call of that name."""
+        return os.open(path, flags, mode)
+
+    def mkdir(self, path: str, mode: int = 0o700) -> None:
+        """The system call of that name."""
+        os.mkdir(path, mode)
 
     def syncfs(self, fd: int) -> None:
         """The system call of that name."""

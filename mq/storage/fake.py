@@ -14,7 +14,7 @@ from typing import Any, Final
 from pyfakefs.fake_filesystem import FakeFilesystem, OSType
 from pyfakefs.fake_os import FakeOsModule
 
-from mq.storage.calls import FileKind
+from mq.storage.calls import FileKind, Native
 from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
 from mq.storage.posix import FolderStorage, at_once
@@ -35,6 +35,8 @@ class FakeCalls:
     Args:
         module: pyfakefs's stand-in for :mod:`os`.
     """
+
+    native: Native | None = None
 
     def __init__(self, module: FakeOsModule) -> None:
         self._os: Any = module

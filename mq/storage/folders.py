@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -19,8 +20,8 @@ from mq.message import MessageId, Properties, checksum
 from mq.storage import names
 from mq.storage.alarm import Alarm
 from mq.storage.ballast import Ballast
-from mq.storage.barrier import Spare, Syncs
-from mq.storage.calls import OPEN_READ, Calls, FileKind
+from mq.storage.barrier import Spare, Syncs, close_all
+from mq.storage.calls import OPEN_READ, Calls, FileKind, Native
 from mq.storage.costs import Costs
 from mq.storage.interface import Entry
 from mq.storage.layout import Layout
@@ -95,6 +96,7 @@ class Folders:
         )
         self.xattrs = xattrs
         self.whole = whole
+        self.native = self._native()
         self.reading = reading
         self.ballast = Ballast(calls, layout, mount.size, shared=whole)
         self.alarm = Alarm(calls, layout.alarm)
@@ -109,6 +111,12 @@ class Folders:
         self.failure = ""
         """Why nothing more is changed; empty while the medium is well."""
         self._skipped: set[str] = set()
+
+    def _native(self) -> Native | None:
+        """What does many calls in one, where a file's name may be there before the file is whole."""
+        is_plain = self.xattrs and self.mount.atomic_rename and not self.whole
+        is_utf8 = os.fsencode(self.layout.new) == self.layout.new.encode(errors="replace")
+        return self.calls.native if is_plain and is_utf8 else None
 
     @property
     def skipped(self) -> int:
@@ -182,6 +190,25 @@ class Folders:
         except StorageFull:
             with self.reading.lent():
                 return self._read(entry)
+
+    def read_many(self, entries: Sequence[Entry]) -> list[Opened | None]:
+        """Open messages; None for each that is not there.
+
+        Raises:
+            StorageFull: no file handle is free.
+        """
+        if self.native is None:
+            at_once: Sequence[tuple[bytes, bytes, bytes] | int] = [0] * len(entries)
+        else:
+            at_once = self.native.read_files([self.layout.path(entry) for entry in entries], READ_AT_ONCE)
+        opened: list[Opened | None] = []
+        try:
+            for entry, read in zip(entries, at_once, strict=True):
+                opened.append((None if isinstance(read, int) else _whole(*read)) or self.read(entry))
+        except StorageFull:
+            close_all(self.calls, (each.fd for each in opened if each is not None and each.fd is not None))
+            raise
+        return opened
 
     def flaw(self, entry: Entry) -> str | None:
         """Why a message's file is not whole: "" when it is, None when nothing tells (no checksum, or not to be read).
@@ -297,6 +324,18 @@ class Folders:
         if path not in self._skipped and len(self._skipped) < _REMEMBERED_SKIPS:
             self._skipped.add(path)
             logger.warning("left alone, %s: %s", why, ascii(path))
+
+
+def _whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:
+    """A file with its properties beside it; None where it takes more than that to tell what it is."""
+    expected = Sum.decode(noted)
+    if expected is None or expected.size != len(data) or expected.checksum != checksum(data):
+        return None
+    if not expected.attributes:
+        return Opened(Properties(len(data), expected.checksum), data)
+    if not attributes:
+        return None  # in a file of their own
+    return Opened(Properties(len(data), expected.checksum, decode_attributes(attributes)), data)
 
 
 def _unreadable(error: OSError) -> Opened:

@@ -84,6 +84,8 @@ class Layout(NamedTuple):
 
     def path(self, entry: Entry) -> str:
         """The entry's file."""
-        if entry.state is State.READY:
-            return f"{self.queues}/{entry.queue}/{names.leaf(entry.id, entry.meta)}"
-        return f"{self.folder(entry.state, entry.queue)}/{names.flat(entry.queue, entry.id, entry.meta)}"
+        queue, id, state, meta = entry
+        name = names.leaf(id, meta)
+        if state is State.READY:
+            return f"{self.queues}/{queue}/{name}"
+        return f"{self.folder(state, queue)}/{queue}:{name}"

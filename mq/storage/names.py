@@ -32,20 +32,21 @@ _BARE_ID_LENGTH: Final = 36
 
 def leaf(id: MessageId, meta: Meta = FRESH) -> str:
     """The name inside a queue's folder, and what follows the colon everywhere else."""
-    if meta is FRESH or meta == FRESH:
+    if meta is FRESH:
         return id
-    parts = [str(id)]
-    if meta.deadline_ms is not None:
-        parts.append(f"d{meta.deadline_ms}")
-    if meta.receives:
-        parts.append(f"r{meta.receives}")
-    if meta.claim is not None:
-        parts.append(f"c{meta.claim}")
-    if meta.order is not None:
-        parts.append(f"o{meta.order}")
-    if meta.expires_ms is not None:
-        parts.append(f"e{meta.expires_ms}")
-    return ",".join(parts)
+    deadline_ms, receives, claim, order, expires_ms = meta
+    name: str = id
+    if deadline_ms is not None:
+        name += f",d{deadline_ms}"
+    if receives:
+        name += f",r{receives}"
+    if claim is not None:
+        name += f",c{claim}"
+    if order is not None:
+        name += f",o{order}"
+    if expires_ms is not None:
+        name += f",e{expires_ms}"
+    return name
 
 
 def flat(queue: str, id: MessageId, meta: Meta = FRESH) -> str:

@@ -28,6 +28,7 @@ from mq.storage.calls import Calls, FileKind, LinuxCalls
 from mq.storage.folders import Folders, Opened
 from mq.storage.interface import QUEUE, Change, Description, Entry, Operation, Outcome, Stored, Unlink, Write
 from mq.storage.mount import Mount, mount_of, syncfs_reports_errors
+from mq.storage.native import load_native
 from mq.storage.opening import OpenRoot, RootBusy, explain, open_root
 from mq.storage.options import StorageOptions
 from mq.storage.passing import passes
@@ -52,7 +53,9 @@ _WATCHED: Final = frozenset({State.NEW, State.READY, State.DELAYED, State.REMOVE
 
 def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
     """A store in the folders below the root `rest`."""
-    return FolderStorage(f"posix:{rest}", rest, LinuxCalls(), options, mount=mount_of_root)
+    return FolderStorage(
+        f"posix:{rest}", rest, LinuxCalls(load_native() if options.native else None), options, mount=mount_of_root
+    )
 
 
 def mount_of_root(root: str) -> Mount:
@@ -198,7 +201,7 @@ class FolderStorage:
         """Open messages in one hop."""
         is_quick = not self._mount.persistent and len(entries) <= _QUICK
         hop = at_once if is_quick else self._hop_to(self._reading)
-        opened: list[Opened | None] = await self._read_only(self._read, entries, hop=hop)
+        opened: list[Opened | None] = await self._read_only(self._root_open.folders.read_many, entries, hop=hop)
         return [None if found is None else Stored(found.properties, self._body(found)) for found in opened]
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
@@ -263,17 +266,6 @@ class FolderStorage:
                 return result
         except OSError as error:
             raise _unreadable(error) from error
-
-    def _read(self, entries: Sequence[Entry]) -> list[Opened | None]:
-        folders = self._root_open.folders
-        found: list[Opened | None] = []
-        try:
-            for entry in entries:
-                found.append(folders.read(entry))  # noqa: PERF401 - what is open is closed
-        except StorageFull:
-            close_all(self._calls, (opened.fd for opened in found if opened is not None and opened.fd is not None))
-            raise
-        return found
 
     def _body(self, opened: Opened) -> BytesBody | DamagedBody | FileBody:
         if opened.damage:

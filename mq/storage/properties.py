@@ -65,6 +65,15 @@ def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
     return _encode(dict(attributes))
 
 
+def encode_noted(attributes: Mapping[str, Any], size: int, crc: int, largest: int) -> tuple[bytes, bytes]:
+    """What the two extended attributes of a file hold: its attributes, empty where there are none or more than
+    `largest` bytes of them, and its sum, which says where they are."""
+    encoded = encode_attributes(attributes)
+    if len(encoded) > largest:
+        return b"", Sum(size, crc, "f").encode()
+    return encoded, Sum(size, crc, "a" if encoded else "").encode()
+
+
 def decode_attributes(value: bytes | None) -> Mapping[str, Any]:
     """The attributes in `value`; none when it is not a JSON object."""
     try:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from mq.storage.calls import LinuxCalls
 from mq.storage.mount import Mount
+from mq.storage.native import load_native
 from mq.storage.options import StorageOptions
 from mq.storage.posix import FolderStorage, mount_of_root
 
 
 def make_tmpfs(rest: str, options: StorageOptions) -> FolderStorage:
     """A store in the folders below the root `rest`, on a tmpfs or ramfs."""
-    return FolderStorage(f"tmpfs:{rest}", rest, LinuxCalls(), options, mount=_mount_in_memory)
+    return FolderStorage(
+        f"tmpfs:{rest}", rest, LinuxCalls(load_native() if options.native else None), options, mount=_mount_in_memory
+    )
 
 
 def _mount_in_memory(root: str) -> Mount:

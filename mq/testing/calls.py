@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from mq.storage.calls import Calls, FileKind
+from mq.storage.calls import Calls, FileKind, Native
 
 
 class Call(NamedTuple):
@@ -47,6 +47,8 @@ class RecordingCalls:
     Attributes:
         log: the calls, in order; clear it at will.
     """
+
+    native: Native | None = None
 
     def __init__(self, inner: Calls, root: str = "") -> None:
         self.log: list[Call] = []

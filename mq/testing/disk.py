@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple, NoReturn
 
-from mq.storage.calls import FileKind
+from mq.storage.calls import FileKind, Native
 from mq.testing.faults import Faults
 
 
@@ -76,6 +76,8 @@ class Disk:
         random: decides what a crash leaves.
         faults: asked before every call.
     """
+
+    native: Native | None = None
 
     def __init__(self, medium: Medium, random: Random, faults: Faults) -> None:
         self.medium = medium

@@ -35,6 +35,7 @@ from mq.testing.disk import Disk, Medium
 from mq.testing.expected import Expected
 from mq.testing.faults import KINDS, Faults, PowerCut
 from mq.testing.history import History
+from mq.testing.steps import StepByStep
 from mq.testing.users import Users
 
 START_NS: Final = 1_700_000_000 * 10**9
@@ -43,6 +44,9 @@ STUCK_SECONDS: Final = 7200.0
 
 CLAIMING: Final = (1, 2)
 """The last digits of seeds in whose runs batches are claimed, if there is one broker."""
+
+AT_ONCE: Final = 3
+"""Of the seeds whose tens leave this rest when divided by 4: a batch's calls are made as mq-native makes them."""
 
 DISK_BYTES: Final = 1 << 18
 """What a disk is said to hold. It keeps the ballast small."""
@@ -142,6 +146,8 @@ class _Run:
         self.log: list[str] = []
         self.faults = Faults(self.random, self._note)
         self.disk = Disk(self.plan.medium, self.random, self.faults)
+        if seed // 10 % 4 == AT_ONCE:
+            self.disk.native = StepByStep(self.disk)
         self.set_back_seconds = 0.0
         self.elapsed = 0.0
         self.guesses, self.measured = Random(seed), 0.0

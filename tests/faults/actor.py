@@ -53,12 +53,14 @@ class Variant(NamedTuple):
         shared: with peers, though none is running.
         attributes: there are extended attributes.
         syncfs: syncfs(2) is used.
+        at_once: a batch's calls are made as mq-native makes them.
     """
 
     mount: Mount
     shared: bool = False
     attributes: bool = True
     syncfs: bool = True
+    at_once: bool = False
 
 
 class Actor:

@@ -19,6 +19,7 @@ from mq.storage.mount import Mount
 from mq.testing.calls import Call
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import Faults, PowerCut
+from mq.testing.steps import StepByStep
 from tests.faults.actor import ROOT, Actor, Variant
 from tests.faults.ledger import Broken, Ledger
 from tests.faults.script import LIVES, litter
@@ -34,6 +35,7 @@ VARIANTS: Final = {
     "unordered": Variant(Mount("unordered", atomic_rename=True, size=SMALL), syncfs=False),
     "link": Variant(Mount("link", size=SMALL)),
     "bare": Variant(Mount("bare", size=SMALL), attributes=False, syncfs=False),
+    "at once": Variant(Mount("at once", atomic_rename=True, ordered=True, size=SMALL), at_once=True),
     "shared": Variant(Mount("shared", atomic_rename=True, size=SMALL), shared=True),
     "shared link": Variant(Mount("shared link", size=SMALL), shared=True, syncfs=False),
 }
@@ -71,6 +73,8 @@ def run(world: World, main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
 async def live(world: World, variant: Variant, life: Life, fault: Fault | None) -> tuple[list[Call], float]:
     """One life of a broker, perhaps with a fault. The calls it made, and what the clock says after it."""
     calls = StrikingCalls(world.disk, ROOT, fault, attributes=variant.attributes)
+    if variant.at_once:
+        calls.native = StepByStep(calls)
     try:
         await Actor(variant, calls, world.ledger, fault).live(life)
         _check_nothing_open(world.disk)

@@ -56,11 +56,20 @@ BUGS: Final = {
     "a link is not durable before its unlink": Bug(
         batch.Batch, "_write_and_move", "if durable or self._links or self._must_settle:", "if durable:"
     ),
+    "what is done at once is not synced": Bug(
+        batch.Batch, "_do_at_once", "durable |= self._is_durable(operation)", "pass"
+    ),
+    "what is written at once is not synced": Bug(
+        batch.Batch,
+        "_do_at_once",
+        "self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()",
+        "self._calls.close(fd) if keep else None",
+    ),
     "the folder that was left is not synced": Bug(
-        batch.Batch, "_move", "add_folders(entered, *also)", "add_folders(entered)"
+        batch.Batch, "_moved", "add_folders(entered, *also)", "add_folders(entered)"
     ),
     "the folder that was entered is not synced": Bug(
-        batch.Batch, "_move", "add_folders(entered, *also)", "add_folders(*also)"
+        batch.Batch, "_moved", "add_folders(entered, *also)", "add_folders(*also)"
     ),
     "one folder is synced of two where names have no order": Bug(
         barrier.Barrier, "add_folders", "if self._syncs.ordered else []", ""

@@ -24,7 +24,8 @@ _fake_roots: Final = itertools.count()
 class Places:
     """Makes stores of one backend; `make` and `reopen` are what the conformance checks want."""
 
-    def __init__(self, backend: str, folder: str) -> None:
+    def __init__(self, backend: str, folder: str, **options: bool) -> None:
+        self._options = options
         self._backend = backend
         self._folder = folder
         self._made = 0
@@ -47,7 +48,7 @@ class Places:
     @asynccontextmanager
     async def reopen(self) -> AsyncIterator[Storage]:
         """An open store on the place that was made last."""
-        async with open_storage(self.address) as storage:
+        async with open_storage(self.address, **self._options) as storage:
             yield storage
 
     @asynccontextmanager

@@ -13,12 +13,12 @@ from typing import Final
 import pytest
 
 from mq.lifecycle import State
-from mq.storage.batch import UNLINKED_AT_ONCE
 from mq.storage.calls import LinuxCalls
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Unlink, Write
 from mq.storage.mount import Mount, mount_of
 from mq.storage.passing import PASSING
 from mq.storage.properties import LARGEST_ATTRIBUTES
+from mq.storage.unlinking import UNLINKED_AT_ONCE
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 HELD: Final = frozenset({"new", "delay", "remove"})

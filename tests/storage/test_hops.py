@@ -56,7 +56,7 @@ async def test_on_a_disk_every_batch_hops() -> None:
     assert await hops.of(write()) == ["run"]
     entries = await hops.storage.scan(State.NEW)
     await hops.storage.read(entries)
-    assert hops.taken == ["run", "scan", "_read"]
+    assert hops.taken == ["run", "scan", "read_many"]
     await hops.storage.aclose()
 
 
@@ -75,7 +75,7 @@ async def test_many_hop_in_memory_too(memory: Hops) -> None:
     entries = await memory.storage.scan(State.NEW)
     memory.taken.clear()
     await memory.storage.read(entries)
-    assert memory.taken == ["_read"]
+    assert memory.taken == ["read_many"]
 
 
 async def test_what_is_long_hops_in_memory_too(memory: Hops) -> None:
