@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Final
 
 import trio
 
-from mq.errors import StorageFailed, StorageFull
+from mq.errors import StorageFailed, StorageFenced, StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.interface import (
@@ -184,9 +184,9 @@ class KeptStorage:
         self._ids.add(entry.id)
 
     @contextmanager
-    def _watching(self) -> Any:
+    def _watching(self) -> Iterator[None]:
         try:
             yield
-        except StorageFailed as error:
+        except (StorageFailed, StorageFenced) as error:
             self._broken(str(error))
             raise

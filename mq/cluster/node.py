@@ -44,6 +44,13 @@ POLL_SECONDS: Final = 1.0
 """How often members are looked at although no change was told."""
 
 
+def first_of(error: BaseException) -> BaseException:
+    """The error itself, or the first one in its group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def boot_seconds() -> float:
     """Seconds that go on whatever happens to this process, or to the clock on the wall."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -247,8 +254,8 @@ class ClusterNode:
             finally:
                 with trio.CancelScope(shield=True):
                     await store.aclose()
-        except StorageError as error:
-            broken(str(error))
+        except* StorageError as errors:
+            broken(str(first_of(errors)))
 
     async def _serve(self, tenure: Tenure, broker: Broker, store: KeptStorage) -> None:
         term = Term(tenure.candidacy.number, broker, store, lambda: tenure.lasts, self._opened)

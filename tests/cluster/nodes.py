@@ -95,7 +95,9 @@ class Host:
         await self._ended.wait()
 
     async def wait_for_master(self) -> None:
-        """Until it knows somebody who serves."""
+        """Until it is a member, and knows somebody who serves."""
+        while self.node.membership().role == "alone":
+            await trio.sleep(0.01)
         await self.node.directory.serving(trio.current_time() + 60)
 
     async def http(self, method: str, path: str, body: bytes = b"", **headers: str) -> Reply:
