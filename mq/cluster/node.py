@@ -121,6 +121,7 @@ class ClusterNode:
         self._members: list[Member] = []
         self._tenure: Tenure | None = None
         self._term: Term | None = None
+        self._news = trio.Event()
 
     def membership(self) -> Membership:
         """The cluster, as this node sees it."""
@@ -185,6 +186,7 @@ class ClusterNode:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._renew, tenure, stop)
             nursery.start_soon(self._expire, tenure, stop)
+            nursery.start_soon(self._listen)
             nursery.start_soon(self._follow_members, tenure, nursery, stop)
         if why:
             raise why[0]
@@ -219,23 +221,35 @@ class ClusterNode:
 
     # Being master
 
+    async def _listen(self) -> None:
+        """Hear of changes among the members."""
+        while True:
+            try:
+                async with self._coordinator.changes() as changes:
+                    self._news.set()
+                    async for _ in changes:
+                        self._news.set()
+            except CoordinatorError as error:
+                logger.debug("changes among the members are not heard of: %s", error)
+            await trio.sleep(RETRY_SECONDS)
+
     async def _follow_members(self, tenure: Tenure, nursery: trio.Nursery, stop: Callable[[Exception], None]) -> None:
         """Look who is the oldest, again whenever that may have changed."""
         is_master = False
         while True:
+            self._news = trio.Event()
             try:
-                async with self._coordinator.changes() as changes:
-                    while True:
-                        self._members = await self._coordinator.members()
-                        number = tenure.candidacy.number
-                        is_oldest = bool(self._members) and self._members[0].number == number
-                        if is_oldest and not is_master and tenure.lasts:
-                            is_master = True
-                            nursery.start_soon(self._be_master, tenure, stop)
-                        with trio.move_on_after(POLL_SECONDS):
-                            await anext(changes)
-            except (CoordinatorError, StopAsyncIteration):
+                self._members = await self._coordinator.members()
+            except CoordinatorError as error:
+                logger.debug("the members are not known: %s", error)
                 await trio.sleep(RETRY_SECONDS)
+                continue
+            is_oldest = bool(self._members) and self._members[0].number == tenure.candidacy.number
+            if is_oldest and not is_master and tenure.lasts:
+                is_master = True
+                nursery.start_soon(self._be_master, tenure, stop)
+            with trio.move_on_after(POLL_SECONDS):
+                await self._news.wait()
 
     async def _be_master(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
         """Serve the highly available queues until this task is cancelled."""

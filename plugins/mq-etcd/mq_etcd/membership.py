@@ -1,0 +1,171 @@
+"""The members of a cluster of mq, kept in etcd: a key for each, under a lease. The oldest is the one whose key was made
+first. The store of the master is fenced by its key: once that is gone, nothing of what it does is done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
+from urllib.parse import parse_qsl, urlencode
+
+from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
+from mq.storage.interface import Storage
+from mq.storage.options import StorageOptions
+from mq.storage.registry import make_storage
+from mq_etcd.address import parse_address
+from mq_etcd.client import Client
+from mq_etcd.errors import Absent, EtcdError
+from mq_etcd.values import KeyValue, Put, absent, end_of_prefix
+from mq_etcd.watch import Watch
+
+SIZE: Final = 3
+"""A cluster has three nodes (seed CHMQ, part four)."""
+ATTEMPTS: Final = 5
+"""So many members of etcd can be asked in vain in the time of a lease."""
+
+
+@asynccontextmanager
+async def make_coordinator(rest: str, lease_seconds: float) -> AsyncIterator[EtcdCoordinator]:
+    """A coordinator for the length of the block: the entry point of ``mq.coordinators``.
+
+    Args:
+        rest: of the address, as a store has it: ``http://10.9.0.1:2379,http://10.9.0.2:2379?prefix=/mq/``.
+        lease_seconds: how long a member is one without renewing.
+
+    Raises:
+        StorageUnusable: the address makes no sense.
+    """
+    address = parse_address(rest)
+    client = Client(
+        address.endpoints,
+        user=address.user,
+        tls=address.tls,
+        patience=lease_seconds / ATTEMPTS,
+        deadline=lease_seconds,
+        connections=4,
+    )
+    try:
+        yield EtcdCoordinator(client, rest, address.prefix, lease_seconds)
+    finally:
+        await client.aclose()
+
+
+class EtcdCoordinator:
+    """A :class:`~mq.cluster.coordinator.Coordinator`.
+
+    Args:
+        client: of etcd.
+        rest: of the store's address.
+        prefix: of the store's keys.
+        lease_seconds: how long a member is one without renewing.
+    """
+
+    def __init__(self, client: Client, rest: str, prefix: str, lease_seconds: float) -> None:
+        self._client = client
+        self._rest = rest
+        self._members = prefix.rstrip("/") + "-members/"
+        self._lease_seconds = lease_seconds
+
+    async def join(self, node: str) -> EtcdCandidacy:
+        """Become the youngest member.
+
+        Raises:
+            CoordinatorError: there are three already, or one of that name; or etcd does not answer.
+        """
+        with _translated():
+            others = [member.node for member in await self.members() if member.node != node]
+            if len(others) >= SIZE:
+                raise CoordinatorError(f"the cluster has its {SIZE} nodes: {', '.join(others)}. Stop one of them first")
+            lease = await self._client.grant(self._lease_seconds)
+            key = self._members + node
+            value = json.dumps({"since": time.time()}).encode()
+            done = await self._client.txn([absent(key)], [Put(key, value, lease.id)])
+            if not done.succeeded:
+                with suppress(EtcdError):
+                    await self._client.revoke(lease.id)
+                raise CoordinatorError(f"there is a node {node} already, or its last life is not quite over")
+        return EtcdCandidacy(self._client, self._rest, key, done.revision, lease.id, self._lease_seconds)
+
+    async def members(self) -> list[Member]:
+        """All of them, the oldest first."""
+        with _translated():
+            page = await self._client.range(self._members, end_of_prefix(self._members))
+        return sorted((self._member(found) for found in page.found), key=lambda member: member.number)
+
+    @asynccontextmanager
+    async def changes(self) -> AsyncIterator[AsyncIterator[None]]:
+        """Tells whenever a key of a member was made or deleted."""
+        with _translated():
+            async with self._client.watch(self._members, end_of_prefix(self._members)) as watch:
+                yield _Changes(watch)
+
+    def _member(self, found: KeyValue) -> Member:
+        try:
+            since = float(json.loads(found.value)["since"])
+        except (ValueError, KeyError, TypeError):
+            since = 0.0
+        return Member(found.key.removeprefix(self._members), found.created, since)
+
+
+class EtcdCandidacy:
+    """A :class:`~mq.cluster.coordinator.Candidacy`.
+
+    Args:
+        client: of etcd.
+        rest: of the store's address.
+        key: of the member.
+        number: the revision at which it was made.
+        lease: under which it is.
+        lease_seconds: how long that lasts. Longer no request to the store may take: by then somebody else is master.
+    """
+
+    def __init__(self, client: Client, rest: str, key: str, number: int, lease: int, lease_seconds: float) -> None:
+        self._lease_seconds = lease_seconds
+        self.number = number
+        self._client = client
+        self._rest = rest
+        self._key = key
+        self._lease = lease
+
+    async def renew(self) -> None:
+        """Begin the lease's time anew."""
+        with _translated():
+            await self._client.keep_alive(self._lease)
+
+    async def leave(self) -> None:
+        """Revoke the lease, and with it the key."""
+        with suppress(EtcdError):
+            await self._client.revoke(self._lease)
+
+    def storage(self) -> Storage:
+        """The store, whose every change depends on the key."""
+        options = {"deadline": f"{self._lease_seconds:g}", "fence": f"{self._key}@{self.number}"}
+        places, _, said = self._rest.partition("?")
+        query = urlencode(dict(parse_qsl(said)) | options)
+        return make_storage(f"etcd:{places}?{query}", StorageOptions())
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except Absent as error:
+        raise CandidacyEnded(str(error)) from error
+    except EtcdError as error:
+        raise CoordinatorError(str(error)) from error
+
+
+class _Changes:
+    """The events of a watch, without what they say."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __aiter__(self) -> _Changes:
+        return self
+
+    async def __anext__(self) -> None:
+        with _translated():
+            await anext(self._watch)

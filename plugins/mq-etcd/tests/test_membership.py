@@ -1,0 +1,86 @@
+"""Members of a cluster in etcd: the order in which they joined, and what is theirs for as long as they are members."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from mq_etcd.testing.cluster import Cluster
+
+from mq.cluster.coordinator import CandidacyEnded, Coordinator, CoordinatorError, find_coordinator
+from mq.errors import StorageFenced
+from mq.storage.interface import QUEUE
+
+pytestmark = pytest.mark.slow
+
+LEASE_SECONDS = 2.0
+
+
+@pytest.fixture
+async def coordinator(single: Cluster, prefix: str) -> AsyncIterator[Coordinator]:
+    address = f"etcd:{single.endpoints[0]}?prefix={prefix}"
+    async with find_coordinator(address, LEASE_SECONDS) as coordinator:
+        yield coordinator
+
+
+async def names(coordinator: Coordinator) -> list[str]:
+    return [member.node for member in await coordinator.members()]
+
+
+async def test_the_oldest_comes_first_and_who_left_is_the_youngest(coordinator: Coordinator) -> None:
+    first = await coordinator.join("c")
+    for node in "ab":
+        await coordinator.join(node)
+    assert await names(coordinator) == ["c", "a", "b"]
+    assert (await coordinator.members())[0].number == first.number
+    await first.leave()
+    again = await coordinator.join("c")
+    assert await names(coordinator) == ["a", "b", "c"]
+    assert again.number > first.number
+
+
+async def test_three_and_no_more_each_with_a_name_of_its_own(coordinator: Coordinator) -> None:
+    for node in "abc":
+        await coordinator.join(node)
+    with pytest.raises(CoordinatorError, match="has its 3 nodes: a, b, c"):
+        await coordinator.join("d")
+    with pytest.raises(CoordinatorError, match="a node b already"):
+        await coordinator.join("b")
+
+
+async def test_changes_are_told(coordinator: Coordinator) -> None:
+    async with coordinator.changes() as changes:
+        candidacy = await coordinator.join("a")
+        with trio.fail_after(1):
+            await anext(changes)
+        await candidacy.leave()
+        with trio.fail_after(1):
+            await anext(changes)
+    assert await names(coordinator) == []
+
+
+async def test_who_does_not_renew_is_no_member_any_more(coordinator: Coordinator) -> None:
+    renewed, forgotten = await coordinator.join("a"), await coordinator.join("b")
+    with trio.fail_after(10):
+        while await names(coordinator) != ["a"]:  # etcd's own clock
+            await renewed.renew()
+            await trio.sleep(0.2)
+    with pytest.raises(CandidacyEnded):
+        await forgotten.renew()
+
+
+async def test_the_store_of_who_is_no_member_any_more_changes_nothing(coordinator: Coordinator) -> None:
+    old = await coordinator.join("a")
+    new = await coordinator.join("b")
+    store = old.storage()
+    await store.open()
+    assert await store.put_record(QUEUE, "q", {"created": 1})
+    await old.leave()
+    with pytest.raises(StorageFenced):
+        await store.put_record(QUEUE, "r", {"created": 1})
+    await store.aclose()
+    after = new.storage()
+    await after.open()
+    assert list(await after.records(QUEUE)) == ["q"]
+    await after.aclose()
