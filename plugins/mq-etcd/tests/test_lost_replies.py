@@ -1,0 +1,213 @@
+"""What was sent and not answered may have been done, or may be done much later. Each change is done once anyway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from mq_etcd.client import open_client
+from mq_etcd.testing.wire import Times, Wire, is_txn, wire_to
+from mq_etcd.values import end_of_prefix
+
+from mq.broker import open_broker
+from mq.errors import StorageFull
+from mq.lifecycle import State
+from mq.message import MessageIds
+from mq.storage.conformance import check_whole
+from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Storage, Unlink, Write
+from mq.storage.registry import open_storage
+
+IDS = MessageIds()
+LEASED = Meta(deadline_ms=1_700_000_000_000, receives=1, claim="00000000000000aa")
+
+
+@asynccontextmanager
+async def wired(place, prefix: str, deadline: float = 5) -> AsyncIterator[tuple[Wire, Storage]]:
+    """A store whose wire does as the test says; looked over at the end, when it is whole again."""
+    place.prefix = f"/wired/{prefix}"
+    [member] = place.cluster.members
+    async with wire_to(member.port) as wire:
+        address = f"etcd:{wire.endpoint}?prefix={place.prefix}&patience=0.3&deadline={deadline}"
+        async with open_storage(address) as storage:
+            await storage.put_record(QUEUE, "orders", {"created": 0})
+            yield wire, storage
+            await check_whole(storage)
+
+
+async def one(storage: Storage, operation: Operation) -> Outcome:
+    [outcome] = await storage.commit([operation])
+    return outcome
+
+
+def life(id) -> list[tuple[Operation, Entry | None]]:
+    """A message's life: each operation, and where the message is then."""
+    new = Entry("orders", id, State.NEW)
+    ready = Entry("orders", id, State.READY)
+    lease = Entry("orders", id, State.DELAYED, LEASED)
+    again = Entry("orders", id, State.READY, Meta(receives=1))
+    removed = Entry("orders", id, State.REMOVED, Meta(receives=1))
+    return [
+        (Write("orders", id, b"body"), new),
+        (Move(new, State.READY), ready),
+        (Move(ready, State.DELAYED, LEASED), lease),
+        (Move(lease, State.READY, again.meta), again),
+        (Move(again, State.REMOVED, again.meta), removed),
+        (Unlink(removed), None),
+    ]
+
+
+async def everything(storage: Storage) -> list[Entry]:
+    found = [*await storage.scan(State.READY, "orders")]
+    for state in (State.NEW, State.DELAYED, State.REMOVED):
+        found += await storage.scan(state)
+    return found
+
+
+async def test_a_lost_reply_changes_no_outcome(place) -> None:
+    """Every operation of a life is done, its reply is lost, and what came of it is found out."""
+    async with wired(place, "lost") as (wire, storage):
+        for operation, now in life(IDS.new()):
+            wire.loses = Times(1)
+            assert await one(storage, operation) == Outcome(Result.DONE, now)
+            assert await everything(storage) == ([now] if now else [])
+        assert wire.lost == 6
+
+
+async def test_a_lost_reply_makes_no_loser_a_winner(place) -> None:
+    """In one batch, the reply to which is lost: some are done, some are not."""
+    async with wired(place, "losers") as (wire, storage):
+        first, second = IDS.new(), IDS.new()
+        await storage.commit([Write("orders", first, b"1")])
+        ready = Entry("orders", first, State.READY)
+        wire.loses = Times(2)
+        outcomes = await storage.commit(
+            [
+                Write("orders", first, b"again"),
+                Write("orders", second, b"2"),
+                Move(ready, State.DELAYED, LEASED),
+                Move(Entry("orders", first, State.NEW), State.READY),
+                Move(Entry("orders", second, State.NEW, LEASED), State.READY),
+            ]
+        )
+        results = [outcome.result for outcome in outcomes]
+        assert results == [Result.EXISTS, Result.DONE, Result.GONE, Result.DONE, Result.GONE]
+        assert wire.lost == 2
+        assert await everything(storage) == [ready, Entry("orders", second, State.NEW)]
+
+
+async def test_records_survive_lost_replies(place) -> None:
+    async with wired(place, "records") as (wire, storage):
+        for wanted in (True, False):
+            wire.loses = Times(1)
+            assert await storage.put_record("exchange", "e", {"new": wanted}) is wanted
+        wire.loses = Times(1)
+        assert await storage.put_record(QUEUE, "other", {"created": 0})
+        wire.loses = Times(1)
+        assert await storage.drop_record(QUEUE, "other")
+        assert wire.lost == 4
+        assert await storage.records("exchange") == {"e": {"new": False}}
+        assert list(await storage.records(QUEUE)) == ["orders"]
+
+
+@pytest.mark.parametrize("number", range(6))
+async def test_what_lands_late_changes_nothing(place, number: int) -> None:
+    """A request is held back as by a member that is asleep, sent again, done; and comes through when all is over."""
+    async with wired(place, f"late{number}") as (wire, storage):
+        id = IDS.new()
+        for each, (operation, now) in enumerate(life(id)):
+            wire.holds = Times(each == number)
+            assert await one(storage, operation) == Outcome(Result.DONE, now)
+        assert len(wire.held) == 1
+        assert b'"succeeded":true' not in (await wire.release())[0]
+        assert await everything(storage) == []
+        async with open_client(place.cluster.endpoints) as client:
+            bodies = f"{place.prefix}/body/"
+            assert (await client.range(bodies, end_of_prefix(bodies))).found == []
+
+
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("number", range(5))
+async def test_what_is_in_doubt_is_undone(place, number: int, lands: bool) -> None:
+    """Nothing comes through until the deadline: UNKNOWN. What the broker believes then, that nothing has happened, is
+    so as soon as anything else is changed, whether it had been done or would be done later."""
+    async with wired(place, f"doubt{number}{lands}", deadline=0.8) as (wire, storage):
+        id = IDS.new()
+        steps = life(id)
+        before = None
+        for operation, now in steps[:number]:
+            assert await one(storage, operation) == Outcome(Result.DONE, now)
+            before = now
+        operation, after = steps[number]
+        wire.holds = is_txn
+        assert (await one(storage, operation)).result is Result.UNKNOWN
+        assert len(wire.held) >= 2
+        wire.holds = Times(0)
+        if lands:
+            assert b'"succeeded":true' in (await wire.release())[0]
+            assert await everything(storage) == [after]
+        await one(storage, Unlink(Entry("orders", IDS.new(), State.REMOVED)))
+        assert await everything(storage) == ([before] if before else [])
+        await wire.release()
+        assert await everything(storage) == ([before] if before else [])
+        assert await one(storage, operation) == Outcome(Result.DONE, after)
+
+
+async def test_while_nothing_comes_through_nothing_is_promised(place) -> None:
+    async with wired(place, "away", deadline=0.8) as (wire, storage):
+        wire.holds = is_txn
+        id = IDS.new()
+        started = trio.current_time()
+        assert (await one(storage, Write("orders", id, b"body"))).result is Result.UNKNOWN
+        again = await one(storage, Write("orders", IDS.new(), b"body"))
+        assert again.result is Result.FULL
+        assert "did not say what became of a change within 0.8 seconds" in again.reason
+        with pytest.raises(StorageFull, match="Try again later"):
+            await storage.put_record("exchange", "e", {})
+        assert trio.current_time() - started < 6
+        wire.holds = Times(0)
+        assert (await one(storage, Write("orders", id, b"body"))).result is Result.DONE
+
+
+async def test_a_broker_behind_a_bad_wire_loses_nothing_and_stores_nothing_twice(place) -> None:
+    """Each tenth reply to a change is lost."""
+    place.prefix = "/wired/broker"
+    [member] = place.cluster.members
+    count = 0
+
+    def each_tenth(request: bytes) -> bool:
+        nonlocal count
+        count += is_txn(request)
+        return is_txn(request) and count % 10 == 0
+
+    async with wire_to(member.port) as wire:
+        wire.loses = each_tenth
+        address = f"etcd:{wire.endpoint}?prefix={place.prefix}"
+        async with open_broker(address) as broker:
+            await broker.create_queue("orders")
+            published: set[str] = set()
+            removed: set[str] = set()
+
+            async def produce(name: int) -> None:
+                for number in range(40):
+                    published.add(await broker.publish("orders", b"%d.%d" % (name, number)))
+
+            async def consume() -> None:
+                while len(removed) < 100:
+                    message = await broker.fetch("orders", wait=5)
+                    assert message is not None
+                    assert message.receives == 1
+                    await broker.remove("orders", message.id, receipt=message.receipt)
+                    assert message.id not in removed, "handed out twice"
+                    removed.add(message.id)
+
+            async with trio.open_nursery() as nursery:
+                for name in range(5):
+                    nursery.start_soon(produce, name)
+                for _ in range(4):
+                    nursery.start_soon(consume)
+        assert wire.lost > 10
+    async with open_broker(place.address) as broker:
+        left = {message.id for message in await broker.fetch_many("orders", 500)}
+        assert left == published - removed
