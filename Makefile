@@ -4,7 +4,7 @@ READY := .venv/.ready
 BIN := .venv/bin
 SEEDS ?= 10000
 
-.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut fuzz coverage clean
+.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut shared fuzz coverage clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -49,6 +49,9 @@ torture: $(READY) ## kill -9 for hours: nothing acknowledged is lost
 
 powercut: $(READY) ## cut the power under real file systems, as root: make powercut POINTS=1000
 	$(BIN)/python -m tests.crash --points $(or $(POINTS),300)
+
+shared: $(READY) ## two brokers on a GlusterFS volume while copies die and cables are pulled, as root: make shared MESSAGES=5000
+	$(BIN)/pytest tests/hosts/test_shared_root.py --shared-messages=$(or $(MESSAGES),5000)
 
 fuzz: $(READY) ## fuzz the parsers: make fuzz SECONDS=600
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)

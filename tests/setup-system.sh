@@ -13,6 +13,8 @@ packages=(
     fiu-utils   # system calls that fail under a real daemon (tests/faults)
     gcc         # plugins/mq-native
     libc6-dev
+    glusterfs-server # a root that several hosts share (tests/hosts)
+    glusterfs-client
     memcached   # the server of plugins/mq-memcached
     etcd-server # the server of plugins/mq-etcd
     rabbitmq-server # what clients of AMQP are held to beside mq (tests/amqp/clients)

@@ -16,6 +16,8 @@ RETRY_SECONDS: Final = 1.0
 """How long the mover and the reaper wait before they try again what the medium refused for now."""
 POLL_SECONDS: Final = 1.0
 """How often a store is looked at that others change and that cannot tell."""
+GLANCE_SECONDS: Final = 0.1
+"""How often such a store is looked at for messages of the queues that somebody waits for."""
 STRANDED_SECONDS: Final = 10.0
 """How old a message in NEW of a shared store must be before it is taken for a dead broker's and delivered."""
 

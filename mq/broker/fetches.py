@@ -133,6 +133,10 @@ class Fetches:
         line = self._lines.get(index)
         return 0 if line is None else line.wanted
 
+    def waited_for(self) -> list[QueueIndex]:
+        """The queues in whose lines somebody stands."""
+        return [index for index, line in self._lines.items() if line.wanted]
+
     def refuse(self, index: QueueIndex, error: Exception) -> None:
         """Whoever stands in this line gets that for an answer."""
         line = self._lines.get(index)

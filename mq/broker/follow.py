@@ -6,12 +6,13 @@ What is learned here are hints. Whoever acts on a stale one finds out at the mov
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import trio
 
 from mq.broker.catalog import Catalog
-from mq.broker.config import POLL_SECONDS, STRANDED_SECONDS
+from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.index import QueueIndex
 from mq.broker.queue_settings import QueueSettings
 from mq.errors import StorageError
@@ -20,6 +21,10 @@ from mq.message import MessageId, MessageIds
 from mq.storage.interface import QUEUE, Change, Entry, Storage
 
 logger = logging.getLogger("mq.broker")
+
+_REST: Final = 4
+"""Who looks rests for so many times as long as the look took, if that is longer than the usual pause: a store of many
+queues far away takes up a fifth of the time, and not all of it."""
 
 
 class Follower:
@@ -31,6 +36,7 @@ class Follower:
         ids: kept younger than everything seen.
         clock_ns: wall clock, nanoseconds since 1970.
         changed: told of queues that others have set anew or deleted.
+        waited_for: the queues in whose lines somebody stands.
         sweep: also take over what a dead peer left in NEW and REMOVED.
     """
 
@@ -41,6 +47,7 @@ class Follower:
         ids: MessageIds,
         clock_ns: Callable[[], int],
         changed: Callable[[QueueIndex], None],
+        waited_for: Callable[[], list[QueueIndex]],
         *,
         sweep: bool,
     ) -> None:
@@ -49,6 +56,7 @@ class Follower:
         self._ids = ids
         self._clock_ns = clock_ns
         self._changed = changed
+        self._waited_for = waited_for
         self._sweep = sweep
         self._strangers: set[str] = set()
 
@@ -89,19 +97,23 @@ class Follower:
         async with trio.open_nursery() as nursery:
             changes = self._storage.changes()
             if changes is None:
-                nursery.start_soon(self._look_again_every, POLL_SECONDS)
+                nursery.start_soon(_do_every, POLL_SECONDS, self._look_again)
+                nursery.start_soon(_do_every, GLANCE_SECONDS, self._glance)
                 return
             if self._sweep:
-                nursery.start_soon(self._look_again_every, STRANDED_SECONDS)
+                nursery.start_soon(_do_every, STRANDED_SECONDS, self._look_again)
             async with changes as told:
                 await self._look_again()
                 async for change in told:
                     await self._apply(change)
 
-    async def _look_again_every(self, seconds: float) -> None:
-        while True:
-            await trio.sleep(seconds)
-            await self._look_again()
+    async def _glance(self) -> None:
+        """Look at the queues that somebody waits for, and at nothing else."""
+        try:
+            for index in self._waited_for():
+                await self.refresh(index)
+        except StorageError as error:
+            logger.debug("cannot look at the store now: %s", error)
 
     async def _look_again(self) -> None:
         """Compare everything: what is there, and what is there no more."""
@@ -166,6 +178,14 @@ class Follower:
         index = self._catalog.queues.get(entry.queue)
         if index is not None and entry.id not in self._catalog.transit and index.find(entry.id) == entry:
             _forget(index, entry.id)
+
+
+async def _do_every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await trio.sleep(seconds)
+        began = trio.current_time()
+        await look()
+        await trio.sleep(max(0.0, _REST * (trio.current_time() - began) - seconds))
 
 
 def _forget(index: QueueIndex, id: MessageId) -> None:

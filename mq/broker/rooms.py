@@ -73,7 +73,8 @@ class Rooms:
         self.catalog = catalog = Catalog(observers, clock_ns)
         self.committer = committer = Committer(storage)
         self.fetches = fetches = Fetches(config.workers)
-        self.follower = Follower(catalog, storage, ids, clock_ns, fetches.call, sweep=config.peers > 0 and config.mover)
+        sweep = config.peers > 0 and config.mover
+        self.follower = Follower(catalog, storage, ids, clock_ns, fetches.call, fetches.waited_for, sweep=sweep)
         self._keys = None if config.followed else Keys(self._ledger(keys.KIND), catalog, clock_ns)
         heirs = Heirs(storage)
         self._deaths = Deaths(

@@ -23,7 +23,7 @@ from mq.storage.barrier import Barrier, close_all, sync
 from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind, Native
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
-from mq.storage.passing import passes
+from mq.storage.passing import is_away, passes
 from mq.storage.properties import ATTRIBUTES, LARGEST_ATTRIBUTES, SUM, encode_attributes, encode_noted, encode_side
 from mq.storage.staging import StagedBody, write_all
 from mq.storage.unlinking import unlink, unlink_at_once
@@ -79,8 +79,11 @@ class Batch:
                 self._unlink_removed()
                 return self._outcomes
             except OSError as error:
-                self._folders.fail(error)
+                if not is_away(error):
+                    self._folders.fail(error)
                 self._take_back()
+                if is_away(error):
+                    return [Outcome(Result.UNKNOWN, reason=error.strerror or "")] * len(self._operations)
             finally:
                 self._barrier.close()
                 close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
@@ -109,7 +112,7 @@ class Batch:
                 else:
                     continue
             except OSError as error:
-                outcome = _refusal(error)
+                outcome = self._refusal_of_shared(operation, error) or _refusal(error)
             self._outcomes[index] = outcome
             durable |= self._is_durable(operation) and outcome.result is Result.DONE
             if index in self._sides and outcome.result is not Result.DONE:
@@ -138,6 +141,12 @@ class Batch:
                 self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()
             durable |= self._is_durable(operation)
         return durable
+
+    def _refusal_of_shared(self, operation: Operation, error: OSError) -> Outcome | None:
+        """Peers that took us for dead have cleared what was arriving; we find out, and begin anew."""
+        if isinstance(operation, Write) and isinstance(error, FileNotFoundError) and self._folders.whole:
+            return Outcome(Result.FULL, reason="what was arriving was cleared by a peer that took this one for dead")
+        return None
 
     def _new_barrier(self, files: int = 0) -> Barrier:
         return Barrier(self._folders.syncs, files)
@@ -170,7 +179,7 @@ class Batch:
         target = self._layout.path(entry)
         fd: int | None
         if isinstance(operation.body, bytes):
-            path = f"{self._layout.stage}/{operation.id}" if self._folders.whole or not self._is_atomic else target
+            path = f"{self._folders.stage}/{operation.id}" if self._folders.whole or not self._is_atomic else target
             fd = self._calls.open(path, OPEN_NEW)
             size, crc = len(operation.body), checksum(operation.body)
         else:
@@ -329,8 +338,11 @@ class Batch:
     def _moved(self, operation: Move, moved: Entry) -> Outcome:
         """What the barrier has to know of a move."""
         entry = operation.entry
-        left, entered = self._layout.folder(entry.state, entry.queue), self._layout.folder(moved.state, moved.queue)
         is_durable = self._is_durable(operation)
+        if is_durable and not self._folders.mount.folder_syncs:
+            with contextlib.suppress(FileNotFoundError):  # somebody has moved it on from there
+                self._barrier.add_file(self._calls.open(self._layout.path(moved), OPEN_READ))
+        left, entered = self._layout.folder(entry.state, entry.queue), self._layout.folder(moved.state, moved.queue)
         also = [left] if is_durable and self._folders.mount.atomic_rename else []
         if is_durable or not self._folders.syncs.ordered:
             self._barrier.add_folders(entered, *also)
@@ -408,6 +420,8 @@ def _refusal(error: OSError) -> Outcome:
     """The outcome of an operation that changed nothing; raises when that is not known."""
     if error.errno == errno.EEXIST:
         return _EXISTS
+    if is_away(error):
+        return Outcome(Result.UNKNOWN, reason=error.strerror or str(error))
     if passes(error):
         return Outcome(Result.FULL, reason=error.strerror or str(error))
     raise error

@@ -26,7 +26,7 @@ from mq.storage.costs import Costs
 from mq.storage.interface import Entry
 from mq.storage.layout import Layout
 from mq.storage.mount import Mount
-from mq.storage.passing import NO_HANDLES
+from mq.storage.passing import AWAY, NO_HANDLES
 from mq.storage.properties import ATTRIBUTES, SUM, Sum, decode_attributes, decode_side
 
 logger = logging.getLogger("mq.storage")
@@ -67,6 +67,7 @@ class Folders:
         xattrs: whether the file system has user extended attributes.
         whole: let a name appear in new/ only when its file is complete, because others watch that folder.
         reading: a handle for reading a message, when there is no other.
+        stage: where this process's bodies arrive; where not given, where everybody's do.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Folders:
         xattrs: bool,
         whole: bool,
         reading: Spare | None = None,
+        stage: str = "",
     ) -> None:
         self.calls = calls
         self.layout = layout
@@ -98,6 +100,7 @@ class Folders:
         self.whole = whole
         self.native = self._native()
         self.reading = reading
+        self.stage = stage or layout.stage
         self.ballast = Ballast(calls, layout, mount.size, shared=whole)
         self.alarm = Alarm(calls, layout.alarm)
         self.careful = whole and not mount.ordered
@@ -339,6 +342,6 @@ def _whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:
 
 
 def _unreadable(error: OSError) -> Opened:
-    if error.errno in NO_HANDLES:
+    if error.errno in NO_HANDLES | AWAY:
         raise StorageFull(f"cannot open a message now: {error.strerror}. Try again later") from error
     return Opened(Properties(0, None), damage=f"{error.strerror}")

@@ -17,6 +17,7 @@ from mq.storage import names
 from mq.storage.calls import OPEN_READ, FileKind
 from mq.storage.folders import Folders
 from mq.storage.interface import QUEUE, Entry
+from mq.storage.presence import is_peer
 from mq.storage.records import Records
 
 
@@ -235,11 +236,17 @@ class _Look:
                 self._add(Finding.SIDE, path, "its message is not there", id)
 
     def _see_stage(self) -> None:
+        self._see_bodies(self._layout.stage)
         for name, kind in self._listed(self._layout.stage):
+            if kind is FileKind.FOLDER and is_peer(name):
+                self._see_bodies(f"{self._layout.stage}/{name}")
+
+    def _see_bodies(self, folder: str) -> None:
+        for name, kind in self._listed(folder):
             if kind is FileKind.FILE:
-                self._add(Finding.STAGED, f"{self._layout.stage}/{name}", "a body that never fully arrived")
-            else:
-                self._add(Finding.FOREIGN, f"{self._layout.stage}/{name}", _what(kind))
+                self._add(Finding.STAGED, f"{folder}/{name}", "a body that never fully arrived")
+            elif kind is not FileKind.FOLDER or folder != self._layout.stage or not is_peer(name):
+                self._add(Finding.FOREIGN, f"{folder}/{name}", _what(kind))
 
     def _see_records(self) -> None:
         for kind, _ in self._listed(self._layout.records):

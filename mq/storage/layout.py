@@ -42,6 +42,11 @@ class Layout(NamedTuple):
         return f"{self.state}/stage"
 
     @property
+    def peers(self) -> str:
+        """One file for each broker that shares this root, for as long as it lives."""
+        return f"{self.state}/peers"
+
+    @property
     def properties(self) -> str:
         """Properties that no extended attribute could hold, one file a message, named by its id."""
         return f"{self.state}/properties"

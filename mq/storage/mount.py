@@ -24,6 +24,10 @@ class Mount(NamedTuple):
         syncfs: syncfs(2) brings everything to the disk. Not so without a journal: there Linux flushes the disk's cache
             first and writes the last of the inodes and folders after that.
         size: how many bytes it holds; 0 where nobody knows.
+        remote: other machines can change it at the same time: what they do is told by looking only, and an answer that
+            stays out may come later.
+        folder_syncs: the sync of a folder brings its names to the medium. Not so on GlusterFS, whose servers are not
+            even asked: there a name is as durable as the last sync of its file.
         flaw: why mq must not use it at all; empty when it may.
     """
 
@@ -33,6 +37,8 @@ class Mount(NamedTuple):
     ordered: bool = False
     syncfs: bool = False
     size: int = 0
+    remote: bool = False
+    folder_syncs: bool = True
     flaw: str = ""
 
 
@@ -42,11 +48,11 @@ _KNOWN: Final = {
     "zfs": Mount("zfs", atomic_rename=True, ordered=True),
     "tmpfs": Mount("tmpfs", persistent=False, atomic_rename=True, ordered=True, syncfs=True),
     "ramfs": Mount("ramfs", persistent=False, atomic_rename=True, ordered=True, syncfs=True),
-    "nfs": Mount("nfs", atomic_rename=True),
-    "nfs4": Mount("nfs4", atomic_rename=True),
-    "ceph": Mount("ceph", atomic_rename=True),
-    "fuse.glusterfs": Mount("fuse.glusterfs", atomic_rename=True),
-    "fuse.mfs": Mount("fuse.mfs", atomic_rename=True),
+    "nfs": Mount("nfs", atomic_rename=True, remote=True),
+    "nfs4": Mount("nfs4", atomic_rename=True, remote=True),
+    "ceph": Mount("ceph", atomic_rename=True, remote=True),
+    "fuse.glusterfs": Mount("fuse.glusterfs", atomic_rename=True, remote=True, folder_syncs=False),
+    "fuse.mfs": Mount("fuse.mfs", atomic_rename=True, remote=True),
 }
 
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
@@ -70,7 +76,7 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
     if kind in ("ext3", "ext4"):
         journaled = os.path.isdir(f"{journals}/{os.path.basename(os.path.realpath(source))}-8")
         return Mount(kind, atomic_rename=journaled, ordered=journaled, syncfs=journaled, size=size)
-    return _KNOWN.get(kind, Mount(kind))._replace(size=size)
+    return _KNOWN.get(kind, Mount(kind, remote=kind.startswith("fuse")))._replace(size=size)
 
 
 def syncfs_reports_errors(release: str | None = None) -> bool:

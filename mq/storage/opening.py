@@ -19,6 +19,7 @@ from mq.storage.layout import Layout
 from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
 from mq.storage.passing import NO_HANDLES, NO_ROOM, passes
+from mq.storage.presence import Heart, Presence
 from mq.storage.records import Records
 from mq.storage.recovery import recover
 
@@ -38,14 +39,18 @@ class OpenRoot(NamedTuple):
         folders: its messages.
         records: its records.
         handles: open files to keep for as long as it is served.
+        heart: says to others who share it that we live.
     """
 
     folders: Folders
     records: Records
     handles: tuple[int, ...]
+    heart: Heart | None = None
 
     def close(self) -> None:
         """Let go of it."""
+        if self.heart is not None:
+            self.heart.stop()
         close_all(self.folders.calls, self.handles)
         for spare in (self.folders.syncs.spare, self.folders.reading):
             if spare is not None:
@@ -60,9 +65,10 @@ def open_root(
     clock: Callable[[], float] = time.perf_counter,
     *,
     syncfs: bool = False,
+    peers: bool = False,
 ) -> OpenRoot:
     """Make a root ready. `mount` is what its file system keeps; `clock` measures what syncing costs; `syncfs` says
-    whether that call may be used.
+    whether that call may be used, `peers` whether those who share a root tell each other that they live.
 
     Raises:
         StorageUnusable: in one line, why not and what to do.
@@ -70,7 +76,7 @@ def open_root(
     if mount.flaw:
         raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
     try:
-        return _open(calls, root, mount, options, clock, syncfs=syncfs)
+        return _open(calls, root, mount, options, clock, syncfs=syncfs, peers=peers)
     except StorageUnusable as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM or not mount.size:
             raise
@@ -78,18 +84,28 @@ def open_root(
             Ballast(calls, Layout.under(root), mount.size, shared=True).give_up()
         except OSError as failed:
             raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(failed)}") from failed
-        return _open(calls, root, mount, options, clock, syncfs=syncfs)
+        return _open(calls, root, mount, options, clock, syncfs=syncfs, peers=peers)
 
 
 def _open(
-    calls: Calls, root: str, mount: Mount, options: StorageOptions, clock: Callable[[], float], *, syncfs: bool
+    calls: Calls,
+    root: str,
+    mount: Mount,
+    options: StorageOptions,
+    clock: Callable[[], float],
+    *,
+    syncfs: bool,
+    peers: bool,
 ) -> OpenRoot:
     layout = Layout.under(root)
     handles: list[int] = []
+    presence = Presence(calls, layout, expires=mount.remote)
     try:
         _make_folders(calls, layout, root)
         handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
         alone = _lock(calls, lock, root, shared=options.shared)
+        if peers:
+            alone = _meet_peers(presence, root, options, alone=alone)
         handles.append(root_fd := calls.open(root, OPEN_FOLDER))
         held: dict[str, int] = {}
         for folder in (layout.new, layout.delay, layout.remove):
@@ -107,6 +123,7 @@ def _open(
             syncfs=syncfs,
             xattrs=_has_xattrs(calls, lock),
             whole=options.shared or options.watched,
+            stage=presence.stage if peers and options.shared else "",
         )
         records = Records(calls, layout.records)
         if alone:
@@ -124,16 +141,28 @@ def _open(
         if not syncfs:
             folders.syncs.spare = Spare(calls, root)
         folders.reading = Spare(calls, root)
-    except OSError as error:
+        heart = Heart(presence) if folders.stage != layout.stage else None
+    except (OSError, StorageFull, StorageUnusable) as error:
+        presence.leave()
         close_all(calls, handles)
-        raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(error)}") from error
-    except StorageFull as error:
-        close_all(calls, handles)
-        raise StorageUnusable(f"cannot serve root {shorten(root)}: {error}") from error
-    except StorageUnusable:
-        close_all(calls, handles)
-        raise
-    return OpenRoot(folders, records, tuple(handles))
+        if isinstance(error, StorageUnusable):
+            raise
+        why = explain(error) if isinstance(error, OSError) else error
+        raise StorageUnusable(f"cannot serve root {shorten(root)}: {why}") from error
+    return OpenRoot(folders, records, tuple(handles), heart)
+
+
+def _meet_peers(presence: Presence, root: str, options: StorageOptions, *, alone: bool) -> bool:
+    """Clear what dead ones left, and join those who live. Whether there are none."""
+    living = presence.sweep(alone=alone)
+    if options.shared:
+        presence.announce()
+    elif living:
+        raise RootBusy(
+            f"root {shorten(root)} was served by a daemon with --peers a moment ago, which may be cut off and alive; "
+            "stop it, or try again in 15 seconds"
+        )
+    return alone and not living
 
 
 def _take_ballast(folders: Folders) -> None:

@@ -14,6 +14,9 @@ NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
 """Permissions were taken away."""
 
+AWAY: Final = frozenset({errno.ENOTCONN})
+"""The servers of a network file system cannot be reached, or too few of them. What was asked for may have been done."""
+
 PASSING: Final = NO_ROOM | NO_HANDLES | NO_RIGHT
 """Errors after which nothing was changed, and which can pass: the caller tries again later.
 
@@ -27,5 +30,11 @@ class SyncFailed(OSError):
 
 
 def passes(error: OSError) -> bool:
-    """Whether nothing was changed, and it can be tried again later."""
-    return error.errno in PASSING and not isinstance(error, SyncFailed)
+    """Whether it can be tried again later: nothing was changed, or all that was is nothing to rely on."""
+    return is_away(error) or (error.errno in PASSING and not isinstance(error, SyncFailed))
+
+
+def is_away(error: OSError) -> bool:
+    """Whether the medium has not answered, so that nobody knows what was changed, and may answer again. Also when it is
+    a sync that has failed: what was to be synced is answered with an error, and nothing is built on it."""
+    return error.errno in AWAY

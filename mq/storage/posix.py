@@ -32,6 +32,7 @@ from mq.storage.native import load_native
 from mq.storage.opening import OpenRoot, RootBusy, explain, open_root
 from mq.storage.options import StorageOptions
 from mq.storage.passing import passes
+from mq.storage.patient import PatientCalls
 from mq.storage.staging import Hop, StagedBody, StagedFile
 from mq.storage.thread import OwnThread
 from mq.storage.watch import watch_folders
@@ -133,9 +134,18 @@ class FolderStorage:
             self._mount = await self._hop(self._mount_of, self._root)
         except OSError as error:
             raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {explain(error)}") from error
+        if self._mount.remote and not isinstance(self._calls, PatientCalls):
+            self._calls = PatientCalls(self._calls)
         syncfs = self._mount.syncfs and syncfs_reports_errors() if self._syncfs is None else self._syncfs
         opening = functools.partial(
-            open_root, self._calls, self._root, self._mount, self._options, self._clock, syncfs=syncfs
+            open_root,
+            self._calls,
+            self._root,
+            self._mount,
+            self._options,
+            self._clock,
+            syncfs=syncfs,
+            peers=self._committing is not None,
         )
         for _ in range(_BUSY_TRIES):
             with contextlib.suppress(RootBusy):
@@ -173,7 +183,7 @@ class FolderStorage:
     async def stage(self, chunks: AsyncIterable[bytes]) -> StagedBody:
         """Write a large body to state/stage/."""
         folders = self._root_open.folders
-        path = f"{folders.layout.stage}/{self._ids.new()}"
+        path = f"{folders.stage}/{self._ids.new()}"
         make = functools.partial(StagedFile, self._calls, path, folders.ballast.take, xattrs=folders.xattrs)
         staged = StagedBody(await self._change(make), self._hop, self._changing)
         try:
@@ -216,7 +226,7 @@ class FolderStorage:
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
         """By inotify, on a real file system of this machine."""
-        if not isinstance(self._calls, LinuxCalls):
+        if not isinstance(self._calls, LinuxCalls) or self._mount.remote:
             return None
         return watch_folders(self._root_open.folders, _WATCHED)
 

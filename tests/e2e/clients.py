@@ -12,9 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from tests.e2e.daemon import Daemon
 from tests.e2e.history import Delivered, Event, Published, Removed
 
 QUEUE: Final = "q"
@@ -34,6 +33,21 @@ class Broken(Exception):
     """The connection broke before the whole answer was there: whether the request was served is not known."""
 
 
+class Server(Protocol):
+    """A daemon, as its clients see it.
+
+    Attributes:
+        address: where it is.
+        port: where it listens there; 0 while it does not.
+    """
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+
 class Answer(NamedTuple):
     """A whole answer."""
 
@@ -50,10 +64,12 @@ class Caller:
     Args:
         daemons: that serve the same root.
         turn: which of them to begin with.
+        silence: after so many seconds without an answer another daemon is asked; where not given, one is due.
     """
 
-    def __init__(self, daemons: Sequence[Daemon], turn: int = 0) -> None:
+    def __init__(self, daemons: Sequence[Server], turn: int = 0, silence: float | None = None) -> None:
         self._daemons = daemons
+        self._silence = silence
         self._turn = turn
         self._connection: http.client.HTTPConnection | None = None
 
@@ -71,8 +87,11 @@ class Caller:
             connection.request(method, path, body)
             reply = connection.getresponse()
             data = reply.read()
-        except TimeoutError:
-            raise
+        except TimeoutError as error:
+            if self._silence is None:
+                raise
+            self._give_up()
+            raise Broken from error
         except (OSError, http.client.HTTPException) as error:
             self._give_up()
             raise Broken from error
@@ -86,8 +105,9 @@ class Caller:
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._connection is None:
-            port = self._daemons[self._turn % len(self._daemons)].port
-            self._connection = http.client.HTTPConnection("127.0.0.1", port or _NOBODY, timeout=_ANSWER_SECONDS)
+            daemon = self._daemons[self._turn % len(self._daemons)]
+            seconds = self._silence or _ANSWER_SECONDS
+            self._connection = http.client.HTTPConnection(daemon.address, daemon.port or _NOBODY, timeout=seconds)
             try:
                 self._connection.connect()
             except OSError as error:
@@ -107,18 +127,20 @@ class Clients:
     Args:
         daemons: that serve the same root.
         walk_away: the share of messages that a consumer fetches and forgets, to have them come back.
+        silence: as a caller's.
     """
 
-    def __init__(self, daemons: Sequence[Daemon], walk_away: float = 0.02) -> None:
+    def __init__(self, daemons: Sequence[Server], walk_away: float = 0.02, silence: float | None = None) -> None:
         self.history: list[Event] = []
         self.stop = threading.Event()
         self._daemons = daemons
         self._walk_away = walk_away
+        self._silence = silence
 
     @contextmanager
     def caller(self, turn: int = 0) -> Iterator[Caller]:
         """A connection of one's own."""
-        caller = Caller(self._daemons, turn)
+        caller = Caller(self._daemons, turn, self._silence)
         try:
             yield caller
         finally:

@@ -39,6 +39,7 @@ class Daemon:
     def __init__(self, root: Path, log: Path, *arguments: str) -> None:
         self.root = root
         self.log = log
+        self.address = "127.0.0.1"
         self.port = 0
         self.starts = 0
         self._arguments = arguments

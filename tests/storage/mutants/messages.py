@@ -29,19 +29,19 @@ from tests.storage.mutants.kit import (
 class StripsBodies(ChangesRead):
     def change(self, entry: Entry, stored: Stored) -> Stored:
         assert isinstance(stored.body, BytesBody)
-        return stored._replace(body=BytesBody(stored.body._data.rstrip(b"\n\0")))
+        return stored._replace(body=BytesBody(stored.body.data.rstrip(b"\n\0")))
 
 
 class LosesTheLastChunk(BytesBody):
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._data[:-1]
+        yield self.data[:-1]
 
 
 @caught_by("a_body_comes_back_exactly")
 class StreamsTooLittle(ChangesRead):
     def change(self, entry: Entry, stored: Stored) -> Stored:
         assert isinstance(stored.body, BytesBody)
-        return stored._replace(body=LosesTheLastChunk(stored.body._data))
+        return stored._replace(body=LosesTheLastChunk(stored.body.data))
 
 
 @caught_by("properties_describe_the_body")
@@ -146,17 +146,17 @@ class ClosesForEver(BytesBody):
     closed: ClassVar[set[bytes]] = set()
 
     async def read(self) -> bytes:
-        return b"" if self._data[:20] in self.closed else self._data
+        return b"" if self.data[:20] in self.closed else self.data
 
     async def aclose(self) -> None:
-        self.closed.add(self._data[:20])
+        self.closed.add(self.data[:20])
 
 
 @caught_by("a_body_can_be_closed_unread")
 class ClosesTheMessage(ChangesRead):
     def change(self, entry: Entry, stored: Stored) -> Stored:
         assert isinstance(stored.body, BytesBody)
-        return stored._replace(body=ClosesForEver(stored.body._data))
+        return stored._replace(body=ClosesForEver(stored.body.data))
 
 
 @caught_by("a_write_keeps_its_meta")
