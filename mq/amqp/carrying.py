@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from pamqp import commands as methods
@@ -45,16 +46,27 @@ class Letter(Protocol):
         """After so many milliseconds it expires; None for what the queue says."""
 
 
-def attributes_of(letter: Letter) -> dict[str, Any]:
+def attributes_of(letter: Letter) -> Mapping[str, Any]:
     """What the broker keeps with a message, as JSON values. Over HTTP its content type is seen, and headers that are
     texts, as far as headers of HTTP can carry them."""
-    raw = base64.b64encode(letter.properties.raw).decode()
-    kept = {"properties": raw, "exchange": letter.exchange, "routing_key": letter.routing_key}
-    content_type = letter.properties.text("content_type")
+    return _attributes(letter.properties, letter.exchange, letter.routing_key)
+
+
+@lru_cache(maxsize=64)
+def _attributes(properties: Properties, exchange: str, routing_key: str) -> Mapping[str, Any]:
+    """A publisher's next message mostly has the very same properties."""
+    raw = base64.b64encode(properties.raw).decode()
+    kept = {"properties": raw, "exchange": exchange, "routing_key": routing_key}
+    content_type = properties.text("content_type")
     attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
-    if letter.properties.has_headers and (texts := _texts(letter.properties)):
+    if properties.has_headers and (texts := _texts(properties)):
         attributes["attributes"] = texts
     return attributes | {_OURS: kept}
+
+
+@lru_cache(maxsize=64)
+def _raw(kept: str) -> bytes:
+    return base64.b64decode(kept, validate=True)
 
 
 def _texts(properties: Properties) -> dict[str, str]:
@@ -93,7 +105,7 @@ def arrival_of(
     ours = attributes.get(_OURS)
     if ours is None:
         return Arrival(token, "", queue, _from_http(id, attributes), body, redelivered)
-    raw = base64.b64decode(ours["properties"], validate=True)
+    raw = _raw(ours["properties"])
     return Arrival(token, str(ours["exchange"]), str(ours["routing_key"]), raw, body, redelivered)
 
 

@@ -19,7 +19,8 @@ from mq.amqp.commands import Arrival, ChannelCommand, ChannelKey, Outcome, Resul
 from mq.amqp.consuming import Consuming
 from mq.amqp.declaring import Declaring
 from mq.amqp.errors import Code, Refused
-from mq.amqp.frames import BodyFrame, HeaderFrame, MethodFrame
+from mq.amqp.frames import BodyFrame, HeaderFrame, MethodFrame, Together
+from mq.amqp.hot import AckFrames, PublishFrames
 from mq.amqp.publishing import Mode, Publishing
 from mq.amqp.session import Session
 
@@ -33,6 +34,10 @@ class State(Enum):
     RELEASING = "releasing"
     """The client has closed it; it is told so once what it held has gone back."""
     CLOSED = "closed"
+
+
+ChannelFrame = MethodFrame | HeaderFrame | BodyFrame | Together
+"""What may come on a channel."""
 
 
 class Channel:
@@ -53,8 +58,8 @@ class Channel:
         self._asked: base.Frame | None = None  # the method that a command now stands for
         session.send_method(key.number, methods.Channel.OpenOk)
 
-    def handle(self, frame: MethodFrame | HeaderFrame | BodyFrame) -> None:
-        """The next frame of this channel.
+    def handle(self, frame: ChannelFrame) -> None:
+        """The next frame of this channel, or those that belong together.
 
         Raises:
             Refused: it ends the connection; what ends the channel alone is told to the client.
@@ -63,15 +68,19 @@ class Channel:
             self._handle_while_closing(frame)
             return
         try:
-            if not isinstance(frame, MethodFrame):
+            if isinstance(frame, HeaderFrame | BodyFrame):
                 self._publishing.take(frame)
             elif self._publishing.expects_content:
-                raise Refused(Code.UNEXPECTED_FRAME, f"expected content for class 60, got {frame.method.name} instead")
+                name = _method_of(frame).name
+                raise Refused(Code.UNEXPECTED_FRAME, f"expected content for class 60, got {name} instead")
+            elif isinstance(frame, PublishFrames):
+                self._publishing.publish(frame)
+            elif isinstance(frame, AckFrames):
+                self._settle(Outcome.ACKNOWLEDGED, frame.tags)
             else:
                 self._call(frame.method)
         except Refused as refusal:
-            method = frame.method if isinstance(frame, MethodFrame) else methods.Basic.Publish()
-            self._fail(refusal, method)
+            self._fail(refusal, _method_of(frame))
 
     def _call(self, method: base.Frame) -> None:
         handler = _HANDLERS.get(type(method))
@@ -79,7 +88,7 @@ class Channel:
             raise Refused(Code.COMMAND_INVALID, f"{method.name} is not for a server, or not on a channel")
         handler(self, method)
 
-    def _handle_while_closing(self, frame: MethodFrame | HeaderFrame | BodyFrame) -> None:
+    def _handle_while_closing(self, frame: ChannelFrame) -> None:
         if self.state is not State.CLOSING or not isinstance(frame, MethodFrame):
             return
         if isinstance(frame.method, methods.Channel.CloseOk):
@@ -226,19 +235,18 @@ class Channel:
         self._session.send_method(self.key.number, methods.Basic.QosOk)
 
     def _ack(self, method: methods.Basic.Ack) -> None:
-        self._settle(Outcome.ACKNOWLEDGED, method.delivery_tag, multiple=method.multiple)
+        self._settle(Outcome.ACKNOWLEDGED, [(method.delivery_tag, method.multiple)])
 
     def _nack(self, method: methods.Basic.Nack) -> None:
         outcome = Outcome.REQUEUED if method.requeue else Outcome.REJECTED
-        self._settle(outcome, method.delivery_tag, multiple=method.multiple)
+        self._settle(outcome, [(method.delivery_tag, method.multiple)])
 
     def _reject(self, method: methods.Basic.Reject) -> None:
         outcome = Outcome.REQUEUED if method.requeue else Outcome.REJECTED
-        self._settle(outcome, method.delivery_tag or 0, multiple=False)
+        self._settle(outcome, [(method.delivery_tag or 0, False)])
 
-    def _settle(self, outcome: Outcome, tag: int, *, multiple: bool) -> None:
-        in_transaction = self._publishing.mode is Mode.TRANSACTION
-        self._consuming.settle(outcome, tag, multiple=multiple, in_transaction=in_transaction)
+    def _settle(self, outcome: Outcome, tags: Sequence[tuple[int, bool]]) -> None:
+        self._consuming.settle(outcome, tags, in_transaction=self._publishing.mode is Mode.TRANSACTION)
 
     def _recover(self, method: methods.Basic.Recover | methods.Basic.RecoverAsync) -> None:
         if not method.requeue:
@@ -299,6 +307,12 @@ class Channel:
 
     def _got(self, command: commands.Get, result: commands.Got | None, asked: base.Frame) -> None:
         self._consuming.got(result, command.queue.key, no_ack=command.no_ack)
+
+
+def _method_of(frame: ChannelFrame) -> base.Frame:
+    if isinstance(frame, AckFrames):
+        return methods.Basic.Ack()
+    return methods.Basic.Publish() if isinstance(frame, HeaderFrame | BodyFrame) else frame.method
 
 
 def _declares(make: Callable[[Declaring, Any], ChannelCommand | None]) -> Callable[[Channel, Any], None]:

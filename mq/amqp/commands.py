@@ -36,8 +36,7 @@ class Outcome(Enum):
     """It goes to the dead-letter exchange of its queue, or is removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message that somebody publishes.
 
     Attributes:
@@ -60,8 +59,7 @@ class Message:
     expiration_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A message that comes out of a queue.
 
     Attributes:

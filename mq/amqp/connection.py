@@ -25,8 +25,18 @@ from mq.amqp.channel import Channel
 from mq.amqp.channel import State as ChannelState
 from mq.amqp.commands import Arrival, Authenticate, ChannelCommand, ChannelKey, Command, Message, Result
 from mq.amqp.errors import Code, Refused, WrongProtocol, clip
-from mq.amqp.frames import HEARTBEAT, PROTOCOL_HEADER, Frame, FrameReader, HeartbeatFrame, MethodFrame, encode_method
+from mq.amqp.frames import (
+    HEARTBEAT,
+    PROTOCOL_HEADER,
+    Frame,
+    FrameReader,
+    HeartbeatFrame,
+    MethodFrame,
+    Together,
+    encode_method,
+)
 from mq.amqp.heartbeats import Heartbeats
+from mq.amqp.hot import PublishFrames
 from mq.amqp.session import Limits, Session
 from mq.amqp.topology import Topology
 from mq.amqp.tuning import negotiate
@@ -245,11 +255,11 @@ class Connection:
         """Look at one more frame. False when there is none."""
         if self.is_over or self._is_deaf:
             return False
-        frame: Frame | None = None
+        frame: Frame | Together | None = None
         try:
             if self.state is State.BEGINNING:
                 return self._begin()
-            frame = self._reader.read()
+            frame = (self._reader.read_together() if self.state is State.OPEN else None) or self._reader.read()
             if frame is not None:
                 self._take(frame)
         except WrongProtocol as error:
@@ -257,7 +267,7 @@ class Connection:
             self._be_over(str(error))
         except Refused as refusal:
             self._is_deaf = frame is None
-            self._fail(refusal, frame.method if isinstance(frame, MethodFrame) else None)
+            self._fail(refusal, frame.method if isinstance(frame, MethodFrame | PublishFrames) else None)
         return frame is not None
 
     def _begin(self) -> bool:
@@ -277,7 +287,7 @@ class Connection:
         )
         return True
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame | Together) -> None:
         if isinstance(frame, HeartbeatFrame):
             return
         if self.state is State.CLOSING:
@@ -289,7 +299,7 @@ class Connection:
         else:
             self._take_of_channel(frame)
 
-    def _take_while_closing(self, frame: Frame) -> None:
+    def _take_while_closing(self, frame: Frame | Together) -> None:
         method = frame.method if isinstance(frame, MethodFrame) and not frame.channel else None
         if isinstance(method, methods.Connection.CloseOk):
             self._be_over("")
@@ -297,7 +307,7 @@ class Connection:
             self._session.send_method(0, methods.Connection.CloseOk)
             self._be_over("")
 
-    def _take_own(self, frame: Frame) -> None:
+    def _take_own(self, frame: Frame | Together) -> None:
         if not isinstance(frame, MethodFrame):
             raise Refused(Code.UNEXPECTED_FRAME, "channel 0 has no content")
         handler = _TABLE.get(self.state, {}).get(type(frame.method))
@@ -306,7 +316,7 @@ class Connection:
             raise Refused(Code.CHANNEL_ERROR, text)
         handler(self, frame.method)
 
-    def _take_of_channel(self, frame: Frame) -> None:
+    def _take_of_channel(self, frame: Frame | Together) -> None:
         assert not isinstance(frame, HeartbeatFrame)
         number = frame.channel
         channel = self._channels.get(number)

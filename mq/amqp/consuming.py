@@ -24,6 +24,7 @@ class Consumer:
 
     Attributes:
         tag: what it is called on its channel.
+        written_tag: the same as it is sent.
         queue: where it consumes.
         no_ack: whether its deliveries are settled as they are sent.
         prefetch: how many of its deliveries may be unsettled; 0 for any number.
@@ -33,6 +34,7 @@ class Consumer:
 
     def __init__(self, tag: str, queue: QueueName, *, no_ack: bool, prefetch: int) -> None:
         self.tag = tag
+        self.written_tag = hot.short(tag)
         self.queue = queue
         self.no_ack = no_ack
         self.prefetch = prefetch
@@ -139,23 +141,24 @@ class Consuming:
     def deliver(self, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer; how many of them, from the first on. It has no credit for the others."""
         most = min(self.credit(tag), len(arrivals))
-        for arrival in arrivals[:most]:
-            self._deliver(self.consumers[tag], arrival)
-        self.credit(tag)
+        if most:
+            consumer = self.consumers[tag]
+            self._session.send(b"".join([self._delivery(consumer, arrival) for arrival in arrivals[:most]]))
+            consumer.is_starved = self._credit(consumer) == 0
         return most
 
-    def _deliver(self, consumer: Consumer, arrival: Arrival) -> None:
+    def _delivery(self, consumer: Consumer, arrival: Arrival) -> bytes:
         tag = self._keep(arrival, consumer.queue, None if consumer.no_ack else consumer)
-        method = hot.deliver(
+        return hot.delivery(
             self._key.number,
-            consumer.tag,
+            consumer.written_tag,
             tag,
+            hot.route(arrival.exchange, arrival.routing_key),
+            arrival.properties,
+            arrival.body,
+            self._session.frame_max,
             redelivered=arrival.redelivered,
-            exchange=arrival.exchange,
-            routing_key=arrival.routing_key,
         )
-        self._session.send(method)
-        self._session.send_content(self._key.number, arrival.properties, arrival.body)
 
     def got(self, result: Got | None, queue: QueueName, *, no_ack: bool) -> None:
         """Answer a get."""
@@ -196,18 +199,23 @@ class Consuming:
 
     # Settling
 
-    def settle(self, outcome: Outcome, tag: int, *, multiple: bool, in_transaction: bool) -> None:
-        """Deliveries have come to an end: that of `tag`, and with `multiple` all before it; with tag 0, all.
+    def settle(self, outcome: Outcome, tags: Iterable[tuple[int, bool]], *, in_transaction: bool) -> None:
+        """Deliveries have come to an end, for each tag with its "multiple": that of the tag, and with `multiple` all
+        before it; with tag 0, all.
 
         Raises:
-            Refused: 406; there is no unsettled delivery of that tag.
+            Refused: 406; there is no unsettled delivery of that tag. Those before it are settled.
         """
-        deliveries = self._take(tag, multiple=multiple)
-        if in_transaction:
-            self._uncommitted.append(Settle(outcome, tuple(deliveries)))
-        elif deliveries:
-            self._session.outbox.settle(outcome, deliveries)
-            self._freed(deliveries)
+        deliveries: list[Delivery] = []
+        try:
+            for tag, multiple in tags:
+                deliveries += self._take(tag, multiple=multiple)
+        finally:
+            if in_transaction:
+                self._uncommitted.append(Settle(outcome, tuple(deliveries)))
+            elif deliveries:
+                self._session.outbox.settle(outcome, deliveries)
+                self._freed(deliveries)
 
     def _take(self, tag: int, *, multiple: bool) -> list[Delivery]:
         if multiple and not tag:

@@ -152,9 +152,11 @@ async def read(held: Held, queue: Queue) -> Arrival:
         CorruptMessage: its bytes are not those that were published.
     """
     message = held.message
-    body = await message.body.read()
-    if not isinstance(message.body, BytesBody):  # who fails before that closes it in the end
-        with trio.CancelScope(shield=True):
+    if isinstance(message.body, BytesBody):
+        body = message.body.data
+    else:
+        body = await message.body.read()
+        with trio.CancelScope(shield=True):  # who fails before that closes it in the end
             await message.body.aclose()
     attributes = message.properties.attributes
     return arrival_of(held, message.id, queue.name, attributes, body, redelivered=held.redelivered)

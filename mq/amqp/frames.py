@@ -13,6 +13,7 @@ from pamqp import base, commands, constants, decode, encode
 
 from mq.amqp import hot, tables
 from mq.amqp.errors import Code, Refused, WrongProtocol
+from mq.amqp.hot import AckFrames, PublishFrames
 from mq.amqp.tables import DECODING_ERRORS, LARGEST_TABLE
 
 PROTOCOL_HEADER: Final = b"AMQP\0\0\x09\x01"
@@ -61,6 +62,8 @@ class HeartbeatFrame(NamedTuple):
 
 
 Frame = MethodFrame | HeaderFrame | BodyFrame | HeartbeatFrame
+Together = PublishFrames | AckFrames
+"""Frames of one channel that are read in one step."""
 
 
 class FrameReader:
@@ -73,14 +76,13 @@ class FrameReader:
 
     def __init__(self) -> None:
         self.frame_max = UNTUNED_FRAME_MAX
-        self._held = bytearray()
+        self._held = b""
         self._at = 0
 
     def feed(self, data: bytes) -> None:
         """The next bytes from the peer."""
-        del self._held[: self._at]
+        self._held = self._held[self._at :] + data
         self._at = 0
-        self._held += data
 
     def begin(self) -> bool:
         """Take the protocol header, which comes before the first frame; False when the rest of it has not come.
@@ -88,13 +90,21 @@ class FrameReader:
         Raises:
             WrongProtocol: the peer begins with anything else.
         """
-        begin = bytes(self._held[: len(PROTOCOL_HEADER)])
+        begin = self._held[: len(PROTOCOL_HEADER)]
         if not PROTOCOL_HEADER.startswith(begin):
             raise WrongProtocol("not AMQP 0-9-1")
         if begin != PROTOCOL_HEADER:
             return False
         self._at = len(PROTOCOL_HEADER)
         return True
+
+    def read_together(self) -> Together | None:
+        """The next frames, where they are a whole message or acknowledgements; else None, and :meth:`read` goes on."""
+        found = hot.read_together(self._held, self._at, self.frame_max - OVERHEAD)
+        if found is None:
+            return None
+        frames, self._at = found
+        return frames
 
     def read(self) -> Frame | None:
         """The next frame; None when the rest of it has not come.
@@ -114,7 +124,7 @@ class FrameReader:
         if self._held[start + size] != _END:
             raise Refused(Code.FRAME_ERROR, f"a frame ends with the octet {self._held[start + size]}, not with {_END}")
         self._at = start + size + 1
-        return _parse(kind, channel, bytes(self._held[start : start + size]))
+        return _parse(kind, channel, self._held[start : start + size])
 
 
 def _parse(kind: int, channel: int, payload: bytes) -> Frame:

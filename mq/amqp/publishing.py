@@ -47,9 +47,7 @@ class Content:
         """
         if self.missing >= 0:
             raise Refused(Code.UNEXPECTED_FRAME, "expected content body, got content header instead")
-        if frame.body_size > body_max:
-            text = f"message size {frame.body_size} is larger than max size {body_max}"
-            raise Refused(Code.PRECONDITION_FAILED, text)
+        _check_size(frame.body_size, body_max)
         self.properties = Properties(frame.properties)
         self.missing = frame.body_size
 
@@ -68,6 +66,11 @@ class Content:
             self.parts.append(frame.payload)
 
 
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise Refused(Code.PRECONDITION_FAILED, f"message size {size} is larger than max size {most}")
+
+
 class Publishing:
     """What one channel publishes.
 
@@ -82,6 +85,7 @@ class Publishing:
         self._key = key
         self._session = session
         self._content: Content | None = None
+        self._latest = NONE
         self._uncommitted: list[Message] = []
         self._uncommitted_bytes = 0
 
@@ -106,10 +110,23 @@ class Publishing:
         Raises:
             Refused: 540, `immediate`; 403, 404: where it is published to.
         """
-        if method.immediate:
-            raise Refused(Code.NOT_IMPLEMENTED, "immediate=true")
-        self._check_exchange(method)
+        self._check(method)
         self._content = Content(method)
+
+    def publish(self, frames: hot.PublishFrames) -> None:
+        """A whole message.
+
+        Raises:
+            Refused: as for its parts.
+        """
+        self._check(frames.method)
+        size = len(frames.body)
+        _check_size(size, self._session.limits.body_max)
+        if frames.properties != self._latest.raw:  # publishers mostly say the same of each message
+            self._latest = Properties(frames.properties)
+        self._session.buffer(size)
+        self._session.buffer(-size)
+        self._finish(frames.method, self._latest, frames.body)
 
     def take(self, frame: HeaderFrame | BodyFrame) -> None:
         """The next part of the message.
@@ -128,9 +145,11 @@ class Publishing:
             self._session.buffer(len(frame.payload))
         if content.missing == 0:
             self._drop_content()
-            self._finish(content)
+            self._finish(content.method, content.properties, b"".join(content.parts))
 
-    def _check_exchange(self, method: methods.Basic.Publish) -> None:
+    def _check(self, method: methods.Basic.Publish) -> None:
+        if method.immediate:
+            raise Refused(Code.NOT_IMPLEMENTED, "immediate=true")
         session, name = self._session, method.exchange
         if not name:
             session.demand(Right.PUBLISH, "queue", method.routing_key)
@@ -140,14 +159,13 @@ class Publishing:
             text = f"cannot publish to internal exchange '{name}' in vhost '{session.vhost}'"
             raise Refused(Code.ACCESS_REFUSED, text)
 
-    def _finish(self, content: Content) -> None:
+    def _finish(self, method: methods.Basic.Publish, properties: Properties, body: bytes) -> None:
         """A message is complete."""
-        session, method, properties = self._session, content.method, content.properties
+        session = self._session
         self._check_user(properties)
         expiration = properties.expiration_ms
         queues = session.topology.route(session.vhost, method.exchange, method.routing_key, properties.headers)
         number = self.confirms.next() if self.mode is Mode.CONFIRM else None
-        body = b"".join(content.parts)
         message = Message(
             self._key, number, method.exchange, method.routing_key, tuple(queues), properties, body, expiration
         )
@@ -162,8 +180,8 @@ class Publishing:
                 self.confirms.settle([number], is_stored=True)
 
     def _check_user(self, properties: Properties) -> None:
-        user, claimed = self._session.user, properties.text("user_id")
-        if claimed and user is not None and claimed != user.name:
+        user = self._session.user
+        if user is not None and (claimed := properties.text("user_id")) and claimed != user.name:
             text = f"user_id property set to '{claimed}' but authenticated user was '{user.name}'"
             raise Refused(Code.PRECONDITION_FAILED, text)
 

@@ -116,8 +116,10 @@ class Topology:
         Raises:
             Refused: 404, there is no such exchange; 502, the headers are malformed.
         """
-        if exchange:
-            self.exchange(vhost, exchange)
+        if not exchange:
+            queue = self._find_queue(vhost, routing_key)
+            return [] if queue is None else [queue]
+        self.exchange(vhost, exchange)
         place = self._vhosts[vhost]
         names: set[str] = set()
         seen = {exchange}

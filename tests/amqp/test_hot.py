@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import base, commands, frame
 
 from mq.amqp import hot
-from mq.amqp.frames import _fill, encode_method
+from mq.amqp.errors import Refused
+from mq.amqp.frames import (
+    HEARTBEAT,
+    BodyFrame,
+    Frame,
+    FrameReader,
+    HeaderFrame,
+    MethodFrame,
+    Together,
+    _fill,
+    encode_content,
+    encode_method,
+)
+from mq.amqp.hot import AckFrames, PublishFrames
+from tests.amqp.talking import words
+
+PERSISTENT = b"\x10\0\x02"
 
 names = st.text(max_size=63)  # at most 252 bytes
 
@@ -49,16 +68,89 @@ def test_what_is_read_by_hand_is_read_the_same_by_pamqp(method_type: type[base.F
     assert found is None or found == slowly(method_type, payload)
 
 
-@given(st.integers(1, 65535), names, st.integers(0, 2**63 - 1), st.booleans(), names, names)
+@given(st.integers(1, 65535), names, st.integers(0, 2**63 - 1), st.booleans(), names, names, st.binary(max_size=10_000))
 def test_a_delivery_is_written_as_pamqp_does(
-    channel: int, who: str, tag: int, redelivered: bool, exchange: str, key: str
+    channel: int, who: str, tag: int, redelivered: bool, exchange: str, key: str, body: bytes
 ) -> None:
     fields = {"consumer_tag": who, "delivery_tag": tag, "exchange": exchange, "routing_key": key}
     expected = encode_method(channel, commands.Basic.Deliver, redelivered=redelivered, **fields)
-    assert hot.deliver(channel, who, tag, redelivered=redelivered, exchange=exchange, routing_key=key) == expected
+    expected += encode_content(channel, PERSISTENT, body, 4096)
+    where = hot.route(exchange, key)
+    found = hot.delivery(channel, hot.short(who), tag, where, PERSISTENT, body, 4096, redelivered=redelivered)
+    assert found == expected
 
 
 @given(st.integers(1, 65535), st.integers(0, 2**63 - 1), st.booleans())
 def test_a_confirm_is_written_as_pamqp_does(channel: int, tag: int, multiple: bool) -> None:
     expected = encode_method(channel, commands.Basic.Ack, delivery_tag=tag, multiple=multiple)
     assert hot.ack(channel, tag, multiple=multiple) == expected
+
+
+def in_steps(data: bytes, cuts: Sequence[int], together: bool) -> tuple[list[Frame | Together], str]:
+    """What is read of data that is cut at these places, and what was wrong at last."""
+    reader, found = FrameReader(), []
+    reader.frame_max = 4096
+    try:
+        for start, end in itertools.pairwise([0, *sorted(cuts), len(data)]):
+            reader.feed(data[start:end])
+            while (one := (reader.read_together() if together else None) or reader.read()) is not None:
+                found.append(one)
+    except Refused as refusal:
+        return found, str(refusal)
+    return found, ""
+
+
+def plain(frames: Sequence[Frame | Together]) -> list[object]:
+    """The same, however many frames were read at once."""
+    found: list[object] = []
+    for one in frames:
+        if isinstance(one, PublishFrames):
+            found += [(one.channel, dict(one.method)), HeaderFrame(one.channel, len(one.body), one.properties)]
+            found += [BodyFrame(one.channel, one.body)] if one.body else []
+        elif isinstance(one, AckFrames):
+            found += [(one.channel, dict(commands.Basic.Ack(*tag))) for tag in one.tags]
+        else:
+            found.append((one.channel, dict(one.method)) if isinstance(one, MethodFrame) else one)
+    return found
+
+
+channels = st.integers(0, 3)
+whole = st.one_of(
+    st.builds(
+        lambda channel, key, body, most: (
+            words(commands.Basic.Publish(routing_key=key), channel) + encode_content(channel, PERSISTENT, body, most)
+        ),
+        channels,
+        st.sampled_from(["", "q", "a.b"]),
+        st.binary(max_size=300),
+        st.sampled_from([64, 4096]),
+    ),
+    st.builds(
+        lambda channel, tag, multiple: words(commands.Basic.Ack(tag, multiple), channel),
+        channels,
+        st.integers(0, 2**63 - 1),
+        st.booleans(),
+    ),
+    st.builds(lambda channel: words(commands.Channel.Open(), channel), channels),
+    st.just(HEARTBEAT),
+)
+
+
+@given(st.lists(whole, max_size=8), st.data())
+def test_what_is_read_together_is_what_is_read_one_by_one(pieces: list[bytes], data: st.DataObject) -> None:
+    sent = bytearray(b"".join(pieces))
+    places = st.integers(0, max(len(sent) - 1, 0))
+    for place in data.draw(st.sets(places, max_size=2)) if sent else ():
+        sent[place] = data.draw(st.sampled_from([0, 1, 2, 3, 60, 0xCE, sent[place]]))
+    cuts = data.draw(st.lists(places, max_size=4))
+    found, refused = in_steps(bytes(sent), cuts, True)
+    expected, also_refused = in_steps(bytes(sent), cuts, False)
+    assert (plain(found), refused) == (plain(expected), also_refused)
+
+
+def test_a_message_and_acknowledgements_are_read_in_one_step_each() -> None:
+    message = words(commands.Basic.Publish(routing_key="q"), 1) + encode_content(1, PERSISTENT, b"body", 4096)
+    acks = b"".join(words(commands.Basic.Ack(tag), 1) for tag in (1, 2, 3))
+    found, refused = in_steps(message + acks + words(commands.Basic.Ack(4), 2), [], True)
+    assert [type(one) for one in found] == [PublishFrames, AckFrames, AckFrames]
+    assert not refused
