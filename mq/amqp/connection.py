@@ -194,10 +194,9 @@ class Connection:
 
     def _answer(self, command: ChannelCommand, result: Result) -> None:
         channel = self._find(command.channel)
-        if channel is None:
-            return
-        channel.answer(command, result)
-        self._tidy(channel)
+        if channel is not None:
+            channel.answer(command, result)
+            self._tidy(channel)
 
     def published(self, messages: Iterable[Message], *, is_stored: bool) -> None:
         """These are stored, and durable if they are to be; or they are refused, by a limit or for want of room."""
@@ -274,14 +273,13 @@ class Connection:
         if not self._reader.begin():
             return False
         self.state = State.STARTING
-        capabilities = dict.fromkeys(CAPABILITIES, True)
-        properties = {"product": "mq", "version": self._version, "platform": "Python", "capabilities": capabilities}
+        properties = {"product": "mq", "version": self._version, "platform": "Python"}
         self._session.send_method(
             0,
             methods.Connection.Start,
             version_major=0,
             version_minor=9,
-            server_properties=properties,
+            server_properties={**properties, "capabilities": dict.fromkeys(CAPABILITIES, True)},
             mechanisms=login.MECHANISMS,
             locales="en_US",
         )
@@ -419,8 +417,8 @@ class Connection:
         self._release()
         self.state = State.CLOSING
         self._deadline = self._clock() + self._session.limits.handshake_seconds
-        index = 0 if method is None else method.index
-        ids = {"class_id": index >> 16, "method_id": index & 0xFFFF}
+        class_id, method_id = divmod(0 if method is None else method.index, 1 << 16)
+        ids = {"class_id": class_id, "method_id": method_id}
         self._session.send_method(0, methods.Connection.Close, reply_code=refusal.code, reply_text=refusal.text, **ids)
 
     def _be_over(self, why: str) -> None:

@@ -1,8 +1,12 @@
-"""Removing what is held: whatever was acknowledged together leaves in one batch, and is answered once."""
+"""Removing what is held: whatever was acknowledged together leaves in one batch, and is answered once.
+
+What need not be durable before the answer is unlinked in the same batch: a store may do both in one step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from mq.broker.catalog import Catalog
@@ -10,7 +14,7 @@ from mq.broker.commit import Committer, error_of
 from mq.broker.mailbox import Mailbox, Reply
 from mq.errors import MQError
 from mq.lifecycle import DOOR, Kind, State
-from mq.storage.interface import Entry, Move, Outcome, Result
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 
 LARGEST_GROUP: Final = 16
 """Batches that are committed together at the most."""
@@ -18,6 +22,7 @@ LARGEST_GROUP: Final = 16
 
 class _Batch(NamedTuple):
     moves: list[Move]
+    unlinks: list[Unlink]
     door: str
     reply: Reply[None]
 
@@ -28,11 +33,13 @@ class Remover:
     Args:
         catalog: the queues.
         committer: does the moves.
+        reaps: whether removed messages are unlinked here.
     """
 
-    def __init__(self, catalog: Catalog, committer: Committer) -> None:
+    def __init__(self, catalog: Catalog, committer: Committer, *, reaps: bool) -> None:
         self._catalog = catalog
         self._committer = committer
+        self._reaps = reaps
         self._waiting: Mailbox[_Batch] = Mailbox()
 
     def remove(self, entries: Sequence[Entry], *, durable: bool) -> Reply[None]:
@@ -41,7 +48,9 @@ class Remover:
         for entry in entries:
             self._catalog.begin(entry, is_leaving=True)
         moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        batch = _Batch(moves, DOOR.get(), Reply())
+        is_reaped = self._reaps and not durable
+        unlinks = [Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries] if is_reaped else []
+        batch = _Batch(moves, unlinks, DOOR.get(), Reply())
         if moves:
             self._waiting.put(batch)
         else:
@@ -52,23 +61,36 @@ class Remover:
         """Remove for ever."""
         while True:
             batches = await self._waiting.drain(LARGEST_GROUP)
-            outcomes = iter(await self._committer.commit([move for batch in batches for move in batch.moves]))
+            operations: list[Operation] = []
             for batch in batches:
-                error = self._end(batch, [next(outcomes) for _ in batch.moves])
+                operations += batch.moves
+                operations += batch.unlinks
+            outcomes = iter(await self._committer.commit(operations))
+            for batch in batches:
+                moved = list(islice(outcomes, len(batch.moves)))
+                error = self._end(batch, moved, list(islice(outcomes, len(batch.unlinks))))
                 if error is None:
                     batch.reply.set(None)
                 else:
                     batch.reply.fail(error)
 
-    def _end(self, batch: _Batch, outcomes: Iterable[Outcome]) -> MQError | None:
+    def _end(self, batch: _Batch, moved: Sequence[Outcome], unlinked: Sequence[Outcome]) -> MQError | None:
         """They have left, or are back. Why, for the last one that could not be removed."""
         error = None
-        for move, outcome in zip(batch.moves, outcomes, strict=True):
-            if outcome.result is Result.DONE:
-                self._catalog.end(move.entry, outcome.entry, Kind.REMOVE, door=batch.door)
-            elif outcome.result is Result.GONE:
-                self._catalog.end(move.entry, None, Kind.REMOVE)
-            else:
-                self._catalog.end(move.entry, move.entry, Kind.REMOVE)
+        reaped = zip(batch.moves, unlinked, strict=False)  # all, or none was to be
+        gone = {move.entry.id for move, outcome in reaped if outcome.result is Result.DONE}
+        for move, outcome in zip(batch.moves, moved, strict=True):
+            left, now = move.entry, outcome.entry
+            if outcome.result is Result.GONE:
+                self._catalog.end(left, None, Kind.REMOVE)
+            elif outcome.result is not Result.DONE:
+                self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "remove the message")
+            elif left.id in gone:
+                self._catalog.end(left, None, Kind.REMOVE)
+                self._catalog.departed(left.id)
+                self._catalog.tell(Kind.REMOVE, left, now, door=batch.door)
+                self._catalog.tell(Kind.REAP, now, None)
+            else:
+                self._catalog.end(left, now, Kind.REMOVE, door=batch.door)
         return error

@@ -124,7 +124,7 @@ class Rooms:
             self._holds,
             config,
         )
-        self._remover = Remover(catalog, committer)
+        self._remover = Remover(catalog, committer, reaps=config.reaper)
         self.holding = Holding(
             catalog,
             fetches,

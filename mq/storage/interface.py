@@ -128,6 +128,7 @@ class Unlink(NamedTuple):
     """Take an entry out of REMOVED, for good. For a deleted queue a part at a time: MORE until it is gone.
 
     EXISTS when nothing of mq's is left in the deleted queue, but something foreign is: asking again changes nothing.
+    It may come in one batch with the Move that brings its entry to REMOVED, behind it; a store may do both in one step.
     """
 
     entry: Entry

@@ -33,6 +33,7 @@ from mq.storage.opening import OpenRoot, RootBusy, explain, open_root
 from mq.storage.options import StorageOptions
 from mq.storage.passing import passes
 from mq.storage.patient import PatientCalls
+from mq.storage.removals import Removals
 from mq.storage.staging import Hop, StagedBody, StagedFile
 from mq.storage.thread import OwnThread
 from mq.storage.watch import watch_folders
@@ -202,10 +203,13 @@ class FolderStorage:
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do a batch in one hop."""
+        joins = self._joins_removals and any(isinstance(operation, Unlink) for operation in operations)
+        removals = Removals(operations) if joins else None
+        operations = operations if removals is None else removals.joined
         async with self._changing:
             hop = at_once if self._is_quick(operations) else self._hop_to(self._committing)
             outcomes: list[Outcome] = await hop(Batch(self._root_open.folders, operations).run)
-            return outcomes
+            return outcomes if removals is None else removals.outcomes(outcomes)
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Open messages in one hop."""
@@ -235,6 +239,11 @@ class FolderStorage:
         if self._open is None:
             raise StorageUnusable(f"{shorten(self._name)} is not open")
         return self._open
+
+    @property
+    def _joins_removals(self) -> bool:
+        is_alone = not self._options.shared and not self._options.watched
+        return is_alone and self._mount.ordered and self._mount.atomic_rename
 
     def _is_quick(self, operations: Sequence[Operation]) -> bool:
         """Whether a hop would take longer. An Unlink is none: a deleted queue may be long, and a file large."""

@@ -20,7 +20,7 @@ from mq.storage.checks.kit import (
     publish,
     together,
 )
-from mq.storage.interface import Entry, Move, Operation, Result, Storage, Unlink, Write
+from mq.storage.interface import FRESH, Entry, Move, Operation, Result, Storage, Unlink, Write
 
 MANY: Final = 300
 """More than any store that splits a batch does at once."""
@@ -98,6 +98,24 @@ async def operations_may_wait_for_the_next_barrier(storage: Storage) -> None:
             await is_at(storage, place)
 
 
+async def a_removal_and_its_unlink_may_come_together(storage: Storage) -> None:
+    """Nothing is left of those that were there; one that was elsewhere stays."""
+    queue = await make_queue(storage)
+    ready, new = await bring(storage, queue, State.READY), await bring(storage, queue, State.NEW)
+    lost = await bring(storage, queue, State.DELAYED)
+    entries = [ready, new, lost._replace(state=State.READY, meta=FRESH)]
+    removed = [Entry(queue, entry.id, State.REMOVED) for entry in entries]
+    moves = [Move(entry, State.REMOVED, durable=False) for entry in entries]
+    outcomes = await storage.commit([*moves, *map(Unlink, removed)])
+    results = [outcome.result for outcome in outcomes]
+    assert results == [Result.DONE, Result.DONE, Result.GONE] * 2, f"{results} of removals and their unlinks"
+    assert [outcome.entry for outcome in outcomes[:2]] == removed[:2], f"removals ended with {outcomes[:2]}"
+    assert await storage.scan(State.REMOVED) == [], "what was unlinked is in REMOVED"
+    assert await storage.scan(State.READY, queue) == [], "what was removed is READY"
+    assert await storage.scan(State.NEW) == [], "what was removed is in NEW"
+    await is_at(storage, lost)
+
+
 async def an_empty_batch_is_nothing(storage: Storage) -> None:
     """No operations, no outcomes."""
     assert await storage.commit([]) == [], "outcomes of an empty batch"
@@ -140,6 +158,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     outcomes_carry_their_own_entry,
     operations_see_those_before_them,
     operations_may_wait_for_the_next_barrier,
+    a_removal_and_its_unlink_may_come_together,
     an_empty_batch_is_nothing,
     batches_run_side_by_side,
     a_cancelled_commit_leaves_the_store_in_order,

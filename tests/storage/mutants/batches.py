@@ -11,6 +11,7 @@ from mq.storage.interface import (
     Operation,
     Outcome,
     Result,
+    Unlink,
     Write,
 )
 from mq.storage.memory import MemoryStorage
@@ -63,6 +64,14 @@ class ForgetsWhatMayWait(MemoryStorage):
         lost = [isinstance(operation, Move) and not operation.durable for operation in operations]
         done = iter(await super().commit([op for op, gone in zip(operations, lost, strict=True) if not gone]))
         return [Outcome(Result.DONE) if gone else next(done) for gone in lost]
+
+
+@caught_by("a_removal_and_its_unlink_may_come_together")
+class UnlinksBeforeItMoves(MemoryStorage):
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        order = sorted(range(len(operations)), key=lambda number: not isinstance(operations[number], Unlink))
+        outcomes = await super().commit([operations[number] for number in order])
+        return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True), key=lambda pair: pair[0])]
 
 
 @caught_by("an_empty_batch_is_nothing")

@@ -1,0 +1,76 @@
+"""A removal and its unlink in one batch are one unlink, where nobody can tell."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from mq.lifecycle import State
+from mq.storage.interface import Entry, Move, Operation, Result, Unlink
+from tests.storage.disks import MOUNTS, open_disk
+from tests.storage.test_batch import shown, syncing
+
+
+def removal(entry: Entry, *, durable: bool = False) -> list[Operation]:
+    return [Move(entry, State.REMOVED, durable=durable), Unlink(Entry(entry.queue, entry.id, State.REMOVED))]
+
+
+@pytest.mark.parametrize(("state", "place"), [(State.NEW, "new/q:ID"), (State.READY, "queues/q/ID")])
+async def test_it_is_one_call(state: State, place: str) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.bring(state)
+        shown(disk)
+        removed, unlinked = await disk.commit(*removal(entry))
+        assert shown(disk) == [f"unlink {place}"]
+        assert (removed.result, unlinked.result) == (Result.DONE, Result.DONE)
+        assert removed.entry == Entry("q", entry.id, State.REMOVED)
+        assert not disk.files("new", "queues", "remove")
+
+
+async def test_what_must_be_durable_is_moved_first() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.bring(State.READY)
+        shown(disk)
+        await disk.commit(*removal(entry, durable=True))
+        assert shown(disk) == ["rename queues/q/ID remove/q:ID", *syncing("remove"), "unlink remove/q:ID"]
+
+
+async def test_where_a_name_could_come_back_it_is_moved_first() -> None:
+    async with open_disk(MOUNTS["unordered"]) as disk:
+        entry = await disk.bring(State.READY)
+        shown(disk)
+        await disk.commit(*removal(entry))
+        assert "rename queues/q/ID remove/q:ID" in shown(disk)
+
+
+async def test_where_others_look_it_is_moved_first() -> None:
+    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+        entry = await disk.bring(State.READY)
+        shown(disk)
+        await disk.commit(*removal(entry))
+        assert "rename queues/q/ID remove/q:ID" in shown(disk)
+
+
+async def test_each_has_its_own_outcome_among_others() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        one, lost, other = [await disk.bring(State.READY) for _ in range(3)]
+        removed = await disk.bring(State.REMOVED)
+        lost = lost._replace(queue="elsewhere")
+        moves, unlinks = zip(removal(one), removal(lost), strict=True)
+        lease = Move(other, State.DELAYED, other.meta._replace(claim="0" * 16))
+        outcomes = await disk.commit(Unlink(removed), *moves, lease, *unlinks, Unlink(removed))
+        results = [outcome.result.name for outcome in outcomes]
+        assert results == ["DONE", "DONE", "GONE", "DONE", "DONE", "GONE", "GONE"]
+        assert outcomes[3].entry is not None
+        assert outcomes[3].entry.state is State.DELAYED
+
+
+async def test_one_that_is_refused_is_where_it_was() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.bring(State.READY)
+        disk.calls.fail("unlink", errno.EDQUOT)
+        outcomes = await disk.commit(*removal(entry))
+        assert [outcome.result for outcome in outcomes] == [Result.FULL, Result.GONE]
+        disk.heal()
+        assert await disk.storage.scan(State.READY, "q") == [entry]
