@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from benchmarks import backlog, counted, embedded, http, idle, journal, many, memcached, report, suite, vsqs
+from benchmarks import backlog, brokers, counted, embedded, http, idle, journal, many, memcached, report, suite, vsqs
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
 
@@ -66,11 +66,16 @@ def _many(folder: str, options: argparse.Namespace) -> list[Figure]:
     return many.measure(folder, options.many)
 
 
+def _brokers(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return brokers.measure(folder, options.rounds, min(options.messages, 1000), options.plot)
+
+
 BENCHMARKS: Final[dict[str, Benchmark]] = {
     "embedded": _embedded,
     "backlog": _backlog,
     "counted": _counted,
     "idle": _idle,
+    "brokers": _brokers,
     "journal": _journal,
     "many": _many,
     "http": _http,
@@ -111,6 +116,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=5000, metavar="N", help="messages a turn")
     parser.add_argument("--backlog", type=int, default=backlog.LONG, metavar="N", help="length of the long backlog")
     parser.add_argument("--many", type=int, default=many.MANY, metavar="N", help="messages that a start takes up")
+    parser.add_argument("--plot", metavar="FILE", help="where 'brokers' draws its plot, as SVG")
     parser.add_argument("--json", metavar="FILE", help="also write all figures there")
     options = parser.parse_args()
     unknown = set(options.names) - set(BENCHMARKS)

@@ -15,6 +15,7 @@ from mq.broker import open_broker
 bare = pytest.importorskip("benchmarks.bare", reason="a source package has no benchmarks")
 embedded = pytest.importorskip("benchmarks.embedded")
 recorded = pytest.importorskip("benchmarks.recorded")
+brokers = pytest.importorskip("benchmarks.brokers")
 
 TREE = Path(__file__).resolve().parent.parent
 MESSAGES = 20
@@ -66,6 +67,15 @@ async def test_bare_loop_does_what_mq_did(temp_root: Path, renames: bool) -> Non
         loop.close()
     assert sum(group.writes for group in published.groups) == MESSAGES
     assert sum(group.reads for group in consumed.groups) == MESSAGES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 3])
+def test_brokers_share_what_is_in_a_queue(temp_root: Path, window: int) -> None:
+    turn = brokers._turn(str(temp_root), 2, window, MESSAGES)
+    assert turn.rate > 0
+    assert turn.lost >= 0
+    assert turn.twice == 0
 
 
 def files(folder: Path) -> int:

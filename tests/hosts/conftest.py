@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-CI_MESSAGES = 480
+CI_MESSAGES = 300
 _MESSAGES_A_SECOND = 8
 
 

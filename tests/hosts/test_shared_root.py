@@ -6,34 +6,24 @@ Nothing acknowledged is lost, whatever happens. While nothing happens nothing is
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import pytest
 
-from tests.e2e.clients import Clients
-from tests.e2e.history import Delivered, Event, Published, Verdict, judge
+from tests.e2e.through import Through
 from tests.hosts import gluster
 from tests.hosts.brokers import HostDaemon, on
 from tests.hosts.gluster import Gluster
 from tests.hosts.network import Network, made_network
 
-CONSUMERS: Final = 8
-PRODUCERS: Final = 4
 LEASE_SECONDS: Final = 20.0
 PING_SECONDS: Final = 3
 CUT_SECONDS: Final = 8.0
 SILENCE_SECONDS: Final = 15.0
-LONGEST_BACKLOG: Final = 50
-_POLL_SECONDS: Final = 0.05
 
 pytestmark = [pytest.mark.root, pytest.mark.cluster, pytest.mark.slow]
 
@@ -64,85 +54,10 @@ def volume(tmp_path: Path) -> Iterator[Volume]:
         yield Volume(network, tmp_path / "volume")
 
 
-class Run:
-    """Producers and consumers at the brokers of a volume."""
-
-    def __init__(self, volume: Volume) -> None:
-        self.volume = volume
-        self.clients = Clients(volume.daemons, walk_away=0, silence=SILENCE_SECONDS)
-        self._published = itertools.count()
-        self._most = 0
-        self._tasks: list[Future[None]] = []
-        with volume.client.inside():
-            self.clients.create_queue()
-
-    @contextmanager
-    def at_work(self, messages: int) -> Iterator[None]:
-        """Publish at least so many more, for as long as the block lasts, and consume; in the end all are removed."""
-        self.clients.stop = threading.Event()
-        self._most = self.count(Published) + messages
-        over = threading.Event()
-        producers = [partial(self._produce, number, over) for number in range(PRODUCERS)]
-        consumers = [partial(self.clients.consume, number, Random(number)) for number in range(CONSUMERS)]
-        tasks = [on(self.volume.client, task) for task in (*producers, *consumers)]
-        with ThreadPoolExecutor(len(tasks)) as pool:
-            self._tasks = [pool.submit(task) for task in tasks]
-            try:
-                yield
-                over.set()
-                published = self._tasks[:PRODUCERS]
-                self.wait_until(lambda: all(task.done() for task in published), "all published", 60 + messages / 4)
-                self.wait_until(self._is_empty, "all removed")
-            finally:
-                self.clients.stop.set()
-        for task in self._tasks:
-            task.result()
-
-    def go_on(self, messages: int) -> None:
-        """Wait until so many more are handed out."""
-        seen = self.count(Delivered)
-        self.wait_until(lambda: self.count(Delivered) >= seen + messages, f"{messages} more deliveries")
-
-    def count(self, kind: type[Event]) -> int:
-        """How many events of a kind there were."""
-        return sum(isinstance(event, kind) for event in list(self.clients.history))
-
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
-        """Until something is so. A client's error comes first."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            assert time.monotonic() < deadline, f"{what}: not within {seconds} s; {self.verdict().summary()}"
-            time.sleep(_POLL_SECONDS)
-
-    def verdict(self) -> Verdict:
-        """Of all that happened so far."""
-        return judge(list(self.clients.history), LEASE_SECONDS)
-
-    def longest_pause(self, since: int) -> float:
-        """Seconds without a delivery, after so many events."""
-        instants = sorted(event.answered for event in self.clients.history[since:] if isinstance(event, Delivered))
-        return max(later - earlier for earlier, later in itertools.pairwise(instants))
-
-    def _produce(self, number: int, over: threading.Event) -> None:
-        """No faster than the consumers follow."""
-        with self.clients.caller(number) as caller:
-            while not (over.is_set() and self.count(Published) >= self._most) and not self.clients.stop.is_set():
-                if self.count(Published) - self.count(Delivered) < LONGEST_BACKLOG:
-                    self.clients.publish(caller, b"message %d" % next(self._published))
-                else:
-                    self.clients.stop.wait(_POLL_SECONDS)
-
-    def _is_empty(self) -> bool:
-        return not self.verdict().missing and not self.verdict().left
-
-
 def test_nothing_is_lost_when_a_copy_dies_and_a_cable_is_pulled(
     volume: Volume, shared_messages: int, report: Callable[[str], None]
 ) -> None:
-    run = Run(volume)
+    run = Through(volume.daemons, LEASE_SECONDS, SILENCE_SECONDS, partial(on, volume.client))
     quiet = shared_messages // 3
     began = time.monotonic()
     with run.at_work(quiet):
