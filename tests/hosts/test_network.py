@@ -110,7 +110,7 @@ def test_what_was_started_ends_with_its_host(tmp_path: Path) -> None:
     with made_network("n1") as network:
         network["n1"].start("sh", "-c", "setsid sleep 100 & echo $!", log=tmp_path / "log").wait(5)
         inside = int((tmp_path / "log").read_text())
-        assert network["n1"].run("cat", f"/proc/{inside}/comm").strip() == "sleep"
+        await_true(lambda: network["n1"].run("cat", f"/proc/{inside}/comm") == "sleep\n")
         pids = [int(name) for name in os.listdir("/proc") if name.isdecimal() and _lives_in(name, network["n1"].pid)]
         assert len(pids) == 2, "the first process and the daemon"
     assert not any(map(is_there, pids))
