@@ -20,6 +20,8 @@ logger = logging.getLogger("mq.storage.etcd")
 SHARE: Final = 0.75
 """Of the quota, for messages and their history."""
 LOOK_SECONDS: Final = 2.0
+LAG_SECONDS: Final = 0.25
+"""What etcd says of its size may be older than that by a tenth of a second."""
 COMPACT_SECONDS: Final = 60.0
 MEND_SECONDS: Final = 5.0
 
@@ -37,25 +39,21 @@ class Room:
         self._limit = int(quota * SHARE)
         self._used = 0
         self._written = 0
+        self._lagging = 0
         self._looked = -1e9
         self._compacted = trio.current_time()
         self._old_revision = 0
         self._mended = -1e9
-        self._is_full = False
 
     async def refusal(self, size: int) -> str:
         """Why there is no room for `size` bytes more; empty where there is."""
         now = trio.current_time()
-        is_near = self._used + self._written + size > self._limit
-        if now - self._looked > LOOK_SECONDS or (is_near and not self._is_full):
-            await self._look()
-        self._is_full = self._used + self._written + size > self._limit
-        if not self._is_full:
+        if now - self._looked > (LAG_SECONDS if self._is_short(size) else LOOK_SECONDS):
+            await self._look(size)
+        if not self._is_short(size):
             self._written += size
             return ""
-        return (
-            f"etcd holds {self._used} bytes, and mq stores no more than {self._limit} there: {SHARE:.0%} of its quota"
-        )
+        return f"etcd holds {self._used} bytes, and mq keeps below {self._limit}: {SHARE:.0%} of its quota"
 
     async def mend(self) -> None:
         """After etcd itself has said that it is full: see whether it need be."""
@@ -72,11 +70,15 @@ class Room:
         except EtcdError as error:
             logger.warning("cannot make room in etcd: %s", error)
 
-    async def _look(self) -> None:
+    def _is_short(self, size: int) -> bool:
+        return self._used + self._lagging + self._written + size > self._limit
+
+    async def _look(self, size: int) -> None:
+        """See how much is in use; where `size` bytes more find no room, throw the history away first."""
         self._looked = now = trio.current_time()
         try:
             found = await self._client.status()
-            if found.used > self._limit:
+            if found.used + size > self._limit:
                 await self._compact(found.revision)
                 found = await self._client.status()
             elif now - self._compacted > COMPACT_SECONDS:
@@ -86,7 +88,8 @@ class Room:
         except EtcdError as error:
             logger.warning("cannot see how full etcd is: %s", error)
             return
-        self._used, self._written = found.used, 0
+        self._used = found.used
+        self._lagging, self._written = self._written, 0
 
     async def _compact(self, revision: int) -> None:
         if revision:

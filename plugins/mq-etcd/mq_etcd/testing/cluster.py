@@ -19,6 +19,7 @@ from typing import Final
 
 PROGRAM: Final = shutil.which("etcd")
 """Where the program is; None where it is not installed."""
+MEMORY: Final = "/dev/shm"
 PATIENCE_SECONDS: Final = 30
 LIFE_SECONDS: Final = 900
 """A member ends after this, also when the one who started it was killed."""
@@ -157,8 +158,11 @@ class Cluster:
 
 @contextmanager
 def running(size: int = 1, *flags: str) -> Iterator[Cluster]:
-    """An etcd for the length of the block, ready when it begins."""
-    with tempfile.TemporaryDirectory(prefix="mq-etcd-") as folder:
+    """An etcd for the length of the block, ready when it begins.
+
+    What it keeps is in memory where that can be: members are killed here, no power is cut.
+    """
+    with tempfile.TemporaryDirectory(prefix="mq-etcd-", dir=MEMORY if os.path.isdir(MEMORY) else None) as folder:
         cluster = Cluster(Path(folder), size, flags)
         try:
             cluster.start()
