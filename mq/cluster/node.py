@@ -122,6 +122,7 @@ class ClusterNode:
         self._tenure: Tenure | None = None
         self._term: Term | None = None
         self._news = trio.Event()
+        self._was_warned = ""
 
     def membership(self) -> Membership:
         """The cluster, as this node sees it."""
@@ -149,10 +150,16 @@ class ClusterNode:
                 try:
                     await self._be_member()
                 except (CoordinatorError, CandidacyEnded) as error:
-                    logger.warning("node %s is no member just now: %s", self._config.node, error)
+                    self._warn(f"node {self._config.node} is no member just now: {error}")
                 await trio.sleep(RETRY_SECONDS)
 
     # Being a member
+
+    def _warn(self, news: str) -> None:
+        """Say it once."""
+        if news != self._was_warned:
+            self._was_warned = news
+            logger.warning(news)
 
     async def _be_member(self) -> None:
         """Join, and stay until the candidacy has ended.
@@ -166,6 +173,7 @@ class ClusterNode:
         if patience.cancelled_caught:
             raise CoordinatorError("whoever keeps the members does not answer")
         tenure = self._tenure = Tenure(candidacy, self._end_of(asked), self._clock)
+        self._was_warned = ""
         logger.info("node %s has joined, number %d", self._config.node, candidacy.number)
         try:
             await self._stay(tenure)

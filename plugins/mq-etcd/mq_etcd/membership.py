@@ -4,6 +4,7 @@ first. The store of the master is fenced by its key: once that is gone, nothing 
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -17,7 +18,7 @@ from mq.storage.registry import make_storage
 from mq_etcd.address import parse_address
 from mq_etcd.client import Client
 from mq_etcd.errors import Absent, EtcdError
-from mq_etcd.values import KeyValue, Put, absent, end_of_prefix
+from mq_etcd.values import Answer, Get, KeyValue, Page, Put, absent, end_of_prefix
 from mq_etcd.watch import Watch
 
 SIZE: Final = 3
@@ -67,6 +68,7 @@ class EtcdCoordinator:
         self._rest = rest
         self._members = prefix.rstrip("/") + "-members/"
         self._lease_seconds = lease_seconds
+        self._process = secrets.token_hex(8)
 
     async def join(self, node: str) -> EtcdCandidacy:
         """Become the youngest member.
@@ -80,11 +82,10 @@ class EtcdCoordinator:
                 raise CoordinatorError(f"the cluster has its {SIZE} nodes: {', '.join(others)}. Stop one of them first")
             lease = await self._client.grant(self._lease_seconds)
             key = self._members + node
-            value = json.dumps({"since": time.time()}).encode()
-            done = await self._client.txn([absent(key)], [Put(key, value, lease.id)])
+            value = json.dumps({"since": time.time(), "process": self._process}).encode()
+            done = await self._client.txn([absent(key)], [Put(key, value, lease.id)], [Get(key)])
             if not done.succeeded:
-                with suppress(EtcdError):
-                    await self._client.revoke(lease.id)
+                await self._clear(done.answers[0], lease.id)
                 raise CoordinatorError(f"there is a node {node} already, or its last life is not quite over")
         return EtcdCandidacy(self._client, self._rest, key, done.revision, lease.id, self._lease_seconds)
 
@@ -100,6 +101,14 @@ class EtcdCoordinator:
         with _translated():
             async with self._client.watch(self._members, end_of_prefix(self._members)) as watch:
                 yield _Changes(watch)
+
+    async def _clear(self, answer: Answer, lease: int) -> None:
+        """Let go of a lease that was of no use; and, where this process is in its own way, of that one, too."""
+        found = answer.found if isinstance(answer, Page) else []
+        ours = [each.lease for each in found if json.loads(each.value).get("process") == self._process]
+        with suppress(EtcdError):
+            for each in (lease, *ours):
+                await self._client.revoke(each)
 
     def _member(self, found: KeyValue) -> Member:
         try:

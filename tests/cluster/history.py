@@ -1,0 +1,134 @@
+"""What happened to a cluster under faults, out of the logs of its clients, of its nodes and of a witness; and whether
+it is what was promised."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ANSWER = re.compile(r"term (\d+) answers (\S+) at (\d+)")
+MASTER = re.compile(r"node (\S+) serves \d+ queues, term (\d+)")
+WRITES = ("publish", "remove", "acknowledge", "declare", "delete_queue", "take", "put_back", "requeue", "extend")
+
+
+@dataclass
+class History:
+    """What happened.
+
+    Attributes:
+        clients: the lines of the clients' logs.
+        answers: (time in ns, term, method) of whatever a master answered that changes something.
+        masters: (term, node) of those who served.
+        members: (revision, node, revision at which its membership began, or None at its end), in order.
+    """
+
+    clients: list[Mapping[str, Any]] = field(default_factory=list)
+    answers: list[tuple[int, int, str]] = field(default_factory=list)
+    masters: list[tuple[int, str]] = field(default_factory=list)
+    members: list[tuple[int, str, int | None]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, clients: Iterable[Path], nodes: Iterable[Path], witness: Path) -> History:
+        """Out of the logs."""
+        history = cls()
+        for path in clients:
+            history.clients += _lines(path)
+        for path in nodes:
+            for line in path.read_text(errors="replace").splitlines():
+                if (found := ANSWER.search(line)) and found[2] in WRITES:
+                    history.answers.append((int(found[3]), int(found[1]), found[2]))
+                elif found := MASTER.search(line):
+                    history.masters.append((int(found[2]), found[1]))
+        for each in _lines(witness):
+            history.members.append((each["revision"], each["node"], each["made"]))
+        return history
+
+    def bodies(self, *events: str) -> set[str]:
+        """Of which messages clients noted one of these."""
+        return {line["body"] for line in self.clients if line["event"] in events and line["body"]}
+
+    def violations(self) -> list[str]:
+        """What was promised and is not so. The queue must have been emptied in the end."""
+        return [*self.lost(), *self.invented(), *self.twice(), *self.come_back(), *self.not_oldest(), *self.too_late()]
+
+    def lost(self) -> Iterator[str]:
+        """Every message that was confirmed was received by somebody."""
+        for body in sorted(self.bodies("stored") - self.bodies("got")):
+            yield f"{body} was confirmed, and nobody ever got it"
+
+    def invented(self) -> Iterator[str]:
+        """Nothing is received that nobody published."""
+        for body in sorted(self.bodies("got") - self.bodies("try")):
+            yield f"{body} was received, and nobody published it"
+
+    def twice(self) -> Iterator[str]:
+        """What was published once is one message, whoever stored it."""
+        ids: dict[str, set[str]] = defaultdict(set)
+        for line in self.clients:
+            if "id" in line:
+                ids[line["body"]].add(line["id"])
+        for body, found in sorted(ids.items()):
+            if len(found) > 1:
+                yield f"{body} was stored twice: {sorted(found)}"
+
+    def come_back(self) -> Iterator[str]:
+        """What was removed is not handed out to who asks after that."""
+        removed = {line["body"]: line["at"] for line in self.clients if line["event"] == "removed"}
+        for line in self.clients:
+            if line["event"] == "got" and line.get("asked", 0) > removed.get(line["body"], line["at"]):
+                yield f"{line['body']} was removed, and somebody got it who asked later"
+
+    def not_oldest(self) -> Iterator[str]:
+        """Every master was the oldest member when it became that."""
+        oldest = list(self._oldest())
+        terms = [term for term, _ in sorted(self.masters)]
+        if len(set(terms)) != len(terms):
+            yield f"two nodes have served in the same term: {self.masters}"
+        place = 0
+        for term, node in sorted(self.masters):
+            if (term, node) not in oldest[place:]:
+                yield f"node {node} became master in term {term}, and was not the oldest: {oldest}"
+            else:
+                place = oldest.index((term, node), place)
+
+    def too_late(self) -> Iterator[str]:
+        """Who is deposed answers nothing after its successor's first answer."""
+        first: dict[int, int] = {}
+        last: dict[int, tuple[int, str]] = {}
+        for at, term, method in sorted(self.answers):
+            first.setdefault(term, at)
+            last[term] = (at, method)
+        terms = sorted(first)
+        for earlier, later in pairwise(terms):
+            at, method = last[earlier]
+            if at > first[later]:
+                late = (at - first[later]) / 1e6
+                yield f"term {earlier} answered {method} {late:.1f} ms after the first answer of term {later}"
+
+    def served_after(self, at: int, term: int) -> float | None:
+        """Seconds from an instant to the first message that was stored in a later term; None for never."""
+        times = [when for when, number, method in self.answers if number > term and method == "publish" and when > at]
+        return (min(times) - at) / 1e9 if times else None
+
+    def _oldest(self) -> Iterator[tuple[int, str]]:
+        """Who was the oldest, one after the other."""
+        made: dict[str, int] = {}
+        for _, node, number in self.members:
+            if number is None:
+                made.pop(node, None)
+            else:
+                made[node] = number
+            if made:
+                oldest = min(made, key=lambda name: made[name])
+                yield made[oldest], oldest
+
+
+def _lines(path: Path) -> Sequence[Mapping[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]

@@ -1,0 +1,235 @@
+"""Three hosts of a cluster: each with a member of etcd, a node of mq, and clients of that node; and a witness."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.cluster.history import History
+from tests.hosts.network import Host, Network, Process, made_network
+
+NAMES = ("a", "b", "c")
+QUEUE = "work"
+PREFIX = "/chaos"
+PASSWORD = "a secret of the cluster"
+HTTP_PORT, AMQP_PORT, CLIENT_PORT, PEER_PORT = 8080, 5672, 2379, 2380
+LEASE_SECONDS = 2
+PATIENCE_SECONDS = 60.0
+MQ = (sys.executable, "-m", "mq")
+TERM = re.compile(r"node (\S+) serves \d+ queues, term (\d+)")
+
+
+class Machine:
+    """One host of the cluster, with what runs on it.
+
+    Attributes:
+        name: of the node.
+        host: where it is.
+    """
+
+    def __init__(self, name: str, network: Network, folder: Path, mq: tuple[str, ...], wrong_by: float) -> None:
+        self.name = name
+        self.host: Host = network[name]
+        self._folder = folder
+        self._mq = mq
+        self._wrong_by = wrong_by
+        self._others = [network[other] for other in NAMES if other != name]
+        self._all = [network[other] for other in NAMES]
+        self.etcd: Process
+        self.node: Process
+        self.clients: Process
+
+    @property
+    def http(self) -> str:
+        """Where its node serves HTTP."""
+        return f"http://{self.host.address}:{HTTP_PORT}"
+
+    @property
+    def endpoint(self) -> str:
+        """Where its member of etcd serves."""
+        return f"http://{self.host.address}:{CLIENT_PORT}"
+
+    def log(self, what: str) -> Path:
+        """A log of its own."""
+        return self._folder / f"{self.name}.{what}.log"
+
+    def start_etcd(self) -> None:
+        """Start its member of etcd, or start it again."""
+        peers = ",".join(f"{host.name}=http://{host.address}:{PEER_PORT}" for host in self._all)
+        peer = f"http://{self.host.address}:{PEER_PORT}"
+        self.etcd = self.host.start(
+            *("etcd", "--name", self.name, "--data-dir", str(self._folder / f"{self.name}.etcd")),
+            *("--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", peers, "--logger", "zap", "--log-level", "warn"),
+            "--pre-vote",  # or else a host that comes back costs the others their leader
+            log=self.log("etcd"),
+        )
+
+    def start_node(self) -> None:
+        """Start its node, or start it again."""
+        first, second = (f"{host.address}:{AMQP_PORT}" for host in self._others)
+        endpoints = ",".join(f"http://{host.address}:{CLIENT_PORT}" for host in [self.host, *self._others])
+        file = self._folder / f"{self.name}.toml"
+        file.write_text(
+            f'name = "{self.name}"\nneighbor_1 = "{first}"\nneighbor_2 = "{second}"\n'
+            f'coordinator = "etcd:{endpoints}?prefix={PREFIX}"\npassword = "{PASSWORD}"\n'
+            f"lease_seconds = {LEASE_SECONDS}\n"
+        )
+        self.node = self.host.start(
+            *self._mq,
+            *("serve", "--cluster", str(file), "--root", str(self._folder / f"{self.name}.root"), "--insecure"),
+            *("--address", self.host.address, "--port", str(HTTP_PORT), "--amqp-port", str(AMQP_PORT)),
+            *("--log-level", "debug"),
+            log=self.log("node"),
+            environment=self._environment(),
+        )
+
+    def start_clients(self) -> None:
+        """Start clients of its node."""
+        self.clients = self.host.start(
+            *(sys.executable, "-m", "tests.cluster.load", self.name, self.http),
+            *(f"amqp://{self.host.address}:{AMQP_PORT}", QUEUE, str(self.log("clients"))),
+            log=self.log("clients-errors"),
+        )
+
+    def _environment(self) -> Mapping[str, str]:
+        if not self._wrong_by:
+            return dict(os.environ)
+        here = Path(__file__).parent / "wrong_clock"
+        return {**os.environ, "PYTHONPATH": str(here), "WRONG_BY_SECONDS": str(self._wrong_by)}
+
+
+class Machines:
+    """All of them."""
+
+    def __init__(self, network: Network, folder: Path, mq: tuple[str, ...], wrong_by: Mapping[str, float]) -> None:
+        self._folder = folder
+        self._network = network
+        self.by_name = {name: Machine(name, network, folder, mq, wrong_by.get(name, 0.0)) for name in NAMES}
+        self.faults: list[tuple[int, int, str]] = []
+
+    def start(self) -> None:
+        """Start everything but the clients; a is the oldest node, then b."""
+        for machine in self.by_name.values():
+            machine.start_etcd()
+        self._wait(lambda: all(self._says_healthy(machine) for machine in self.by_name.values()), "etcd is up")
+        members = [machine.endpoint for machine in self.by_name.values()]
+        self._network["w"].start(
+            *(sys.executable, "-m", "tests.cluster.witness", f"{PREFIX}-members/", str(self.witness), *members),
+            log=self._folder / "witness-errors.log",
+        )
+        for machine in self.by_name.values():
+            machine.start_node()
+            self.wait_until_member(machine)
+
+    @property
+    def witness(self) -> Path:
+        """The witness's log."""
+        return self._folder / "witness.log"
+
+    def master(self) -> Machine:
+        """Who serves, or did so last."""
+        return self.by_name[max(self._terms(), default=(0, "a"))[1]]
+
+    def term(self) -> int:
+        """The latest."""
+        return max(self._terms(), default=(0, ""))[0]
+
+    def fault(self, what: str) -> None:
+        """Something is about to be done to the cluster."""
+        self.faults.append((time.monotonic_ns(), self.term(), what))
+
+    def wait_for_term_after(self, term: int) -> None:
+        """Until somebody serves in a later term."""
+        self._wait(lambda: self.term() > term, f"somebody serves after term {term}")
+
+    def wait_until_member(self, machine: Machine) -> None:
+        """Until a node is a member, and sees a master."""
+
+        def is_member() -> bool:
+            found = self.get(machine, "/-/cluster")
+            return found is not None and found["role"] != "alone" and bool(found["is_served"])
+
+        self._wait(is_member, f"{machine.name} is a member")
+
+    def get(self, machine: Machine, path: str) -> Mapping[str, object] | None:
+        """What a node says at a path; None where it says nothing."""
+        with machine.host.inside():
+            try:
+                with httpx.Client(timeout=5) as client:
+                    reply = client.get(machine.http + path)
+                    return reply.json() if reply.status_code == 200 else None  # type: ignore[no-any-return]
+            except httpx.HTTPError:
+                return None
+
+    def drain(self, machine: Machine, seconds: float = 60.0) -> None:
+        """Receive what is left, and write it down."""
+        log = self._folder / "drain.clients.log"
+        deadline = time.monotonic() + seconds
+        source = (
+            "import json, sys, time, httpx\n"
+            "url, log, ends = sys.argv[1], open(sys.argv[2], 'a'), time.monotonic() + float(sys.argv[3])\n"
+            "client = httpx.Client(timeout=30)\n"
+            "while time.monotonic() < ends:\n"
+            "    asked = time.monotonic_ns()\n"
+            "    reply = client.get(url + '/messages', params={'wait': '0.2'})\n"
+            "    if reply.status_code == 200:\n"
+            "        id = reply.headers['x-message-id']\n"
+            "        line = {'at': time.monotonic_ns(), 'event': 'got', 'body': reply.text, 'asked': asked, 'id': id}\n"
+            "        print(json.dumps(line), file=log, flush=True)\n"
+            "        client.delete(url + '/messages/' + id)\n"
+            "        continue\n"
+            "    found = client.get(url).json()\n"
+            "    if reply.status_code == 204 and not found['ready'] + found['leased'] + found['delayed']: sys.exit(0)\n"
+            "sys.exit('not empty: ' + str(found))\n"
+        )
+        arguments = (f"{machine.http}/{QUEUE}", str(log), str(seconds))
+        machine.host.run(sys.executable, "-c", source, *arguments, seconds=deadline - time.monotonic() + 30)
+
+    def history(self) -> History:
+        """What happened so far."""
+        clients = self._folder.glob("*.clients.log")
+        return History.read(clients, self._folder.glob("*.node.log"), self.witness)
+
+    def _terms(self) -> Iterator[tuple[int, str]]:
+        for machine in self.by_name.values():
+            log = machine.log("node")
+            if log.exists():
+                for node, term in TERM.findall(log.read_text(errors="replace")):
+                    yield int(term), node
+
+    def _says_healthy(self, machine: Machine) -> bool:
+        with machine.host.inside():
+            try:
+                with httpx.Client(timeout=1) as client:
+                    return client.get(f"{machine.endpoint}/health").json().get("health") == "true"  # type: ignore[no-any-return]
+            except (httpx.HTTPError, ValueError):
+                return False
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"it does not come true that {what}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def three_machines(folder: Path, mq: tuple[str, ...] = MQ, wrong_by: Mapping[str, float] = {}) -> Iterator[Machines]:
+    """A cluster that serves the queue, with clients at work on each node, for the length of the block."""
+    with made_network(*NAMES, "w") as network:
+        machines = Machines(network, folder, mq, wrong_by)
+        machines.start()
+        first = machines.by_name["a"]
+        with first.host.inside(), httpx.Client(timeout=10) as client:
+            assert client.put(f"{first.http}/{QUEUE}?store=cluster").status_code == 201
+        for machine in machines.by_name.values():
+            machine.start_clients()
+        yield machines

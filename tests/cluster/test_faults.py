@@ -1,0 +1,90 @@
+"""Three brokers and three members of etcd on hosts of their own: killed, cut off and paused under load, one after the
+other. The history of it all has to be what was promised."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Machine, Machines, three_machines
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.root,
+    pytest.mark.cluster,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed: bash tests/setup-system.sh --yes"),
+]
+
+SERVED_AGAIN_SECONDS = 6.0
+"""Aimed at: 3. This machine has two cores for six servers and twelve clients."""
+
+
+def kill_node(machines: Machines, machine: Machine) -> None:
+    machines.fault(f"kill -9 of node {machine.name}")
+    machine.node.kill()
+
+
+def cut(machines: Machines, machine: Machine) -> None:
+    machines.fault(f"host {machine.name} is cut off")
+    machine.host.cut()
+
+
+def pause_node(machines: Machines, machine: Machine) -> None:
+    machines.fault(f"SIGSTOP of node {machine.name}")
+    machine.node.pause()
+
+
+def report(machines: Machines) -> str:
+    history = machines.history()
+    counts = ", ".join(f"{len(history.bodies(event))} {event}" for event in ("try", "stored", "unsure", "got"))
+    lines = [f"{counts}; masters {' '.join(node for _, node in sorted(history.masters))}"]
+    for at, term, what in machines.faults:
+        after = history.served_after(at, term)
+        lines.append(f"{what}: {'' if after is None else f'served again after {after:.2f} s'}")
+    return "\n".join(lines)
+
+
+def test_each_fault_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with three_machines(tmp_path, wrong_by={"b": 3600.0}) as machines:
+        time.sleep(2)
+        first = machines.master()
+        term = machines.term()
+        kill_node(machines, first)
+        machines.wait_for_term_after(term)
+        first.start_node()
+        time.sleep(2)
+        machines.wait_until_member(first)
+
+        second, term = machines.master(), machines.term()
+        cut(machines, second)
+        machines.wait_for_term_after(term)
+        time.sleep(1)
+        second.host.mend()
+        machines.wait_until_member(second)
+        time.sleep(1)
+
+        third, term = machines.master(), machines.term()
+        pause_node(machines, third)
+        machines.wait_for_term_after(term)
+        time.sleep(1)
+        third.node.resume()
+        machines.wait_until_member(third)
+        time.sleep(2)
+        finish(machines, capsys)
+
+
+def finish(machines: Machines, capsys: pytest.CaptureFixture[str]) -> None:
+    for machine in machines.by_name.values():
+        assert machine.clients.is_running(), machine.clients.last_words()
+        machine.clients.kill()
+    machines.drain(machines.by_name["c"])
+    with capsys.disabled():
+        print("\n" + report(machines))  # noqa: T201 - what was measured is shown
+    history = machines.history()
+    assert len(history.bodies("stored")) > 200, "too little was done to show anything"
+    assert len(history.masters) >= 2
+    assert history.violations() == []
