@@ -1,32 +1,40 @@
-"""The program mq with a fault planted in its cluster: ``python -m tests.cluster.planted FAULT [mq's arguments]``."""
+"""The program mq with a fault planted in its cluster: ``python -m tests.cluster.planted [mq's arguments]``.
+
+A mirror that loses its link to the master takes that for the master's end, as home-made clusters do, and asks nobody.
+"""
 
 from __future__ import annotations
 
-import sys
-from urllib.parse import parse_qsl, urlencode
-
-from mq_etcd import membership
+from mq_etcd.membership import EtcdCandidacy, EtcdCoordinator
 
 from mq.cli import main
-from mq.cluster import node
-from mq.storage.registry import make_storage
+from mq.cluster.coordinator import Member
+from mq.cluster.directory import Directory
+
+_lose, _members, _join = Directory._lose, EtcdCoordinator.members, EtcdCoordinator.join
+_has_lost = False
+_own = ""
 
 
-def forget_fence_and_time() -> None:
-    """A master goes on until it is told that it is none, and nothing stops what it writes."""
-
-    def unfenced(address: str, options: object) -> object:
-        places, _, said = address.partition("?")
-        query = dict(parse_qsl(said))
-        query["fence"] = query["fence"].partition("@")[0].rpartition("-members/")[0] + "-none@0"
-        return make_storage(f"{places}?{urlencode(query)}", options)  # type: ignore[arg-type]
-
-    membership.make_storage = unfenced  # type: ignore[assignment]
-    node.Tenure.lasts = property(lambda self: True)  # type: ignore[assignment, method-assign]
+def lose(self: Directory) -> None:
+    global _has_lost
+    _has_lost = _has_lost or self.place is not None
+    _lose(self)
 
 
-FAULTS = {"no-fence": forget_fence_and_time}
+async def join(self: EtcdCoordinator, node: str) -> EtcdCandidacy:
+    global _own
+    _own = node
+    return await _join(self, node)
+
+
+async def members(self: EtcdCoordinator) -> list[Member]:
+    found = await _members(self)
+    return [member for member in found if member.node == _own] if _has_lost else found
+
 
 if __name__ == "__main__":
-    FAULTS[sys.argv.pop(1)]()
+    Directory._lose = lose  # type: ignore[method-assign]
+    EtcdCoordinator.join = join  # type: ignore[method-assign]
+    EtcdCoordinator.members = members  # type: ignore[method-assign]
     main(prog_name="mq")
