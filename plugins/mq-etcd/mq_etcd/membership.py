@@ -23,8 +23,8 @@ from mq_etcd.watch import Watch
 
 SIZE: Final = 3
 """A cluster has three nodes (seed CHMQ, part four)."""
-ATTEMPTS: Final = 5
-"""So many members of etcd can be asked in vain in the time of a lease."""
+ATTEMPTS: Final = 4
+"""So many members of etcd can be asked in vain in the time of a lease: all three, and one of them again."""
 
 
 @asynccontextmanager
@@ -150,7 +150,11 @@ class EtcdCandidacy:
 
     def storage(self) -> Storage:
         """The store, whose every change depends on the key."""
-        options = {"deadline": f"{self._lease_seconds:g}", "fence": f"{self._key}@{self.number}"}
+        options = {
+            "patience": f"{self._lease_seconds / ATTEMPTS:g}",
+            "deadline": f"{self._lease_seconds:g}",
+            "fence": f"{self._key}@{self.number}",
+        }
         places, _, said = self._rest.partition("?")
         query = urlencode(dict(parse_qsl(said)) | options)
         return make_storage(f"etcd:{places}?{query}", StorageOptions())
