@@ -91,8 +91,7 @@ class MessageId(str):
     def from_key(cls, key: int) -> MessageId:
         """The id whose :attr:`key` is `key`."""
         digits = f"{key:031x}"
-        time_high, time_mid, time_low = digits[0:3], digits[3:7], digits[7:15]
-        return str.__new__(cls, f"{time_low}-{time_mid}-1{time_high}-{digits[15:19]}-{digits[19:31]}")
+        return str.__new__(cls, f"{digits[7:15]}-{digits[3:7]}-1{digits[:3]}-{digits[15:19]}-{digits[19:]}")
 
 
 class MessageIds:

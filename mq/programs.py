@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 CANNOT_START: Final = 2
 """The exit status when a setting, the store or the port does not let a program start."""
+_YOUNG_OBJECTS: Final = 10_000
+_YOUNG_ROUNDS: Final = 20
 
 
 def run_program(
@@ -70,3 +73,11 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def collect_seldom() -> None:
+    """Look for garbage in cycles more seldom, and never among what is there already. A message is a few objects without
+    cycles: looking at them is in vain, and took a fifth of the processor time of browsing."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_ROUNDS, _YOUNG_ROUNDS)

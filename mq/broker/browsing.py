@@ -14,11 +14,11 @@ class Browsed(NamedTuple):
     """Messages that were looked at.
 
     Attributes:
-        messages: with the sequence of each, in order; close their bodies.
+        messages: in order, each with its sequence; close their bodies.
         after: go on from here; None when nothing is left.
     """
 
-    messages: Sequence[tuple[int, Seen]]
+    messages: Sequence[Seen]
     after: int | None
 
 
@@ -63,10 +63,9 @@ class Browsing:
             NoSuchQueue: there is none.
         """
         index = await self._look_up(queue)
-        found = index.between(after, up_to, most)
-        seen = {each.message.id: each for each in await self._looking.see(index, [entry for _, entry in found])}
-        messages = [(sequence, seen[entry.id]) for sequence, entry in found if entry.id in seen]
-        return Browsed(messages, found[-1][0] if len(found) >= most else None)
+        sequences, entries = index.between(after, up_to, most)
+        messages = await self._looking.see(index, entries, sequences)
+        return Browsed(messages, sequences[-1] if len(sequences) >= most else None)
 
     async def ranges(self, queue: str, parts: int) -> Ranges:
         """A queue's READY messages cut into at most so many parts, which can be browsed side by side.

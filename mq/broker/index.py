@@ -19,6 +19,8 @@ from mq.storage.interface import FRESH, Entry
 
 _TAIL_BITS: Final = 64
 _TAIL: Final = (1 << _TAIL_BITS) - 1
+_FEW_KEYS: Final = 64
+"""Keys of messages that are gone do not matter, as long as they are few."""
 
 
 class QueueIndex:
@@ -76,6 +78,7 @@ class QueueIndex:
         self.exclusion: object | None = None
         self._heap: list[int] = []
         self._ready: dict[int, Entry | None] = {}
+        self._sorted: list[int] = []
         self._reordered: dict[MessageId, int] = {}
 
     def record(self, settings: QueueSettings) -> dict[str, Any]:
@@ -120,6 +123,7 @@ class QueueIndex:
             key = heapq.heappop(self._heap)
             if key in self._ready:
                 return self._take_key(key)
+        self._sorted = []
         return None
 
     def first(self, count: int) -> list[Entry]:
@@ -164,15 +168,20 @@ class QueueIndex:
 
     def sequences(self) -> list[int]:
         """The places of the READY messages in their order; in a time that grows with the queue."""
-        return [key >> _TAIL_BITS for key in sorted(self._ready)]
+        return [key >> _TAIL_BITS for key in self._keys() if key in self._ready]
 
-    def between(self, after: int, up_to: int | None, count: int) -> list[tuple[int, Entry]]:
-        """The first `count` READY messages whose sequence is greater than `after` and at most `up_to`, each with its
-        sequence; in a time that grows with the queue."""
-        keys = sorted(self._ready)
+    def between(self, after: int, up_to: int | None, count: int) -> tuple[list[int], list[Entry]]:
+        """The first `count` READY messages whose sequence is greater than `after` and at most `up_to`: their sequences,
+        and they. The first time after messages came out of order, in a time that grows with the queue."""
+        keys, ready = self._keys(), self._ready
         start = bisect.bisect_left(keys, (after + 1) << _TAIL_BITS)
         stop = len(keys) if up_to is None else bisect.bisect_left(keys, (up_to + 1) << _TAIL_BITS)
-        return [(key >> _TAIL_BITS, self._entry(key)) for key in keys[start : min(stop, start + count)]]
+        found: list[int] = []
+        while start < stop and len(found) < count:
+            some = keys[start : min(stop, start + count - len(found))]
+            found += [key for key in some if key in ready]
+            start += len(some)
+        return [key >> _TAIL_BITS for key in found], [self._entry(key) for key in found]
 
     def in_order(self) -> Iterator[Entry]:
         """The READY messages in their order, in a time that grows with the queue."""
@@ -212,7 +221,23 @@ class QueueIndex:
             self._reordered[entry.id] = key
         if key not in self._ready:
             heapq.heappush(self._heap, key)
+            if self._sorted:
+                self._sort_in(key)
         self._ready[key] = None if entry.meta == FRESH and key == entry.id.key else entry
+
+    def _keys(self) -> list[int]:
+        """The keys of the READY messages in their order, and perhaps some of messages that were. They are kept for
+        whoever reads on, until one comes in between."""
+        if not self._sorted or len(self._sorted) > 2 * len(self._ready) + _FEW_KEYS:
+            self._sorted = sorted(self._ready)
+        return self._sorted
+
+    def _sort_in(self, key: int) -> None:
+        last = self._sorted[-1]
+        if key < last or len(self._sorted) > 2 * len(self._ready) + _FEW_KEYS:
+            self._sorted = []
+        elif key > last:
+            self._sorted.append(key)
 
     def _key(self, id: MessageId) -> int | None:
         """By which a READY message stands in the order. One that is not READY has none, though another may stand at the
@@ -234,7 +259,7 @@ class QueueIndex:
 
     def _compact(self) -> None:
         """Messages removed from the middle leave their keys in the heap: rebuild it before they outnumber the rest."""
-        if len(self._heap) > 2 * len(self._ready) + 64:
+        if len(self._heap) > 2 * len(self._ready) + _FEW_KEYS:
             self._heap = list(self._ready)
             heapq.heapify(self._heap)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from mq.broker.deaths import Deaths
@@ -25,10 +27,12 @@ class Seen(NamedTuple):
     Attributes:
         message: as it is; close its body. Its receipt is that of the delivery that holds it.
         state: ``ready``, ``leased`` or ``delayed``.
+        sequence: its place in its queue; None where that was not asked for.
     """
 
     message: Message
     state: str
+    sequence: int | None = None
 
 
 class Looking:
@@ -68,27 +72,21 @@ class Looking:
             entries = heapq.nsmallest(most, there, key=lambda entry: entry.id.key)
         return await self.see(index, entries)
 
-    async def see(self, index: QueueIndex, entries: list[Entry]) -> list[Seen]:
-        """Those of the entries that are still there."""
+    async def see(
+        self, index: QueueIndex, entries: Sequence[Entry], sequences: Iterable[int | None] = repeat(None)
+    ) -> list[Seen]:
+        """Those of the entries that are still there, each with its sequence where that is given."""
         with suppress(StorageError):  # a message is worth more than its history
             await self._deaths.learn(entries)
         stored = await self._storage.read(entries)
-        return [
-            Seen(
-                Message(
-                    entry.queue,
-                    entry.id,
-                    found.body,
-                    found.properties,
-                    entry.meta.receives,
-                    entry.meta.claim or "",
-                    self._deaths.history(entry),
-                ),
-                LEASED if entry.id in index.held else state_of(entry),
-            )
-            for entry, found in zip(entries, stored, strict=True)
-            if found is not None
-        ]
+        held, history = index.held, self._deaths.history
+        seen = []
+        for (queue, id, _, meta), found, sequence, entry in zip(entries, stored, sequences, entries, strict=False):
+            if found is not None:
+                properties, body = found
+                message = Message(queue, id, body, properties, meta.receives, meta.claim or "", history(entry))
+                seen.append(Seen(message, LEASED if id in held else state_of(entry), sequence))
+        return seen
 
 
 def state_of(entry: Entry) -> str:

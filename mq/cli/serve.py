@@ -26,7 +26,7 @@ from mq.doors.listening import CannotListen
 from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
 from mq.lifecycle import DOOR
 from mq.observers.metrics import Metrics
-from mq.programs import CANNOT_START, run_program
+from mq.programs import CANNOT_START, collect_seldom, run_program
 from mq.settings import Settings, load_settings
 from mq.storage.interface import Storage
 from mq.storage.registry import open_storage
@@ -114,5 +114,6 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
             DOOR.set("amqp")
             amqp = partial(amqp, certificates=guards.amqp_certificates, shares_port=settings.reuse_port)
             urls += await nursery.start(amqp)
+        collect_seldom()
         durable = "durable" if broker.description.durable else "not durable"
         click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)

@@ -54,9 +54,5 @@ class MqReader(DataSourceReader):
             return
         queue, most = self._options.queue, self._options.fetch_size
         with Connection(self._options) as connection:
-            page = connection.run(calls.browse(queue, partition.after, partition.up_to, most))
-            while page.lines or page.next:
-                yield rows.batch(page.lines)
-                if page.next is None:
-                    return
-                page = connection.run(calls.page(page.next))
+            for page in connection.pages(calls.browse(queue, partition.after, partition.up_to, most)):
+                yield rows.batch(page.messages)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from mq.client.calls import Answer, Call, nothing
-from mq.client.codec import JSON_LINES
 from mq.client.errors import NotUnderstood
+from mq.spark.columns import COLUMNS, Columns, read_columns
 
-_ACCEPT: Final = (("accept", JSON_LINES),)
+_ACCEPT: Final = (("accept", COLUMNS),)
 
 
 class Page(NamedTuple):
     """Messages as they came.
 
     Attributes:
-        lines: one object a message, as docs/http.md has it.
+        messages: in columns.
         next: the target of the page that follows; None after the last.
     """
 
-    lines: list[Mapping[str, Any]]
+    messages: Columns
     next: str | None
 
 
@@ -89,9 +88,7 @@ def _target(*segments: str, **parameters: int | float | None) -> str:
 
 
 def _page(answer: Answer) -> Page:
-    try:
-        lines = [json.loads(line) for line in answer.body.splitlines()]
-    except ValueError as error:
-        raise NotUnderstood(f"the daemon answered {answer.status} with something that is not JSON Lines") from error
+    if answer.headers.get("content-type") != COLUMNS:
+        raise NotUnderstood(f"the daemon does not know {COLUMNS}: it must not be older than the data source")
     link = answer.headers.get("link", "")
-    return Page(lines, link[1:].partition(">")[0] if 'rel="next"' in link else None)
+    return Page(read_columns(answer.body), link[1:].partition(">")[0] if 'rel="next"' in link else None)

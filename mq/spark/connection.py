@@ -6,6 +6,7 @@ import base64
 import http.client
 import ssl
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 from mq.client.calls import Answer, Call, Source
 from mq.client.errors import ClientError, Interrupted, Unreachable
 from mq.client.retries import Retry, Tries
+from mq.spark.calls import Page
+from mq.spark.calls import page as next_page
 from mq.spark.errors import InvalidOption, naming_options
 from mq.spark.options import Options
 
@@ -34,6 +37,7 @@ class Connection:
         self._options = options
         self._parts = urlsplit(options.url)
         self._http: http.client.HTTPConnection | None = None
+        self._asked: Call[Any] | None = None
         self._headers = dict(_HEADERS)
         if options.token:
             self._headers["authorization"] = f"Bearer {options.token}"
@@ -51,6 +55,7 @@ class Connection:
 
     def close(self) -> None:
         """Close it; the next request opens it again."""
+        self._asked = None
         if self._http is not None:
             self._http.close()
             self._http = None
@@ -63,6 +68,22 @@ class Connection:
         """
         with naming_options(self._options.url, self._options.queue):
             return self.attempt(call)
+
+    def pages(self, call: Call[Page]) -> Iterator[Page]:
+        """What is there, and all pages that follow. The next one is asked for before this one is worked on.
+
+        Raises:
+            SparkSourceError: as :meth:`run`.
+        """
+        while True:
+            page = self.run(call)
+            if page.next is not None:
+                call = next_page(page.next)
+                self._ask_ahead(call)
+            if len(page.messages):
+                yield page
+            if page.next is None:
+                return
 
     def attempt(self, call: Call[T]) -> T:
         """As :meth:`run`, with the errors of the client.
@@ -85,12 +106,11 @@ class Connection:
             time.sleep(min(pause, 2.0))
 
     def _send(self, call: Call[Any]) -> Answer:
-        assert not isinstance(call.body, Source)
         connection = self._connected()
         try:
-            connection.request(
-                call.method, self._parts.path + call.target, call.body, {**self._headers, **dict(call.headers)}
-            )
+            if self._asked is not call:
+                self._ask(connection, call)
+            self._asked = None
             response = connection.getresponse()
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -98,6 +118,19 @@ class Connection:
             raise Interrupted(f"the connection to {self._options.url} broke: {error!r}") from error
         headers = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, headers, body)
+
+    def _ask_ahead(self, call: Call[Any]) -> None:
+        """Send it; it is the next one to be run. If that fails, that is mended or told when it is run."""
+        try:
+            self._ask(self._connected(), call)
+            self._asked = call
+        except (ClientError, OSError, http.client.HTTPException):
+            self.close()
+
+    def _ask(self, connection: http.client.HTTPConnection, call: Call[Any]) -> None:
+        assert not isinstance(call.body, Source)
+        headers = {**self._headers, **dict(call.headers)}
+        connection.request(call.method, self._parts.path + call.target, call.body, headers)
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._http is None:

@@ -6,7 +6,7 @@ import binascii
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,9 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from mq.client.codec import body_of
-from mq.message import MessageId
-from mq.spark.errors import InvalidRow, InvalidSchema, SparkSourceError
+from mq.spark.columns import Columns
+from mq.spark.errors import InvalidRow, InvalidSchema
 
 COLUMNS: Final = StructType(
     [
@@ -42,6 +41,9 @@ ALL_COLUMNS: Final = StructType(
     [*COLUMNS, StructField("contentType", StringType()), StructField("headers", ArrayType(_HEADER))]
 )
 """With what is there besides with the option ``includeHeaders``."""
+
+DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
+"""Of a message that was published without one."""
 
 WRITTEN: Final = ("value", "key", "contentType", "headers", "delaySeconds", "ttlSeconds")
 """Columns that make a message. ``id`` is its key, where there is no ``key``."""
@@ -74,50 +76,53 @@ class RowMaker:
         self._is_text = any(field.name == "value" and field.dataType == StringType() for field in schema)
         self._schema = to_arrow_schema(schema, timezone="UTC")
 
-    def batch(self, lines: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    def batch(self, columns: Columns) -> pa.RecordBatch:
         """Messages as they came, as rows.
 
         Raises:
             InvalidRow: a body is no text, where text is wanted.
         """
-        arrays = [
-            pa.array(self._column(field.name, lines), type=field.type, from_pandas=False) for field in self._schema
-        ]
+        arrays = [self._column(field.name, columns) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _column(self, name: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _column(self, name: str, columns: Columns) -> pa.Array:
         if name == "value":
-            return [self._body(line) for line in lines]
+            return _texts(columns) if self._is_text else columns.body
         if name == "queue":
-            return [self._queue] * len(lines)
-        return list(map(_READERS[name], lines))
-
-    def _body(self, line: Mapping[str, Any]) -> bytes | str:
-        text = line.get("body")
-        if self._is_text:
-            if not isinstance(text, str):
-                raise InvalidRow(f"message {line.get('id')} is not text in UTF-8: read the column value as binary")
-            return text
-        if isinstance(text, str):
-            return text.encode()
-        try:
-            return body_of(line)
-        except ValueError as error:
-            raise SparkSourceError(f"message {line.get('id')} cannot be read: {error}") from error
+            return pa.repeat(self._queue, len(columns))
+        if name in ("contentType", "headers"):
+            field, read = self._schema.field(name), _content_type if name == "contentType" else _headers
+            said = [columns.said.get(str(number), {}) for number in range(len(columns))]
+            return pa.array(list(map(read, said)), type=field.type, from_pandas=False)
+        return _COLUMNS[name](columns)
 
 
-def _headers(line: Mapping[str, Any]) -> list[dict[str, Any]]:
-    texts = line.get("attributes") or {}
+def _texts(columns: Columns) -> pa.Array:
+    try:
+        return columns.body.cast(pa.string())
+    except pa.ArrowInvalid:
+        for id, body in zip(columns.id, columns.body, strict=True):
+            try:
+                body.as_py().decode()
+            except UnicodeDecodeError:
+                raise InvalidRow(f"message {id} is not text in UTF-8: read the column value as binary") from None
+        raise
+
+
+def _content_type(said: Mapping[str, Any]) -> str:
+    return str(said.get("content_type", DEFAULT_CONTENT_TYPE))
+
+
+def _headers(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    texts = said.get("attributes") or {}
     return [{"key": key, "value": text.encode("utf-8", "surrogateescape")} for key, text in texts.items()]
 
 
-_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
-    "id": lambda line: line["id"],
-    "sequence": lambda line: line["sequence"],
-    "timestamp": lambda line: MessageId(line["id"]).published_ns // 1000,
-    "deliveryCount": lambda line: line["receives"],
-    "contentType": lambda line: line["content_type"],
-    "headers": _headers,
+_COLUMNS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {
+    "id": lambda columns: columns.id,
+    "sequence": lambda columns: columns.sequence,
+    "timestamp": lambda columns: columns.timestamp,
+    "deliveryCount": lambda columns: columns.receives,
 }
 
 

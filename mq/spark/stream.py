@@ -131,13 +131,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 partition.stop,
                 options.fetch_size,
             )
-            while True:
-                page = connection.run(call)
-                missing -= len(page.lines)
-                yield rows.batch(page.lines)
-                if page.next is None:
-                    break
-                call = calls.page(page.next)
+            for page in connection.pages(call):
+                missing -= len(page.messages)
+                yield rows.batch(page.messages)
         if missing:
             self._lost(f"{missing} messages of batch {partition.batch} are damaged in the store")
 

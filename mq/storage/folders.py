@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -27,7 +27,7 @@ from mq.storage.interface import Entry
 from mq.storage.layout import Layout
 from mq.storage.mount import Mount
 from mq.storage.passing import AWAY, NO_HANDLES
-from mq.storage.properties import ATTRIBUTES, SUM, Sum, decode_attributes, decode_side
+from mq.storage.properties import ATTRIBUTES, SUM, Sum, announced_size, decode_attributes, decode_side
 
 logger = logging.getLogger("mq.storage")
 
@@ -200,8 +200,10 @@ class Folders:
         Raises:
             StorageFull: no file handle is free.
         """
+        if self.reading is not None:
+            self.reading.keep()
         if self.native is None:
-            at_once: Sequence[tuple[bytes, bytes, bytes] | int] = [0] * len(entries)
+            at_once: Iterable[tuple[bytes, bytes, bytes] | int] = map(self._read_file, entries)
         else:
             at_once = self.native.read_files([self.layout.path(entry) for entry in entries], READ_AT_ONCE)
         opened: list[Opened | None] = []
@@ -236,6 +238,27 @@ class Folders:
     def read_chunk(self, fd: int) -> bytes:
         """The next bytes of a large body."""
         return self.calls.read(fd, READ_AT_ONCE)
+
+    def _read_file(self, entry: Entry) -> tuple[bytes, bytes, bytes] | int:
+        """As :meth:`Native.read_files` does it; 0 where that is not enough to tell what it is."""
+        calls = self.calls
+        if not self.xattrs:
+            return 0
+        try:
+            fd = calls.open(self.layout.path(entry), OPEN_READ)
+        except OSError:
+            return 0
+        try:
+            noted = calls.get_attribute(fd, SUM)
+            size = announced_size(noted)
+            if noted is None or size is None or size > READ_AT_ONCE:
+                return 0
+            attributes = calls.get_attribute(fd, ATTRIBUTES) if noted.endswith(b":a") else None
+            return calls.read(fd, size + 1), noted, attributes or b""
+        except OSError:
+            return 0
+        finally:
+            calls.close(fd)
 
     def _read(self, entry: Entry) -> Opened | None:
         try:
@@ -331,14 +354,13 @@ class Folders:
 
 def _whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:
     """A file with its properties beside it; None where it takes more than that to tell what it is."""
-    expected = Sum.decode(noted)
-    if expected is None or expected.size != len(data) or expected.checksum != checksum(data):
-        return None
-    if not expected.attributes:
-        return Opened(Properties(len(data), expected.checksum), data)
-    if not attributes:
-        return None  # in a file of their own
-    return Opened(Properties(len(data), expected.checksum, decode_attributes(attributes)), data)
+    found = checksum(data)
+    whole = b"%d:%08x" % (len(data), found)
+    if noted == whole:
+        return Opened(Properties(len(data), found), data)
+    if attributes and noted == whole + b":a":
+        return Opened(Properties(len(data), found, decode_attributes(attributes)), data)
+    return None
 
 
 def _unreadable(error: OSError) -> Opened:

@@ -58,6 +58,12 @@ class Sum(NamedTuple):
         return cls(int(match[1]), int(match[2], 16), (match[3] or b"").decode())
 
 
+def announced_size(value: bytes | None) -> int | None:
+    """The length that ``user.mq.sum`` begins with; None where that cannot be mq's."""
+    digits = (value or b"").partition(b":")[0]
+    return int(digits) if digits.isdigit() else None
+
+
 def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
     """Attributes as JSON; empty for none."""
     if not attributes:

@@ -36,6 +36,8 @@ from mq.web.parameters import (
 
 JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 MULTIPART: Final = "multipart/mixed"
+FORMATS: Final = (JSON_LINES[0], MULTIPART)
+"""Content types of a batch."""
 
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 _DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "ttl", "key", "attributes")
@@ -92,25 +94,30 @@ def encode_outcomes(outcomes: Sequence[Mapping[str, Any]]) -> bytes:
 
 def encode_entries(accept: str, entries: Sequence[Entry]) -> tuple[str, bytes]:
     """Messages in the format that a client would rather have: the content type and the body."""
-    if wants_multipart(accept):
+    if preferred(accept, FORMATS) == MULTIPART:
         boundary = secrets.token_hex(16)
         return f'{MULTIPART}; boundary="{boundary}"', encode_parts(boundary, entries)
     return JSON_LINES[0], b"".join(json.dumps(_line(entry)).encode() + b"\n" for entry in entries)
 
 
-def wants_multipart(accept: str) -> bool:
-    """Whether a client that says so would rather have multipart/mixed than JSON Lines (RFC 9110, section 12.5.1).
+def preferred(accept: str, offered: Sequence[str]) -> str:
+    """Which of the content types that are offered a client would rather have (RFC 9110, section 12.5.1).
 
-    Whoever wants both alike gets what stands first, and who wants neither, JSON Lines.
+    Whoever wants several alike gets what stands first with them, else what is offered first; so does who wants none.
     """
     weights: dict[str, tuple[float, int]] = {}
     for position, part in enumerate(accept.lower().split(",")):
         type, _, parameters = part.partition(";")
         weights.setdefault(type.strip(), (_weight(parameters), -position))
     anything = weights.get("*/*", (0.0, -len(weights)))
-    lines = max(weights.get(type, weights.get("application/*", anything)) for type in JSON_LINES)
-    multipart = weights.get(MULTIPART, weights.get("multipart/*", anything))
-    return multipart > lines and multipart[0] > 0
+
+    def weight(type: str) -> tuple[float, int]:
+        names = JSON_LINES if type in JSON_LINES else (type,)
+        group = weights.get(f"{type.partition('/')[0]}/*", anything)
+        return max(weights.get(name, group) for name in names)
+
+    best = max(offered, key=weight)
+    return best if weight(best)[0] > 0 else offered[0]
 
 
 def _weight(parameters: str) -> float:

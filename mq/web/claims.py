@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from mq.broker import LARGEST_CLAIM, Seen
+from mq.broker.browsing import Browsed
 from mq.broker.claimed import LONGEST_SLICE
 from mq.broker.claiming import CLAIM_SECONDS
-from mq.broker.closing import close
 from mq.broker.queue_settings import VISIBILITY, count
 from mq.message import QueueName
 from mq.web.batches import Entry
+from mq.web.columns import COLUMNS
 from mq.web.exchange import Reply, document, empty
 from mq.web.operations import Answer, Asked, Operation, Parameter
 from mq.web.replies import NOT_CACHED, batch_reply, fitting
@@ -73,9 +74,10 @@ async def read_claim(asked: Asked) -> Reply:
     queue, batch, epoch = QueueName(asked.queue), asked.query["batch"], asked.query["epoch"]
     start, stop = asked.query["from"], asked.query["to"]
 
-    async def read(start: int, most: int) -> list[tuple[int, Seen]]:
+    async def read(start: int, most: int) -> Browsed:
         messages = await asked.broker.claims.read(queue, asked.id, batch, epoch, start, min(stop, start + most))
-        return [(sequence, Seen(message, "")) for sequence, message in messages]
+        seen = [Seen(message, "", sequence) for sequence, message in messages]
+        return Browsed(seen, start + len(seen) if seen else None)
 
     entries, after = await _gather(asked, read, start, lambda place, slice: place + len(slice))
     here = f"/{queue}/consumers/{asked.id}/claim?batch={batch}&epoch={epoch}"
@@ -93,10 +95,10 @@ async def browse(asked: Asked) -> Reply:
     """Messages by sequence."""
     queue, up_to, most = QueueName(asked.queue), asked.query["up_to"], asked.query["max"]
 
-    async def read(after: int, most: int) -> list[tuple[int, Seen]]:
-        return list((await asked.broker.browsing.browse(queue, after=after, up_to=up_to, most=most)).messages)
+    async def read(after: int, most: int) -> Browsed:
+        return await asked.broker.browsing.browse(queue, after=after, up_to=up_to, most=most)
 
-    entries, after = await _gather(asked, read, asked.query["after"], lambda after, slice: slice[-1][0])
+    entries, after = await _gather(asked, read, asked.query["after"], lambda after, slice: slice[-1].sequence or after)
     limit = "" if up_to is None else f"&up_to={up_to}"
     return _page(asked, entries, None if after is None else f"/{queue}/browse?max={most}&after={after}{limit}")
 
@@ -109,42 +111,35 @@ async def ranges(asked: Asked) -> Reply:
 
 async def _gather(
     asked: Asked,
-    read: Callable[[int, int], Awaitable[list[tuple[int, Seen]]]],
+    read: Callable[[int, int], Awaitable[Browsed]],
     place: int,
-    following: Callable[[int, list[tuple[int, Seen]]], int],
+    following: Callable[[int, Sequence[Seen]], int],
 ) -> tuple[list[Entry], int | None]:
     """Messages slice by slice, until there are as many as was asked for or their bodies are too long for one answer;
     and from where to go on, None when nothing is left."""
     entries: list[Entry] = []
     left, most = asked.max_body, asked.query["max"]
-    while len(entries) < most:
-        slice = await read(place, min(LONGEST_SLICE, most - len(entries)))
-        if not slice:
+    while len(entries) < most and left > 0:
+        seen, after = await read(place, min(LONGEST_SLICE, most - len(entries)))
+        found, rest = await fitting(seen, left, is_first=not entries)
+        entries += found
+        if rest:
+            taken = seen[: len(seen) - len(rest)]
+            return entries, following(place, taken) if taken else place
+        if after is None:
             return entries, None
-        fits: list[tuple[int, Seen]] = []
-        for sequence, seen in slice:
-            size = seen.message.body.size
-            if size > left and (entries or fits):
-                break
-            left -= size
-            fits.append((sequence, seen))
-        await close([seen.message for _, seen in slice[len(fits) :]])
-        if fits:
-            sequences = {seen.message.id: sequence for sequence, seen in fits}
-            found, _ = await fitting([seen for _, seen in fits], asked.max_body)
-            entries += [entry._replace(sequence=sequences[entry.message.id]) for entry in found]
-            place = following(place, fits)
-        if len(fits) < len(slice) or left <= 0:
-            break
+        place = after
+        left -= sum(len(entry.body) for entry in found)
     return entries, place
 
 
 def _page(asked: Asked, entries: Sequence[Entry], following: str | None) -> Reply:
     link = () if following is None else (("link", f'<{following}>; rel="next"'),)
-    return batch_reply(asked.request, list(entries), *link)
+    return batch_reply(asked.request, entries, *link, offers_columns=True)
 
 
 _PAGE: Final = Parameter("max", count(LONGEST_PAGE), "messages of one answer", 1000)
+_MESSAGES: Final = {**MESSAGES, COLUMNS: {"type": "string", "description": "Columns of numbers and bytes."}}
 _STANDING: Final = as_json(reference("Consumer"))
 _LINK: Final[dict[str, Any]] = {"Link": ("leads to what comes next", {"type": "string"})}
 _CLAIM: Final = as_json(reference("Claim"))
@@ -155,7 +150,7 @@ OPERATIONS: Final = (
         "/QUEUE/browse",
         browse,
         "shows ready messages by their sequence, and takes none",
-        {200: Answer("a batch", MESSAGES, _LINK)},
+        {200: Answer("a batch", _MESSAGES, _LINK)},
         refusals=(404, 503),
         query=(
             Parameter("after", _NUMBER, "only those with a greater sequence", 0),
@@ -234,7 +229,7 @@ OPERATIONS: Final = (
         "/QUEUE/consumers/CONSUMER/claim",
         read_claim,
         "shows messages of the open claim, in an order that does not change",
-        {200: Answer("a batch", MESSAGES, _LINK)},
+        {200: Answer("a batch", _MESSAGES, _LINK)},
         refusals=(404, 409, 412, 503),
         query=(
             _BATCH,

@@ -13,7 +13,8 @@ from mq.broker import QueueStatus, Seen
 from mq.broker.closing import close
 from mq.errors import CorruptMessage
 from mq.message import BytesBody, Message
-from mq.web.batches import JSON_LINES, Entry, encode_entries, encode_outcomes
+from mq.web.batches import FORMATS, JSON_LINES, Entry, encode_entries, encode_outcomes, preferred
+from mq.web.columns import COLUMNS, encode_columns
 from mq.web.exchange import Reply, Request
 from mq.web.incoming import IN_MEMORY_BYTES
 from mq.web.operations import Schema
@@ -33,9 +34,15 @@ MESSAGE_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
 """What stands in the headers of a message; not in those of a batch."""
 
 
-def batch_reply(request: Request, entries: list[Entry], *headers: tuple[str, str]) -> Reply:
+def batch_reply(
+    request: Request, entries: Sequence[Entry], *headers: tuple[str, str], offers_columns: bool = False
+) -> Reply:
     """A batch of messages, in the format that the client would rather have."""
-    content_type, body = encode_entries(request.headers.get("accept", ""), entries)
+    accept = request.headers.get("accept", "")
+    if offers_columns and preferred(accept, (*FORMATS, COLUMNS)) == COLUMNS:
+        content_type, body = COLUMNS, encode_columns(entries)
+    else:
+        content_type, body = encode_entries(accept, entries)
     length = ("content-length", str(len(body)))
     return Reply(200, (("content-type", content_type), length, NOT_CACHED, *headers), body)
 
@@ -57,7 +64,7 @@ async def message_reply(message: Message) -> Reply:
 async def read_body(message: Message) -> bytes:
     """A message's body, closed whatever happens."""
     if type(message.body) is BytesBody:
-        return await message.body.read()  # there is nothing to close
+        return message.body.data  # there is nothing to close
     try:
         return await message.body.read()
     finally:
@@ -72,22 +79,24 @@ async def without_body(reply: Reply) -> Reply:
     return reply._replace(body=b"")
 
 
-async def fitting(seen: Sequence[Seen], limit: int) -> tuple[list[Entry], list[Seen]]:
-    """Those of the first whose bodies have together at most `limit` bytes, or else the very first; and the rest,
-    closed. What is damaged stays where it is."""
+async def fitting(seen: Sequence[Seen], limit: int, *, is_first: bool = True) -> tuple[list[Entry], Sequence[Seen]]:
+    """Those of the first whose bodies have together at most `limit` bytes, or else the very first if nothing comes
+    before it; and the rest, closed. What is damaged stays where it is."""
     entries: list[Entry] = []
     left = limit
-    for position, (message, state) in enumerate(seen):
+    for position, (message, state, sequence) in enumerate(seen):
         left -= message.body.size
-        if left < 0 and entries:
-            rest = list(seen[position:])
+        if left < 0 and (entries or not is_first):
+            rest = seen[position:]
             await close([each.message for each in rest])
             return entries, rest
         try:
-            entries.append(Entry(message, await read_body(message), state))
+            body = message.body.data if type(message.body) is BytesBody else await read_body(message)
         except CorruptMessage as error:
             logger.error("message %s of %s is not handed out: %s", message.id, message.queue, error)
-    return entries, []
+        else:
+            entries.append(Entry(message, body, state, sequence))
+    return entries, ()
 
 
 def shown_queue(status: QueueStatus) -> dict[str, Any]:

@@ -352,7 +352,7 @@ async def test_browse_shows_by_sequence_and_takes_nothing(broker: Broker) -> Non
     found, after = [], 0
     while True:
         browsed = await broker.browsing.browse("q", after=after, most=3)
-        found += [(await seen.message.body.read()).decode() for _, seen in browsed.messages]
+        found += [(await seen.message.body.read()).decode() for seen in browsed.messages]
         if browsed.after is None:
             break
         after = browsed.after
@@ -370,7 +370,7 @@ async def test_ranges_cover_everything_once(broker: Broker) -> None:
     for bound in ranges.bounds:
         browsed = await broker.browsing.browse("q", after=after, up_to=bound)
         assert browsed.after is None
-        found.append([(await seen.message.body.read()).decode() for _, seen in browsed.messages])
+        found.append([(await seen.message.body.read()).decode() for seen in browsed.messages])
         after = bound
     assert [len(part) for part in found] == [3, 3, 4]
     assert list(itertools.chain(*found)) == bodies

@@ -27,7 +27,7 @@ from mq.storage.fake import FakeCalls, make_calls
 from mq.storage.properties import Sum, decode_attributes, decode_side, encode_attributes, encode_side
 from mq.storage.records import Records
 from mq.web import access as gate
-from mq.web.batches import Entry, decode_drafts, decode_removals, encode_entries, wants_multipart
+from mq.web.batches import FORMATS, Entry, decode_drafts, decode_removals, encode_entries, preferred
 from mq.web.endpoints import OPERATIONS
 from mq.web.exchange import Request
 from mq.web.frames import Flood, FrameCounter
@@ -180,7 +180,7 @@ def _parameters(data: bytes) -> None:
     with contextlib.suppress(InvalidRequest, InvalidSetting):
         for value in read_query(query, parameters).values():
             assert value is None or value == value  # not a NaN
-    wants_multipart(accept.decode("latin-1"))
+    assert preferred(accept.decode("latin-1"), FORMATS) in FORMATS
     for parameter in (parameter for operation in OPERATIONS for parameter in operation.headers):
         with contextlib.suppress(InvalidRequest, InvalidSetting):
             read_header({parameter.name.lower(): header.decode("latin-1")}, parameter)

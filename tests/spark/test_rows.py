@@ -19,19 +19,23 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from mq.message import MessageIds
+from mq.client.errors import NotUnderstood
+from mq.message import BytesBody, Message, MessageIds, Properties
+from mq.spark.columns import Columns, read_columns
 from mq.spark.errors import InvalidRow, InvalidSchema
 from mq.spark.rows import ALL_COLUMNS, COLUMNS, LineMaker, RowMaker, check_written
+from mq.web.batches import Entry
+from mq.web.columns import encode_columns
 
-ID = str(MessageIds(lambda: 1_700_000_000_123_456_700).new())
-LINE: dict[str, Any] = {
-    "id": ID,
-    "receives": 2,
-    "content_type": "text/plain",
-    "attributes": {"a": "ä"},
-    "body": "hällo",
-    "sequence": 1 << 59,
-}
+ID = MessageIds(lambda: 1_700_000_000_123_456_700).new()
+SAID: dict[str, Any] = {"content_type": "text/plain", "attributes": {"a": "ä"}}
+
+
+def columns(*bodies: bytes) -> Columns:
+    """As a daemon sends them."""
+    messages = [Message("q", ID, BytesBody(body), Properties(len(body), None, SAID), 2, "") for body in bodies]
+    entries = [Entry(message, body, "", 1 << 59) for message, body in zip(messages, bodies, strict=True)]
+    return read_columns(encode_columns(entries))
 
 
 def of(*fields: tuple[str, Any]) -> StructType:
@@ -39,7 +43,7 @@ def of(*fields: tuple[str, Any]) -> StructType:
 
 
 def test_a_message_as_a_row() -> None:
-    [row] = RowMaker("q", ALL_COLUMNS).batch([LINE]).to_pylist()
+    [row] = RowMaker("q", ALL_COLUMNS).batch(columns("hällo".encode())).to_pylist()
     assert (row["value"], row["id"], row["queue"], row["sequence"]) == ("hällo".encode(), ID, "q", 1 << 59)
     assert row["timestamp"].isoformat() == "2023-11-14T22:13:20.123456+00:00"
     assert (row["deliveryCount"], row["contentType"]) == (2, "text/plain")
@@ -47,17 +51,24 @@ def test_a_message_as_a_row() -> None:
 
 
 def test_only_the_columns_that_are_wanted_in_their_order() -> None:
-    batch = RowMaker("q", of(("sequence", LongType()), ("value", StringType()))).batch([LINE])
+    batch = RowMaker("q", of(("sequence", LongType()), ("value", StringType()))).batch(columns("hällo".encode()))
     assert batch.to_pylist() == [{"sequence": 1 << 59, "value": "hällo"}]
-    assert RowMaker("q", COLUMNS).batch([]).num_rows == 0
+    assert RowMaker("q", COLUMNS).batch(columns()).num_rows == 0
 
 
 def test_bytes_that_are_no_text() -> None:
-    line = {**LINE, "base64": "/w=="}
-    del line["body"]
-    assert RowMaker("q", COLUMNS).batch([line]).to_pylist()[0]["value"] == b"\xff"
-    with pytest.raises(InvalidRow, match="read the column value as binary"):
-        RowMaker("q", of(("value", StringType()))).batch([line])
+    assert RowMaker("q", COLUMNS).batch(columns(b"\xff")).to_pylist()[0]["value"] == b"\xff"
+    with pytest.raises(InvalidRow, match=f"message {ID} is not text.*read the column value as binary"):
+        RowMaker("q", of(("value", StringType()))).batch(columns(b"text", b"\xff"))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}\n", b"[]\n", b'{"messages": 1, "said": {}}\n', b'{"messages": "1"}\n'])
+def test_what_is_no_columns(data: bytes) -> None:
+    with pytest.raises(NotUnderstood, match="not columns of messages"):
+        read_columns(data)
+    whole = encode_columns([Entry(Message("q", ID, BytesBody(b"x"), Properties(1, None), 0, ""), b"x")])
+    with pytest.raises(NotUnderstood, match="0 bytes of bodies instead of 1"):
+        read_columns(whole[:-1])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from mq.broker import Broker, Draft
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
 from mq.message import BytesBody, Message, MessageId, MessageIds, Properties
-from mq.web.batches import Entry, decode_drafts, decode_removals, encode_entries, encode_parts, wants_multipart
+from mq.web.batches import (
+    FORMATS,
+    MULTIPART,
+    Entry,
+    decode_drafts,
+    decode_removals,
+    encode_entries,
+    encode_parts,
+    preferred,
+)
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
 from mq.web.multipart import read_parts, write_parts
@@ -355,7 +364,7 @@ async def test_a_fetch_of_many_takes_no_more_than_asked_for(endpoints: Endpoints
     ],
 )
 def test_what_a_client_would_rather_have(accept: str, wanted: bool) -> None:
-    assert wants_multipart(accept) is wanted
+    assert (preferred(accept, FORMATS) == MULTIPART) is wanted
 
 
 def message(body: bytes, attributes: Mapping[str, Any]) -> Entry:
