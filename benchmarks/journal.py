@@ -1,4 +1,9 @@
-"""What the lifecycle journal costs: processor time a message with and without it, and bytecodes, which do not wander.
+"""What the lifecycle journal costs: its share of a broker's processor time, processor time with and without it, and
+bytecodes, which do not wander.
+
+The share is counted within one run, by the clock of the journal's thread and by that of the broker's around each call
+of the journal: what else is at work on the machine slows both alike, while turns with and without a journal differ by
+more than the journal costs. What reading the clock takes is measured in the same run, and taken off.
 
 A message is published, fetched and removed; that is five transitions. Turns with and without a journal alternate, on
 fresh stores. All threads count, the journal's own too. In memory, where a message costs least, the journal weighs most.
@@ -12,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -23,12 +28,13 @@ from benchmarks.figures import Figure, at_most, median_ratio, spread
 from mq.broker import Broker, open_broker
 from mq.lifecycle import Kind, Observer, State, Transition
 from mq.message import MessageIds
-from mq.observers.journal import open_journal
+from mq.observers.journal import Journal, open_journal
 from mq.observers.journal_segments import Limits
 from mq.observers.metrics import Metrics
 
 WANTED: Final = 1.05
 _COUNTED: Final = 300
+_READINGS: Final = 10_000
 _STEPS: Final = (
     (Kind.PUBLISH, None, State.NEW),
     (Kind.DELIVER, State.NEW, State.READY),
@@ -52,6 +58,10 @@ async def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
         ratio = median_ratio(with_it, without)
         title = f"journal, messages in {name}: processor time a message, against none"
         figures.append(at_most(title, ratio, WANTED, note=note))
+        shares = [await _share(store, folder, messages) for _ in range(rounds * 2)]
+        note = f"{min(shares):.3f} to {max(shares):.3f} in {len(shares)} runs"
+        title = f"journal, messages in {name}: its processor time, as a share of all the rest"
+        figures.append(at_most(title, statistics.median(shares), WANTED - 1, note=note))
     alone = [_alone(folder, messages * 4) for _ in range(rounds * 2)]
     cheapest = statistics.median(without)
     note = f"{spread(alone, 'µs')} for five transitions, their encoding and writing; against {cheapest:,.0f} µs"
@@ -67,12 +77,61 @@ async def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
 
 async def _turn(store: str, folder: str, messages: int, *, journaled: bool) -> float:
     """Processor seconds of all threads."""
-    async with _broker(store, folder, journaled=journaled) as broker:
+    async with AsyncExitStack() as stack:
+        observers = [await stack.enter_async_context(_journal(store, folder))] if journaled else []
+        broker = await stack.enter_async_context(_broker(store, folder, *observers))
         begun = time.process_time()
         await _work(broker, messages)
         done = time.process_time() - begun
         begun = time.process_time()
     return done + time.process_time() - begun
+
+
+async def _share(store: str, folder: str, messages: int) -> float:
+    """The journal's processor time, for that of all the rest, in one run."""
+    async with _journal(store, folder) as journal:
+        timed = _Timed(journal)
+        async with _broker(store, folder, timed) as broker:
+            await _work(broker, messages // 4)
+            begun, before, calls = time.process_time(), timed.seconds(), timed.calls
+            await _work(broker, messages)
+            total, own, calls = time.process_time() - begun, timed.seconds() - before, timed.calls - calls
+    reading = _reading_the_clock()
+    total, own = total - 2 * calls * reading, own - calls * reading
+    return own / (total - own)
+
+
+class _Timed:
+    """An observer that passes on what it is told to the journal, and knows how long that works.
+
+    Attributes:
+        calls: how often it was told something.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.calls = 0
+        self._journal = journal
+        self._told = 0.0
+
+    def saw(self, transitions: Sequence[Transition]) -> None:
+        begun = time.thread_time()
+        self._journal.saw(transitions)
+        self._told += time.thread_time() - begun
+        self.calls += 1
+
+    def seconds(self) -> float:
+        """Of the thread that tells, and of the journal's own."""
+        [own] = [each for each in threading.enumerate() if each.name == "mq journal"]
+        assert own.ident is not None
+        return self._told + time.clock_gettime(time.pthread_getcpuclockid(own.ident))
+
+
+def _reading_the_clock() -> float:
+    """Seconds of processor time."""
+    begun = time.thread_time()
+    for _ in range(_READINGS):
+        time.thread_time()
+    return (time.thread_time() - begun) / _READINGS
 
 
 def _alone(folder: str, messages: int) -> float:
@@ -108,7 +167,9 @@ async def _bytecodes(folder: str, *, journaled: bool) -> float:
 
     threading.settrace(trace)
     try:
-        async with _broker("memory:", folder, journaled=journaled) as broker:
+        async with AsyncExitStack() as stack:
+            observers = [await stack.enter_async_context(_journal("memory:", folder))] if journaled else []
+            broker = await stack.enter_async_context(_broker("memory:", folder, *observers))
             sys.settrace(trace)
             await _work(broker, _COUNTED)
             begun = count
@@ -121,22 +182,24 @@ async def _bytecodes(folder: str, *, journaled: bool) -> float:
 
 
 @asynccontextmanager
-async def _broker(store: str, folder: str, *, journaled: bool) -> AsyncIterator[Broker]:
-    observers: Sequence[Observer] = [Metrics()]
-    journal = None
-    if journaled:
-        journal = open_journal(f"{folder}/journal", Limits(), store=store, peers=0, version="")
-        journal.start()
-        observers = [*observers, journal]
+async def _broker(store: str, folder: str, *observers: Observer) -> AsyncIterator[Broker]:
     try:
-        async with open_broker(store, observers=observers) as broker:
+        async with open_broker(store, observers=[Metrics(), *observers]) as broker:
             await broker.create_queue("q")
             yield broker
     finally:
-        if journal is not None:
-            await trio.to_thread.run_sync(journal.close)
-        for name in ("journal", "journaled"):
-            shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+        shutil.rmtree(f"{folder}/journaled", ignore_errors=True)
+
+
+@asynccontextmanager
+async def _journal(store: str, folder: str) -> AsyncIterator[Journal]:
+    journal = open_journal(f"{folder}/journal", Limits(), store=store, peers=0, version="")
+    journal.start()
+    try:
+        yield journal
+    finally:
+        await trio.to_thread.run_sync(journal.close)
+        shutil.rmtree(f"{folder}/journal", ignore_errors=True)
 
 
 async def _work(broker: Broker, messages: int) -> None:

@@ -2,9 +2,9 @@
 
 The broker's thread only appends to a list; a thread of the journal's own makes batches of it and writes them. What it
 cannot take, because the disk is slow or full, is counted and stands in the journal as a gap. The journal is no part of
-the broker's promises: nothing is synced before a segment ends, so a crash costs its last second. It never lies about
-that: every life has its first row before anything happens in it, and the one that was cut off has no last row. Needs
-pyarrow (the extra ``journal``).
+the broker's promises: but for a life's first row nothing is synced before a segment ends, so a crash costs its last
+second. It never lies about that: every life has its first row on the disk before anything happens in it, and the one
+that was cut off has no last row. Needs pyarrow (the extra ``journal``).
 """
 
 from __future__ import annotations
@@ -88,9 +88,13 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="mq journal", daemon=True)
 
     def start(self) -> None:
-        """Begin to write. The first row is the kernel's on return, or counted as missing: else nothing would tell of a
-        life that is killed before it has written anything, and what it did would be taken for a loss."""
+        """Begin to write. The first row is on the disk on return, or counted as missing: else nothing would tell of a
+        life that is cut off before it has written anything, and what it did would be taken for a loss."""
         self._write(note_batch(START, self._clock_ns()))
+        try:
+            self._writer.sync()
+        except OSError as error:
+            logger.warning("the beginning of the journal may not outlive a power cut: %s", error.strerror)
         self._thread.start()
 
     def saw(self, transitions: Sequence[Transition]) -> None:

@@ -122,6 +122,20 @@ class SegmentWriter:
             raise
         self._sequence += batch.num_rows + missing
 
+    def sync(self) -> None:
+        """What was written to this segment outlives a power cut.
+
+        Raises:
+            OSError: that is not known.
+        """
+        if self._segment is not None:
+            self._segment.sync()
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
     def rotate(self) -> None:
         """End the segment that is being written, if it is large or old enough.
 
@@ -173,6 +187,9 @@ class _Segment:
     def write(self, batch: pa.RecordBatch) -> None:
         self._stream.write_batch(batch, custom_metadata={_CHECKSUM: checksum(batch)})
         self._flush()
+
+    def sync(self) -> None:
+        os.fsync(self._handle)
 
     def close(self) -> None:
         """End it in order, and on the disk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -163,6 +164,39 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path.cwd(), timeout=60, check=False)
     assert done.returncode == -9
     assert kinds_of(read_rows(tmp_path)) == ["start"]
+
+
+def test_the_beginning_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[bool, int]] = []
+
+    def fsync(handle: int) -> None:
+        status = os.fstat(handle)
+        synced.append((stat.S_ISDIR(status.st_mode), status.st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    journal = make(tmp_path, Disk())
+    [(is_folder, size), (is_folder_too, _)] = synced
+    assert (is_folder, is_folder_too) == (False, True)
+    [segment] = segment_paths(tmp_path)
+    assert segment.stat().st_size == size
+    assert kinds_of(read_rows(tmp_path)) == ["start"]
+    journal.close()
+
+
+def test_a_beginning_that_cannot_be_synced_is_told_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fsync(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        journal = make(tmp_path, Disk())
+    assert "may not outlive a power cut: Input/output error" in caplog.text
+    told = list(lives(2))
+    journal.saw(told)
+    journal.close()
+    assert transitions_in(read_rows(tmp_path)) == [as_row(row) for row in told]
 
 
 def test_a_beginning_that_the_disk_refuses_is_told_as_a_gap(tmp_path: Path) -> None:
