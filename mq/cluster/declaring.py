@@ -10,6 +10,7 @@ from mq.broker.heirs import Heir
 from mq.cluster.directory import Directory
 from mq.cluster.remote import Remote
 from mq.cluster.sessions import Sessions
+from mq.errors import Conflict
 from mq.message import QueueName
 
 
@@ -42,6 +43,12 @@ class JointDeclarations:
         """Whether a queue is the cluster's, as far as is known here."""
         return queue in self._directory.queues and not self._local.knows(queue)
 
+    async def is_there(self, queue: str) -> bool:
+        """Whether the cluster has a queue, which the master may know a moment before it is known here."""
+        if queue not in self._directory.queues and await self._remote.has_queue(queue):
+            self._directory.opened(queue, None)
+        return queue in self._directory.queues
+
     def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The queues that something was declared of, and what."""
         yield from self._local.queues()
@@ -60,6 +67,8 @@ class JointDeclarations:
     ) -> bool:
         """Make a queue, here or in the cluster."""
         if not is_replicated:
+            if not is_transient and self._directory.place is not None and await self.is_there(queue):
+                raise Conflict(f"queue {queue} is there already, and highly available")
             return await self._local.create(queue, settings, declared, is_transient=is_transient)
         made = await self._remote.declare(queue, settings, declared)
         self._directory.opened(queue, declared)  # whoever made it uses it before the master has told of it

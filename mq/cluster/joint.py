@@ -114,7 +114,7 @@ class Joint:
         """
         name = QueueName(queue)
         if place != CLUSTER:
-            if self.declarations.is_remote(name):
+            if await self._at(name) is self._remote:
                 if place is not None:
                     raise Conflict(f"queue {name} is there already, and highly available")
                 return False
@@ -316,10 +316,7 @@ class Joint:
             return self._remote
         if self._directory.place is None and self._directory.term:
             return self._local
-        if not await self._remote.has_queue(queue):
-            return self._local
-        self._directory.opened(queue, None)
-        return self._remote
+        return self._remote if await self.declarations.is_there(queue) else self._local
 
     def _sorted(self, held: Sequence[Held]) -> tuple[list[Held], list[RemoteHeld]]:
         remote = [each for each in held if isinstance(each, RemoteHeld)]

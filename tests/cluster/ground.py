@@ -22,12 +22,14 @@ class Ground:
     Attributes:
         has_fence: whether a store of somebody who is no member any more refuses to change anything.
         masters: the numbers of those who opened the store, in order.
+        swallows: whether whatever is done to the store from now on is done, and no answer comes.
     """
 
     def __init__(self, lease_seconds: float = 2.0) -> None:
         self.lease_seconds = lease_seconds
         self.store = MemoryStorage()
         self.has_fence = True
+        self.swallows = False
         self.masters: list[int] = []
         self._until: dict[Member, float] = {}
         self._last = 0
@@ -167,7 +169,10 @@ class FencedStorage:
         await self._reach()
         if self._is_out():
             return [Outcome(Result.FENCED)] * len(operations)
-        return await self._store.commit(operations)
+        outcomes = await self._store.commit(operations)
+        if self._ground.swallows:
+            await trio.sleep_forever()
+        return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         return await self._store.read(entries)

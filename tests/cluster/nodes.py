@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import trio
@@ -74,7 +73,7 @@ class Host:
                         local,
                         CONFIG,
                         clock=trio.current_time,
-                        dial=partial(self._cluster.dial, self.name),
+                        dial=self._cluster.dial,
                     )
                     await self.nursery.start(self.node.run)
                     self.door = Door(self.node.joint)
@@ -143,7 +142,7 @@ class Cluster:
         await self._nursery.start(host.run)
         return host
 
-    def dial(self, name: str, config: ClusterConfig, neighbor: Neighbor) -> AbstractAsyncContextManager[Link]:
+    def dial(self, config: ClusterConfig, neighbor: Neighbor) -> AbstractAsyncContextManager[Link]:
         """A link from one node to another."""
         target = next(other for other, port in PORTS.items() if port == neighbor.port)
         return self._linked(target)

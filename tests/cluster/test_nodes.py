@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import trio
 from trio.testing import MockClock
 
 from mq.client.amqp.errors import ConsumeEnded
-from tests.cluster.nodes import three_nodes
+from mq.client.errors import NotAllowed
+from mq.cluster.config import Neighbor
+from mq.cluster.directory import Directory
+from mq.cluster.link import NeighborLink
+from mq.lifecycle import State
+from mq.storage.interface import Move
+from tests.cluster.nodes import PORTS, Host, config_of, three_nodes
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
@@ -60,13 +68,14 @@ async def test_the_oldest_is_promoted_and_has_everything(autojump_clock: MockClo
         assert bodies == [b"%d" % number for number in range(11)], "what was leased is there again, at once"
 
 
-async def test_consumers_are_told_and_begin_again() -> None:
+@pytest.mark.parametrize("prefetch", [1, 100])  # it waits for its client, or for messages
+async def test_consumers_are_told_and_begin_again(prefetch: int) -> None:
     async with three_nodes() as cluster:
         a, b, c = (cluster.hosts[name] for name in "abc")
         async with b.amqp() as on_mirror, c.amqp() as producer:
             await producer.declare_queue("q", arguments={"x-queue-type": "quorum"})
             await producer.publish("q", b"one")
-            consumer = on_mirror.consume("q")
+            consumer = on_mirror.consume("q", prefetch=prefetch)
             first = await anext(consumer)
             await a.kill()
             with pytest.raises(ConsumeEnded):
@@ -78,3 +87,167 @@ async def test_consumers_are_told_and_begin_again() -> None:
             await trio.sleep(1)
             assert (await c.http("GET", "/q")).body
             assert await on_mirror.get("q") is None
+
+
+async def left_in(host: Host, queue: str) -> list[bytes]:
+    """All that is ready, in order."""
+    found = []
+    while (reply := await host.http("GET", f"/{queue}/messages")).status == 200:
+        found.append(bytes(reply.body))
+    return found
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_what_was_stored_without_an_answer_is_stored_once_and_confirmed(
+    is_removed: bool, autojump_clock: MockClock
+) -> None:
+    async with three_nodes() as cluster, trio.open_nursery() as nursery:
+        a, c = cluster.hosts["a"], cluster.hosts["c"]
+        await a.http("PUT", "/q?store=cluster")
+        statuses: list[int] = []
+
+        async def publish() -> None:
+            statuses.append((await c.http("POST", "/q/messages", b"once")).status)
+
+        cluster.ground.swallows = True
+        nursery.start_soon(publish)
+        await trio.sleep(0.5)
+        assert statuses == [], "nobody has answered"
+        cluster.ground.swallows = False
+        if is_removed:  # somebody had it and acknowledged it, before its publisher could hear of anything
+            [entry] = await cluster.ground.store.scan(State.NEW, "q")
+            await cluster.ground.store.commit([Move(entry, State.REMOVED)])
+        await a.kill()
+        await trio.sleep(5)
+        assert statuses == [201]
+        assert await left_in(c, "q") == ([] if is_removed else [b"once"])
+
+
+async def test_whoever_waits_over_http_is_told(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster, trio.open_nursery() as nursery:
+        a, c = cluster.hosts["a"], cluster.hosts["c"]
+        await a.http("PUT", "/q?store=cluster")
+        replies = []
+
+        async def fetch() -> None:
+            replies.append(await c.http("GET", "/q/messages?wait=600"))
+
+        nursery.start_soon(fetch)
+        await trio.sleep(1)
+        await a.kill()
+        await trio.sleep(3)
+        assert [reply.status for reply in replies] == [503]
+        assert "retry-after" in dict(replies[0].headers)
+
+
+async def test_a_master_that_is_cut_off_stops_before_another_one_begins(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b = cluster.hosts["a"], cluster.hosts["b"]
+        await a.http("PUT", "/q?store=cluster")
+        cluster.ground.cut("a")
+        ended = began = None
+        while began is None:
+            await trio.sleep(0.01)
+            if ended is None and a.node.membership().role != "master":
+                ended = trio.current_time()
+            if b.node.membership().role == "master":
+                began = trio.current_time()
+        assert ended is not None
+        assert 0.2 < began - ended < 1
+
+
+async def test_a_mirror_that_fails_changes_nothing(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        async with a.amqp() as client:
+            await client.declare_queue("q", arguments={"x-queue-type": "quorum"})
+            async with client.consume("q") as deliveries:
+                await c.kill()
+                await trio.sleep(5)
+                assert (await b.http("POST", "/q/messages", b"one")).status == 201
+                assert (await anext(deliveries)).body == b"one"
+        assert cluster.ground.masters == [1]
+
+
+async def test_what_a_link_held_goes_back_when_it_ends(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        async with b.amqp() as holder:
+            await holder.declare_queue("q", arguments={"x-queue-type": "quorum"})
+            await holder.publish("q", b"one")
+            assert (await holder.get("q")) is not None
+            assert await left_in(a, "q") == []
+            await b.kill()
+            await trio.sleep(5)
+            assert await left_in(c, "q") == [b"one"]
+
+
+async def test_one_consumer_alone_over_all_nodes(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        b, c = cluster.hosts["b"], cluster.hosts["c"]
+        async with b.amqp() as first, c.amqp() as second:
+            await first.declare_queue("q", arguments={"x-queue-type": "quorum"})
+            async with first.consume("q", exclusive=True):
+                assert (await c.http("GET", "/q/messages")).status == 423
+                with pytest.raises(NotAllowed):
+                    await second.get("q")
+            await trio.sleep(0.1)
+            assert (await c.http("GET", "/q/messages")).status == 204
+
+
+async def test_a_node_with_another_password_is_let_nowhere(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        stranger = NeighborLink(
+            config_of("b", "another"), Neighbor("memory", PORTS["a"]), directory := Directory(), cluster.dial
+        )
+        with trio.move_on_after(3):
+            await stranger.run()
+        assert directory.term == 0, "it has heard of nothing"
+
+
+async def test_without_a_majority_nobody_serves_and_says_so(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        await a.http("PUT", "/q?store=cluster")
+        await a.http("PUT", "/own")
+        for name in "abc":
+            cluster.ground.cut(name)
+        await trio.sleep(5)
+        reply = await c.http("POST", "/q/messages", b"x")
+        assert reply.status == 503
+        assert b"two of three nodes must be up" in bytes(reply.body)
+        assert (await a.http("POST", "/own/messages", b"x")).status == 201, "what is only here goes on"
+        for name in "abc":
+            cluster.ground.mend(name)
+        await trio.sleep(5)
+        assert (await b.http("POST", "/q/messages", b"x")).status == 201
+
+
+async def test_a_queue_has_one_place(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b = cluster.hosts["a"], cluster.hosts["b"]
+        assert (await a.http("PUT", "/q?store=cluster")).status == 201
+        assert (await b.http("PUT", "/q")).status == 200
+        assert (await b.http("PUT", "/q?store=disk")).status == 409
+        assert (await b.http("PUT", "/here?store=disk")).status == 201
+        assert (await b.http("PUT", "/here?store=cluster")).status == 409
+        assert (await a.http("GET", "/here")).status == 404, "what is not highly available is on its node alone"
+
+
+async def test_batches_and_looks_go_to_the_master(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        await a.http("PUT", "/q?store=cluster")
+        await a.http("PUT", "/dead?store=cluster")
+        lines = b'{"body": "one"}\n{"body": "two"}\n'
+        reply = await b.http("POST", "/q/messages/batch", lines, content_type="application/jsonl")
+        assert bytes(reply.body).count(b'"status": 201') == 2, reply.body
+        assert bytes((await c.http("GET", "/q/peek")).body).count(b'"body"') == 2
+        assert (await c.http("PATCH", "/q", b'{"dead_letter_queue": "dead", "max_receives": 1}')).status == 200
+        started = json.loads(bytes((await b.http("POST", "/q/consumers/k")).body))
+        claim = f"/q/consumers/k/claim?batch=1&epoch={started['epoch']}"
+        assert (await b.http("PUT", claim)).status == 201
+        assert bytes((await c.http("GET", claim)).body).count(b'"body"') == 2
+        assert (await b.http("DELETE", claim)).status == 202
+        status = json.loads(bytes((await c.http("GET", "/q")).body))
+        assert (status["ready"], status["leased"]) == (0, 0)
