@@ -97,11 +97,11 @@ class Follower:
         async with trio.open_nursery() as nursery:
             changes = self._storage.changes()
             if changes is None:
-                nursery.start_soon(_do_every, POLL_SECONDS, self._look_again)
-                nursery.start_soon(_do_every, GLANCE_SECONDS, self._glance)
+                nursery.start_soon(do_every, POLL_SECONDS, self._look_again)
+                nursery.start_soon(do_every, GLANCE_SECONDS, self._glance)
                 return
             if self._sweep:
-                nursery.start_soon(_do_every, STRANDED_SECONDS, self._look_again)
+                nursery.start_soon(do_every, STRANDED_SECONDS, self._look_again)
             async with changes as told:
                 await self._look_again()
                 async for change in told:
@@ -180,7 +180,8 @@ class Follower:
             _forget(index, entry.id)
 
 
-async def _do_every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
+async def do_every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
+    """Look for ever, every so many seconds, and less often when it takes long."""
     while True:
         await trio.sleep(seconds)
         began = trio.current_time()

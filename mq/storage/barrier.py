@@ -16,7 +16,7 @@ from typing import Final
 
 from mq.storage.calls import OPEN_FOLDER, Calls
 from mq.storage.costs import Costs
-from mq.storage.passing import NO_HANDLES, SyncFailed
+from mq.storage.passing import NO_HANDLES, STALE, SyncFailed
 
 FEW_FOLDERS: Final = 4
 
@@ -85,6 +85,7 @@ class Barrier:
         self._calls = syncs.calls
         self._one_by_one = not syncs.prefer_everything(files)
         self._files: list[int] = []
+        self._moved: list[int] = []
         self._folders: set[str] = set()
         self._everything = False
 
@@ -106,6 +107,10 @@ class Barrier:
         else:
             self.add_closed_file()
             self._calls.close(fd)
+
+    def add_moved(self, fd: int) -> None:
+        """This file was moved, and only its own sync makes that durable. The barrier closes it."""
+        self._moved.append(fd)
 
     def add_folders(self, *paths: str) -> None:
         """Names in these folders were changed together. One is enough where names are ordered: one that is held, for it
@@ -129,6 +134,8 @@ class Barrier:
             with self._syncs.costs.of_files(len(self._files)):
                 for fd in self._files:
                     sync(self._calls, fd)
+            for fd in self._moved:
+                _sync_moved(self._calls, fd)
         finally:
             self.close()
         try:
@@ -146,7 +153,7 @@ class Barrier:
 
     def close(self) -> None:
         """Close the files that wait for their sync."""
-        files, self._files = self._files, []
+        files, self._files, self._moved = self._files + self._moved, [], []
         close_all(self._calls, files)
 
     def _sync_folders(self) -> frozenset[str]:
@@ -212,6 +219,14 @@ def sync(calls: Calls, fd: int) -> None:
         calls.fsync(fd)
     except OSError as error:
         raise SyncFailed(error.errno, error.strerror, error.filename) from error
+
+
+def _sync_moved(calls: Calls, fd: int) -> None:
+    try:
+        sync(calls, fd)
+    except SyncFailed as error:
+        if error.errno not in STALE:
+            raise  # else a peer has moved it on and taken it away, and made that durable
 
 
 def sync_all(calls: Calls, root_fd: int) -> None:

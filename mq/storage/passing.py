@@ -17,6 +17,10 @@ NO_RIGHT: Final = frozenset({errno.EACCES, errno.EPERM})
 AWAY: Final = frozenset({errno.ENOTCONN})
 """The servers of a network file system cannot be reached, or too few of them. What was asked for may have been done."""
 
+STALE: Final = frozenset({errno.ESTALE})
+"""Another machine has taken the file away while it was open here. GlusterFS says so when a file is synced, for it opens
+it on its servers only then."""
+
 PASSING: Final = NO_ROOM | NO_HANDLES | NO_RIGHT
 """Errors after which nothing was changed, and which can pass: the caller tries again later.
 
@@ -35,6 +39,6 @@ def passes(error: OSError) -> bool:
 
 
 def is_away(error: OSError) -> bool:
-    """Whether the medium has not answered, so that nobody knows what was changed, and may answer again. Also when it is
-    a sync that has failed: what was to be synced is answered with an error, and nothing is built on it."""
-    return error.errno in AWAY
+    """Whether nobody knows what was changed, and the medium may well answer again. Also when it is a sync that has
+    failed: what was to be synced is answered with an error, and nothing is built on it."""
+    return error.errno in AWAY | STALE

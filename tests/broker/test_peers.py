@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from random import Random
 
@@ -9,7 +10,8 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.broker.config import STRANDED_SECONDS
+from mq.broker.config import GLANCE_SECONDS, STRANDED_SECONDS
+from mq.broker.follow import do_every
 from mq.errors import NoSuchMessage, StorageFailed, StorageUnusable
 from mq.message import MessageIds
 from mq.storage.interface import State, Write
@@ -133,3 +135,38 @@ async def test_what_one_sets_the_other_does_not_set_back(fake_address: str, open
         await other.change_settings("q", {"delay": 1})
         settings = (await one.status("q")).settings
         assert (settings.visibility, settings.delay) == (5, 1)
+
+
+async def test_who_waits_hears_of_a_peer_s_message_where_the_medium_does_not_tell(
+    fake_address: str, opened: Opener
+) -> None:
+    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+        await one.create_queue("q")
+        assert await other.has_queue("q")
+        heard: list[float] = []
+
+        async def wait() -> None:
+            message = await other.fetch("q", wait=60)
+            assert message is not None
+            heard.append(trio.current_time())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.sleep(5.03)
+            published = trio.current_time()
+            await one.publish("q", b"x")
+        assert heard[0] - published <= 2 * GLANCE_SECONDS
+
+
+async def test_looking_takes_up_a_fifth_of_the_time_at_the_most(autojump_clock: trio.testing.MockClock) -> None:
+    looks: list[float] = []
+
+    async def look() -> None:
+        looks.append(trio.current_time())
+        await trio.sleep(2 if len(looks) <= 20 else 0)
+
+    with trio.move_on_after(209.5):
+        await do_every(1, look)
+    apart = [later - earlier for earlier, later in itertools.pairwise(looks)]
+    assert apart[:20] == [pytest.approx(10)] * 20, "two seconds of ten"
+    assert apart[20:] == [pytest.approx(1)] * 8, "and no longer than it has to be"

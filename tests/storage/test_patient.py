@@ -137,17 +137,31 @@ def test_what_may_not_be_repeated_is_not(bench: Bench, verb: str) -> None:
     assert bench.clock.now == 0
 
 
-async def test_a_batch_whose_sync_is_not_answered_is_taken_back_and_the_store_goes_on() -> None:
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESTALE])
+async def test_a_batch_whose_sync_is_not_answered_is_taken_back_and_the_store_goes_on(number: int) -> None:
     async with open_disk(FAR, shared=True) as disk:
-        disk.calls.fail("fsync", errno.ENOTCONN)
+        disk.calls.fail("fsync", number)
         assert await disk.one(Write("q", new_id(), b"x")) is Result.UNKNOWN
         assert await disk.storage.scan(State.NEW) == []
+        assert await disk.one(Write("q", new_id(), b"x")) is Result.DONE
+
+
+async def test_a_move_whose_sync_is_not_answered_may_have_been_done() -> None:
+    async with open_disk(FAR, shared=True) as disk:
         entry = await disk.bring(State.READY)
         disk.calls.fail("fsync", errno.ENOTCONN)
         assert await disk.one(Move(entry, State.DELAYED, LEASE)) is Result.UNKNOWN
         moved = await disk.storage.find("q", entry.id)
         assert moved is not None, "wherever it is, it is there"
         assert await disk.body(moved) == b"body"
+
+
+async def test_one_that_a_peer_took_away_before_its_sync_costs_the_batch_nothing() -> None:
+    async with open_disk(FAR, shared=True) as disk:
+        entry = await disk.bring(State.READY)
+        disk.calls.fail("fsync", errno.ESTALE, path=f"delay/q:{entry.id}*")
+        outcomes = await disk.commit(Move(entry, State.DELAYED, LEASE), Write("q", new_id(), b"x"))
+        assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.DONE]
 
 
 async def test_records_and_reading_wait_for_better_times() -> None:
