@@ -17,7 +17,21 @@ from typing import Final
 
 import trio
 
-from benchmarks import backlog, brokers, counted, embedded, http, idle, journal, many, memcached, report, suite, vsqs
+from benchmarks import (
+    backlog,
+    brokers,
+    counted,
+    embedded,
+    etcd,
+    http,
+    idle,
+    journal,
+    many,
+    memcached,
+    report,
+    suite,
+    vsqs,
+)
 from benchmarks.figures import Figure
 from benchmarks.machine import facts
 
@@ -53,6 +67,10 @@ def _memcached(folder: str, options: argparse.Namespace) -> list[Figure]:
     return memcached.measure(options.rounds, options.messages)
 
 
+def _etcd(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return etcd.measure(folder, options.rounds, options.messages)
+
+
 def _journal(folder: str, options: argparse.Namespace) -> list[Figure]:
     return trio.run(journal.measure, folder, options.rounds, options.messages)
 
@@ -81,6 +99,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "http": _http,
     "vsqs": _vsqs,
     "memcached": _memcached,
+    "etcd": _etcd,
     "spark": _spark,
 }
 

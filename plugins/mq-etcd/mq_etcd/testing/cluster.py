@@ -87,6 +87,17 @@ class Member:
         """What it had to say."""
         return self._folder.with_suffix(".log").read_text(errors="replace")
 
+    def processor_seconds(self) -> float:
+        """What its processes have taken so far."""
+        assert self._process is not None
+        ticks = 0
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split() if name.isdigit() else []
+                if fields and int(fields[2]) == self._process.pid:  # its process group
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def signal(self, number: signal.Signals) -> None:
         """Send its processes a signal."""
         assert self._process is not None
@@ -157,13 +168,18 @@ class Cluster:
 
 
 @contextmanager
-def running(size: int = 1, *flags: str) -> Iterator[Cluster]:
+def running(size: int = 1, *flags: str, folder: Path | None = None) -> Iterator[Cluster]:
     """An etcd for the length of the block, ready when it begins.
 
-    What it keeps is in memory where that can be: members are killed here, no power is cut.
+    Args:
+        size: how many members there are.
+        flags: of etcd's command line, for each of them.
+        folder: for what they keep; where it is None, in memory if that can be: who kills members cuts no power.
     """
-    with tempfile.TemporaryDirectory(prefix="mq-etcd-", dir=MEMORY if os.path.isdir(MEMORY) else None) as folder:
-        cluster = Cluster(Path(folder), size, flags)
+    if folder is None and os.path.isdir(MEMORY):
+        folder = Path(MEMORY)
+    with tempfile.TemporaryDirectory(prefix="mq-etcd-", dir=folder) as place:
+        cluster = Cluster(Path(place), size, flags)
         try:
             cluster.start()
             yield cluster
