@@ -27,7 +27,7 @@ from mq.errors import MQError, NotServed
 
 logger = logging.getLogger("mq.cluster")
 
-CONNECT_SECONDS: Final = 2.0
+CONNECT_SECONDS: Final = 4.0
 AGAIN_SECONDS: Final = 0.2
 """Between two attempts to connect. A node that is up again should be found at once."""
 HEARTBEAT_SECONDS: Final = 1

@@ -1,0 +1,88 @@
+"""The cluster's file, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mq.cli.clustering import cluster_of
+from mq.cluster.config import ClusterConfig, Neighbor, load_cluster
+from mq.errors import InvalidSetting
+from mq.settings import Settings
+
+GOOD = """\
+name = "a"
+neighbor_1 = "10.9.0.2:5672"
+neighbor_2 = "[fd00::3]:5673"
+coordinator = "etcd:http://10.9.0.1:2379"
+password = "secret"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.toml"
+    path.write_text(GOOD)
+    return path
+
+
+def test_the_file_of_the_seed(file: Path) -> None:
+    config = load_cluster(str(file), {})
+    neighbors = (Neighbor("10.9.0.2", 5672), Neighbor("fd00::3", 5673))
+    assert config == ClusterConfig("a", neighbors, "etcd:http://10.9.0.1:2379", "secret")
+    assert [str(neighbor) for neighbor in neighbors] == ["10.9.0.2:5672", "[fd00::3]:5673"]
+    assert (config.lease_seconds, config.user, config.ca) == (2, "cluster", None)
+
+
+def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("secret\n")
+    flags = Settings(
+        node="a",
+        neighbors=("10.9.0.2:5672", "[fd00::3]:5673"),
+        coordinator="etcd:http://10.9.0.1:2379",
+        cluster_password_file=str(secret),
+    )
+    assert cluster_of(flags) == load_cluster(str(file), {})
+    both = cluster_of(Settings(cluster=str(file), node="c"))
+    assert both is not None
+    assert both.node == "c"
+    assert cluster_of(Settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "a"', 'name = "a b"', "line 1: name must be 1 to 50 letters"),
+        ('name = "a"', "", "cluster.toml: name is missing"),
+        ('name = "a"', "name = 1", "line 1: name must be some text, got 1"),
+        ("10.9.0.2:5672", "10.9.0.2", "line 2: neighbor_1 must be ADDRESS:PORT"),
+        ("10.9.0.2:5672", ":5672", "line 2: neighbor_1 must be ADDRESS:PORT"),
+        ("10.9.0.2:5672", "10.9.0.2:99999", "line 2: neighbor_1 must be ADDRESS:PORT"),
+        ("10.9.0.2:5672", "[fd00::3]:5673", "line 3: neighbor_2 is the same as neighbor_1"),
+        ("coordinator", "cordinator", "line 4: cordinator is unknown: did you mean coordinator?"),
+        ('password = "secret"', "", "password_file is missing"),
+        ('password = "secret"', 'password_file = "/nowhere"', "line 5: password_file cannot be read"),
+        ('password = "secret"', 'password = "s"\nlease_seconds = 1', "line 6: lease_seconds must be a whole number"),
+        ('name = "a"', "name =", "is not a TOML file"),
+    ],
+)
+def test_errors_name_the_line(file: Path, old: str, new: str, said: str) -> None:
+    file.write_text(GOOD.replace(old, new))
+    with pytest.raises(InvalidSetting) as caught:
+        load_cluster(str(file), {})
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(InvalidSetting, match="cannot read"):
+        load_cluster("/nowhere/cluster.toml", {})
+
+
+def test_what_goes_with_no_cluster(file: Path) -> None:
+    for settings in (Settings(cluster=str(file), peers=1), Settings(cluster=str(file), amqp_port=0)):
+        with pytest.raises(InvalidSetting, match="has no peers"):
+            cluster_of(settings)
+    with pytest.raises(InvalidSetting, match="neighbors must be two"):
+        cluster_of(Settings(neighbors=("10.9.0.2:5672",)))
