@@ -2,6 +2,7 @@
 
 A thousand confirms are outstanding while messages of 1 KiB are published, persistent, to a durable queue; then they are
 consumed with a prefetch of a thousand, each acknowledged by itself. The client is raw frames, so that it costs little.
+With ``--waiting 100000`` it tells instead how much memory mq takes for each of so many messages that wait on disk.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ CONSUME: Final = "consume and acknowledge"
 _ACK, _DELIVER = (60, 80), (60, 60)
 
 
+REMEMBERED: Final = 10_000
+"""More messages than those whose bodies are remembered."""
+
+
 class Turn(NamedTuple):
     """Messages a second, and processor time of the server for each, in microseconds."""
 
@@ -49,6 +54,7 @@ class Client:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._data = b""
         self._at = 0
+        self._published = 0
         self._socket.sendall(b"AMQP\0\0\x09\x01")
         self._expect()
         self._say(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest"), 0)
@@ -66,10 +72,11 @@ class Client:
         body = os.urandom(SIZE)
         one = frame.marshal(commands.Basic.Publish(routing_key="q"), 1) + frame.marshal(head, 1)
         one += struct.pack(">BHI", 3, 1, SIZE) + body + b"\xce"
-        sent = confirmed = 0
+        sent = confirmed = self._published
+        self._published += count
         begin = time.perf_counter()
-        while confirmed < count:
-            while sent < count and sent - confirmed <= WINDOW - TOGETHER:
+        while confirmed < self._published:
+            while sent < self._published and sent - confirmed <= WINDOW - TOGETHER:
                 self._socket.sendall(one * TOGETHER)
                 sent += TOGETHER
             confirmed = self._confirmed(confirmed)
@@ -141,7 +148,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--messages", type=int, default=10_000, help="in each turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--root", default=tempfile.gettempdir(), help="folder for both servers' data")
+    parser.add_argument("--waiting", type=int, metavar="N", help="measure the memory of N waiting messages only")
     options = parser.parse_args(words)
+    if options.waiting:
+        with tempfile.TemporaryDirectory(dir=options.root, prefix="amqp-") as folder:
+            each, more = measure_waiting(Path(folder), options.waiting)
+        print(f"each of {options.waiting:,} waiting messages: {each:,.0f} bytes; of each one more: {more:,.0f} bytes")
+        return
     systems: list[System] = [MqAmqp(), RabbitClassic()]
     turns: dict[tuple[str, str], list[Turn]] = {}
     with ExitStack() as stack:
@@ -160,6 +173,28 @@ def main(words: Sequence[str] | None = None) -> None:
                     if turn:
                         turns.setdefault((title, what), []).append(measured)
     _print(turns, [system.title for system in systems])
+
+
+def measure_waiting(folder: Path, count: int) -> tuple[float, float]:
+    """Bytes of the daemon's memory that each of so many waiting messages takes; and each of those among them that come
+    when there is no more room for remembering bodies."""
+    with MqAmqp().start(folder) as server:
+        [pid] = server.pids
+        warm = Client(server.ports[0])
+        warm.publish(WINDOW)
+        warm.consume(WINDOW)
+        client = Client(server.ports[0])
+        empty = _resident_bytes(pid)
+        client.publish(REMEMBERED)
+        full = _resident_bytes(pid)
+        client.publish(count - REMEMBERED)
+        now = _resident_bytes(pid)
+    return (now - empty) / count, (now - full) / (count - REMEMBERED)
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
 
 
 def _measure(server: Server, work: Callable[[Client, int], float], count: int) -> Turn:

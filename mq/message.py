@@ -129,6 +129,20 @@ class MessageIds:
             self._last = ticks
 
 
+class SharedAttributes(dict[str, Any]):
+    """Attributes that many messages have, and that nobody changes any more: what a store makes of them it may keep.
+
+    Attributes:
+        written: what a store has made of them; None so far.
+    """
+
+    __slots__ = ("written",)
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        super().__init__(attributes)
+        self.written: bytes | None = None
+
+
 class Properties(NamedTuple):
     """What is fixed when a message is written.
 

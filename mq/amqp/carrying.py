@@ -16,6 +16,7 @@ from pamqp import commands as methods
 from mq.amqp.commands import Arrival
 from mq.amqp.errors import Refused
 from mq.amqp.properties import PERSISTENT, Properties
+from mq.message import SharedAttributes
 
 _OURS: Final = "amqp"
 _MOST_TEXTS: Final = 64
@@ -61,7 +62,7 @@ def _attributes(properties: Properties, exchange: str, routing_key: str) -> Mapp
     attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
     if properties.has_headers and (texts := _texts(properties)):
         attributes["attributes"] = texts
-    return attributes | {_OURS: kept}
+    return SharedAttributes(attributes | {_OURS: kept})
 
 
 @lru_cache(maxsize=64)

@@ -200,6 +200,8 @@ class QueueIndex:
 
     def discard(self, id: MessageId) -> Entry | None:
         """Take a message out of the index, wherever it is. None when it was not in it."""
+        if id in self.held:
+            return self.held.pop(id)
         key = self._key(id)
         if key is not None:
             entry = self._take_key(key)
@@ -209,21 +211,21 @@ class QueueIndex:
             entry = self.delayed.pop(id)
             self.leased -= entry.meta.claim is not None
             return entry
-        return self.new.pop(id, None) or self.held.pop(id, None)
+        return self.new.pop(id, None)
 
     def _add_ready(self, entry: Entry) -> None:
-        key = entry.id.key
+        key = own = entry.id.key
         if entry.meta.order is not None:
             key = entry.meta.order << _TAIL_BITS | key & _TAIL
         while key in self._ready and self._entry(key).id != entry.id:
             key += 1 << _TAIL_BITS  # two brokers gave two messages one instant: one of them stands behind the other
-        if key != entry.id.key:
+        if key != own:
             self._reordered[entry.id] = key
         if key not in self._ready:
             heapq.heappush(self._heap, key)
             if self._sorted:
                 self._sort_in(key)
-        self._ready[key] = None if entry.meta == FRESH and key == entry.id.key else entry
+        self._ready[key] = None if key == own and entry.meta == FRESH else entry
 
     def _keys(self) -> list[int]:
         """The keys of the READY messages in their order, and perhaps some of messages that were. They are kept for

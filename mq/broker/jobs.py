@@ -116,7 +116,7 @@ class Publish:
             self._offers.consider(self.index, entry, self._body, self._attributes)
             self._catalog.place(entry)
         self._catalog.tell(Kind.PUBLISH, None, entry, self._size, self._door)
-        self._landed(entry.id)
+        self._tell_landed(entry.id)
         if self.index.deleted:
             self.reply.fail(NoSuchQueue(f"queue {self.index.name} was deleted meanwhile"))
         else:
@@ -125,8 +125,13 @@ class Publish:
     def give_up(self, error: Exception) -> None:
         """It will not be written."""
         self._release()
-        self._landed(None)
+        self._tell_landed(None)
         self.reply.fail(error)
+
+    def _tell_landed(self, id: MessageId | None) -> None:
+        """Once. Whoever is told may know this job: let go, both are gone at once, and need no garbage collector."""
+        landed, self._landed = self._landed, _nobody
+        landed(id)
 
     def _release(self) -> None:
         self.index.reserved -= 1
@@ -138,6 +143,10 @@ class Publish:
                 self._digest = digest_of(self._body)
             if self._digest is not None:
                 self.index.bodies.add(id, self._size, self._digest)
+
+
+def _nobody(id: MessageId | None) -> None:
+    """Has been told."""
 
 
 class Change:

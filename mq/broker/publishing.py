@@ -261,6 +261,8 @@ class Publishing:
 
     def _meta(self, index: QueueIndex, draft: Draft) -> Meta:
         settings = index.settings
+        if draft.delay is None and draft.ttl is None and settings.ttl is None and not settings.delay:
+            return FRESH
         delay = settings.delay if draft.delay is None else check_value("delay", draft.delay, DELAY)
         ttls = [ttl for ttl in (settings.ttl, draft.ttl) if ttl is not None]
         if draft.ttl is not None:

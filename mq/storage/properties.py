@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from mq.message import Properties
+from mq.message import Properties, SharedAttributes
 
 SUM: Final = "user.mq.sum"
 ATTRIBUTES: Final = "user.mq.attributes"
@@ -68,7 +68,11 @@ def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
     """Attributes as JSON; empty for none."""
     if not attributes:
         return b""
-    return _encode(dict(attributes))
+    if not isinstance(attributes, SharedAttributes):
+        return _encode(dict(attributes))
+    if attributes.written is None:
+        attributes.written = _encode(attributes)
+    return attributes.written
 
 
 def encode_noted(attributes: Mapping[str, Any], size: int, crc: int, largest: int) -> tuple[bytes, bytes]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mq.broker import BrokerConfig, open_broker
+from mq.broker import Broker, BrokerConfig, open_broker
 from mq.broker.index import QueueIndex
+from mq.broker.jobs import Publish
 from mq.broker.mailbox import Mailbox
 from mq.errors import NoSuchMessage, NoSuchQueue
 from mq.lifecycle import State
@@ -225,3 +227,16 @@ def test_a_message_is_not_taken_for_one_that_joined_at_the_instant_of_its_id() -
     assert index.find(leased.id) == leased
     assert index.discard(leased.id) == leased
     assert index.take() == moved
+
+
+async def test_what_was_published_leaves_no_garbage(broker: Broker) -> None:
+    """Else a message that waits on disk costs memory until the collector comes, which is seldom."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            await broker.publish("q", b"x")
+        jobs = [each for each in gc.get_objects() if isinstance(each, Publish)]
+    finally:
+        gc.enable()
+    assert len(jobs) <= BrokerConfig().workers, "each worker remembers its latest"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.message import Properties
+from mq.message import Properties, SharedAttributes
 from mq.storage.properties import (
     Sum,
     decode_attributes,
@@ -130,3 +130,11 @@ def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
 )
 def test_side_file_is_not_believed(content: bytes) -> None:
     assert decode_side(content) is None
+
+
+def test_attributes_that_many_messages_share_are_written_once_and_as_any_others() -> None:
+    plain = {"content_type": "text/plain", "amqp": {"properties": "EAAC", "exchange": "", "routing_key": "ü"}}
+    shared = SharedAttributes(plain)
+    assert encode_attributes(shared) == encode_attributes(plain)
+    assert encode_attributes(shared) is encode_attributes(shared)
+    assert encode_attributes(SharedAttributes({})) == b""
