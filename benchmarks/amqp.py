@@ -35,7 +35,7 @@ CONSUME: Final = "consume and acknowledge"
 _ACK, _DELIVER = (60, 80), (60, 60)
 
 
-REMEMBERED: Final = 10_000
+REMEMBERED: Final = 9_000
 """More messages than those whose bodies are remembered."""
 
 
