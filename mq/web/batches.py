@@ -12,15 +12,18 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from email.message import Message as Headers
+from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple
 
 from mq.broker import Draft, Removal
 from mq.broker.queue_settings import check_value
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
-from mq.message import Message
+from mq.message import Message, MessageId
+from mq.web.errors import problem_of
 from mq.web.incoming import parse_object
 from mq.web.multipart import Part, read_parts, write_parts
 from mq.web.parameters import (
+    DEFAULT_CONTENT_TYPE,
     IDEMPOTENCY_KEY,
     KEY,
     LARGEST_BATCH,
@@ -41,6 +44,7 @@ FORMATS: Final = (JSON_LINES[0], MULTIPART)
 
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 _DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "ttl", "key", "attributes")
+_KNOWN: Final = frozenset(_DRAFT_KEYS)
 
 
 class Entry(NamedTuple):
@@ -87,9 +91,18 @@ def decode_removals(content_type: str, body: bytes) -> list[Removal | MQError]:
     return _checked([_tried(_removal_of_line, line) for line in _lines(body)])
 
 
-def encode_outcomes(outcomes: Sequence[Mapping[str, Any]]) -> bytes:
-    """One line for each entry."""
-    return b"".join(json.dumps(outcome).encode() + b"\n" for outcome in outcomes)
+def published_line(id: MessageId, *, is_new: bool) -> str:
+    """What is told of an entry that was published."""
+    return f'{{"status": {201 if is_new else 200}, "id": "{id}"}}\n'
+
+
+REMOVED_LINE: Final = '{"status": 202}\n'
+"""What is told of an entry that was removed."""
+
+
+def refused_line(error: MQError) -> str:
+    """What is told of an entry with which something is wrong."""
+    return f"{json.dumps(problem_of(error))}\n"
 
 
 def encode_entries(accept: str, entries: Sequence[Entry]) -> tuple[str, bytes]:
@@ -97,7 +110,7 @@ def encode_entries(accept: str, entries: Sequence[Entry]) -> tuple[str, bytes]:
     if preferred(accept, FORMATS) == MULTIPART:
         boundary = secrets.token_hex(16)
         return f'{MULTIPART}; boundary="{boundary}"', encode_parts(boundary, entries)
-    return JSON_LINES[0], b"".join(json.dumps(_line(entry)).encode() + b"\n" for entry in entries)
+    return JSON_LINES[0], "".join(map(_written, entries)).encode("ascii")
 
 
 def preferred(accept: str, offered: Sequence[str]) -> str:
@@ -138,7 +151,11 @@ def _lines(body: bytes) -> list[bytes]:
     Raises:
         BatchTooLarge: there are too many.
     """
-    lines: list[bytes] = []
+    if body.count(b"\n") <= LARGEST_BATCH:
+        lines = [line for line in body.split(b"\n") if line and not line.isspace()]
+        check_length(lines)
+        return lines
+    lines = []
     start = 0
     while start < len(body):
         end = body.find(b"\n", start)
@@ -162,12 +179,15 @@ def check_length(entries: Sequence[object]) -> None:
 
 def _draft_of_line(line: bytes) -> Draft:
     value = parse_object(line)
-    unknown = value.keys() - set(_DRAFT_KEYS)
-    if unknown:
-        raise InvalidRequest(f"unknown key {min(unknown)!a:.60}; known: {', '.join(_DRAFT_KEYS)}")
+    if not _KNOWN.issuperset(value):
+        unknown = min(value.keys() - _KNOWN)
+        raise InvalidRequest(f"unknown key {unknown!a:.60}; known: {', '.join(_DRAFT_KEYS)}")
+    body = _body_of(value)
+    if len(value) == 1:
+        return Draft(body)
     key, texts = value.get("key"), value.get("attributes")
     return Draft(
-        _body_of(value),
+        body,
         make_attributes(value.get("content_type"), {} if texts is None else texts),
         value.get("delay"),
         value.get("ttl"),
@@ -193,6 +213,20 @@ def _removal_of_line(line: bytes) -> Removal:
     if not isinstance(id, str) or not isinstance(receipt, str | None) or value.keys() - {"id", "receipt"}:
         raise InvalidRequest('a line is {"id": ID} or {"id": ID, "receipt": RECEIPT}')
     return Removal(id, receipt)
+
+
+def _written(entry: Entry) -> str:
+    """An entry as a line. Of most there is little to say: that is written by hand, as the same JSON."""
+    message = entry.message
+    if message.properties.attributes or message.deaths or entry.state or entry.sequence is not None:
+        return f"{json.dumps(_line(entry))}\n"
+    try:
+        body = f'"body": {encode_basestring_ascii(entry.body.decode())}'
+    except UnicodeDecodeError:
+        body = f'"base64": "{base64.b64encode(entry.body).decode()}"'
+    receipt = f'"receipt": {encode_basestring_ascii(message.receipt)}, ' if message.receipt else ""
+    said = f'"receives": {message.receives}, "content_type": "{DEFAULT_CONTENT_TYPE}"'
+    return f'{{"id": "{message.id}", {receipt}{said}, {body}}}\n'
 
 
 def _line(entry: Entry) -> dict[str, Any]:

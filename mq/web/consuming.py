@@ -8,8 +8,7 @@ from mq.broker import Removal, Seen
 from mq.broker.queue_settings import VISIBILITY
 from mq.errors import InvalidRequest, MQError, StorageError
 from mq.message import Message, MessageId, QueueName
-from mq.web.batches import decode_removals
-from mq.web.errors import problem_of
+from mq.web.batches import REMOVED_LINE, decode_removals, refused_line
 from mq.web.exchange import Reply, document, empty
 from mq.web.incoming import Incoming, read_object
 from mq.web.operations import Answer, Asked, Operation, Parameter
@@ -79,11 +78,11 @@ async def remove_batch(asked: Asked) -> Reply:
     removals = decode_removals(asked.request.headers.get("content-type", ""), body)
     good = [removal for removal in removals if isinstance(removal, Removal)]
     errors = iter(await asked.broker.remove_many(queue, good))
-    answers = []
+    lines = []
     for removal in removals:
         error = removal if isinstance(removal, MQError) else next(errors)
-        answers.append({"status": 202} if error is None else problem_of(error))
-    return outcomes_reply(answers)
+        lines.append(REMOVED_LINE if error is None else refused_line(error))
+    return outcomes_reply(lines)
 
 
 async def change_message(asked: Asked) -> Reply:

@@ -82,6 +82,17 @@ async def read_object(request: Request) -> dict[str, Any]:
     return parse_object(body) if body else {}
 
 
+_decode: Final = json.JSONDecoder().decode
+
+
+def _decode_oddly(text: bytes) -> Any:
+    """JSON with a byte order mark, or with half characters."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("this is not JSON") from None
+
+
 def parse_object(text: bytes) -> dict[str, Any]:
     """A JSON object.
 
@@ -89,8 +100,10 @@ def parse_object(text: bytes) -> dict[str, Any]:
         InvalidRequest: it is anything else.
     """
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = _decode(text.decode())
+    except ValueError:
+        value = _decode_oddly(text)
+    except RecursionError:
         raise InvalidRequest("this is not JSON") from None
     if not isinstance(value, dict):
         raise InvalidRequest('this is not a JSON object: write {"name": value}')

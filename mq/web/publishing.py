@@ -8,8 +8,7 @@ import trio
 
 from mq.broker import Draft
 from mq.errors import MQError
-from mq.web.batches import decode_drafts
-from mq.web.errors import problem_of
+from mq.web.batches import decode_drafts, published_line, refused_line
 from mq.web.exchange import Reply, document, empty
 from mq.web.incoming import IN_MEMORY_BYTES, Incoming
 from mq.web.operations import Answer, Asked, Operation
@@ -57,14 +56,14 @@ async def publish_batch(asked: Asked) -> Reply:
         drafts = decode_drafts(content_type, body)
     good = [draft for draft in drafts if isinstance(draft, Draft)]
     outcomes = iter(await asked.broker.publish_many(queue, good))
-    answers = []
+    lines = []
     for draft in drafts:
         outcome = next(outcomes) if isinstance(draft, Draft) else draft
         if isinstance(outcome, MQError):
-            answers.append(problem_of(outcome))
+            lines.append(refused_line(outcome))
         else:
-            answers.append({"status": 201 if outcome.is_new else 200, "id": outcome.id})
-    return outcomes_reply(answers)
+            lines.append(published_line(outcome.id, is_new=outcome.is_new))
+    return outcomes_reply(lines)
 
 
 async def contains(asked: Asked) -> Reply:

@@ -13,7 +13,7 @@ from mq.broker import QueueStatus, Seen
 from mq.broker.closing import close
 from mq.errors import CorruptMessage
 from mq.message import BytesBody, Message
-from mq.web.batches import FORMATS, JSON_LINES, Entry, encode_entries, encode_outcomes, preferred
+from mq.web.batches import FORMATS, JSON_LINES, Entry, encode_entries, preferred
 from mq.web.columns import COLUMNS, encode_columns
 from mq.web.exchange import Reply, Request
 from mq.web.incoming import IN_MEMORY_BYTES
@@ -47,9 +47,9 @@ def batch_reply(
     return Reply(200, (("content-type", content_type), length, NOT_CACHED, *headers), body)
 
 
-def outcomes_reply(answers: Sequence[Mapping[str, Any]]) -> Reply:
+def outcomes_reply(lines: Sequence[str]) -> Reply:
     """A line for each entry of a batch."""
-    body = encode_outcomes(answers)
+    body = "".join(lines).encode("ascii")
     return Reply(200, (("content-type", JSON_LINES[0]), ("content-length", str(len(body)))), body)
 
 

@@ -20,6 +20,7 @@ from mq.web.batches import (
     FORMATS,
     MULTIPART,
     Entry,
+    _line,
     decode_drafts,
     decode_removals,
     encode_entries,
@@ -394,6 +395,19 @@ def test_what_comes_out_as_parts_goes_in_again(sent: list[tuple[bytes, dict[str,
     entries = [message(body, {"content_type": "a/b", "attributes": texts}) for body, texts in sent]
     content_type, out = encode_entries("multipart/mixed", entries)
     assert_same(decode_drafts(content_type, out), sent)
+
+
+@given(st.lists(st.tuples(bodies, st.booleans(), st.booleans()), max_size=5))
+def test_what_is_written_by_hand_is_what_json_writes(said: list[tuple[bytes, bool, bool]]) -> None:
+    entries = []
+    for body, has_receipt, is_looked_at in said:
+        entry = message(body, {})
+        receipt = entry.message.receipt if has_receipt else ""
+        entries.append(
+            entry._replace(message=entry.message._replace(receipt=receipt), state="ready" if is_looked_at else "")
+        )
+    _, out = encode_entries("", entries)
+    assert out == b"".join(json.dumps(_line(entry)).encode() + b"\n" for entry in entries)
 
 
 def assert_same(drafts: list[Draft | MQError], sent: list[tuple[bytes, dict[str, str]]]) -> None:
