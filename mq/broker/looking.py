@@ -81,11 +81,12 @@ class Looking:
         stored = await self._storage.read(entries)
         held, history = index.held, self._deaths.history
         seen = []
-        for (queue, id, _, meta), found, sequence, entry in zip(entries, stored, sequences, entries, strict=False):
+        for (queue, id, place, meta), found, sequence, entry in zip(entries, stored, sequences, entries, strict=False):
             if found is not None:
                 properties, body = found
+                state = LEASED if id in held else READY if place is State.READY else state_of(entry)
                 message = Message(queue, id, body, properties, meta.receives, meta.claim or "", history(entry))
-                seen.append(Seen(message, LEASED if id in held else state_of(entry), sequence))
+                seen.append(Seen(message, state, sequence))
         return seen
 
 

@@ -45,6 +45,7 @@ FORMATS: Final = (JSON_LINES[0], MULTIPART)
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 _DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "ttl", "key", "attributes")
 _KNOWN: Final = frozenset(_DRAFT_KEYS)
+_REMOVAL_KEYS: Final = frozenset({"id", "receipt"})
 
 
 class Entry(NamedTuple):
@@ -210,7 +211,7 @@ def _body_of(value: Mapping[str, Any]) -> bytes:
 def _removal_of_line(line: bytes) -> Removal:
     value = parse_object(line)
     id, receipt = value.get("id"), value.get("receipt")
-    if not isinstance(id, str) or not isinstance(receipt, str | None) or value.keys() - {"id", "receipt"}:
+    if not isinstance(id, str) or not isinstance(receipt, str | None) or not _REMOVAL_KEYS.issuperset(value):
         raise InvalidRequest('a line is {"id": ID} or {"id": ID, "receipt": RECEIPT}')
     return Removal(id, receipt)
 
