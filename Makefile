@@ -4,7 +4,7 @@ READY := .venv/.ready
 BIN := .venv/bin
 SEEDS ?= 10000
 
-.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut shared fuzz coverage clean
+.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut shared chaos fuzz coverage clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -52,6 +52,9 @@ powercut: $(READY) ## cut the power under real file systems, as root: make power
 
 shared: $(READY) ## two brokers on a GlusterFS volume while copies die and cables are pulled, as root: make shared MESSAGES=5000
 	$(BIN)/pytest tests/hosts/test_shared_root.py --shared-messages=$(or $(MESSAGES),5000)
+
+chaos: $(READY) ## kill, cut off and pause the nodes of a cluster at random, as root: make chaos MINUTES=60
+	$(BIN)/python -m tests.cluster.chaos --minutes $(or $(MINUTES),5)
 
 fuzz: $(READY) ## fuzz the parsers: make fuzz SECONDS=600
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)

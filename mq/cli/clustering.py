@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -61,7 +62,8 @@ async def clustered(
         yield local
         return
     async with find_coordinator(config.coordinator, config.lease_seconds) as coordinator:
-        node = ClusterNode(config, coordinator, local, broker_config, observers)
+        alone = dataclasses.replace(broker_config, peers=0, mover=True, reaper=True)
+        node = ClusterNode(config, coordinator, local, alone, observers)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
             await _hear(node)

@@ -87,7 +87,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         journaling(settings) as journal,
         _open_store(settings) as store,
         open_broker(store, config, observers=[metrics, *journal.observers]) as local,
-        clustered(cluster, local, config, [metrics, *journal.observers]) as broker,
+        clustered(cluster, local, config, [metrics]) as broker,
         reloading(guards),
         trio.open_nursery() as nursery,
     ):

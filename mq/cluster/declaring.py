@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from mq.amqp.arguments import EXPIRES
 from mq.broker import Broker
 from mq.broker.heirs import Heir
 from mq.cluster.directory import Directory
@@ -70,6 +71,7 @@ class JointDeclarations:
             if not is_transient and self._directory.place is not None and await self.is_there(queue):
                 raise Conflict(f"queue {queue} is there already, and highly available")
             return await self._local.create(queue, settings, declared, is_transient=is_transient)
+        _check_lasting(queue, declared or {})
         made = await self._remote.declare(queue, settings, declared)
         self._directory.opened(queue, declared)  # whoever made it uses it before the master has told of it
         return made
@@ -97,9 +99,21 @@ class JointDeclarations:
         await self._local.put(kind, key, value)
 
     async def drop(self, kind: str, key: str) -> None:
-        """Forget a record of this node's."""
-        await self._local.drop(kind, key)
+        """Forget a record of this node's; not as long as nobody has said which queues the cluster has: what seems to
+        belong to none may belong to one of these."""
+        if self._directory.term:
+            await self._local.drop(kind, key)
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of this node's of a kind."""
         return await self._local.records(kind)
+
+
+def _check_lasting(queue: str, declared: Mapping[str, Any]) -> None:
+    """No node knows who uses a queue at the others, so none can know when nobody does any more.
+
+    Raises:
+        Conflict: it is to end then.
+    """
+    if declared.get("auto_delete") or EXPIRES in declared.get("arguments", {}):
+        raise Conflict(f"queue {queue} is highly available: it cannot be auto-delete, nor have {EXPIRES}")

@@ -24,6 +24,7 @@ from mq.cluster.directory import Directory
 from mq.cluster.sessions import REPLIES, REQUESTS, VERSION
 from mq.cluster.wire import Handed, Malformed, decode, encode
 from mq.errors import MQError, NotServed
+from mq.message import BytesBody, Message
 
 logger = logging.getLogger("mq.cluster")
 
@@ -136,8 +137,12 @@ class Line:
 
     def _give_up(self, value: Any) -> None:
         """Messages came for somebody who has gone: whatever they hold goes back as if nobody had had it."""
-        if isinstance(value, list) and value and isinstance(value[0], Handed):
+        if not isinstance(value, list) or not value:
+            return
+        if isinstance(value[0], Handed):
             self._tell("put_back", [[each.number for each in value], False, False])
+        elif isinstance(value[0], Message):
+            self._tell("give_back", [[message._replace(body=BytesBody(b"")) for message in value]])
 
     def _tell(self, method: str, args: Sequence[Any]) -> None:
         with suppress(NotServed):  # it ends with the connection

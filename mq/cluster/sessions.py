@@ -26,7 +26,7 @@ from mq.broker import Browsed, Draft, Exclusion, Held, Published, Seen
 from mq.broker.closing import close
 from mq.cluster.term import Holder, Term
 from mq.cluster.wire import Handed, Malformed, decode, encode
-from mq.errors import CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed
+from mq.errors import BatchTooLarge, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties
 from mq.storage.interface import Entry
@@ -38,6 +38,8 @@ REPLIES: Final = "mq.cluster.replies."
 """And then something that nobody else has."""
 VERSION: Final = 1
 """Of what is said over links. Nodes of two versions that differ here do not talk to each other."""
+LARGEST_REPLY: Final = 32 * 1024 * 1024
+"""Bytes of bodies in one reply."""
 NO_MASTER: Final = "this node serves no highly available queues just now"
 
 _NOBODY: Final = MessageId("00000000-0000-1000-8000-000000000000")
@@ -246,6 +248,10 @@ class Sessions:
         holder = session.holder(term)
         value = await term.perform(holder, method, args, named)
         try:
+            rest = _excess(value)
+            if rest:
+                await _undo(term, holder, rest)
+                value = value[: len(value) - len(rest)]
             return await _in_memory(value)
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -278,6 +284,23 @@ async def _in_memory(value: Any) -> Any:
     if isinstance(value, Browsed):
         return value._replace(messages=await _in_memory(list(value.messages)))
     return value
+
+
+def _excess(value: Any) -> list[Any]:
+    """What of a list of messages is too much for one reply, but for a single longer one.
+
+    Raises:
+        BatchTooLarge: it cannot be left out.
+    """
+    left = LARGEST_REPLY
+    for place, each in enumerate(value if isinstance(value, list) else ()):
+        message = each if isinstance(each, Message) else each.message if isinstance(each, Seen | Handed) else None
+        left -= 0 if message is None else message.body.size
+        if left < 0 and place:
+            if isinstance(each, Seen):
+                raise BatchTooLarge(f"these messages have more than {LARGEST_REPLY} bytes together: ask for fewer")
+            return list(value[place:])
+    return []
 
 
 async def _undo(term: Term, holder: Holder, value: Any) -> None:

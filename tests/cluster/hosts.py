@@ -194,6 +194,32 @@ class Machines:
         arguments = (f"{machine.http}/{QUEUE}", str(log), str(seconds))
         machine.host.run(sys.executable, "-c", source, *arguments, seconds=deadline - time.monotonic() + 30)
 
+    def stop_clients(self) -> None:
+        """Nobody asks for anything any more."""
+        for machine in self.by_name.values():
+            assert machine.clients.is_running(), machine.clients.last_words()
+            machine.clients.kill()
+
+    def report(self) -> str:
+        """What was done, and how long it took to be served again, for people."""
+        history = self.history()
+        counts = ", ".join(f"{len(history.bodies(event))} {event}" for event in ("try", "stored", "unsure", "got"))
+        masters = " ".join(node for _, node in sorted(history.masters))
+        return "\n".join(
+            [f"{counts}; masters {masters}", *(self._served(history, number) for number in range(len(self.faults)))]
+        )
+
+    def last_fault(self) -> str:
+        """The last line of the report."""
+        return self._served(self.history(), len(self.faults) - 1)
+
+    def _served(self, history: History, number: int) -> str:
+        at, term, what = self.faults[number]
+        until = self.faults[number + 1][0] if number + 1 < len(self.faults) else None
+        after = history.served_after(at, term)
+        is_later = after is None or (until is not None and at + after * 1e9 > until)
+        return f"{what}: {'the master stayed' if is_later else f'served by the next one after {after:.2f} s'}"
+
     def history(self) -> History:
         """What happened so far."""
         clients = self._folder.glob("*.clients.log")

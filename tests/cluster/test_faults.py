@@ -39,16 +39,6 @@ def pause_node(machines: Machines, machine: Machine) -> None:
     machine.node.pause()
 
 
-def report(machines: Machines) -> str:
-    history = machines.history()
-    counts = ", ".join(f"{len(history.bodies(event))} {event}" for event in ("try", "stored", "unsure", "got"))
-    lines = [f"{counts}; masters {' '.join(node for _, node in sorted(history.masters))}"]
-    for at, term, what in machines.faults:
-        after = history.served_after(at, term)
-        lines.append(f"{what}: {'' if after is None else f'served again after {after:.2f} s'}")
-    return "\n".join(lines)
-
-
 def test_each_fault_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with three_machines(tmp_path, wrong_by={"b": 3600.0}) as machines:
         time.sleep(2)
@@ -74,21 +64,25 @@ def test_each_fault_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         time.sleep(1)
         third.node.resume()
         machines.wait_until_member(third)
-        time.sleep(2)
+        time.sleep(1)
+
+        mirror = next(machine for machine in machines.by_name.values() if machine is not machines.master())
+        machines.fault(f"kill -9 of everything on host {mirror.name}, a mirror's")
+        mirror.node.kill()
+        mirror.etcd.kill()
+        time.sleep(3)
+        mirror.start_etcd()
+        mirror.start_node()
+        machines.wait_until_member(mirror)
+        time.sleep(1)
         finish(machines, capsys)
 
 
-def stop_clients(machines: Machines) -> None:
-    for machine in machines.by_name.values():
-        assert machine.clients.is_running(), machine.clients.last_words()
-        machine.clients.kill()
-
-
 def finish(machines: Machines, capsys: pytest.CaptureFixture[str]) -> None:
-    stop_clients(machines)
+    machines.stop_clients()
     machines.drain(machines.by_name["c"])
     with capsys.disabled():
-        print("\n" + report(machines))  # noqa: T201 - what was measured is shown
+        print("\n" + machines.report())  # noqa: T201 - what was measured is shown
     history = machines.history()
     assert len(history.bodies("stored")) > 200, "too little was done to show anything"
     assert len(history.masters) >= 2
@@ -105,6 +99,6 @@ def test_nodes_that_trust_their_links_are_found_out(tmp_path: Path) -> None:
         machines.wait_for_term_after(term)
         time.sleep(2)
         a.host.mend(b.host)
-        stop_clients(machines)
+        machines.stop_clients()
         found = machines.history().violations()
     assert any("was not the oldest" in each for each in found), found

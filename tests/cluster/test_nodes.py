@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from mq.client.amqp.errors import ConsumeEnded
-from mq.client.errors import NotAllowed
+from mq.client.errors import Conflict, NotAllowed
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
 from mq.cluster.link import NeighborLink
@@ -251,3 +251,36 @@ async def test_batches_and_looks_go_to_the_master(autojump_clock: MockClock) -> 
         assert (await b.http("DELETE", claim)).status == 202
         status = json.loads(bytes((await c.http("GET", "/q")).body))
         assert (status["ready"], status["leased"]) == (0, 0)
+
+
+async def test_what_no_node_could_keep_is_refused(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster, cluster.hosts["b"].amqp() as client:
+        with pytest.raises(Conflict, match="cannot be auto-delete, nor have x-expires"):
+            await client.declare_queue("q", arguments={"x-queue-type": "quorum", "x-expires": 1000})
+
+
+async def test_a_fetch_that_is_given_up_leases_nothing(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, c = cluster.hosts["a"], cluster.hosts["c"]
+        await a.http("PUT", "/q?store=cluster")
+        with trio.move_on_after(1):
+            await c.http("GET", "/q/messages?wait=600")
+        await a.http("POST", "/q/messages", b"one")
+        assert await left_in(a, "q") == [b"one"], "nobody waits for it any more"
+
+
+async def test_large_batches_over_a_link_come_in_parts(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.cluster.sessions.LARGEST_REPLY", 1000)
+    async with three_nodes() as cluster:
+        a, c = cluster.hosts["a"], cluster.hosts["c"]
+        await a.http("PUT", "/q?store=cluster")
+        for _ in range(5):
+            await a.http("POST", "/q/messages", bytes(400))
+        reply = await c.http("GET", "/q/messages?max=5")
+        assert bytes(reply.body).count(b'"id"') == 2
+        await trio.sleep(0.1)
+        status = json.loads(bytes((await c.http("GET", "/q")).body))
+        assert (status["ready"], status["leased"]) == (3, 2), "the others went back"
+        assert (await c.http("GET", "/q/peek?max=3")).status == 413
