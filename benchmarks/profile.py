@@ -30,7 +30,7 @@ RATE: Final = 400
 CLIENTS: Final = 32
 SIZE: Final = 1024
 _ROWS: Final = 25
-_BACKLOG_SECONDS: Final = 3.0
+_BACKLOG_SECONDS: Final = 8.0
 _EVERYWHERE: Final = ("click/", "<frozen", "mq/__main__", "mq/cli/", "mq/programs", "trio/_core/_run.py")
 """Files that are below nearly everything."""
 _FRAME: Final = re.compile(r"^(?P<function>.+) \((?P<file>.+):\d+\)$")
