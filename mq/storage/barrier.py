@@ -14,11 +14,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from mq.storage.calls import OPEN_FOLDER, Calls
+from mq.storage.calls import OPEN_FOLDER, OPEN_READ, Calls
 from mq.storage.costs import Costs
 from mq.storage.passing import NO_HANDLES, STALE, SyncFailed
 
 FEW_FOLDERS: Final = 4
+MOST_MOVED: Final = 32
+"""Files that were moved are kept open for their sync, up to so many."""
 
 
 class Syncs:
@@ -86,6 +88,7 @@ class Barrier:
         self._one_by_one = not syncs.prefer_everything(files)
         self._files: list[int] = []
         self._moved: list[int] = []
+        self._not_synced: SyncFailed | None = None
         self._folders: set[str] = set()
         self._everything = False
 
@@ -108,9 +111,20 @@ class Barrier:
             self.add_closed_file()
             self._calls.close(fd)
 
-    def add_moved(self, fd: int) -> None:
-        """This file was moved, and only its own sync makes that durable. The barrier closes it."""
-        self._moved.append(fd)
+    def add_moved(self, path: str) -> None:
+        """This file was moved, and only its own sync makes that durable. Not when a peer has moved it on already."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                self._moved.append(self._calls.open(path, OPEN_READ))
+            except OSError as error:
+                if error.errno not in NO_HANDLES or self._syncs.spare is None:
+                    raise
+                self._sync_moved()
+                with self._syncs.spare.lent():
+                    self._moved.append(self._calls.open(path, OPEN_READ))
+                    self._sync_moved()
+        if len(self._moved) >= MOST_MOVED:
+            self._sync_moved()
 
     def add_folders(self, *paths: str) -> None:
         """Names in these folders were changed together. One is enough where names are ordered: one that is held, for it
@@ -134,8 +148,9 @@ class Barrier:
             with self._syncs.costs.of_files(len(self._files)):
                 for fd in self._files:
                     sync(self._calls, fd)
-            for fd in self._moved:
-                _sync_moved(self._calls, fd)
+            self._sync_moved()
+            if self._not_synced is not None:
+                raise self._not_synced
         finally:
             self.close()
         try:
@@ -155,6 +170,17 @@ class Barrier:
         """Close the files that wait for their sync."""
         files, self._files, self._moved = self._files + self._moved, [], []
         close_all(self._calls, files)
+
+    def _sync_moved(self) -> None:
+        """Sync what was moved so far. An error is told with the whole batch: it is that of any of them."""
+        moved, self._moved = self._moved, []
+        for fd in moved:
+            try:
+                sync(self._calls, fd)
+            except SyncFailed as error:
+                if error.errno not in STALE:  # else a peer has moved it on and taken it away, and made that durable
+                    self._not_synced = error
+        close_all(self._calls, moved)
 
     def _sync_folders(self) -> frozenset[str]:
         for folder in sorted(self._folders):  # one order, so that a simulation repeats
@@ -219,14 +245,6 @@ def sync(calls: Calls, fd: int) -> None:
         calls.fsync(fd)
     except OSError as error:
         raise SyncFailed(error.errno, error.strerror, error.filename) from error
-
-
-def _sync_moved(calls: Calls, fd: int) -> None:
-    try:
-        sync(calls, fd)
-    except SyncFailed as error:
-        if error.errno not in STALE:
-            raise  # else a peer has moved it on and taken it away, and made that durable
 
 
 def sync_all(calls: Calls, root_fd: int) -> None:

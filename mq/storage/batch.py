@@ -340,8 +340,7 @@ class Batch:
         entry = operation.entry
         is_durable = self._is_durable(operation)
         if is_durable and not self._folders.mount.folder_syncs:
-            with contextlib.suppress(FileNotFoundError):  # somebody has moved it on from there
-                self._barrier.add_moved(self._calls.open(self._layout.path(moved), OPEN_READ))
+            self._barrier.add_moved(self._layout.path(moved))
         left, entered = self._layout.folder(entry.state, entry.queue), self._layout.folder(moved.state, moved.queue)
         also = [left] if is_durable and self._folders.mount.atomic_rename else []
         if is_durable or not self._folders.syncs.ordered:

@@ -9,6 +9,7 @@ import pytest
 
 from mq.errors import StorageFull
 from mq.lifecycle import State
+from mq.storage.barrier import MOST_MOVED
 from mq.storage.calls import OPEN_NEW
 from mq.storage.fake import make_calls
 from mq.storage.interface import QUEUE, Move, Result, Write
@@ -201,3 +202,31 @@ async def test_a_far_medium_does_not_tell_what_others_do() -> None:
     storage = await disk.open()
     assert storage.changes() is None
     await storage.aclose()
+
+
+async def test_many_moves_hold_few_handles_and_a_sync_that_fails_fails_the_batch() -> None:
+    async with open_disk(FAR, shared=True) as disk:
+        entries = [await disk.bring(State.READY) for _ in range(2 * MOST_MOVED + 5)]
+        disk.calls.log.clear()
+        leases = [Move(entry, State.DELAYED, LEASE) for entry in entries]
+        outcomes = await disk.commit(*leases)
+        assert {outcome.result for outcome in outcomes} == {Result.DONE}
+        synced = {path for path in disk.calls.said("fsync") if "delay/q:" in path}
+        assert len(synced) == len(entries)
+        held = most = 0
+        for call in disk.calls.log:
+            held += (call.verb == "open") - (call.verb == "close")
+            most = max(most, held)
+        assert most <= MOST_MOVED + 1
+        back = [Move(outcome.entry, State.READY, LEASE.at_rest()) for outcome in outcomes if outcome.entry is not None]
+        disk.calls.fail("fsync", errno.ENOTCONN, path="queues/q/*", nth=3)
+        assert {outcome.result for outcome in await disk.commit(*back)} == {Result.UNKNOWN}, "the third is any of them"
+
+
+async def test_a_move_is_synced_when_no_handle_is_left() -> None:
+    async with open_disk(FAR, shared=True) as disk:
+        entry = await disk.bring(State.READY)
+        disk.calls.log.clear()
+        disk.calls.fail("open", errno.EMFILE, path="delay/*")
+        moved = await disk.done(Move(entry, State.DELAYED, LEASE))
+        assert f"fsync {disk.path(moved)}" in disk.calls.said("fsync")
