@@ -23,7 +23,7 @@ from mq.broker.upkeep import Upkeep
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageId, shorten
-from mq.storage.interface import Entry, Move, Storage
+from mq.storage.interface import Entry, Meta, Move, Storage
 
 
 class Removal(NamedTuple):
@@ -129,14 +129,14 @@ class Consuming:
         await self._settle([id])
         while True:
             entry = await self._locate(index, id, removal.receipt)
-            job = self._begin(Move(entry, State.REMOVED), Kind.REMOVE, "remove the message")
+            job = self._begin(self._removal(entry), Kind.REMOVE, "remove the message")
             try:
                 await job.reply.get()
                 break
             except NoSuchMessage:
                 if not self._config.followed:
                     raise
-        if self._config.followed and not self._storage.description.journaled:
+        if self._has_other_names:
             await self._remove_other_names(index, id)
 
     async def remove_many(self, index: QueueIndex, removals: Sequence[Removal]) -> list[MQError | None]:
@@ -238,6 +238,16 @@ class Consuming:
             raise ReceiptMismatch(f"message {id}: your lease has run out. Fetch it again")
         return entry
 
+    @property
+    def _has_other_names(self) -> bool:
+        """Whether a message may have more than one."""
+        return self._config.followed and not self._storage.description.journaled
+
+    def _removal(self, entry: Entry) -> Move:
+        """Where a message may have more than one name, each of them goes to a name of its own in REMOVED."""
+        claim = self._leases.meta(entry, 0).claim if self._has_other_names else None
+        return Move(entry, State.REMOVED, Meta(claim=claim))
+
     async def _remove_other_names(self, index: QueueIndex, id: MessageId) -> None:
         """Where moves are link and unlink, a peer that was killed in between has left the message under two names."""
         while True:
@@ -248,4 +258,4 @@ class Consuming:
             if entry is None:
                 return
             with suppress(NoSuchMessage):
-                await self._begin(Move(entry, State.REMOVED), Kind.REMOVE, "remove the message").reply.get()
+                await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").reply.get()

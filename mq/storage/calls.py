@@ -166,7 +166,7 @@ class LinuxCalls:
                 if error.errno not in (errno.EINVAL, errno.ENOSYS):
                     raise
                 self._rename_noreplace = False
-        if os.path.lexists(target):
+        if os.path.lexists(target) and os.path.lexists(source):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         os.rename(source, target)
 

@@ -14,7 +14,7 @@ from mq.broker.config import GLANCE_SECONDS, STRANDED_SECONDS
 from mq.broker.follow import do_every
 from mq.errors import NoSuchMessage, StorageFailed, StorageUnusable
 from mq.message import MessageIds
-from mq.storage.interface import State, Write
+from mq.storage.interface import State, Unlink, Write
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
@@ -170,3 +170,21 @@ async def test_looking_takes_up_a_fifth_of_the_time_at_the_most(autojump_clock: 
     apart = [later - earlier for earlier, later in itertools.pairwise(looks)]
     assert apart[:20] == [pytest.approx(10)] * 20, "two seconds of ten"
     assert apart[20:] == [pytest.approx(1)] * 8, "and no longer than it has to be"
+
+
+async def test_both_names_of_a_message_are_removed_before_either_is_reaped() -> None:
+    """A peer that is at work, or was killed, left the second."""
+    async with (
+        open_disk(MOUNTS["link"], shared=True) as disk,
+        open_broker(disk.storage, BrokerConfig(peers=1, reaper=False)) as broker,
+    ):
+        id = await broker.publish("q", b"x")
+        while not await disk.storage.scan(State.READY, "q"):
+            await trio.sleep(0.01)
+        leased = f"{disk.root}/delay/q:{id},d99999999999999,r1,c0123456789abcdef"
+        disk.inner.link(f"{disk.root}/queues/q/{id}", leased)
+        await broker.remove("q", id)
+        assert await disk.storage.find("q", id) is None
+        assert len(await disk.storage.scan(State.REMOVED)) == 2
+        for entry in await disk.storage.scan(State.REMOVED):
+            await disk.storage.commit([Unlink(entry)])

@@ -43,6 +43,9 @@ def test_a_system_that_cannot_rename_without_replacing_replaces_nothing_all_the_
     calls.rename(source, free)
     assert (Path(taken).read_bytes(), Path(free).read_bytes()) == (b"taken", b"source")
     assert asked == [source]  # it is asked once, and never again
+    with pytest.raises(FileNotFoundError):
+        calls.rename(source, free)  # a race is lost, though who won it has the same target
+    assert Path(free).read_bytes() == b"source"
 
 
 def test_another_refusal_of_a_rename_is_told(tmp_path: Path) -> None:
