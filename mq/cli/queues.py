@@ -19,6 +19,7 @@ from mq.cli.remote import (
 )
 from mq.client import Queue
 
+_STORES: Final = ("disk", "memory", "cluster")  # as mq.broker.places has them, which loads a broker
 _HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "")
 
 
@@ -44,12 +45,15 @@ def queue_command() -> None:
 @queue_command.command("create")
 @queue_argument
 @click.argument("settings", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option(
+    "--store", type=click.Choice(_STORES), help="Where it lives; cluster: on all nodes of one, memory: till mq ends."
+)
 @remote
-def create_command(remote: Remote, queue: str, settings: tuple[str, ...]) -> None:
+def create_command(remote: Remote, queue: str, settings: tuple[str, ...], store: str | None) -> None:
     """Make a queue, where it is not there yet, and set it."""
     changes = parse_settings(settings)
     with remote.client() as client:
-        client.create_queue(queue)
+        client.create_queue(queue, store)
         if changes:
             client.configure(queue, **changes)
 

@@ -26,9 +26,10 @@ def fresh_key() -> str:
     return secrets.token_hex(16)
 
 
-def create_queue(queue: str) -> Call[bool]:
+def create_queue(queue: str, store: str | None = None) -> Call[bool]:
     """True when it is new."""
-    return Call(method="PUT", target=_target(queue), read=lambda answer: answer.status == 201)
+    where = {} if store is None else {"store": store}
+    return Call(method="PUT", target=_target(queue, **where), read=lambda answer: answer.status == 201)
 
 
 def delete_queue(queue: str) -> Call[None]:

@@ -96,9 +96,18 @@ class Client:
     ) -> None:
         self.close()
 
-    def create_queue(self, queue: str) -> bool:
-        """Make a queue. True when it is new."""
-        return self._run(requests.create_queue(queue))
+    def create_queue(self, queue: str, store: str | None = None) -> bool:
+        """Make a queue. True when it is new.
+
+        Args:
+            queue: its name.
+            store: where it lives: ``disk``, ``memory``, or ``cluster``, which is highly available; None for
+                wherever it is already, else on disk.
+
+        Raises:
+            Conflict: it is there already, in another place; or there is no cluster.
+        """
+        return self._run(requests.create_queue(queue, store))
 
     def delete_queue(self, queue: str) -> None:
         """Delete a queue and all its messages."""

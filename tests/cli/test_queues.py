@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import click
 import httpx
 import pytest
 
+from mq.broker.places import PLACES
 from mq.cli import top
 from mq.cli.bench import Timed
+from mq.cli.queues import create_command
 from mq.cli.remote import aligned
 from mq.client import Client, NotFound
 from tests.cli.conftest import Mq
@@ -133,3 +136,17 @@ def test_percentiles() -> None:
     timed = Timed("x", 1.0, [number / 1000 for number in range(100, 0, -1)])
     assert [round(timed.percentile(share)) for share in (0.5, 0.9, 0.99, 1.0)] == [50, 90, 99, 100]
     assert Timed("x", 1.0, []).percentile(0.5) == 0.0
+
+
+def test_the_stores_are_those_of_the_broker() -> None:
+    [option] = [each for each in create_command.params if each.name == "store"]
+    assert isinstance(option.type, click.Choice)
+    assert tuple(option.type.choices) == PLACES
+
+
+def test_a_queue_is_made_where_one_says(client: Client, mq: Mq) -> None:
+    assert mq("queue", "create", "here", "--store=memory").status == 0
+    assert client.queue("here").name == "here"
+    refused = mq("queue", "create", "there", "--store=cluster")
+    assert refused.status != 0
+    assert "this daemon is in no cluster" in refused.error
