@@ -14,6 +14,11 @@ from mq.storage.interface import Operation, Outcome, Result, Storage
 
 LARGEST_BATCH: Final = 1024
 """Groups of operations that are committed together at the most."""
+QUIET_STEPS: Final = 3
+"""Steps of the event loop, one after another, that bring a batch nothing more before it begins: from a request that has
+arrived to the operation that it asks for are about so many."""
+MOST_STEPS: Final = 16
+"""Steps that it waits at the most, whatever comes."""
 
 
 class _Group:
@@ -34,6 +39,7 @@ class Committer:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._gathers = storage.description.durable  # where a barrier costs nothing, waiting does
         self._waiting: Mailbox[_Group] = Mailbox()
         self.failure = ""
         self._shut_out: StorageFenced | None = None
@@ -65,15 +71,31 @@ class Committer:
         Raises:
             StorageFenced: another broker is in charge of the store. What this one believes is of no worth any more.
         """
+        before = 0
         while True:
             groups = await self._waiting.drain(LARGEST_BATCH)
             if self._shut_out is not None:
                 raise self._shut_out
+            if self._gathers and max(len(groups), before) > 1:
+                await self._gather(groups)
+            before = len(groups)
             operations = [operation for group in groups for operation in group.operations]
             outcomes = iter(await self._commit(operations))
             for group in groups:
                 group.outcomes = [next(outcomes) for _ in group.operations]
                 group.done.set()
+
+    async def _gather(self, groups: list[_Group]) -> None:
+        """Take along who is just about to come. Those whom one barrier let go come back one by one; whoever is a
+        little too late for the next would wait for two, and each barrier costs its flushes."""
+        quiet = 0
+        for _ in range(MOST_STEPS):
+            if quiet == QUIET_STEPS:
+                break
+            await trio.lowlevel.checkpoint()
+            more = self._waiting.take(LARGEST_BATCH - len(groups))
+            quiet = 0 if more else quiet + 1
+            groups += more
 
     async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         outcomes = await self._storage.commit(operations)

@@ -23,6 +23,7 @@ from mq.broker.keys import Settle
 from mq.broker.leases import Leases
 from mq.broker.mailbox import Mailbox
 from mq.broker.offers import Offers, Taken
+from mq.broker.recent import Recent
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message
@@ -92,6 +93,7 @@ class FetchWorker:
         deaths: what is known of a message's earlier deaths.
         holds: serves those who hold messages in memory.
         offers: what stands in NEW for them.
+        recent: has bodies that need not be read.
         peers: how many other brokers fetch from the same store.
         random: chooses among candidates.
         refresh: looks at the store again for READY messages of a queue; used at peers > 0.
@@ -110,6 +112,7 @@ class FetchWorker:
         deaths: Deaths,
         holds: Holds,
         offers: Offers,
+        recent: Recent,
         *,
         peers: int,
         random: Random,
@@ -126,6 +129,7 @@ class FetchWorker:
         self._deaths = deaths
         self._holds = holds
         self._offers = offers
+        self._recent = recent
         self._peers = peers
         self._random = random
         self._refresh = refresh
@@ -249,7 +253,8 @@ class FetchWorker:
         held = []
         for each, outcome in zip(chosen, outcomes, strict=True):
             if outcome.result is Result.DONE and outcome.entry is not None:
-                held.append(_Held(each.request, each.entry, outcome.entry, each.stored))
+                stored = each.stored or self._recent.take(each.entry.id)
+                held.append(_Held(each.request, each.entry, outcome.entry, stored))
                 if not each.request.takes:
                     due = now + self._leases.seconds(each.request)
                     self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)

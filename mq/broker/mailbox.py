@@ -22,6 +22,10 @@ class Mailbox(Generic[T]):
         self._items.append(item)
         self._readers.unpark()
 
+    def take(self, limit: int) -> list[T]:
+        """What is there now, at most `limit`."""
+        return [self._items.popleft() for _ in range(min(limit, len(self._items)))]
+
     async def drain(self, limit: int) -> list[T]:
         """Wait until there is something, then take all of it, at most `limit`."""
         await trio.lowlevel.checkpoint()

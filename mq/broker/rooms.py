@@ -88,7 +88,7 @@ class Rooms:
             clock_ns,
             is_shared=config.peers > 0,
         )
-        recent = Recent()
+        self._recent = recent = Recent()
         self._offers = offers = Offers(fetches.wanted, recent, is_open=not config.followed)
         self.upkeep = Upkeep(catalog, committer, self._jobs, self._deaths, fetches, offers, config, clock_ns)
         learner = Learner(storage, catalog)
@@ -185,6 +185,7 @@ class Rooms:
             self._deaths,
             self._holds,
             self._offers,
+            self._recent,
             peers=self._config.peers,
             random=self._random,
             refresh=self.follower.refresh,
