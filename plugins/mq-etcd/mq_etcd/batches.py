@@ -28,7 +28,7 @@ from mq_etcd.values import Outcome as EtcdOutcome
 
 MOST_STEPS: Final = 96
 """In one transaction. etcd takes 128 operations, those of the deepest nested one included."""
-MOST_BYTES: Final = 1 << 20
+MOST_BYTES: Final = 1 << 19
 """In one transaction, if it has more than one step. etcd takes 1.5 MiB."""
 
 

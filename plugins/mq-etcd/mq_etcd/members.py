@@ -27,6 +27,8 @@ from mq_etcd.values import Json
 
 BETWEEN_ROUNDS_SECONDS: Final = 0.05
 """How long to wait when every member was asked and none could."""
+BYTES_A_SECOND: Final = 1 << 19
+"""A long request has so much more time: what is given up too soon is sent once more, and makes a slow member slower."""
 _WITH_LEADER: Final = b"Grpc-Metadata-hasleader: true\r\n"
 
 
@@ -37,7 +39,7 @@ class Members:
         endpoints: where they are; the first one is asked first.
         user: (name, password), where etcd asks for one.
         tls: how to trust, and what to show, over https.
-        patience: of one attempt, in seconds.
+        patience: of one attempt, in seconds; a long request has more.
         deadline: of one request, with all its attempts, in seconds.
         connections: so many requests at the same time; others wait.
     """
@@ -88,6 +90,7 @@ class Members:
             EtcdError: what etcd said.
         """
         body = json.dumps(wanted).encode("ascii")
+        patience = self._patience + len(body) / BYTES_A_SECOND
         ends = trio.current_time() + self._deadline
         failures: dict[Endpoint, EtcdError] = {}
         is_uncertain = False
@@ -99,14 +102,14 @@ class Members:
                     break
                 member = self.current
                 try:
-                    return await self._attempt(member, path, body, min(left, self._patience))
-                except Uncertain as error:
-                    failures[member] = error
-                    is_uncertain = changes
-                    if changes and not repeats:
-                        raise
-                except Unavailable as error:
-                    failures[member] = error
+                    return await self._attempt(member, path, body, min(left, patience))
+                except (Unavailable, Uncertain) as error:
+                    if left >= patience or member not in failures:  # else it was cut short, and says little
+                        failures[member] = error
+                    if changes and isinstance(error, Uncertain):
+                        is_uncertain = True
+                        if not repeats:
+                            raise
                 self.pass_over(member)
                 if attempt % len(self._endpoints) == 0:
                     await trio.sleep(BETWEEN_ROUNDS_SECONDS)
@@ -266,7 +269,8 @@ async def _close(connection: Connection | None) -> None:
 
 
 def _away(member: Endpoint, error: BaseException, *, was_sent: bool) -> EtcdError:
-    why = "it does not answer" if isinstance(error, trio.TooSlowError) else str(error) or type(error).__name__
+    said = str(error) or str(error.__cause__ or type(error).__name__)
+    why = "it does not answer" if isinstance(error, trio.TooSlowError) else said
     kind = Uncertain if was_sent else Unavailable
     return kind(f"etcd at {member}: {why}")
 

@@ -53,6 +53,7 @@ class Owner:
             fence = await self._try()
             while fence is None:  # a watch would tell it a quarter of a second sooner
                 await trio.sleep(_TRY_AGAIN_SECONDS)
+                await self._client.keep_alive(self._lease)
                 fence = await self._try()
             self._keeping = trio.CancelScope()
             trio.lowlevel.spawn_system_task(self._keep, self._keeping, name="mq-etcd keeps its lease")

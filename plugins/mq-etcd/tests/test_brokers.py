@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from mq_etcd import owner
+from mq_etcd.client import open_client
 
 from mq.broker import open_broker
 from mq.errors import BodyTooLarge, StorageFenced, StorageUnusable
@@ -55,6 +56,21 @@ async def test_a_second_broker_is_refused(place, monkeypatch: pytest.MonkeyPatch
             async with open_broker(place.address):
                 pytest.fail("two have the store")
         await broker.publish("orders", b"still mine")
+
+
+async def test_who_was_killed_with_the_store_in_hand_loses_it(place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease may last as long as that of the one who waits for it."""
+    monkeypatch.setattr(owner, "LEASE_SECONDS", 2)
+    place.prefix = "/broker/killed"
+    async with open_client(place.cluster.endpoints) as client:
+        killed = owner.Owner(client, f"{place.prefix}/owner", "killed")
+        await killed.take()
+        assert killed._keeping is not None
+        killed._keeping.cancel()
+        await client.keep_alive(killed._lease)
+        with trio.fail_after(8):
+            async with open_broker(place.address) as broker:
+                await broker.create_queue("orders")
 
 
 async def test_who_lost_the_store_ends(place, client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from mq_etcd.client import Client, open_client
 from mq_etcd.errors import Denied, NoSpace, Unavailable, Uncertain
 from mq_etcd.testing.cluster import free_port
 
-PATIENCE = 0.3
+PATIENCE = 1.0
 GOOD = b'{"header":{"revision":"7"}}'
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
 import trio
@@ -12,7 +12,7 @@ from mq_etcd.testing.wire import Times, Wire, is_txn, wire_to
 from mq_etcd.values import end_of_prefix
 
 from mq.broker import open_broker
-from mq.errors import StorageFull
+from mq.errors import NoSuchMessage, StorageError, StorageFull
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_whole
@@ -24,16 +24,25 @@ LEASED = Meta(deadline_ms=1_700_000_000_000, receives=1, claim="00000000000000aa
 
 
 @asynccontextmanager
-async def wired(place, prefix: str, deadline: float = 5) -> AsyncIterator[tuple[Wire, Storage]]:
+async def wired(place, prefix: str) -> AsyncIterator[tuple[Wire, Storage]]:
     """A store whose wire does as the test says; looked over at the end, when it is whole again."""
     place.prefix = f"/wired/{prefix}"
     [member] = place.cluster.members
     async with wire_to(member.port) as wire:
-        address = f"etcd:{wire.endpoint}?prefix={place.prefix}&patience=0.3&deadline={deadline}"
+        address = f"etcd:{wire.endpoint}?prefix={place.prefix}&patience=0.4"
         async with open_storage(address) as storage:
             await storage.put_record(QUEUE, "orders", {"created": 0})
             yield wire, storage
             await check_whole(storage)
+
+
+@contextmanager
+def giving_up_soon(storage: Storage) -> Iterator[None]:
+    """Nobody waits long for what will not come; what is to come has as long as a busy machine needs."""
+    members = storage._client._members  # type: ignore[attr-defined]
+    members._deadline, before = 0.6, members._deadline
+    yield
+    members._deadline = before
 
 
 async def one(storage: Storage, operation: Operation) -> Outcome:
@@ -132,7 +141,7 @@ async def test_what_lands_late_changes_nothing(place, number: int) -> None:
 async def test_what_is_in_doubt_is_undone(place, number: int, lands: bool) -> None:
     """Nothing comes through until the deadline: UNKNOWN. What the broker believes then, that nothing has happened, is
     so as soon as anything else is changed, whether it had been done or would be done later."""
-    async with wired(place, f"doubt{number}{lands}", deadline=0.8) as (wire, storage):
+    async with wired(place, f"doubt{number}{lands}") as (wire, storage):
         id = IDS.new()
         steps = life(id)
         before = None
@@ -141,8 +150,9 @@ async def test_what_is_in_doubt_is_undone(place, number: int, lands: bool) -> No
             before = now
         operation, after = steps[number]
         wire.holds = is_txn
-        assert (await one(storage, operation)).result is Result.UNKNOWN
-        assert len(wire.held) >= 2
+        with giving_up_soon(storage):
+            assert (await one(storage, operation)).result is Result.UNKNOWN
+        assert wire.held
         wire.holds = Times(0)
         if lands:
             assert b'"succeeded":true' in (await wire.release())[0]
@@ -155,17 +165,16 @@ async def test_what_is_in_doubt_is_undone(place, number: int, lands: bool) -> No
 
 
 async def test_while_nothing_comes_through_nothing_is_promised(place) -> None:
-    async with wired(place, "away", deadline=0.8) as (wire, storage):
+    async with wired(place, "away") as (wire, storage):
         wire.holds = is_txn
         id = IDS.new()
-        started = trio.current_time()
-        assert (await one(storage, Write("orders", id, b"body"))).result is Result.UNKNOWN
-        again = await one(storage, Write("orders", IDS.new(), b"body"))
-        assert again.result is Result.FULL
-        assert "did not say what became of a change within 0.8 seconds" in again.reason
-        with pytest.raises(StorageFull, match="Try again later"):
-            await storage.put_record("exchange", "e", {})
-        assert trio.current_time() - started < 6
+        with giving_up_soon(storage), trio.fail_after(10):
+            assert (await one(storage, Write("orders", id, b"body"))).result is Result.UNKNOWN
+            again = await one(storage, Write("orders", IDS.new(), b"body"))
+            assert again.result is Result.FULL
+            assert "did not say what became of a change within 0.6 seconds" in again.reason
+            with pytest.raises(StorageFull, match="Try again later"):
+                await storage.put_record("exchange", "e", {})
         wire.holds = Times(0)
         assert (await one(storage, Write("orders", id, b"body"))).result is Result.DONE
 
@@ -211,3 +220,50 @@ async def test_a_broker_behind_a_bad_wire_loses_nothing_and_stores_nothing_twice
     async with open_broker(place.address) as broker:
         left = {message.id for message in await broker.fetch_many("orders", 500)}
         assert left == published - removed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lands", [True, False])
+async def test_a_broker_whose_changes_were_in_doubt_goes_on(place, lands: bool) -> None:
+    """Publishes, deliveries, leases and removals: without a restart, what was acknowledged is handed out, and what was
+    removed is not."""
+    async with wired(place, f"goes-on{lands}") as (wire, storage), open_broker(storage) as broker:
+        await broker.create_queue("jobs")
+        published: set[str] = set()
+        removed: set[str] = set()
+
+        async def produce() -> None:
+            for _ in range(30):
+                with suppress(StorageError):
+                    published.add(await broker.publish("jobs", b"body"))
+
+        async def consume(stop: Callable[[], bool]) -> None:
+            while not stop():
+                with suppress(StorageError, NoSuchMessage):
+                    message = await broker.fetch("jobs", wait=0.5, visibility=3)
+                    if message is not None:
+                        await broker.remove("jobs", message.id)
+                        removed.add(message.id)
+
+        async def doubt() -> None:
+            with giving_up_soon(storage):
+                for _ in range(3):
+                    await trio.sleep(0.1)
+                    wire.holds = is_txn
+                    await trio.sleep(1)
+                    wire.holds = Times(0)
+                    if lands:
+                        await wire.release()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(doubt)
+            for _ in range(4):
+                nursery.start_soon(produce)
+            nursery.start_soon(consume, lambda: len(removed) >= 30)
+        assert published
+        with trio.fail_after(30):
+            await consume(lambda: published <= removed)
+        await wire.release()
+        assert await storage.scan(State.NEW) == []
+        left = [*await storage.scan(State.READY, "jobs"), *await storage.scan(State.DELAYED)]
+        assert not {entry.id for entry in left} & removed

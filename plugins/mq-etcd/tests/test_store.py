@@ -111,11 +111,11 @@ async def test_bodies_and_attributes_have_a_limit(storage: Storage) -> None:
 
 async def test_many_large_bodies_go_in_one_batch(storage: Storage) -> None:
     """Each in a transaction of its own."""
-    outcomes = await storage.commit([Write("orders", IDS.new(), bytes([n]) * 400_000) for n in range(40)])
+    outcomes = await storage.commit([Write("orders", IDS.new(), bytes([n]) * 400_000) for n in range(12)])
     assert {outcome.result for outcome in outcomes} == {Result.DONE}
     entries = [outcome.entry for outcome in outcomes if outcome.entry]
     found = [await stored.body.read() for stored in await storage.read(entries) if stored]
-    assert found == [bytes([n]) * 400_000 for n in range(40)]
+    assert found == [bytes([n]) * 400_000 for n in range(12)]
 
 
 async def test_a_move_never_carries_the_body(storage: Storage, place, client: Client) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -36,9 +37,11 @@ class Member:
     Args:
         name: in its cluster.
         folder: what it keeps.
+        tls: for its clients, where its flags say that it speaks TLS to them.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
         self.name = name
         self.port = free_port()
         self.peer_port = free_port()
@@ -48,7 +51,7 @@ class Member:
     @property
     def endpoint(self) -> str:
         """For clients."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def peer(self) -> str:
@@ -78,7 +81,7 @@ class Member:
     def says_healthy(self) -> bool:
         """Whether it has a leader and answers."""
         try:
-            with urllib.request.urlopen(f"{self.endpoint}/health", timeout=1) as reply:
+            with urllib.request.urlopen(f"{self.endpoint}/health", timeout=1, context=self._tls) as reply:
                 return str(json.load(reply).get("health")) == "true"
         except (OSError, ValueError):
             return False
@@ -130,10 +133,11 @@ class Cluster:
         folder: for what they keep.
         size: how many there are.
         flags: of etcd's command line, for each of them.
+        tls: for their clients, where the flags say that they speak TLS to them.
     """
 
-    def __init__(self, folder: Path, size: int, flags: tuple[str, ...]) -> None:
-        self.members = [Member(f"n{number}", folder) for number in range(1, size + 1)]
+    def __init__(self, folder: Path, size: int, flags: tuple[str, ...], tls: ssl.SSLContext | None) -> None:
+        self.members = [Member(f"n{number}", folder, tls) for number in range(1, size + 1)]
         self._initial = ",".join(f"{member.name}={member.peer}" for member in self.members)
         self._flags = flags
 
@@ -168,18 +172,21 @@ class Cluster:
 
 
 @contextmanager
-def running(size: int = 1, *flags: str, folder: Path | None = None) -> Iterator[Cluster]:
+def running(
+    size: int = 1, *flags: str, folder: Path | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[Cluster]:
     """An etcd for the length of the block, ready when it begins.
 
     Args:
         size: how many members there are.
         flags: of etcd's command line, for each of them.
         folder: for what they keep; where it is None, in memory if that can be: who kills members cuts no power.
+        tls: for clients, where the flags say that members speak TLS to them.
     """
     if folder is None and os.path.isdir(MEMORY):
         folder = Path(MEMORY)
     with tempfile.TemporaryDirectory(prefix="mq-etcd-", dir=folder) as place:
-        cluster = Cluster(Path(place), size, flags)
+        cluster = Cluster(Path(place), size, flags, tls)
         try:
             cluster.start()
             yield cluster
