@@ -15,6 +15,7 @@ from mq.storage.conformance import (
 )
 
 
+@pytest.mark.slow
 async def test_keeps_every_promise_on_three_members(three_place) -> None:
     await check_storage(three_place.make, three_place.reopen)
 
