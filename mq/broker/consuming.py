@@ -19,6 +19,7 @@ from mq.broker.jobs import Change, Job
 from mq.broker.keys import Settle
 from mq.broker.leases import Leases
 from mq.broker.mailbox import Mailbox
+from mq.broker.removing import Remover
 from mq.broker.upkeep import Upkeep
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch
 from mq.lifecycle import Kind, State
@@ -51,6 +52,7 @@ class Consuming:
         settle: called before messages leave their queue.
         leases: names leases.
         holds: serves those who hold messages in memory.
+        remover: removes where nobody else can have moved a message meanwhile.
         config: how the broker works.
     """
 
@@ -65,6 +67,7 @@ class Consuming:
         settle: Settle,
         leases: Leases,
         holds: Holds,
+        remover: Remover,
         config: BrokerConfig,
     ) -> None:
         self._storage = storage
@@ -73,6 +76,7 @@ class Consuming:
         self._jobs = jobs
         self._upkeep = upkeep
         self._deaths = deaths
+        self._remover = remover
         self._settle = settle
         self._leases = leases
         self._holds = holds
@@ -127,15 +131,15 @@ class Consuming:
         """
         id = MessageId(removal.id)
         await self._settle([id])
+        if not self._config.followed:
+            entry = await self._locate(index, id, removal.receipt)
+            await self._remover.remove([entry], durable=True, strict=True).get()
+            return
         while True:
             entry = await self._locate(index, id, removal.receipt)
-            job = self._begin(self._removal(entry), Kind.REMOVE, "remove the message")
-            try:
-                await job.reply.get()
+            with suppress(NoSuchMessage):  # a peer has moved it meanwhile: look again
+                await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").reply.get()
                 break
-            except NoSuchMessage:
-                if not self._config.followed:
-                    raise
         if self._has_other_names:
             await self._remove_other_names(index, id)
 

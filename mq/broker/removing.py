@@ -1,6 +1,5 @@
-"""Removing what is held: whatever was acknowledged together leaves in one batch, and is answered once.
-
-What need not be durable before the answer is unlinked in the same batch: a store may do both in one step.
+"""Removing: whatever was acknowledged together leaves in one batch, and is answered once. It is unlinked in the same
+batch, for a store may do both in one step.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from mq.errors import MQError
 from mq.lifecycle import DOOR, Kind, State
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 
-LARGEST_GROUP: Final = 16
+LARGEST_GROUP: Final = 1024
 """Batches that are committed together at the most."""
 
 
 class _Batch(NamedTuple):
     moves: list[Move]
     unlinks: list[Unlink]
+    strict: bool
     door: str
     reply: Reply[None]
 
@@ -42,15 +42,14 @@ class Remover:
         self._reaps = reaps
         self._waiting: Mailbox[_Batch] = Mailbox()
 
-    def remove(self, entries: Sequence[Entry], *, durable: bool) -> Reply[None]:
-        """Remove these, whoever waits for the answer. One that is not there any more is passed over; if another cannot
-        be removed it is where it was, and the answer is why."""
+    def remove(self, entries: Sequence[Entry], *, durable: bool, strict: bool = False) -> Reply[None]:
+        """Remove these, whoever waits for the answer. If one cannot be removed it is where it was, and the answer is
+        why. One that is not there any more is passed over; not where `strict`."""
         for entry in entries:
             self._catalog.begin(entry, is_leaving=True)
         moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        is_reaped = self._reaps and not durable
-        unlinks = [Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries] if is_reaped else []
-        batch = _Batch(moves, unlinks, DOOR.get(), Reply())
+        unlinks = [Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries] if self._reaps else []
+        batch = _Batch(moves, unlinks, strict, DOOR.get(), Reply())
         if moves:
             self._waiting.put(batch)
         else:
@@ -83,6 +82,7 @@ class Remover:
             left, now = move.entry, outcome.entry
             if outcome.result is Result.GONE:
                 self._catalog.end(left, None, Kind.REMOVE)
+                error = error_of(outcome, "remove the message") if batch.strict else error
             elif outcome.result is not Result.DONE:
                 self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "remove the message")

@@ -112,6 +112,7 @@ class Rooms:
         self._holds = Holds(
             catalog, storage, fetches, self._deaths, self._leases, self._jobs, recent, config.delay_seconds
         )
+        self._remover = Remover(catalog, committer, reaps=config.reaper)
         self.consuming = Consuming(
             storage,
             catalog,
@@ -122,9 +123,9 @@ class Rooms:
             self._settle,
             self._leases,
             self._holds,
+            self._remover,
             config,
         )
-        self._remover = Remover(catalog, committer, reaps=config.reaper)
         self.holding = Holding(
             catalog,
             fetches,
@@ -163,8 +164,8 @@ class Rooms:
         nursery.start_soon(self.committer.run)
         for calls in self.fetches.mailboxes:
             nursery.start_soon(SaveWorker(self.committer, self._jobs).run)
+            nursery.start_soon(self._remover.run)
             nursery.start_soon(self._fetch_worker(calls).run)
-        nursery.start_soon(self._remover.run)
         self.upkeep.start(nursery)
         if self._config.followed:
             nursery.start_soon(self.follower.run)

@@ -11,7 +11,7 @@ from mq.lifecycle import State
 from mq.message import checksum
 from mq.storage.calls import Native, Step
 from mq.storage.folders import Folders
-from mq.storage.interface import Entry, Move, Operation, Write
+from mq.storage.interface import Entry, Move, Operation, Unlink, Write
 from mq.storage.native import check_refused
 from mq.storage.properties import LARGEST_ATTRIBUTES, encode_noted
 
@@ -19,8 +19,8 @@ from mq.storage.properties import LARGEST_ATTRIBUTES, encode_noted
 def do_at_once(
     native: Native, folders: Folders, operations: Iterable[tuple[int, Operation]], *, keep: bool
 ) -> Iterator[tuple[int, Entry, int]]:
-    """Write and move what is plain, in order. What was done: the operation's number, where its message is now, and the
-    file that was written, open if `keep` is true.
+    """Write, move and remove what is plain, in order. What was done: the operation's number, where its message is now,
+    and the file that was written, open if `keep` is true.
 
     Raises:
         OSError: the medium has failed; only when everything that was done has been told.
@@ -38,6 +38,9 @@ def do_at_once(
                 continue
             entry = Entry(operation.queue, operation.id, State.NEW, operation.meta)
             steps.append(_written(folders, operation, operation.body, entry))
+        elif isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED and not folders.sides:
+            entry = operation.entry
+            steps.append((folders.layout.path(entry),))
         else:
             continue
         planned.append((index, entry))

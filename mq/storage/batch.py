@@ -109,6 +109,8 @@ class Batch:
                     if operation.entry.id in self._hidden:
                         self._reveal()
                     outcome = self._move(operation, index)
+                elif _is_removal(operation):
+                    outcome = self._remove(operation)
                 else:
                     continue
             except OSError as error:
@@ -135,6 +137,8 @@ class Batch:
             operation = self._operations[index]
             if isinstance(operation, Move):
                 self._outcomes[index] = self._moved(operation, entry)
+            elif isinstance(operation, Unlink):
+                self._outcomes[index] = self._removed(operation)
             else:
                 self._outcomes[index] = Outcome(Result.DONE, entry)
                 self._barrier.add_folders(self._layout.new)
@@ -392,9 +396,23 @@ class Batch:
 
     # Unlinking
 
+    def _remove(self, operation: Unlink) -> Outcome:
+        outcome = unlink(self._folders, operation.entry)
+        return self._removed(operation) if outcome.result is Result.DONE else outcome
+
+    def _removed(self, operation: Unlink) -> Outcome:
+        """What the barrier has to know of a message that was unlinked where it was."""
+        if self._is_durable(operation):
+            self._barrier.add_folders(self._layout.folder(operation.entry.state, operation.entry.queue))
+        return Outcome(Result.DONE)
+
     def _unlink_removed(self) -> None:
         """Take removed messages away, when no older name of theirs can come back any more."""
-        unlinks = [(i, operation) for i, operation in enumerate(self._operations) if isinstance(operation, Unlink)]
+        unlinks = [
+            (index, operation)
+            for index, operation in enumerate(self._operations)
+            if isinstance(operation, Unlink) and not _is_removal(operation)
+        ]
         if not unlinks:
             return
         if self._folders.loose:
@@ -413,6 +431,11 @@ class Batch:
             barrier = self._new_barrier()
             barrier.add_folders(self._layout.remove)
             self._settle(barrier)
+
+
+def _is_removal(operation: Operation) -> bool:
+    """Whether it is a removal and its unlink in one (:mod:`mq.storage.removals`)."""
+    return isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED
 
 
 def _refusal(error: OSError) -> Outcome:

@@ -1,4 +1,4 @@
-"""A removal that may ride on the next barrier, and the unlink of what it removes in the same batch: one unlink.
+"""A removal, and the unlink of what it removes in the same batch: one unlink.
 
 Only where names reach the medium in the order in which they were changed, and nobody else looks into remove/: there
 nobody can tell it from a move and an unlink.
@@ -35,10 +35,10 @@ class Removals:
                 place = removed[operation.entry]
                 move = self.joined[place]
                 assert isinstance(move, Move)
-                self.joined[place] = Unlink(move.entry)
+                self.joined[place] = Unlink(move.entry, durable=move.durable)
                 self._places.append(place)
                 continue
-            if isinstance(operation, Move) and operation.state is State.REMOVED and not operation.durable:
+            if isinstance(operation, Move) and operation.state is State.REMOVED:
                 removed[_target(operation)] = len(self.joined)
             self._places.append(len(self.joined))
             self.joined.append(operation)

@@ -128,9 +128,9 @@ BUGS: Final = {
         "return 0.0",
     ),
     "a removal is not durable": Bug(
-        consuming.Consuming,
+        removing.Remover,
         "remove",
-        "Move(entry, State.REMOVED)",
+        "Move(entry, State.REMOVED, durable=durable)",
         "Move(entry, State.REMOVED, durable=False)",
     ),
     "ids go back with the clock": Bug(MessageIds, "new", "if ticks <= self._last:", "if ticks == self._last:"),

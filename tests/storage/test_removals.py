@@ -28,12 +28,21 @@ async def test_it_is_one_call(state: State, place: str) -> None:
         assert not disk.files("new", "queues", "remove")
 
 
-async def test_what_must_be_durable_is_moved_first() -> None:
+async def test_one_that_must_be_durable_is_synced_where_it_was() -> None:
+    """Nothing is changed in remove/, so to sync that would bring nothing."""
     async with open_disk(MOUNTS["rename"]) as disk:
         entry = await disk.bring(State.READY)
         shown(disk)
         await disk.commit(*removal(entry, durable=True))
-        assert shown(disk) == ["rename queues/q/ID remove/q:ID", *syncing("remove"), "unlink remove/q:ID"]
+        assert shown(disk) == ["unlink queues/q/ID", *syncing("queues/q")]
+
+
+async def test_many_that_must_be_durable_share_a_sync() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entries = [await disk.bring(state) for state in (State.READY, State.NEW, State.DELAYED)]
+        shown(disk)
+        await disk.commit(*[operation for entry in entries for operation in removal(entry, durable=True)])
+        assert shown(disk)[3:] == syncing("delay")
 
 
 async def test_where_a_name_could_come_back_it_is_moved_first() -> None:
