@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("mq", deadline=None)  # how long an example takes says something of the machine only
+settings.load_profile("mq")
 
 
 @pytest.fixture(autouse=True)

@@ -119,17 +119,19 @@ async def test_a_lease_of_a_message_that_somebody_took_away_ends_in_nothing(wall
 async def test_a_damaged_message_is_passed_over_and_told(
     wall_clock: WallClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
-        damaged, whole = [await broker.publish("q", body) for body in (b"damaged", b"whole")]
-        await wait_all_tasks_blocked()
+    async with open_disk(MOUNTS["rename"]) as disk:
+        async with open_broker(disk.storage) as broker:
+            damaged, whole = [await broker.publish("q", body) for body in (b"damaged", b"whole")]
+            await wait_all_tasks_blocked()
         disk.overwrite(f"queues/q/{damaged}", b"dam")
-        with caplog.at_level(logging.ERROR, "mq.broker"):
-            message = await broker.fetch("q")
-        assert message is not None
-        assert message.id == whole
-        assert f"message {damaged} of q is not handed out" in caplog.text
-        await broker.remove("q", damaged)
-        await wait_all_tasks_blocked()  # so that the disk is whole at the end
+        async with open_broker(disk.storage) as broker:  # which has not just published it
+            with caplog.at_level(logging.ERROR, "mq.broker"):
+                message = await broker.fetch("q")
+            assert message is not None
+            assert message.id == whole
+            assert f"message {damaged} of q is not handed out" in caplog.text
+            await broker.remove("q", damaged)
+            await wait_all_tasks_blocked()  # so that the disk is whole at the end
 
 
 async def test_foreign_files_in_a_deleted_queue_are_left_and_told_once(

@@ -20,6 +20,7 @@ from mq.broker import (
     keys,
     ledger,
     publishing,
+    removing,
     upkeep,
 )
 from mq.message import MessageIds
