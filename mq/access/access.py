@@ -42,6 +42,11 @@ class Access:
         self._book = _Book(read_users(self.path))
         return len(self._book.accounts)
 
+    def again(self, user: User) -> User | None:
+        """The same user as the file has them now; None for one that it has no more. At once."""
+        account = self._book.accounts.get(user.name)
+        return None if account is None else account.user
+
     def by_token(self, token: str) -> User | None:
         """Whose token it is. At once."""
         return self._book.owner(token)

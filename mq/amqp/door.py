@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
-from mq.access import Access
+from mq.access import Access, User
 from mq.amqp.alarm import Alarm
 from mq.amqp.changes import NOTHING, Change
 from mq.amqp.commands import Authenticated
@@ -110,6 +110,19 @@ class Door:
                 raise Refused(Code.CONNECTION_FORCED, "too many secrets wait to be checked: try later")
             user = await trio.to_thread.run_sync(self._access.verify, name, secret, limiter=self._turn)
         return None if user is None else Authenticated(user)
+
+    def again(self, user: User | None) -> User | None:
+        """A user whom somebody here knew, with the rights that they have now.
+
+        Raises:
+            Refused: 320; nobody here knows them any more.
+        """
+        if user is None or self._access is None:
+            return None
+        now = self._access.again(user)
+        if now is None:
+            raise Refused(Code.CONNECTION_FORCED, f"user '{user.name}' was removed")
+        return now
 
     async def left(self, consumer: Consumer) -> None:
         """A consumer has ended: its queue may have to go with it.

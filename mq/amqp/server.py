@@ -25,6 +25,10 @@ _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (soc
 """For clients that want no heartbeat: one that has vanished is found out by the kernel."""
 
 
+_CHOICE: Final = "--amqp-port, or serve HTTP alone with --amqp-port=0"
+"""What to do where somebody else, RabbitMQ perhaps, has the port."""
+
+
 async def serve(
     door: Door,
     address: str,
@@ -56,7 +60,9 @@ async def serve(
         CannotListen: somebody else has the port, or the address is not to be had.
         StorageUnusable: what was declared cannot be read.
     """
-    listeners = await listen(address, port, "--amqp-port", shares_port=shares_port)
+    listeners = await listen(
+        address, port, "--amqp-port, or serve HTTP alone with --amqp-port=0", shares_port=shares_port
+    )
     await door.load()
     stopped = trio.Event()
     connections = _Connections(door, certificates, version, stopped)

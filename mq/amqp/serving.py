@@ -111,8 +111,17 @@ class Serving:
             if not data:
                 return
             async with self._working:
+                self._renew_rights()
                 self._connection.receive(bytes(data))
                 await self._work()
+
+    def _renew_rights(self) -> None:
+        """The users may have changed since the client last said something. One who is no more is sent away."""
+        session = self._connection.session
+        try:
+            session.user = self._door.again(session.user)
+        except Refused as refusal:
+            self._connection.close(refusal.code, str(refusal))
 
     async def _work(self) -> None:
         """Do what there is to do."""

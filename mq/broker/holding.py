@@ -18,7 +18,7 @@ from mq.broker.deaths import REJECTED, Deaths
 from mq.broker.fetches import Fetches, FetchRequest
 from mq.broker.holds import Holds
 from mq.broker.index import QueueIndex
-from mq.broker.jobs import Change, Job
+from mq.broker.jobs import RANK_TICKS, Change, Job
 from mq.broker.keys import Settle
 from mq.broker.mailbox import Mailbox, Reply
 from mq.broker.removing import Remover
@@ -217,7 +217,8 @@ class Holding:
     def _send_back(self, entry: Entry) -> Reply[Entry]:
         self._catalog.begin(entry)
         self._catalog.queues[entry.queue].returned.add(entry.id)
-        meta = entry.meta.at_rest()._replace(order=self._ids.new().time)
+        rank = max(0, entry.joined - entry.id.time) // RANK_TICKS  # behind the others of its rank, no further
+        meta = entry.meta.at_rest()._replace(order=self._ids.new().time + rank * RANK_TICKS)
         return self._put(Move(entry, State.READY, meta, durable=False), Kind.REQUEUE, "requeue the message")
 
     def _requeue(self, entry: Entry) -> Reply[Entry]:

@@ -114,7 +114,10 @@ def test_a_busy_port_is_one_line_and_status_2(tmp_path: Path, free_port: int) ->
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     said = f"mq: cannot listen on 127.0.0.1 port {free_port}: Address already in use."
-    assert ended.stderr.splitlines()[-1] == f"{said} Choose another port with --amqp-port"
+    assert (
+        ended.stderr.splitlines()[-1]
+        == f"{said} Choose another port with --amqp-port, or serve HTTP alone with --amqp-port=0"
+    )
     assert "Traceback" not in ended.stderr
 
 

@@ -71,6 +71,22 @@ async def test_rights_are_those_of_the_queues(autojump_clock: MockClock, tmp_pat
         assert await alice.bodies("q") == [b"x"]
 
 
+async def test_what_was_changed_counts_from_the_next_command_on(autojump_clock: MockClock, tmp_path: Path) -> None:
+    access = Access(write_users(tmp_path / "users", USERS))
+    async with open_house(access=access) as house:
+        alice = await house.connect(name="alice", secret=TOKEN)
+        bob = await house.connect(name="bob", secret=OTHER_TOKEN)
+        await alice.declare("q")
+        await alice.publish("q", b"x")
+        write_users(tmp_path / "users", USERS.partition("[users.bob]")[0].replace('consume = ["q"]', "consume = []"))
+        access.reload()
+        refused = await alice.call(commands.Basic.Get(queue="q"))
+        assert (refused.name, refused.reply_code) == ("Channel.Close", 403)
+        gone = await bob.call(commands.Basic.Get(queue="q"))
+        assert (gone.name, gone.reply_code) == ("Connection.Close", 320)
+        assert "bob" in gone.reply_text
+
+
 @pytest.mark.parametrize(("secret", "answer"), [(TOKEN, "Connection.UpdateSecretOk"), ("wrong", "Connection.Close")])
 async def test_a_secret_is_renewed(tmp_path: Path, secret: str, answer: str) -> None:
     access = Access(write_users(tmp_path / "users", USERS))

@@ -342,6 +342,17 @@ async def test_what_cannot_be_acknowledged_is_ready_again(autojump_clock: object
         assert await bodies(await hold(broker)) == [b"1"]
 
 
+async def test_at_the_back_it_is_behind_those_of_its_rank_only(broker: Broker) -> None:
+    await broker.publish_many("q", [Draft(b"low 1", rank=5), Draft(b"low 2", rank=5), Draft(b"lowest", rank=9)])
+    await broker.put_back(await hold(broker), to_back=True)
+    await broker.publish_many("q", [Draft(b"high"), Draft(b"low 3", rank=5)])
+    await wait_all_tasks_blocked()  # delivered
+    first = await hold(broker)
+    assert await bodies(first) == [b"high"]
+    await broker.put_back(first, to_back=True)
+    assert await bodies(await hold(broker, 5)) == [b"high", b"low 2", b"low 1", b"low 3", b"lowest"]
+
+
 async def test_what_is_acknowledged_twice_is_removed_once(broker: Broker, observer: Legal) -> None:
     await publish(broker, b"1", b"2")
     one, two = await hold(broker, 2)
