@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 CI_MESSAGES = 300
-_MESSAGES_A_SECOND = 8
+_MESSAGES_A_SECOND = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -38,7 +38,7 @@ from typing import Final
 
 import pytest
 
-LIFE_SECONDS: Final = 1800
+LIFE_SECONDS: Final = 3600
 _TOOLS: Final = ("ip", "unshare", "nsenter", "setpriv")
 _FIRST_PROCESS: Final = """
 import signal, socket, sys, time
