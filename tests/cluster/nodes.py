@@ -134,7 +134,6 @@ class Cluster:
         self.hosts: dict[str, Host] = {}
         self.ids = MessageIds()
         self._nursery = nursery
-        self._apart: set[frozenset[str]] = set()
 
     async def start(self, name: str) -> Host:
         self.ground.mend(name)

@@ -284,3 +284,35 @@ async def test_large_batches_over_a_link_come_in_parts(
         status = json.loads(bytes((await c.http("GET", "/q")).body))
         assert (status["ready"], status["leased"]) == (3, 2), "the others went back"
         assert (await c.http("GET", "/q/peek?max=3")).status == 413
+
+
+@pytest.mark.parametrize("has_fence", [True, False])
+async def test_only_the_fence_keeps_a_confirmed_message_from_a_master_that_nobody_told(
+    has_fence: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its membership has ended, another is master, and it hears of neither. Without a fence that costs a message."""
+    async with three_nodes() as cluster:
+        a, b = cluster.hosts["a"], cluster.hosts["b"]
+        await a.http("PUT", "/q?store=cluster")
+        cluster.ground.has_fence = has_fence
+        monkeypatch.setattr(a.node.directory, "begin", lambda place, queues: None)
+        cluster.ground.drop(cluster.ground.members()[0])
+        while b.node.membership().role != "master":
+            await trio.sleep(0.001)
+        assert a.node.membership().role == "master"
+        monkeypatch.undo()
+        status = (await a.http("POST", "/q/messages", b"one")).status
+        found = await left_in(b, "q")
+        assert (status, found) == (201, [b"one"] if has_fence else [])
+
+
+async def test_only_the_margin_ends_one_mastership_before_the_next(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.cluster.node.MARGIN", -0.6)
+    async with three_nodes() as cluster:
+        a, b = cluster.hosts["a"], cluster.hosts["b"]
+        cluster.ground.cut("a")
+        while b.node.membership().role != "master":
+            await trio.sleep(0.01)
+        assert a.node.membership().role == "master", "two at a time"
