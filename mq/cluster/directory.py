@@ -12,6 +12,9 @@ from mq.errors import NotServed
 PATIENCE_SECONDS: Final = 10.0
 """How long whoever asks waits for a master. A new one is there sooner, if two of three nodes are."""
 
+MOMENT_SECONDS: Final = 0.1
+"""Before somebody is asked again who has just said that he serves no more."""
+
 Declared = Mapping[str, Any] | None
 """What was declared of a queue beyond its settings, by whoever made it."""
 
@@ -119,6 +122,13 @@ class Directory:
             if patience.cancelled_caught:
                 raise NotServed("nobody serves the highly available queues just now: two of three nodes must be up")
         return self.place
+
+    async def moved_on(self, place: Place) -> None:
+        """Who was asked serves no more: until somebody else does, or for a moment. Never returns at once."""
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(MOMENT_SECONDS):
+            while self.place is place:
+                await self._changed.wait()
 
     def _lose(self) -> None:
         if self.place is not None:

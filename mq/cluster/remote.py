@@ -125,6 +125,7 @@ class Asking:
                 is_again = True
                 if trio.current_time() >= deadline:
                     raise
+                await self.directory.moved_on(place)
             except MQError as error:
                 if is_again and was_done is not None and isinstance(error, was_done):
                     return None
@@ -275,6 +276,7 @@ class Remote:
                 is_again = True
                 if trio.current_time() >= deadline:
                     raise
+                await self._directory.moved_on(place)
             else:
                 return outcomes
 
