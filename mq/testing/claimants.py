@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import trio
 
 from mq.broker import Broker, Draft, Published, Removal
+from mq.errors import CorruptMessage
 from mq.testing.history import History
 
 QUEUE: Final = "b"
@@ -265,9 +266,11 @@ class Claimants:
             return False
         ids = []
         for _, message in messages:
-            body = await message.body.read()
+            try:
+                self._ledger.seen(name, message.id, await message.body.read(), asked)
+            except CorruptMessage as error:
+                self._ledger.violate(f"P2: {message.id} of a claim of {name} cannot be read: {error}")
             await message.body.aclose()
-            self._ledger.seen(name, message.id, body, asked)
             ids.append(message.id)
         if count is not None and len(ids) != count:
             self._ledger.violate(f"claims: batch {batch} of {name} has {len(ids)} messages, and said {count}")
