@@ -99,12 +99,11 @@ class Committer:
 
     async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         outcomes = await self._storage.commit(operations)
-        fenced = next((outcome for outcome in outcomes if outcome.result is Result.FENCED), None)
-        if fenced is not None:
-            raise StorageFenced(fenced.reason or "another broker is in charge of the store. Start mq again")
-        failed = next((outcome for outcome in outcomes if outcome.result is Result.FAILED), None)
-        if failed is not None:
-            self.failure = self.failure or failed.reason or "the medium failed"
+        for outcome in outcomes:
+            if outcome.result is Result.FENCED:
+                raise StorageFenced(outcome.reason or "another broker is in charge of the store. Start mq again")
+            if outcome.result is Result.FAILED:
+                self.failure = self.failure or outcome.reason or "the medium failed"
         return outcomes
 
 

@@ -172,7 +172,7 @@ class FetchWorker:
             if not messages and not request.reply.abandoned:
                 break
             line.leave(request)
-            chosen += [_Chosen(request, *taken, self._move(request, taken.entry)) for taken in messages]
+            chosen += [_Chosen(request, *taken, self._move(request, taken)) for taken in messages]
         for request in list(line.impatient):
             line.leave(request)
             request.reply.set([])
@@ -236,10 +236,12 @@ class FetchWorker:
         candidates = index.first(self._peers + 1)
         return index.discard(self._random.choice(candidates).id) if candidates else None
 
-    def _move(self, request: FetchRequest, entry: Entry) -> Move:
+    def _move(self, request: FetchRequest, taken: Taken) -> Move:
+        entry = taken.entry
         if request.takes:
             return Move(entry, State.REMOVED)
-        return Move(entry, State.DELAYED, self._leases.meta(entry, self._leases.seconds(request)))
+        meta = self._leases.meta(entry, self._leases.seconds(request))
+        return Move(entry, State.DELAYED, meta, reads=taken.stored is None and entry.id not in self._recent)
 
     async def _lease(self, chosen: list[_Chosen]) -> None:
         """Lease and hand out. Those whose messages turned out to be gone or damaged stand in line again, first."""

@@ -44,6 +44,9 @@ class Recent:
         while self._bytes > self._most_bytes:
             self._let_go(next(iter(self._kept)))
 
+    def __contains__(self, id: MessageId) -> bool:
+        return id in self._kept
+
     def take(self, id: MessageId) -> Stored | None:
         """What reading the message would give; None when that is not known, or not any more."""
         if id not in self._kept:

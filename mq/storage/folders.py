@@ -215,6 +215,13 @@ class Folders:
             raise
         return opened
 
+    def read_plain(self, entries: Sequence[Entry], largest: int) -> list[Opened | None]:
+        """Read messages of at most `largest` bytes in one go; None for each that takes more than that."""
+        if self.native is None:
+            return [None] * len(entries)
+        read = self.native.read_files([self.layout.path(entry) for entry in entries], largest)
+        return [None if isinstance(each, int) else _whole(*each) for each in read]
+
     def flaw(self, entry: Entry) -> str | None:
         """Why a message's file is not whole: "" when it is, None when nothing tells (no checksum, or not to be read).
 

@@ -114,7 +114,8 @@ class Move(NamedTuple):
     GONE when it is not (or no longer) exactly there; of many racers exactly one gets DONE, provided that the
     targets differ, so a move to DELAYED carries a claim of its own. NO_QUEUE when it leads into a queue that
     is not there. EXISTS when the target is taken: nothing is overwritten. A move into another `queue` carries an
-    order: the instant at which the message joins that queue.
+    order: the instant at which the message joins that queue. It `reads` when the message is read next: a store may
+    do so ahead.
     """
 
     entry: Entry
@@ -122,6 +123,7 @@ class Move(NamedTuple):
     meta: Meta = FRESH
     queue: str | None = None
     durable: bool = True
+    reads: bool = False
 
 
 class Unlink(NamedTuple):

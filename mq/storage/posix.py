@@ -22,6 +22,7 @@ from mq.errors import CorruptMessage, StorageError, StorageFailed, StorageFull, 
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, checksum, shorten
 from mq.storage import names
+from mq.storage.ahead import Ahead
 from mq.storage.barrier import close_all, make_folder, sync_folder, synced_after
 from mq.storage.batch import Batch
 from mq.storage.calls import Calls, FileKind, LinuxCalls
@@ -110,6 +111,7 @@ class FolderStorage:
         self._mount = Mount("unknown")
         self._open: OpenRoot | None = None
         self._ids = ids or MessageIds()
+        self._ahead = Ahead()
         self._changing = trio.Lock()
         self._readers = trio.CapacityLimiter(_READERS)
 
@@ -208,11 +210,21 @@ class FolderStorage:
         operations = operations if removals is None else removals.joined
         async with self._changing:
             hop = at_once if self._is_quick(operations) else self._hop_to(self._committing)
-            outcomes: list[Outcome] = await hop(Batch(self._root_open.folders, operations).run)
+            outcomes: list[Outcome] = await hop(self._run, operations)
             return outcomes if removals is None else removals.outcomes(outcomes)
 
+    def _run(self, operations: Sequence[Operation]) -> list[Outcome]:
+        folders = self._root_open.folders
+        outcomes = Batch(folders, operations).run()
+        if folders.native is not None:
+            self._ahead.fill(folders, operations, outcomes)
+        return outcomes
+
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
-        """Open messages in one hop."""
+        """Open messages in one hop; in none where they were read ahead."""
+        ahead = self._ahead.take(entries)
+        if ahead is not None:
+            return [Stored(found.properties, BytesBody(found.data)) for found in ahead]
         is_quick = not self._mount.persistent and len(entries) <= _QUICK
         hop = at_once if is_quick else self._hop_to(self._reading)
         opened: list[Opened | None] = await self._read_only(self._root_open.folders.read_many, entries, hop=hop)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mq.lifecycle import State
+from mq.message import MessageId
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 
 _GONE: Final = Outcome(Result.GONE)
@@ -29,17 +30,17 @@ class Removals:
         self._operations = operations
         self.joined: list[Operation] = []
         self._places: list[int] = []  # of each operation, in what is done
-        removed: dict[Entry, int] = {}
+        removed: dict[MessageId, int] = {}
         for operation in operations:
-            if isinstance(operation, Unlink) and operation.entry in removed:
-                place = removed[operation.entry]
-                move = self.joined[place]
-                assert isinstance(move, Move)
-                self.joined[place] = Unlink(move.entry, durable=move.durable)
-                self._places.append(place)
-                continue
-            if isinstance(operation, Move) and operation.state is State.REMOVED:
-                removed[_target(operation)] = len(self.joined)
+            if isinstance(operation, Unlink):
+                place = removed.get(operation.entry.id, -1)
+                move = self.joined[place] if place >= 0 else None
+                if isinstance(move, Move) and operation.entry == _target(move):
+                    self.joined[place] = Unlink(move.entry, durable=move.durable)
+                    self._places.append(place)
+                    continue
+            elif isinstance(operation, Move) and operation.state is State.REMOVED:
+                removed[operation.entry.id] = len(self.joined)
             self._places.append(len(self.joined))
             self.joined.append(operation)
 

@@ -14,7 +14,7 @@ from mq.storage.barrier import Barrier
 from mq.storage.batch import Batch
 from mq.storage.calls import LinuxCalls
 from mq.storage.folders import Folders
-from mq.storage.interface import Move, Write
+from mq.storage.interface import Move, Unlink, Write
 from mq.storage.mount import Mount
 
 Patch = pytest.MonkeyPatch
@@ -54,7 +54,9 @@ def _never_durable(patch: Patch, *states: State) -> None:
     is_durable = Batch._is_durable
 
     def lazily(self: Batch, operation: Any) -> bool:
-        return not (isinstance(operation, Move) and operation.state in states) and is_durable(self, operation)
+        is_unlink = isinstance(operation, Unlink)
+        target = State.REMOVED if is_unlink else operation.state if isinstance(operation, Move) else State.NEW
+        return target not in states and is_durable(self, operation)
 
     patch.setattr(Batch, "_is_durable", lazily)
 

@@ -38,7 +38,7 @@ FOUND_BY = {
     "a key is forgotten when its message is removed": 101,
     "what is done at once is not synced": 30,
     "what is written at once is not synced": 30,
-    "of two who publish with one key each is stored": 38,
+    "of two who publish with one key each is stored": 51,
     "a history is not durable before its message moves": 4,
     "a ledger forgets what was put while it was written": 7,
     "a receipt is not compared": 18,

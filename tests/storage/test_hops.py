@@ -53,10 +53,10 @@ def write(size: int = 4) -> Write:
 async def test_on_a_disk_every_batch_hops() -> None:
     hops = Hops(MEMORY._replace(persistent=True))
     await hops.storage.open()
-    assert await hops.of(write()) == ["run"]
+    assert await hops.of(write()) == ["_run"]
     entries = await hops.storage.scan(State.NEW)
     await hops.storage.read(entries)
-    assert hops.taken == ["run", "scan", "read_many"]
+    assert hops.taken == ["_run", "scan", "read_many"]
     await hops.storage.aclose()
 
 
@@ -71,7 +71,7 @@ async def test_in_memory_a_few_writes_moves_and_reads_are_done_at_once(memory: H
 
 
 async def test_many_hop_in_memory_too(memory: Hops) -> None:
-    assert await memory.of(*(write() for _ in range(5))) == ["run"]
+    assert await memory.of(*(write() for _ in range(5))) == ["_run"]
     entries = await memory.storage.scan(State.NEW)
     memory.taken.clear()
     await memory.storage.read(entries)
@@ -80,11 +80,11 @@ async def test_many_hop_in_memory_too(memory: Hops) -> None:
 
 async def test_what_is_long_hops_in_memory_too(memory: Hops) -> None:
     assert await memory.of(write(1 << 16)) == []
-    assert await memory.of(write(1 << 16), write(1)) == ["run"]
+    assert await memory.of(write(1 << 16), write(1)) == ["_run"]
 
 
 async def test_an_unlink_hops_since_it_may_take_long(memory: Hops) -> None:
     await memory.of(write())
     [entry] = await memory.storage.scan(State.NEW)
     await memory.of(Move(entry, State.REMOVED))
-    assert await memory.of(Unlink(entry._replace(state=State.REMOVED))) == ["run"]
+    assert await memory.of(Unlink(entry._replace(state=State.REMOVED))) == ["_run"]
