@@ -60,7 +60,7 @@ class Injected(Daemon):
         subprocess.run(told, check=True, capture_output=True, timeout=_CONTROL_SECONDS)
 
 
-def _without_renameat2(calls: LinuxCalls) -> None:
+def _without_renameat2(calls: LinuxCalls, native: object = None) -> None:
     _init(calls)
     calls._rename_noreplace = False
 

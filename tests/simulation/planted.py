@@ -113,8 +113,8 @@ BUGS: Final = {
     "a lease is not durable": Bug(
         fetching.FetchWorker,
         "_move",
-        "self._leases.seconds(request)))",
-        "self._leases.seconds(request)), durable=False)",
+        "entry.id not in self._recent)",
+        "entry.id not in self._recent, durable=False)",
     ),
     "a lease is counted from before its move": Bug(
         fetching.FetchWorker, "_lease", "now + self._leases.seconds", "started + self._leases.seconds"

@@ -47,7 +47,7 @@ FOUND_BY = {
     "a limit does not count what is being published": 9,
     "a unique queue does not know what is being published": 9,
     "a claim is not durable": 32,
-    "the lease of a claim is not durable": 512,
+    "the lease of a claim is not durable": 702,
     "a claim is not renewed": 81,
     "a claim has what somebody else has by now": 12,
     "an acknowledgement is not durable": 12,
