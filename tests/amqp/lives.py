@@ -148,14 +148,18 @@ class Lives:
                 with trio.move_on_after(self._random.uniform(0.1, 20)):
                     await role(client, number)
                     if self._random.random() < 0.5:
+                        self._let_go(number)  # the server may hand on what it held before it answers
                         await client.close()
                         self._gone |= self._said[number]  # the server has heard of it: it has answered something since
             except GONE:
                 pass
             self._said[number].clear()
-            for body in [body for body, who in self._held.items() if who == number]:
-                del self._held[body]
+            self._let_go(number)
             await client.stream.aclose()
+
+    def _let_go(self, number: int) -> None:
+        for body in [body for body, who in self._held.items() if who == number]:
+            del self._held[body]
 
     async def _publish(self, client: Client, number: int) -> None:
         await client.call(Confirm.Select())
