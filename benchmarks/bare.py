@@ -65,6 +65,8 @@ class BareLoop:
         old = [path for step in steps for path in self._move(*step)]
         if not self._renames:
             self._reveal(hidden)
+        for state, number in group.removals:
+            self._remove(State(state), number)
         if group.durable or old:
             self._sync(group, steps)
         for path in old:
@@ -110,11 +112,16 @@ class BareLoop:
                 self._leased.append(id)
         return old
 
+    def _remove(self, state: State, number: int) -> None:
+        """Unlink the oldest messages where they are."""
+        for _ in range(number):
+            os.unlink(self._path(state, self._messages[state].popleft()))
+
     def _sync(self, group: Group, steps: list[tuple[State, State, int]]) -> None:
         if group.writes and self._renames:
             self._sync_all()
             return
-        folders = {target for _, target, _ in steps}
+        folders = {target for _, target, _ in steps} | {State(state) for state, _ in group.removals}
         if group.writes:
             folders.add(State.NEW)
         if self._renames:

@@ -159,7 +159,8 @@ async def settled(storage: RecordedStorage, before: list[Group], messages: int) 
 def ended(groups: list[Group]) -> int:
     """How many messages were delivered or unlinked."""
     delivered = sum(number for group in groups for (_, target), number in group.moves if target == State.READY.value)
-    return delivered + sum(group.unlinks for group in groups)
+    removed = sum(number for group in groups for _, number in group.removals)
+    return delivered + removed + sum(group.unlinks for group in groups)
 
 
 async def publish_one(broker: Broker) -> None:

@@ -9,15 +9,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
+from mq.lifecycle import State
 from mq.storage.calls import Calls, LinuxCalls
-from mq.storage.interface import Entry, Move, Operation, Outcome, Stored, Write
+from mq.storage.interface import Entry, Move, Operation, Outcome, Stored, Unlink, Write
 from mq.storage.native import load_native
 from mq.storage.options import StorageOptions
 from mq.storage.posix import FolderStorage, mount_of_root
+from mq.storage.removals import Removals
 
 Step = tuple[str, str]
 """From and to, as values of State: hashing members of an enumeration is slow."""
 
+_STATE: Final = operator.attrgetter("entry.state._value_")
+_REMOVED: Final = State.REMOVED
 _STEP: Final = operator.attrgetter("entry.state._value_", "state._value_")
 _VERBS: Final = tuple(name for name in vars(Calls) if not name.startswith("_"))
 
@@ -29,6 +33,7 @@ class Group(NamedTuple):
         writes: messages written.
         moves: how many messages were moved, by (from, to).
         unlinks: messages taken away for good.
+        removals: how many were unlinked where they were, by state, instead of moved and unlinked.
         reads: messages read. They stand in a group of their own.
         durable: a barrier was asked for.
     """
@@ -36,6 +41,7 @@ class Group(NamedTuple):
     writes: int = 0
     moves: tuple[tuple[Step, int], ...] = ()
     unlinks: int = 0
+    removals: tuple[tuple[str, int], ...] = ()
     reads: int = 0
     durable: bool = False
 
@@ -68,7 +74,7 @@ class RecordedStorage(FolderStorage):
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As the store does it."""
         outcomes = await super().commit(operations)
-        self._groups.append(_group(operations))
+        self._groups.append(_group(Removals(operations).joined if self._joins_removals else operations))
         return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
@@ -97,15 +103,21 @@ async def open_recorded(root: str, calls: LinuxCalls | None = None) -> AsyncIter
 def _group(operations: Sequence[Operation]) -> Group:
     moves = [operation for operation in operations if type(operation) is Move]
     writes = sum([type(operation) is Write for operation in operations])
+    removed = Counter(
+        [_STATE(each) for each in operations if type(each) is Unlink and each.entry.state is not _REMOVED]
+    )
     return Group(
         writes=writes,
         moves=tuple(Counter(map(_STEP, moves)).items()),
-        unlinks=len(operations) - writes - len(moves),
+        unlinks=len(operations) - writes - len(moves) - removed.total(),
+        removals=tuple(removed.items()),
         durable=any(operation.durable for operation in operations),
     )
 
 
 def mean_group(groups: Sequence[Group]) -> float:
     """How many operations shared a barrier, on average."""
-    sizes = [group.writes + sum(number for _, number in group.moves) for group in groups if group.durable]
+    sizes = [
+        group.writes + sum(number for _, number in (*group.moves, *group.removals)) for group in groups if group.durable
+    ]
     return sum(sizes) / len(sizes) if sizes else 0.0

@@ -278,11 +278,11 @@ async def crash(asked):
     await asked.wait()
     raise LookupError("the bug")
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def open_crashing(*_, **__):
     asked = trio.Event()
 
-    async def create_queue(name):
+    async def create_queue(*_, **__):
         asked.set()
 
     async with trio.open_nursery() as nursery, open_broker("memory:") as broker:

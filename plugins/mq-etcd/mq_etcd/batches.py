@@ -110,7 +110,11 @@ class Batches:
         return steps
 
     async def _send(self, steps: Sequence[Step], outcomes: dict[int, Outcome]) -> dict[int, str]:
-        """Send them; the marks with which some have to be tried again."""
+        """Send them; the marks with which some have to be tried again. Nothing follows a change that is in doubt: it may
+        be taken back."""
+        if any(lane.is_in_doubt for lane in self._lanes):
+            _tell(steps, Result.FULL, "etcd has not answered for what came before it", outcomes)
+            return {}
         parts = iter(_parts(steps))
         marks: dict[int, str] = {}
         failures: list[StorageFenced | StorageFailed] = []

@@ -179,6 +179,21 @@ async def test_while_nothing_comes_through_nothing_is_promised(place) -> None:
         assert (await one(storage, Write("orders", id, b"body"))).result is Result.DONE
 
 
+async def test_nothing_follows_a_change_in_doubt(place) -> None:
+    """A removal that may be taken back, and the unlink of what it removes."""
+    async with wired(place, "follows") as (wire, storage):
+        new, removed = Entry("orders", IDS.new(), State.NEW), State.REMOVED
+        await one(storage, Write("orders", new.id, b"body"))
+        wire.holds = is_txn
+        with giving_up_soon(storage):
+            outcomes = await storage.commit([Move(new, removed), Unlink(new._replace(state=removed))])
+        assert [outcome.result for outcome in outcomes] == [Result.UNKNOWN, Result.FULL]
+        wire.holds = Times(0)
+        await wire.release()
+        await one(storage, Unlink(Entry("orders", IDS.new(), removed)))
+        assert await everything(storage) == [new]
+
+
 async def test_a_broker_behind_a_bad_wire_loses_nothing_and_stores_nothing_twice(place) -> None:
     """Each fourth reply to a change is lost."""
     place.prefix = "/wired/broker"
