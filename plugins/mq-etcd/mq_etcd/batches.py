@@ -110,8 +110,8 @@ class Batches:
         return steps
 
     async def _send(self, steps: Sequence[Step], outcomes: dict[int, Outcome]) -> dict[int, str]:
-        """Send them; the marks with which some have to be tried again. Nothing follows a change that is in doubt: it may
-        be taken back."""
+        """Send them; the marks with which some have to be tried again. Nothing follows a change in doubt, which may be
+        taken back."""
         if any(lane.is_in_doubt for lane in self._lanes):
             _tell(steps, Result.FULL, "etcd has not answered for what came before it", outcomes)
             return {}
