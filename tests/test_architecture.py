@@ -33,7 +33,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.storage": (*DOMAIN, "mq.storage"),
     "mq.storage.interface": DOMAIN,
     "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface"),
-    "mq.broker.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
+    "mq.broker.opened": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.observers": (*DOMAIN, "mq.observers"),
     "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
     "mq.doors": (*DOMAIN, "mq.doors"),
@@ -115,7 +115,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
 
 SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.client.amqp.connecting": "the error of the block around a connection is raised again once its tasks have ended",
-    "mq.broker.broker": "the error of the block around a broker is raised again once the broker's tasks have ended",
+    "mq.broker.opened": "the error of the block around a broker is raised again once the broker's tasks have ended",
     "mq.web.lane": "an endpoint's bug is told to its client as 500, as Quart does; the broker fails in its own nursery",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
     "mq.storage.thread": "what is raised in the thread is raised again in the task that asked for it",

@@ -109,7 +109,7 @@ class Consumer:
                 taken = self._connection.deliver(self.channel, self.tag, [arrival for _, arrival in ready])
                 self._sent()
                 sent = [held for held, _ in ready[:taken]]
-                left.extendleft(held for held, _ in reversed(ready[taken:]))
+                left.extendleft([held for held, _ in ready[taken:]][::-1])
                 if self._no_ack and sent:
                     with finishing():
                         await self._broker.acknowledge(sent)
@@ -133,7 +133,7 @@ class Consumer:
                 ready.append((left.popleft(), arrival))
                 size += len(arrival.body)
         except trio.Cancelled:
-            left.extendleft(held for held, _ in reversed(ready))
+            left.extendleft([held for held, _ in ready][::-1])
             raise
         return ready
 

@@ -13,9 +13,10 @@ from mq.broker.heirs import Heir
 from mq.broker.holding import Exclusion, Held
 from mq.broker.looking import READY, Seen
 from mq.broker.places import Membership
-from mq.broker.publishing import Draft, Published, Upload
+from mq.broker.publishing import Draft, Published
 from mq.broker.queue_settings import QueueSettings
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
+from mq.broker.uploads import Upload
 from mq.errors import MQError
 from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description

@@ -1,10 +1,8 @@
-"""The broker: one nursery on one screen, and the one API that every door calls."""
+"""The broker: the one API that every door calls."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -20,64 +18,15 @@ from mq.broker.fetches import FetchRequest
 from mq.broker.holding import Exclusion, Held
 from mq.broker.looking import READY, Seen
 from mq.broker.places import ALONE, CLUSTER, MEMORY, Membership
-from mq.broker.publishing import Draft, Published, Upload
+from mq.broker.publishing import Draft, Published
 from mq.broker.queue_settings import VISIBILITY, QueueSettings, check_value
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
 from mq.broker.rooms import Rooms
+from mq.broker.uploads import Upload
 from mq.errors import Conflict, MQError, NoSuchMessage
 from mq.lifecycle import Observer
 from mq.message import Message, MessageId, QueueName, shorten
 from mq.storage.interface import Description, Storage
-from mq.storage.registry import open_storage
-
-
-@asynccontextmanager
-async def open_broker(
-    storage: Storage | str,
-    config: BrokerConfig = BrokerConfig(),  # noqa: B008 - frozen
-    *,
-    observers: Sequence[Observer] = (),
-    clock_ns: Callable[[], int] = time.time_ns,
-    random: Random | None = None,
-) -> AsyncIterator[Broker]:
-    """A broker over a store, for the length of the block.
-
-    On leaving the block nothing new is accepted, what was asked for is finished, and the tasks end. Disk is the truth:
-    what the block's end interrupts is taken up at the next start.
-
-    Args:
-        storage: an open store, or the address of one, such as ``posix:/var/lib/mq``.
-        config: how it works.
-        observers: told of every transition of every message.
-        clock_ns: wall clock, nanoseconds since 1970.
-        random: chooses among candidates at peers > 0; seeded by the operating system when not given.
-
-    Raises:
-        StorageUnusable: the store cannot serve.
-    """
-    async with AsyncExitStack() as stack:
-        if isinstance(storage, str):
-            storage = await stack.enter_async_context(
-                open_storage(
-                    storage,
-                    shared=config.peers > 0,
-                    watched=not (config.mover and config.reaper),
-                    max_lease_seconds=config.delay_seconds,
-                )
-            )
-        broker = Broker(storage, config, observers, clock_ns, random or Random())
-        await broker.load()
-        failure: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            await broker.start(nursery)
-            try:
-                yield broker
-            except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group
-                failure = error
-            await broker.finish()
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
 
 
 class Broker:

@@ -135,13 +135,17 @@ class Consuming:
             entry = await self._locate(index, id, removal.receipt)
             await self._remover.remove([entry], durable=True, strict=True).get()
             return
-        while True:
-            entry = await self._locate(index, id, removal.receipt)
-            with suppress(NoSuchMessage):  # a peer has moved it meanwhile: look again
-                await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").reply.get()
-                break
+        while not await self._removed(await self._locate(index, id, removal.receipt)):
+            pass
         if self._has_other_names:
             await self._remove_other_names(index, id)
+
+    async def _removed(self, entry: Entry) -> bool:
+        """Remove it from there; False when a peer has moved it meanwhile."""
+        with suppress(NoSuchMessage):
+            await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").reply.get()
+            return True
+        return False
 
     async def remove_many(self, index: QueueIndex, removals: Sequence[Removal]) -> list[MQError | None]:
         """Remove them in one batch; what became of each, in their order. None is "removed". Of several removals of one

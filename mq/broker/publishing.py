@@ -6,13 +6,9 @@ their order and share one barrier.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
-
-import trio
 
 from mq.broker.bodies import digest_of
 from mq.broker.catalog import Catalog
@@ -25,32 +21,10 @@ from mq.broker.learning import Learner
 from mq.broker.mailbox import Mailbox
 from mq.broker.offers import Offers
 from mq.broker.queue_settings import DELAY, REJECT, TTL, check_value
-from mq.errors import BodyTooLarge, BrokerClosed, Conflict, MQError, NoSuchQueue, QueueFull
+from mq.broker.uploads import Upload, check_size, stage
+from mq.errors import BrokerClosed, Conflict, MQError, NoSuchQueue, QueueFull
 from mq.message import MessageId, MessageIds
-from mq.storage.interface import FRESH, Meta, Staged, Storage
-
-
-class Upload:
-    """A large body that lies in the store, waiting to be published.
-
-    Args:
-        staged: what the store made of it.
-        digest: SHA-256 of its bytes.
-    """
-
-    def __init__(self, staged: Staged, digest: bytes) -> None:
-        self.staged = staged
-        self.digest = digest
-
-    @property
-    def size(self) -> int:
-        """Length in bytes."""
-        return self.staged.size
-
-    async def discard(self) -> None:
-        """Take it away again. Does nothing once it is published."""
-        with trio.CancelScope(shield=True):
-            await self.staged.discard()
+from mq.storage.interface import FRESH, Meta, Storage
 
 
 class Draft(NamedTuple):
@@ -145,11 +119,8 @@ class Publishing:
         Raises:
             BodyTooLarge: it is over the limit.
         """
-        digest = hashlib.sha256()
         with self._committer.noting_failure():
-            async with aclosing(self._limited(chunks, digest.update)) as limited:
-                staged = await self._storage.stage(limited)
-        return Upload(staged, digest.digest())
+            return await stage(self._storage, chunks, self._longest)
 
     async def publish(self, index: QueueIndex, drafts: Sequence[Draft]) -> list[Published | MQError]:
         """Publish them in one batch; what became of each, in their order.
@@ -322,21 +293,12 @@ class Publishing:
         return digest_of(draft.body) if index.settings.knows_bodies else None
 
     def _check_size(self, size: int) -> None:
-        if size > self._longest:
-            raise BodyTooLarge(f"the body is longer than {self._longest} bytes, the limit here")
+        check_size(size, self._longest)
 
     @cached_property
     def _longest(self) -> int:
         """How long a body may be, in bytes: here, and in the store."""
         return min(self._config.max_body, self._storage.description.max_body or self._config.max_body)
-
-    async def _limited(self, chunks: AsyncIterable[bytes], update: Callable[[bytes], None]) -> AsyncGenerator[bytes]:
-        size = 0
-        async for chunk in chunks:
-            size += len(chunk)
-            self._check_size(size)
-            update(chunk)
-            yield chunk
 
 
 async def _outcome(entry: _Prepared) -> Published | MQError:

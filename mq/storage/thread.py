@@ -43,7 +43,7 @@ class OwnThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
         self._asked = 0
 
     @property
@@ -54,9 +54,9 @@ class OwnThread:
     async def hop(self, verb: Callable[..., Any], *args: object) -> Any:
         """Call it there, after what was asked for before. What it raises is raised here."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._worker.start()
         job = _Job(verb, args)
         self._asked += 1
         self._jobs.put(job)
@@ -68,7 +68,7 @@ class OwnThread:
 
     def end(self) -> None:
         """Let it end when it has done what it was asked for, and wait for that. Who hops again starts another."""
-        thread, self._thread = self._thread, None
+        thread, self._worker = self._worker, None
         if thread is not None:
             self._jobs.put(None)
             thread.join()

@@ -48,7 +48,7 @@ async def cluster(asked: Asked) -> Reply:
     return document(200, {**found._asdict(), "nodes": [node._asdict() for node in found.nodes]})
 
 
-OPERATIONS: Final = (
+OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET",
         "/-/live",

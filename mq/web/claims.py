@@ -144,7 +144,7 @@ _STANDING: Final = as_json(reference("Consumer"))
 _LINK: Final[dict[str, Any]] = {"Link": ("leads to what comes next", {"type": "string"})}
 _CLAIM: Final = as_json(reference("Claim"))
 
-OPERATIONS: Final = (
+OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET",
         "/QUEUE/browse",

@@ -102,7 +102,7 @@ async def change_message(asked: Asked) -> Reply:
 _WAIT: Final = Parameter("wait", WAIT, "seconds to wait for a message", 0)
 _NOTHING: Final = Answer("nothing is there")
 
-OPERATIONS: Final = (
+OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET",
         "/QUEUE/messages",

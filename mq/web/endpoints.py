@@ -87,7 +87,7 @@ def _description() -> dict[str, Any]:
     return describe(OPERATIONS)
 
 
-OPERATIONS: Final = (
+OPERATIONS: Final[tuple[Operation, ...]] = (
     *administering.OPERATIONS,
     Operation(
         "GET",

@@ -38,7 +38,7 @@ async def peek(asked: Asked) -> Reply:
 
 _STATE: Final = {"X-Message-State": ("where it is", STATE.schema)}
 
-OPERATIONS: Final = (
+OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET",
         "/QUEUE/messages/ID",

@@ -86,7 +86,7 @@ _STORED: Final = {"X-Message-Id": ("the message's id", ID.schema)}
 _MESSAGE: Final = {"queue": "$request.path.queue", "id": "$response.header.X-Message-Id"}
 _FOUND: Final = record({"contains": {"type": "boolean"}, "id": or_null(ID.schema)})
 
-OPERATIONS: Final = (
+OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "POST",
         "/QUEUE/messages",

@@ -77,7 +77,7 @@ _NAMED: Final = as_json(record({"name": QUEUE.schema}))
 _LINKS: Final = {name: {"queue": "$request.path.queue"} for name in ("publish", "fetch", "contains", "peek")}
 _SHOWN: Final = as_json(reference("Queue"))
 
-OPERATIONS: Final = (
+OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET",
         "/QUEUE",

@@ -17,10 +17,10 @@ from mq.errors import CorruptMessage, StorageError, StorageFailed, StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
 from mq.storage.calls import FileKind, LinuxCalls
+from mq.storage.file_body import FileBody
 from mq.storage.folders import READ_AT_ONCE
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Stored, Unlink, Write
 from mq.storage.mount import Mount
-from mq.storage.posix import FileBody
 from mq.storage.properties import SUM, Sum
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 

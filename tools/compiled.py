@@ -1,0 +1,77 @@
+"""Builds the wheel with its hot modules compiled, where MQ_COMPILED=1 says so: pip install calls this (pyproject.toml).
+
+The source stays what it is, plain Python with types: mypyc makes of each module a C extension that does the same, and
+Python prefers that to the module beside it. A wheel without it differs in speed only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+VARIABLE: Final = "MQ_COMPILED"
+NEEDED: Final = ["mypy>=2", "setuptools>=65"]
+SETUP: Final = """
+import sys
+from itertools import groupby
+from mypyc.build import mypycify
+from setuptools import setup
+
+paths = sys.argv[1:]
+rooms = [(list(room), name.replace("/", "_")) for name, room in groupby(paths, lambda path: path.rpartition("/")[0])]
+modules = mypycify(["--ignore-missing-imports", *paths], opt_level="2", debug_level="0", separate=rooms)
+setup(name="compiled", packages=[], ext_modules=modules, script_args=["-q", "build_ext", "--inplace", "--parallel=2"])
+"""
+
+
+class CompiledModules(BuildHookInterface):  # type: ignore[type-arg,misc]
+    """Compiles the modules that the hook's ``modules`` name, as patterns of paths."""
+
+    def dependencies(self) -> list[str]:
+        """What the build needs besides what it always does: types of what is imported, too."""
+        return [*NEEDED, *self.metadata.core.dependencies] if _is_wanted() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile in a copy, and add what came out to the wheel."""
+        if version == "editable" or not _is_wanted():
+            return
+        self._scratch = tempfile.TemporaryDirectory()
+        folder = Path(self._scratch.name)
+        shutil.copytree(Path(self.root) / "mq", folder / "mq", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        run = [sys.executable, "-c", SETUP, *self._modules()]
+        done = subprocess.run(run, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode:
+            raise RuntimeError(f"mq could not be compiled; install it without {VARIABLE}, or see why:\n{done.stdout}")
+        build_data["pure_python"], build_data["infer_tag"] = False, True
+        for made in [*folder.glob("*.so"), *folder.glob("mq/**/*.so")]:
+            build_data["force_include"][str(made)] = str(made.relative_to(folder))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """The copy has done its duty."""
+        if hasattr(self, "_scratch"):
+            self._scratch.cleanup()
+
+    def _modules(self) -> list[str]:
+        tree = Path(self.root)
+        named = [path for pattern in self.config["modules"] for path in _matching(tree, pattern)]
+        return sorted(str(path.relative_to(tree)) for path in named)
+
+
+def _matching(tree: Path, pattern: str) -> list[Path]:
+    """Paths that match; ``{a,b}`` stands for either."""
+    before, brace, rest = pattern.partition("{")
+    if not brace:
+        return list(tree.glob(pattern))
+    among, _, after = rest.partition("}")
+    return [path for one in among.split(",") for path in _matching(tree, before + one + after)]
+
+
+def _is_wanted() -> bool:
+    return os.environ.get(VARIABLE, "0") not in ("", "0")
