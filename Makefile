@@ -4,7 +4,7 @@ READY := .venv/.ready
 BIN := .venv/bin
 SEEDS ?= 10000
 
-.PHONY: help setup venv run test quick lint format types docs dist bench simulate torture powercut shared chaos fuzz coverage clean
+.PHONY: help setup venv run test quick lint format types docs dist compiled bench simulate torture powercut shared chaos fuzz coverage clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -38,8 +38,12 @@ docs: $(READY) ## are the pages true: links, examples, the table of seeds
 dist: $(READY) ## build the wheel and the one-file program into dist/
 	$(BIN)/python tools/dist.py dist
 
-bench: $(READY) ## mq beside its peers, minutes; make bench FULL=1 measures all and rewrites docs/benchmarks.md
-	$(BIN)/python -m benchmarks all $(if $(FULL),--full --out docs/benchmarks --page docs/benchmarks.md)
+compiled: $(READY) ## mq with its hot modules compiled, in build/compiled, to run tests and benchmarks from
+	$(BIN)/python tools/from_compiled.py
+
+bench: $(READY) ## mq compiled beside its peers, minutes; make bench FULL=1 measures all and rewrites docs/benchmarks.md
+	$(BIN)/python tools/from_compiled.py --or-as-it-is -m benchmarks all --state $(CURDIR)/build/bench \
+		$(if $(FULL),--full --out $(CURDIR)/docs/benchmarks --page $(CURDIR)/docs/benchmarks.md,--out $(CURDIR)/build/bench)
 
 simulate: $(READY) ## the seeded simulation: make simulate SEEDS=1000000
 	$(BIN)/python -m mq.testing.simulate 0-$(SEEDS)

@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from mq.storage.calls import LinuxCalls
@@ -43,7 +44,14 @@ def facts(folder: str) -> dict[str, str]:
         "Python": platform.python_version(),
         "Trio": version("trio"),
         "mq": version("mq"),
+        "mq's hot modules": "compiled by mypyc" if is_compiled() else "as they are, not compiled",
     }
+
+
+def is_compiled() -> bool:
+    """Whether the mq that is measured is the compiled one (docs/compiled.md)."""
+    found = find_spec("mq.broker.index")
+    return found is not None and not str(found.origin).endswith(".py")
 
 
 def write_back(folder: str) -> None:

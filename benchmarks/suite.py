@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from benchmarks import compare, disks, page, plots, profile, wanted
 from benchmarks.figures import Figure
-from benchmarks.machine import facts
+from benchmarks.machine import facts, is_compiled
 from benchmarks.results import medians
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.system import System
@@ -153,7 +153,7 @@ def _identity() -> dict[str, str]:
     """What must be the same for a run to go on."""
     git = ["git", "-C", str(TREE), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    return {"kernel": os.uname().release, "commit": commit}
+    return {"kernel": os.uname().release, "commit": commit, "compiled": str(is_compiled())}
 
 
 def _as_json(figure: Figure) -> Document:

@@ -42,7 +42,7 @@ class Expiry:
             return  # it was leased, and is back
         self._due[entry.id] = timer
         heapq.heappush(self._heap, timer)
-        if self._heap[0] is timer:
+        if self._heap[0] == timer:
             self._changed.set()
 
     def forget(self, id: MessageId) -> None:

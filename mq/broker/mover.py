@@ -22,7 +22,8 @@ logger = logging.getLogger("mq.mover")
 
 Commit = Callable[[Sequence[Operation]], Awaitable[list[Outcome]]]
 
-LARGEST_ROUND: Final = 1024
+LARGEST_ROUND = 1024
+"""So many in a batch. Not Final: a compiled constant cannot be changed, and the simulation makes this one smaller."""
 AT_ONCE: Final = -math.inf
 
 

@@ -108,4 +108,5 @@ def write_all(calls: Calls, fd: int, data: bytes) -> None:
         return
     rest = memoryview(data)[written:]
     while rest:
-        rest = rest[calls.write(fd, rest) :]
+        taken = calls.write(fd, rest)
+        rest = rest[taken:]

@@ -16,7 +16,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple
 
 from mq.broker import Draft, Removal
-from mq.broker.queue_settings import check_value
+from mq.broker.queue_settings import DELAY, TTL, Kind, check_value
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
 from mq.message import Message, MessageId
 from mq.web.errors import problem_of
@@ -186,14 +186,18 @@ def _draft_of_line(line: bytes) -> Draft:
     body = _body_of(value)
     if len(value) == 1:
         return Draft(body)
-    key, texts = value.get("key"), value.get("attributes")
+    texts = value.get("attributes")
     return Draft(
         body,
         make_attributes(value.get("content_type"), {} if texts is None else texts),
-        value.get("delay"),
-        value.get("ttl"),
-        None if key is None else check_value("key", key, KEY),
+        _checked_value(value, "delay", DELAY),
+        _checked_value(value, "ttl", TTL),
+        _checked_value(value, "key", KEY),
     )
+
+
+def _checked_value(value: Mapping[str, Any], name: str, kind: Kind) -> Any:
+    return None if value.get(name) is None else check_value(name, value[name], kind)
 
 
 def _body_of(value: Mapping[str, Any]) -> bytes:
@@ -287,7 +291,8 @@ def parse_type(content_type: str) -> tuple[str, str]:
         return JSON_LINES[0], ""
     headers = Headers()
     headers["content-type"] = content_type.replace("\r", " ").replace("\n", " ")
-    return headers.get_content_type(), str(dict(headers.get_params([])).get("boundary", ""))
+    parameters: Any = headers.get_params([])  # values are texts, or three of them where one is encoded
+    return headers.get_content_type(), str(dict(parameters).get("boundary", ""))
 
 
 def _tried(read: Callable[[Any], Any], entry: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mq.broker import Removal, Seen
-from mq.broker.queue_settings import VISIBILITY
+from mq.broker.queue_settings import VISIBILITY, check_value
 from mq.errors import InvalidRequest, MQError, StorageError
 from mq.message import Message, MessageId, QueueName
 from mq.web.batches import REMOVED_LINE, decode_removals, refused_line
@@ -95,6 +95,7 @@ async def change_message(asked: Asked) -> Reply:
     if seconds == 0 and not isinstance(seconds, bool):
         await asked.broker.requeue(queue, id, receipt=receipt)
     else:
+        check_value("visibility", seconds, VISIBILITY)
         await asked.broker.extend(queue, id, seconds, receipt=receipt)
     return document(200, {"id": id, "visibility": seconds})
 
