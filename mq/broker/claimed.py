@@ -42,7 +42,7 @@ class Claimed:
         self,
         storage: Storage,
         catalog: Catalog,
-        jobs: Mailbox[Job],
+        jobs: Mailbox[Sequence[Job]],
         upkeep: Upkeep,
         leases: Leases,
         random: Random,
@@ -211,7 +211,7 @@ class Claimed:
 
     def _put(self, move: Move, kind: Kind, seconds: float | None = None) -> Change:
         job = Change(self._catalog, move, kind, "change a message of the claim", seconds)
-        self._jobs.put(job)
+        self._jobs.put([job])
         return job
 
 

@@ -2,54 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 import trio
 
-from mq.broker.mailbox import Mailbox
+from mq.broker.mailbox import Reply
 from mq.errors import MQError, NoSuchMessage, NoSuchQueue, StorageError, StorageFailed, StorageFenced, StorageFull
 from mq.storage.interface import Operation, Outcome, Result, Storage
 
 LARGEST_BATCH: Final = 1024
-"""Groups of operations that are committed together at the most."""
+"""Messages after which a batch takes no further group along."""
 QUIET_STEPS: Final = 3
 """Steps of the event loop, one after another, that bring a batch nothing more before it begins: from a request that has
 arrived to the operation that it asks for are about so many."""
 MOST_STEPS: Final = 16
 """Steps that it waits at the most, whatever comes."""
+BATCHES: Final = 2
+"""Batches that are under way at the most: one that is being done, and one that begins the moment it ends."""
+_FADES: Final = 0.95
+"""What is left of :attr:`Committer._together` with every batch, if fewer come."""
 
 
 class _Group:
-    __slots__ = ("done", "operations", "outcomes")
+    __slots__ = ("messages", "operations", "then")
 
-    def __init__(self, operations: Sequence[Operation]) -> None:
+    def __init__(self, operations: Sequence[Operation], messages: int, then: Callable[[list[Outcome]], None]) -> None:
         self.operations = operations
-        self.outcomes: list[Outcome] = []
-        self.done = trio.Event()
+        self.messages = messages
+        self.then = then
 
 
 class Committer:
-    """Commits to one store, one batch at a time; what arrives meanwhile is the next batch.
+    """Commits to one store. What arrives while a batch is being done is the next one, so a waiter is satisfied only by
+    a barrier that began after its own operation was done, and under load the batches grow to what one barrier's time
+    lets in.
 
-    So a waiter is satisfied only by a barrier that began after its own operation was done, and under load the batches
-    grow to what one barrier's time lets in.
+    Where all who wait would be let go by the same barrier, the store would idle while they run, and they while it
+    works. So half of them take turns with the other half, unless barriers are so dear that all had better share one.
+
+    Start :meth:`run` :data:`BATCHES` times.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._gathers = storage.description.durable  # where a barrier costs nothing, waiting does
-        self._waiting: Mailbox[_Group] = Mailbox()
+        self._waiting: deque[_Group] = deque()
+        self._size = 0  # messages that wait
+        self._under_way: deque[list[_Group]] = deque()
+        self._doing = 0  # messages whose operations are under way
+        self._together = 0.0  # messages that were under way or waited at once, lately
+        self._before = 0
+        self._turn = trio.Lock()
+        self._news = trio.lowlevel.ParkingLot()
+        self._answered = trio.lowlevel.ParkingLot()
         self.failure = ""
         self._shut_out: StorageFenced | None = None
 
+    @property
+    def share(self) -> int:
+        """How many messages' operations are best handed over together."""
+        return self._half or LARGEST_BATCH
+
+    def submit(self, operations: Sequence[Operation], messages: int, then: Callable[[list[Outcome]], None]) -> None:
+        """Do what is to be done to so many messages together, with whatever else waits, and call `then` with one
+        outcome for each operation, in order. Who comes first is answered first."""
+        self._waiting.append(_Group(operations, messages, then))
+        self._size += messages
+        self._news.unpark_all()
+
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Do these together with whatever else waits. One outcome each, in order."""
-        group = _Group(operations)
-        self._waiting.put(group)
-        await group.done.wait()
-        return group.outcomes
+        """Do these together, with whatever else waits. One outcome each, in order."""
+        reply: Reply[list[Outcome]] = Reply()
+        self.submit(operations, len(operations), reply.set)
+        return await reply.get()
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:
@@ -59,7 +88,7 @@ class Committer:
             yield
         except StorageFenced as error:
             self._shut_out = error
-            self._waiting.put(_Group([]))
+            self._news.unpark_all()
             raise
         except StorageFailed as error:
             self.failure = self.failure or str(error)
@@ -71,31 +100,62 @@ class Committer:
         Raises:
             StorageFenced: another broker is in charge of the store. What this one believes is of no worth any more.
         """
-        before = 0
         while True:
-            groups = await self._waiting.drain(LARGEST_BATCH)
-            if self._shut_out is not None:
-                raise self._shut_out
-            if self._gathers and max(len(groups), before) > 1:
-                await self._gather(groups)
-            before = len(groups)
+            async with self._turn:
+                await self._until_due()
+                groups = self._take()
             operations = [operation for group in groups for operation in group.operations]
             outcomes = iter(await self._commit(operations))
+            while self._under_way[0] is not groups:
+                await self._answered.park()
+            self._under_way.popleft()
+            self._doing -= sum(group.messages for group in groups)
+            self._answered.unpark_all()
+            self._news.unpark_all()
             for group in groups:
-                group.outcomes = [next(outcomes) for _ in group.operations]
-                group.done.set()
+                group.then([next(outcomes) for _ in group.operations])
 
-    async def _gather(self, groups: list[_Group]) -> None:
-        """Take along who is just about to come. Those whom one barrier let go come back one by one; whoever is a
-        little too late for the next would wait for two, and each barrier costs its flushes."""
-        quiet = 0
-        for _ in range(MOST_STEPS):
-            if quiet == QUIET_STEPS:
-                break
-            await trio.lowlevel.checkpoint()
-            more = self._waiting.take(LARGEST_BATCH - len(groups))
-            quiet = 0 if more else quiet + 1
-            groups += more
+    @property
+    def _half(self) -> int | None:
+        """Half of those who are under way at once, where it pays that they take turns."""
+        least, half = self._storage.description.overlap_from, math.ceil(self._together / 2)
+        return half if least is not None and half >= max(2, least) else None
+
+    async def _until_due(self) -> None:
+        """Wait until a batch is to begin."""
+        quiet = steps = 0
+        while True:
+            if self._shut_out is not None:
+                raise self._shut_out
+            half, size = self._half, self._size
+            if not self._waiting or (self._under_way and (half is None or size < half)):
+                await self._news.park()
+                quiet = steps = 0
+            elif self._is_enough(half) or quiet == QUIET_STEPS or steps == MOST_STEPS:
+                return
+            else:
+                await trio.lowlevel.checkpoint()
+                quiet, steps = quiet + 1 if self._size == size else 0, steps + 1
+
+    def _is_enough(self, half: int | None) -> bool:
+        """Whether a batch need not wait for whoever is just about to come. Those whom one barrier let go come back one
+        by one; whoever is a little too late for the next would wait for two, and each barrier costs its flushes."""
+        if not self._gathers or max(len(self._waiting), self._before) <= 1:
+            return True
+        return self._size >= (LARGEST_BATCH if half is None else half)
+
+    def _take(self) -> list[_Group]:
+        groups: list[_Group] = []
+        most, size = self.share, 0
+        while self._waiting and size < most:
+            groups.append(self._waiting.popleft())
+            size += groups[-1].messages
+        self._together = max(self._together * _FADES, float(self._size + self._doing))
+        self._before = len(groups)
+        self._size -= size
+        self._doing += size
+        self._under_way.append(groups)
+        return groups
 
     async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         outcomes = await self._storage.commit(operations)

@@ -61,7 +61,7 @@ class Consuming:
         storage: Storage,
         catalog: Catalog,
         fetches: Fetches,
-        jobs: Mailbox[Job],
+        jobs: Mailbox[Sequence[Job]],
         upkeep: Upkeep,
         deaths: Deaths,
         settle: Settle,
@@ -152,20 +152,52 @@ class Consuming:
         message the first counts."""
         errors: list[MQError | None] = [None] * len(removals)
 
-        async def remove(number: int, removal: Removal) -> None:
+        async def remove(number: int) -> None:
             try:
-                await self.remove(index, removal)
+                await self.remove(index, removals[number])
             except MQError as error:
                 errors[number] = error
 
         first = {removal.id: number for number, removal in reversed(list(enumerate(removals)))}
+        numbers = list(first.values())
+        left = numbers if self._config.followed else await self._remove_still(index, removals, numbers, errors)
         async with trio.open_nursery() as nursery:
-            for number in first.values():
-                nursery.start_soon(remove, number, removals[number])
+            for number in left:
+                nursery.start_soon(remove, number)
         for number, removal in enumerate(removals):
             if first[removal.id] != number:
-                await remove(number, removal)
+                await remove(number)
         return errors
+
+    async def _remove_still(
+        self,
+        index: QueueIndex,
+        removals: Sequence[Removal],
+        numbers: Sequence[int],
+        errors: list[MQError | None],
+    ) -> list[int]:
+        """Remove in one batch those that nobody is moving just now, and note what they failed by. The others."""
+        found: dict[int, Entry] = {}
+        moving = []
+        try:
+            ids = [MessageId(removals[number].id) for number in numbers]
+            await self._settle(ids)
+        except MQError:
+            return list(numbers)  # each will hear of it, or succeed
+        for number, id in zip(numbers, ids, strict=True):
+            if id in self._catalog.transit:
+                moving.append(number)
+                continue
+            try:
+                found[number] = _checked(index, id, index.find(id), removals[number].receipt)
+            except MQError as error:
+                errors[number] = error
+        for number, reply in zip(found, self._remover.remove_each(list(found.values())), strict=True):
+            try:
+                await reply.get()
+            except MQError as error:
+                errors[number] = error
+        return moving
 
     async def requeue(self, index: QueueIndex, id: str, receipt: str | None) -> None:
         """End a message's lease: it is READY again, in its old place; or dead, when that was its last one.
@@ -222,7 +254,7 @@ class Consuming:
         """Put a job that moves an entry which stands in the index, or on a followed store somewhere."""
         self._catalog.begin(move.entry, is_leaving=move.state is State.REMOVED)
         job = Change(self._catalog, move, kind, what, seconds)
-        self._jobs.put(job)
+        self._jobs.put([job])
         return job
 
     async def _leased(self, index: QueueIndex, id: str, receipt: str | None) -> Entry:
@@ -240,11 +272,7 @@ class Consuming:
                 entry = await self._storage.find(index.name, id)
             if id not in self._catalog.transit:
                 break
-        if entry is None:
-            raise NoSuchMessage(f"message {shorten(id)} is not in queue {index.name}")
-        if receipt is not None and (entry.state is not State.DELAYED or entry.meta.claim != receipt):
-            raise ReceiptMismatch(f"message {id}: your lease has run out. Fetch it again")
-        return entry
+        return _checked(index, id, entry, receipt)
 
     @property
     def _has_other_names(self) -> bool:
@@ -267,3 +295,12 @@ class Consuming:
                 return
             with suppress(NoSuchMessage):
                 await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").reply.get()
+
+
+def _checked(index: QueueIndex, id: MessageId, entry: Entry | None, receipt: str | None) -> Entry:
+    """The entry of a message, if there is one, and whoever has the receipt may change it."""
+    if entry is None:
+        raise NoSuchMessage(f"message {shorten(id)} is not in queue {index.name}")
+    if receipt is not None and (entry.state is not State.DELAYED or entry.meta.claim != receipt):
+        raise ReceiptMismatch(f"message {id}: your lease has run out. Fetch it again")
+    return entry

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
@@ -27,7 +29,7 @@ from mq.broker.recent import Recent
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message
-from mq.storage.interface import Entry, Move, Result, Storage, Stored
+from mq.storage.interface import Entry, Move, Outcome, Result, Storage, Stored
 
 logger = logging.getLogger("mq.broker")
 
@@ -136,18 +138,37 @@ class FetchWorker:
 
     async def run(self) -> None:
         """Work for ever."""
-        while True:
-            chosen, hands = [], []
-            for index in await self._calls.drain(LARGEST_GROUP):
-                line = self._fetches.answer_call(index)
-                await self._look(index, line)
-                leased, dealt = self._choose(index, line)
-                self._upkeep.deliver_offers(index)
-                chosen += leased
-                hands += dealt
-                self._fetches.served(index)
-            await self._holds.serve(hands)
-            await self._lease(chosen)
+        async with trio.open_nursery() as nursery:
+            while True:
+                chosen, hands = await self._next_chosen()
+                await self._holds.serve(hands)
+                for part in self._parts(chosen):
+                    await self._lease(part, nursery)
+
+    async def _next_chosen(self) -> tuple[list[_Chosen], list[Hand]]:
+        """What those get at whose lines it was called to look."""
+        chosen: list[_Chosen] = []
+        hands: list[Hand] = []
+        for index in await self._calls.drain(LARGEST_GROUP):
+            line = self._fetches.answer_call(index)
+            await self._look(index, line)
+            leased, dealt = self._choose(index, line)
+            self._upkeep.deliver_offers(index)
+            chosen += leased
+            hands += dealt
+            self._fetches.served(index)
+        return chosen, hands
+
+    def _parts(self, chosen: list[_Chosen]) -> Iterator[list[_Chosen]]:
+        """As much as is best handed over together; what one request gets is not parted."""
+        part: list[_Chosen] = []
+        for _, of_request in groupby(chosen, key=attrgetter("request")):
+            part += of_request
+            if len(part) >= self._committer.share:
+                yield part
+                part = []
+        if part:
+            yield part
 
     async def _look(self, index: QueueIndex, line: Line) -> None:
         """What is there for those in the line? They hear of it if that cannot be known."""
@@ -243,14 +264,20 @@ class FetchWorker:
         meta = self._leases.meta(entry, self._leases.seconds(request))
         return Move(entry, State.DELAYED, meta, reads=taken.stored is None and entry.id not in self._recent)
 
-    async def _lease(self, chosen: list[_Chosen]) -> None:
-        """Lease and hand out. Those whose messages turned out to be gone or damaged stand in line again, first."""
-        if not chosen:
-            return
+    async def _lease(self, chosen: list[_Chosen], nursery: trio.Nursery) -> None:
+        """Have them leased. What is chosen next is leased after them, though it need not wait for that."""
         served = {each.request: _Served() for each in chosen}
         chosen = await self._settled(chosen, served)
         started = trio.current_time()
-        outcomes = await self._committer.commit([each.move for each in chosen])
+
+        def leased(outcomes: list[Outcome]) -> None:
+            held = self._end(chosen, outcomes, served)
+            nursery.start_soon(self._hand_out, held, trio.current_time() - started, served)
+
+        self._committer.submit([each.move for each in chosen], len(chosen), leased)
+
+    def _end(self, chosen: list[_Chosen], outcomes: list[Outcome], served: dict[FetchRequest, _Served]) -> list[_Held]:
+        """Those that are leased."""
         now = trio.current_time()
         held = []
         for each, outcome in zip(chosen, outcomes, strict=True):
@@ -264,7 +291,11 @@ class FetchWorker:
                 self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
                 if outcome.result is not Result.GONE:
                     served[each.request].error = error_of(outcome, "lease the message")
-        await self._read(self._in_time(held, now - started, served), served)
+        return held
+
+    async def _hand_out(self, held: list[_Held], seconds: float, served: dict[FetchRequest, _Served]) -> None:
+        """Those whose messages turned out to be gone or damaged stand in line again, first."""
+        await self._read(self._in_time(held, seconds, served), served)
         for request in reversed(served):
             await self._answer(request, served[request])
 

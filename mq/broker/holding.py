@@ -80,7 +80,7 @@ class Holding:
         deaths: Deaths,
         settle: Settle,
         remover: Remover,
-        jobs: Mailbox[Job],
+        jobs: Mailbox[Sequence[Job]],
         ids: MessageIds,
         config: BrokerConfig,
     ) -> None:
@@ -227,7 +227,7 @@ class Holding:
 
     def _put(self, move: Move, kind: Kind, what: str) -> Reply[Entry]:
         job = Change(self._catalog, move, kind, what)
-        self._jobs.put(job)
+        self._jobs.put([job])
         return job.reply
 
     def _by_queue(self, held: Sequence[Held]) -> list[tuple[QueueIndex, list[Entry]]]:

@@ -82,7 +82,7 @@ class Holds:
         fetches: Fetches,
         deaths: Deaths,
         leases: Leases,
-        jobs: Mailbox[Job],
+        jobs: Mailbox[Sequence[Job]],
         recent: Recent,
         seconds: float,
     ) -> None:
@@ -156,7 +156,7 @@ class Holds:
         """Lease it to nobody, so that it does not come up again at once."""
         self._catalog.begin(entry)
         move = Move(entry, State.DELAYED, self._leases.meta(entry, self._seconds))
-        self._jobs.put(Change(self._catalog, move, Kind.LEASE, "set the message aside", self._seconds))
+        self._jobs.put([Change(self._catalog, move, Kind.LEASE, "set the message aside", self._seconds)])
 
     async def _answer(self, request: FetchRequest, messages: list[tuple[Entry, Message]]) -> None:
         if request.reply.abandoned:

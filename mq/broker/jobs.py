@@ -7,7 +7,8 @@ that it happens whether or not whoever asked is still there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 import trio
@@ -215,16 +216,33 @@ class Orphan(Change):
 
 
 class SaveWorker:
-    """Does jobs as they come."""
+    """Does jobs as they come. Those of one call share a barrier.
 
-    def __init__(self, committer: Committer, jobs: Mailbox[Job]) -> None:
+    Args:
+        committer: does them.
+        calls: the jobs of each call.
+    """
+
+    def __init__(self, committer: Committer, calls: Mailbox[Sequence[Job]]) -> None:
         self._committer = committer
-        self._jobs = jobs
+        self._calls = calls
 
     async def run(self) -> None:
         """Work for ever."""
         while True:
-            jobs = await self._jobs.drain(LARGEST_GROUP)
-            outcomes = await self._committer.commit([job.operation() for job in jobs])
-            for job, outcome in zip(jobs, outcomes, strict=True):
-                job.done(outcome)
+            jobs: list[Job] = []
+            for call in await self._calls.drain(LARGEST_GROUP):
+                jobs += call
+                if len(jobs) >= self._committer.share:
+                    self._do(jobs)
+                    jobs = []
+            if jobs:
+                self._do(jobs)
+
+    def _do(self, jobs: Sequence[Job]) -> None:
+        self._committer.submit([job.operation() for job in jobs], len(jobs), partial(_answer, jobs))
+
+
+def _answer(jobs: Sequence[Job], outcomes: list[Outcome]) -> None:
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        job.done(outcome)

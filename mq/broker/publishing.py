@@ -94,7 +94,7 @@ class Publishing:
         committer: Committer,
         learner: Learner,
         keys: Keys | None,
-        jobs: Mailbox[Job],
+        jobs: Mailbox[Sequence[Job]],
         offers: Offers,
         ids: MessageIds,
         config: BrokerConfig,
@@ -134,9 +134,9 @@ class Publishing:
         has_keys = any(draft.key is not None for draft in drafts)
         if has_keys:
             await self._note_keys(index, drafts, prepared)
-        for entry in prepared:
-            if entry.job is not None and entry.is_new and not entry.job.reply.answered:
-                self._jobs.put(entry.job)
+        jobs = [each.job for each in prepared if each.job is not None and each.is_new and not each.job.reply.answered]
+        if jobs:
+            self._jobs.put(jobs)
         outcomes = [await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
             if entry.job is not None and not entry.is_new and isinstance(outcomes[number], MQError):

@@ -106,7 +106,7 @@ class Queues:
         deaths: Deaths,
         learner: Learner,
         settle: Settle,
-        jobs: Mailbox[Job],
+        jobs: Mailbox[Sequence[Job]],
         ids: MessageIds,
         config: BrokerConfig,
     ) -> None:
@@ -323,7 +323,8 @@ class Queues:
             if id not in self._catalog.transit and id not in index.held and index.find(id) == move.entry:
                 self._catalog.begin(move.entry, is_leaving=True)
                 jobs.append(Change(self._catalog, move, kind, what))
-                self._jobs.put(jobs[-1])
+        if jobs:
+            self._jobs.put(jobs)
         done, failed = 0, None
         for job in jobs:
             try:

@@ -12,7 +12,7 @@ from mq.broker.browsing import Browsing
 from mq.broker.catalog import Catalog
 from mq.broker.claimed import Claimed
 from mq.broker.claims import Claims
-from mq.broker.commit import Committer
+from mq.broker.commit import BATCHES, Committer
 from mq.broker.config import BrokerConfig
 from mq.broker.consumers import Consumers
 from mq.broker.consuming import Consuming
@@ -68,7 +68,7 @@ class Rooms:
         self._random = random
         self._writer = f"{random.getrandbits(48) | 1 << 40:012x}"
         ids = MessageIds(clock_ns, int(self._writer, 16))
-        self._jobs: Mailbox[Job] = Mailbox()
+        self._jobs: Mailbox[Sequence[Job]] = Mailbox()
         self._leases = Leases(config.delay_seconds, clock_ns, random)
         self.catalog = catalog = Catalog(observers, clock_ns)
         self.committer = committer = Committer(storage)
@@ -161,7 +161,8 @@ class Rooms:
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start every task."""
-        nursery.start_soon(self.committer.run)
+        for _ in range(BATCHES):
+            nursery.start_soon(self.committer.run)
         for calls in self.fetches.mailboxes:
             nursery.start_soon(SaveWorker(self.committer, self._jobs).run)
             nursery.start_soon(self._remover.run)

@@ -8,7 +8,7 @@ message of it is READY.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -50,7 +50,7 @@ class Upkeep:
         self,
         catalog: Catalog,
         committer: Committer,
-        jobs: Mailbox[Job],
+        jobs: Mailbox[Sequence[Job]],
         deaths: Deaths,
         fetches: Fetches,
         offers: Offers,
@@ -106,7 +106,7 @@ class Upkeep:
         if index is not None and index.find(entry.id) == entry and entry.id not in self._catalog.transit:
             self._catalog.begin(entry)
             meta = entry.meta.at_rest()._replace(receives=max(0, entry.meta.receives - 1))
-            self._jobs.put(Change(self._catalog, Move(entry, State.READY, meta), Kind.REQUEUE, "requeue it"))
+            self._jobs.put([Change(self._catalog, Move(entry, State.READY, meta), Kind.REQUEUE, "requeue it")])
 
     def is_dead(self, index: QueueIndex, entry: Entry) -> bool:
         """Whether a READY message must not be handed out any more. Then it is on its way out."""
@@ -150,7 +150,8 @@ class Upkeep:
     def _remove_orphan(self, entry: Entry) -> None:
         """A message of a deleted queue: nobody waits for this, and a crash before it is repaired at the next start."""
         self._catalog.begin(entry, is_leaving=True)
-        self._jobs.put(Orphan(self._catalog, Move(entry, State.REMOVED, durable=False), self._stuck_orphans.put))
+        orphan = Orphan(self._catalog, Move(entry, State.REMOVED, durable=False), self._stuck_orphans.put)
+        self._jobs.put([orphan])
 
     async def _remove_stuck_orphans(self) -> None:
         """What the medium refused to remove is tried again, in a while."""

@@ -169,7 +169,8 @@ class Batch:
         return operation.durable or self._folders.careful
 
     def _settle(self, barrier: Barrier) -> None:
-        synced = barrier.settle()
+        with self._folders.syncs.costs.of_barrier():
+            synced = barrier.settle()
         self._folders.believe()
         self._folders.loose = set() if synced is None else self._folders.loose - synced
 

@@ -211,6 +211,9 @@ class Description(NamedTuple):
         max_body: the longest body in bytes; None for no limit of its own.
         journaled: its moves are atomic over a crash without a barrier. Where False, a move is made whole by a
             barrier of its own even if it was allowed to ride on the next one.
+        overlap_from: operations whose doing takes as long as their barrier, as far as has been measured. Batches of at
+            least so many gain where the next is handed over before the one before has ended: it begins at once then.
+            None where that brings nothing.
     """
 
     name: str
@@ -219,6 +222,7 @@ class Description(NamedTuple):
     ordered: bool
     max_body: int | None
     journaled: bool
+    overlap_from: int | None = None
 
 
 class Storage(Protocol):

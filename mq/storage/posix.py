@@ -38,6 +38,7 @@ from mq.storage.patient import PatientCalls
 from mq.storage.removals import Removals
 from mq.storage.staging import Hop, StagedBody, StagedFile
 from mq.storage.thread import OwnThread
+from mq.storage.turns import Turns
 from mq.storage.watch import watch_folders
 
 logger = logging.getLogger("mq.storage")
@@ -113,7 +114,7 @@ class FolderStorage:
         self._open: OpenRoot | None = None
         self._ids = ids or MessageIds()
         self._ahead = Ahead()
-        self._changing = trio.Lock()
+        self._turns = Turns()
         self._readers = trio.CapacityLimiter(_READERS)
 
     @property
@@ -126,6 +127,7 @@ class FolderStorage:
             ordered=True,
             max_body=None,
             journaled=self._mount.atomic_rename,
+            overlap_from=None if self._open is None else self._open.folders.syncs.costs.overlap_from,
         )
 
     async def open(self) -> None:
@@ -169,13 +171,13 @@ class FolderStorage:
 
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep a record; for a QUEUE, make its folder."""
-        async with self._changing:
+        async with self._turns.alone():
             new: bool = await self._change(self._believed, self._put_record, kind, key, value)
             return new
 
     async def drop_record(self, kind: str, key: str) -> bool:
         """Forget a record; a QUEUE's folder goes to remove/ in one move."""
-        async with self._changing:
+        async with self._turns.alone():
             found: bool = await self._change(self._believed, self._drop_record, kind, key)
             return found
 
@@ -189,7 +191,7 @@ class FolderStorage:
         folders = self._root_open.folders
         path = f"{folders.stage}/{self._ids.new()}"
         make = functools.partial(StagedFile, self._calls, path, folders.ballast.take, xattrs=folders.xattrs)
-        staged = StagedBody(await self._change(make), self._hop, self._changing)
+        staged = StagedBody(await self._change(make), self._hop, self._turns.alone)
         try:
             waiting = bytearray()
             async for chunk in chunks:
@@ -209,14 +211,26 @@ class FolderStorage:
         joins = self._joins_removals and any(isinstance(operation, Unlink) for operation in operations)
         removals = Removals(operations) if joins else None
         operations = operations if removals is None else removals.joined
-        async with self._changing:
+        outcomes = await self._do(operations)
+        return outcomes if removals is None else removals.outcomes(outcomes)
+
+    async def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """On a medium the thread goes from one batch to the next by itself. Elsewhere one is done when its turn comes,
+        perhaps without a thread."""
+        outcomes: list[Outcome]
+        if self._committing is not None and self._mount.persistent:
+            async with self._turns.together():
+                outcomes = await self._committing.hop(self._run, operations)
+            return outcomes
+        async with self._turns.alone():
             hop = at_once if self._is_quick(operations) else self._hop_to(self._committing)
-            outcomes: list[Outcome] = await hop(self._run, operations)
-            return outcomes if removals is None else removals.outcomes(outcomes)
+            outcomes = await hop(self._run, operations)
+        return outcomes
 
     def _run(self, operations: Sequence[Operation]) -> list[Outcome]:
         folders = self._root_open.folders
-        outcomes = Batch(folders, operations).run()
+        with folders.syncs.costs.of_batch(max(1, len(operations))):
+            outcomes = Batch(folders, operations).run()
         if folders.native is not None:
             self._ahead.fill(folders, operations, outcomes)
         return outcomes

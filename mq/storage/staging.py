@@ -80,10 +80,10 @@ class StagedFile:
 class StagedBody:
     """A large body in state/stage/."""
 
-    def __init__(self, file: StagedFile, hop: Hop, changing: AbstractAsyncContextManager[object]) -> None:
+    def __init__(self, file: StagedFile, hop: Hop, alone: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         self.file = file
         self._hop = hop
-        self._changing = changing
+        self._alone = alone
 
     @property
     def size(self) -> int:
@@ -97,7 +97,7 @@ class StagedBody:
 
     async def discard(self) -> None:
         """Take it away, unless its Write is done."""
-        async with self._changing:
+        async with self._alone():
             await self._hop(self.file.discard)
 
 

@@ -210,7 +210,7 @@ BUGS: Final = {
         claims.Claims, "_check_epoch", "if epoch != consumer.state.epoch:", "if False:"
     ),
     "what is offered and not taken is left in NEW": Bug(
-        fetching.FetchWorker, "run", "self._upkeep.deliver_offers(index)", "self._offers.leave(index)"
+        fetching.FetchWorker, "_next_chosen", "self._upkeep.deliver_offers(index)", "self._offers.leave(index)"
     ),
     "an extended lease ends as before": Bug(
         jobs.Change, "done", "None if self._seconds is None else time + self._seconds", "self._started + 0.01"

@@ -1,0 +1,146 @@
+"""Group commit: who shares a barrier, when the next batch is handed over, and in which order answers come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from mq.broker.commit import BATCHES, Committer
+from mq.message import MessageIds
+from mq.storage.interface import Description, Operation, Outcome, Result, Write
+from mq.storage.memory import MemoryStorage
+
+IDS = MessageIds()
+OPERATION_SECONDS = 1.0
+BARRIER_SECONDS = 8.0
+
+
+class Disk(MemoryStorage):
+    """Does one batch after another, and takes its time for them."""
+
+    def __init__(self, overlap_from: int | None) -> None:
+        super().__init__()
+        self.overlap_from = overlap_from
+        self.sizes: list[int] = []
+        self.under_way = self.most_under_way = 0
+        self.busy_seconds = 0.0
+        self._one = trio.Lock()
+
+    @property
+    def description(self) -> Description:
+        return super().description._replace(durable=True, overlap_from=self.overlap_from)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        self.sizes.append(len(operations))
+        with self._counted():
+            async with self._one:
+                seconds = BARRIER_SECONDS + len(operations) * OPERATION_SECONDS
+                self.busy_seconds += seconds
+                await trio.sleep(seconds)
+                return [Outcome(Result.DONE)] * len(operations)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+
+
+def writes(count: int) -> list[Operation]:
+    return [Write("q", IDS.new(), b"") for _ in range(count)]
+
+
+async def serve(disk: Disk, nursery: trio.Nursery) -> Committer:
+    committer = Committer(disk)
+    for _ in range(BATCHES):
+        nursery.start_soon(committer.run)
+    return committer
+
+
+async def lockstep(clock: MockClock, disk: Disk, callers: int, rounds: int) -> float:
+    """So many callers, each of whom keeps the event loop busy for as long as an operation takes when he is answered.
+    How long it takes."""
+
+    async def call() -> None:
+        for _ in range(rounds):
+            clock.jump(OPERATION_SECONDS)
+            await committer.commit(writes(1))
+
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        async with trio.open_nursery() as people:
+            for _ in range(callers):
+                people.start_soon(call)
+        nursery.cancel_scope.cancel()
+    return trio.current_time() - started
+
+
+async def test_what_comes_while_a_batch_is_done_is_the_next_batch(autojump_clock: MockClock) -> None:
+    disk = Disk(overlap_from=None)
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        async with trio.open_nursery() as people:
+            people.start_soon(committer.commit, writes(1))
+            await trio.sleep(1)
+            for _ in range(5):
+                people.start_soon(committer.commit, writes(2))
+        nursery.cancel_scope.cancel()
+    assert disk.sizes == [1, 10]
+    assert disk.most_under_way == 1
+
+
+async def test_half_of_the_callers_are_served_while_the_others_think(autojump_clock: MockClock) -> None:
+    together, halved = Disk(overlap_from=None), Disk(overlap_from=8)
+    took_together = await lockstep(autojump_clock, together, 64, 20)
+    took_halved = await lockstep(autojump_clock, halved, 64, 20)
+    assert halved.most_under_way == BATCHES
+    assert set(halved.sizes[5:-5]) == {32}
+    assert took_halved < 0.9 * took_together
+
+
+async def test_where_barriers_are_dear_all_share_one(autojump_clock: MockClock) -> None:
+    disk = Disk(overlap_from=33)
+    await lockstep(autojump_clock, disk, 64, 20)
+    assert disk.most_under_way == 1
+    assert set(disk.sizes[5:-5]) == {64}
+
+
+async def test_what_belongs_together_is_not_parted(autojump_clock: MockClock) -> None:
+    disk = Disk(overlap_from=2)
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        async with trio.open_nursery() as people:
+            for size in (3, 100, 5):
+                people.start_soon(committer.commit, writes(size))
+                await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    assert disk.sizes == [3, 100, 5]
+
+
+@pytest.mark.parametrize("_", range(8))
+async def test_who_comes_first_is_answered_first(_: int, autojump_clock: MockClock) -> None:
+    """Also when two batches have ended before anybody could look."""
+
+    class Both(Disk):
+        async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+            await ended.wait()
+            return [Outcome(Result.DONE)] * len(operations)
+
+    ended, answered = trio.Event(), list[int]()
+    async with trio.open_nursery() as nursery:
+        committer = await serve(Both(overlap_from=1), nursery)
+        for number in range(4):
+            committer.submit(writes(4), 4, lambda _, number=number: answered.append(number))
+            await trio.testing.wait_all_tasks_blocked()
+        ended.set()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert answered == [0, 1, 2, 3]
