@@ -271,13 +271,14 @@ class FetchWorker:
         started = trio.current_time()
 
         def leased(outcomes: list[Outcome]) -> None:
-            held = self._end(chosen, outcomes, served)
-            nursery.start_soon(self._hand_out, held, trio.current_time() - started, served)
+            nursery.start_soon(self._hand_out, self._end(chosen, outcomes, served, started), served)
 
         self._committer.submit([each.move for each in chosen], len(chosen), leased)
 
-    def _end(self, chosen: list[_Chosen], outcomes: list[Outcome], served: dict[FetchRequest, _Served]) -> list[_Held]:
-        """Those that are leased."""
+    def _end(
+        self, chosen: list[_Chosen], outcomes: list[Outcome], served: dict[FetchRequest, _Served], started: float
+    ) -> list[_Held]:
+        """Those that are leased, and may be handed out."""
         now = trio.current_time()
         held = []
         for each, outcome in zip(chosen, outcomes, strict=True):
@@ -291,11 +292,11 @@ class FetchWorker:
                 self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
                 if outcome.result is not Result.GONE:
                     served[each.request].error = error_of(outcome, "lease the message")
-        return held
+        return self._in_time(held, now - started, served)
 
-    async def _hand_out(self, held: list[_Held], seconds: float, served: dict[FetchRequest, _Served]) -> None:
+    async def _hand_out(self, held: list[_Held], served: dict[FetchRequest, _Served]) -> None:
         """Those whose messages turned out to be gone or damaged stand in line again, first."""
-        await self._read(self._in_time(held, seconds, served), served)
+        await self._read(held, served)
         for request in reversed(served):
             await self._answer(request, served[request])
 

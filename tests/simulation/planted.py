@@ -117,7 +117,7 @@ BUGS: Final = {
         "entry.id not in self._recent, durable=False)",
     ),
     "a lease is counted from before its move": Bug(
-        fetching.FetchWorker, "_lease", "now + self._leases.seconds", "started + self._leases.seconds"
+        fetching.FetchWorker, "_end", "now + self._leases.seconds", "started + self._leases.seconds"
     ),
     "a lease's name leaves no time for its barrier": Bug(
         fetching.Leases, "deadline_ms", "seconds + MARGIN_SECONDS", "seconds"
@@ -130,7 +130,7 @@ BUGS: Final = {
     ),
     "a removal is not durable": Bug(
         removing.Remover,
-        "remove",
+        "_batch",
         "Move(entry, State.REMOVED, durable=durable)",
         "Move(entry, State.REMOVED, durable=False)",
     ),
@@ -151,9 +151,7 @@ BUGS: Final = {
     "a ledger forgets what was put while it was written": Bug(
         ledger.Ledger, "_write", "self._durable = changes", "self._durable = self._changes + 1"
     ),
-    "a receipt is not compared": Bug(
-        consuming.Consuming, "_locate", "entry.meta.claim != receipt", "entry.meta.claim is None"
-    ),
+    "a receipt is not compared": Bug(consuming, "_checked", "entry.meta.claim != receipt", "entry.meta.claim is None"),
     "what has expired is handed out": Bug(
         upkeep.Upkeep,
         "is_dead",
