@@ -108,7 +108,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         )
         urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
         if settings.amqp_port:
-            limits = Limits(body_max=min(settings.max_body, Limits.body_max))
+            limits = Limits(body_max=min(settings.max_body, Limits().body_max))
             door = Door(broker, settings.amqp_vhosts, guards.access, limits)
             amqp = partial(serve_amqp, door, settings.address, settings.amqp_port, stop=stop.wait, version=__version__)
             DOOR.set("amqp")
