@@ -56,8 +56,8 @@ class Committer:
         self._doing = 0  # messages whose operations are under way
         self._together = 0.0  # messages that were under way or waited at once, lately
         self._before = 0
-        self._turn = trio.Lock()
-        self._news = trio.lowlevel.ParkingLot()
+        self._is_called = False  # somebody is about to form a batch
+        self._idle = trio.lowlevel.ParkingLot()
         self._answered = trio.lowlevel.ParkingLot()
         self.failure = ""
         self._shut_out: StorageFenced | None = None
@@ -72,7 +72,7 @@ class Committer:
         outcome for each operation, in order. Who comes first is answered first."""
         self._waiting.append(_Group(operations, messages, then))
         self._size += messages
-        self._news.unpark_all()
+        self._call()
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do these together, with whatever else waits. One outcome each, in order."""
@@ -88,7 +88,7 @@ class Committer:
             yield
         except StorageFenced as error:
             self._shut_out = error
-            self._news.unpark_all()
+            self._idle.unpark_all()
             raise
         except StorageFailed as error:
             self.failure = self.failure or str(error)
@@ -101,9 +101,13 @@ class Committer:
             StorageFenced: another broker is in charge of the store. What this one believes is of no worth any more.
         """
         while True:
-            async with self._turn:
-                await self._until_due()
-                groups = self._take()
+            while not self._is_time():
+                await self._idle.park()
+                self._is_called = False
+                if self._shut_out is not None:
+                    raise self._shut_out
+            groups = await self._gathered()
+            self._call()
             operations = [operation for group in groups for operation in group.operations]
             outcomes = iter(await self._commit(operations))
             while self._under_way[0] is not groups:
@@ -111,7 +115,6 @@ class Committer:
             self._under_way.popleft()
             self._doing -= sum(group.messages for group in groups)
             self._answered.unpark_all()
-            self._news.unpark_all()
             for group in groups:
                 group.then([next(outcomes) for _ in group.operations])
 
@@ -121,28 +124,37 @@ class Committer:
         least, half = self._storage.description.overlap_from, math.ceil(self._together / 2)
         return half if least is not None and half >= max(2, least) else None
 
-    async def _until_due(self) -> None:
-        """Wait until a batch is to begin."""
-        quiet = steps = 0
-        while True:
-            if self._shut_out is not None:
-                raise self._shut_out
-            half, size = self._half, self._size
-            if not self._waiting or (self._under_way and (half is None or size < half)):
-                await self._news.park()
-                quiet = steps = 0
-            elif self._is_enough(half) or quiet == QUIET_STEPS or steps == MOST_STEPS:
-                return
-            else:
-                await trio.lowlevel.checkpoint()
-                quiet, steps = quiet + 1 if self._size == size else 0, steps + 1
+    def _call(self) -> None:
+        """Who is not parked will look for himself."""
+        if self._idle and self._is_time():
+            self._is_called = True
+            self._idle.unpark()
 
-    def _is_enough(self, half: int | None) -> bool:
-        """Whether a batch need not wait for whoever is just about to come. Those whom one barrier let go come back one
-        by one; whoever is a little too late for the next would wait for two, and each barrier costs its flushes."""
+    def _is_time(self) -> bool:
+        """Whether somebody should form a batch."""
+        if not self._waiting or self._is_called:
+            return False
+        if not self._under_way:
+            return True
+        half = self._half if len(self._under_way) < BATCHES else None
+        return half is not None and self._size >= half
+
+    async def _gathered(self) -> list[_Group]:
+        """The next batch, with whoever is just about to come. Those whom one barrier let go come back one by one;
+        whoever is a little too late for the next would wait for two, and each barrier costs its flushes."""
+        self._is_called = True
+        quiet = steps = 0
+        while not self._is_enough() and quiet < QUIET_STEPS and steps < MOST_STEPS:
+            size = self._size
+            await trio.lowlevel.checkpoint()
+            quiet, steps = quiet + 1 if self._size == size else 0, steps + 1
+        self._is_called = False
+        return self._take()
+
+    def _is_enough(self) -> bool:
         if not self._gathers or max(len(self._waiting), self._before) <= 1:
             return True
-        return self._size >= (LARGEST_BATCH if half is None else half)
+        return self._size >= self.share
 
     def _take(self) -> list[_Group]:
         groups: list[_Group] = []

@@ -135,15 +135,24 @@ class FetchWorker:
         self._peers = peers
         self._random = random
         self._refresh = refresh
+        self._leased: Mailbox[tuple[list[_Held], dict[FetchRequest, _Served]]] = Mailbox()
 
     async def run(self) -> None:
-        """Work for ever."""
-        async with trio.open_nursery() as nursery:
-            while True:
-                chosen, hands = await self._next_chosen()
-                await self._holds.serve(hands)
-                for part in self._parts(chosen):
-                    await self._lease(part, nursery)
+        """Choose messages for those who want some, and have them leased, for ever."""
+        while True:
+            chosen, hands = await self._next_chosen()
+            await self._holds.serve(hands)
+            for part in self._parts(chosen):
+                await self._lease(part)
+
+    async def hand_out(self) -> None:
+        """Give what is leased to those it is for, for ever. Those whose messages turned out to be gone or damaged stand
+        in line again, first."""
+        while True:
+            for held, served in await self._leased.drain(LARGEST_GROUP):
+                await self._read(held, served)
+                for request in reversed(served):
+                    await self._answer(request, served[request])
 
     async def _next_chosen(self) -> tuple[list[_Chosen], list[Hand]]:
         """What those get at whose lines it was called to look."""
@@ -264,14 +273,14 @@ class FetchWorker:
         meta = self._leases.meta(entry, self._leases.seconds(request))
         return Move(entry, State.DELAYED, meta, reads=taken.stored is None and entry.id not in self._recent)
 
-    async def _lease(self, chosen: list[_Chosen], nursery: trio.Nursery) -> None:
+    async def _lease(self, chosen: list[_Chosen]) -> None:
         """Have them leased. What is chosen next is leased after them, though it need not wait for that."""
         served = {each.request: _Served() for each in chosen}
         chosen = await self._settled(chosen, served)
         started = trio.current_time()
 
         def leased(outcomes: list[Outcome]) -> None:
-            nursery.start_soon(self._hand_out, self._end(chosen, outcomes, served, started), served)
+            self._leased.put((self._end(chosen, outcomes, served, started), served))
 
         self._committer.submit([each.move for each in chosen], len(chosen), leased)
 
@@ -293,12 +302,6 @@ class FetchWorker:
                 if outcome.result is not Result.GONE:
                     served[each.request].error = error_of(outcome, "lease the message")
         return self._in_time(held, now - started, served)
-
-    async def _hand_out(self, held: list[_Held], served: dict[FetchRequest, _Served]) -> None:
-        """Those whose messages turned out to be gone or damaged stand in line again, first."""
-        await self._read(held, served)
-        for request in reversed(served):
-            await self._answer(request, served[request])
 
     async def _settled(self, chosen: list[_Chosen], served: dict[FetchRequest, _Served]) -> list[_Chosen]:
         """Those that may be moved now: a message that is to be taken leaves its queue."""

@@ -166,7 +166,9 @@ class Rooms:
         for calls in self.fetches.mailboxes:
             nursery.start_soon(SaveWorker(self.committer, self._jobs).run)
             nursery.start_soon(self._remover.run)
-            nursery.start_soon(self._fetch_worker(calls).run)
+            fetch_worker = self._fetch_worker(calls)
+            nursery.start_soon(fetch_worker.run)
+            nursery.start_soon(fetch_worker.hand_out)
         self.upkeep.start(nursery)
         if self._config.followed:
             nursery.start_soon(self.follower.run)

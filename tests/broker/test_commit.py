@@ -106,6 +106,19 @@ async def test_half_of_the_callers_are_served_while_the_others_think(autojump_cl
     assert took_halved < 0.9 * took_together
 
 
+async def test_what_a_batch_leaves_is_handed_over_at_once(autojump_clock: MockClock) -> None:
+    disk = Disk(overlap_from=2)
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        await committer.commit(writes(8))
+        async with trio.open_nursery() as people:
+            for _ in range(8):
+                people.start_soon(committer.commit, writes(1))
+            await trio.sleep(BARRIER_SECONDS / 2)
+            assert (disk.sizes[1:], disk.under_way) == ([4, 4], BATCHES)
+        nursery.cancel_scope.cancel()
+
+
 async def test_where_barriers_are_dear_all_share_one(autojump_clock: MockClock) -> None:
     disk = Disk(overlap_from=33)
     await lockstep(autojump_clock, disk, 64, 20)
