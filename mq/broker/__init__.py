@@ -15,7 +15,8 @@ from mq.broker.browsing import Browsed, Ranges
 from mq.broker.claims import LARGEST_CLAIM, Batch, Standing
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
-from mq.broker.holding import Exclusion, Held
+from mq.broker.exclusion import Exclusion
+from mq.broker.holding import Held
 from mq.broker.looking import Seen
 from mq.broker.opened import open_broker
 from mq.broker.publishing import Draft, Published

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 from mq.broker.browsing import Browsed, Ranges
 from mq.broker.claims import Batch, Standing
 from mq.broker.consuming import Removal
+from mq.broker.exclusion import Exclusion
 from mq.broker.heirs import Heir
-from mq.broker.holding import Exclusion, Held
+from mq.broker.holding import Held
 from mq.broker.looking import READY, Seen
 from mq.broker.places import Membership
 from mq.broker.publishing import Draft, Published

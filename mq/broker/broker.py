@@ -14,8 +14,9 @@ from mq.broker.claiming import Claiming
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
 from mq.broker.declarations import Declarations
+from mq.broker.exclusion import Exclusion
 from mq.broker.fetches import FetchRequest
-from mq.broker.holding import Exclusion, Held
+from mq.broker.holding import Held
 from mq.broker.looking import READY, Seen
 from mq.broker.places import ALONE, CLUSTER, MEMORY, Membership
 from mq.broker.publishing import Draft, Published

@@ -15,6 +15,7 @@ from mq.broker.catalog import Catalog
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consuming
 from mq.broker.deaths import REJECTED, Deaths
+from mq.broker.exclusion import Exclusion
 from mq.broker.fetches import Fetches, FetchRequest
 from mq.broker.holds import Holds
 from mq.broker.index import QueueIndex
@@ -40,19 +41,6 @@ class Held(NamedTuple):
     message: Message
     redelivered: bool
     entry: Entry
-
-
-class Exclusion:
-    """One consumer alone has a queue's messages, until :meth:`end`."""
-
-    def __init__(self, index: QueueIndex) -> None:
-        self._index = index
-        index.exclusion = self
-
-    def end(self) -> None:
-        """Let others in again. Does nothing the second time."""
-        if self._index.exclusion is self:
-            self._index.exclusion = None
 
 
 class Holding:

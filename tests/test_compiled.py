@@ -1,0 +1,118 @@
+"""The compiled mq is the same program: what mypyc makes something else of is not written, and the same tests pass."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+TREE: Final = Path(__file__).resolve().parent.parent
+TOOL: Final = TREE / "tools" / "from_compiled.py"
+PLACE: Final = TREE / "build" / "compiled"
+IMPOSSIBLE: Final = 3
+LEAST_OPTIMISED: Final = "--level=0"  # compiles in half the time; what it does is the same
+
+PURE: Final = {"len", "min", "max", "int.from_bytes"}
+"""What may be called between a slice's brackets."""
+
+MUST_BE_COMPILED: Final = """
+import importlib, sys
+for name in ("mq.lifecycle", "mq.broker.broker", "mq.broker.index", "mq.storage.batch", "mq.storage.staging"):
+    assert importlib.import_module(name).__file__.endswith(".so"), f"{name} is not compiled"
+"""
+
+TRACES: Final = """
+from mq.testing.simulation import digest, run_seed
+for seed in range(100):
+    report = run_seed(seed)
+    print(seed, digest([report]), report.violations)
+"""
+
+SAME_TESTS: Final = {
+    "broker": [f"tests/broker/test_{topic}.py" for topic in ("broker", "dead_letters", "times")],
+    "storage": [
+        "tests/storage/test_records.py",
+        "tests/storage/test_conformance.py",
+        "-k=posix or not conformance",
+    ],
+    "http": ["tests/web/test_batches.py", "tests/web/test_features.py"],
+    "amqp": [f"tests/amqp/test_{topic}.py" for topic in ("consuming", "publishing", "serving")],
+    "cluster": ["tests/cluster/test_nodes.py"],
+    "kill -9": ["tests/e2e/test_kill.py::test_one_daemon_loses_nothing_acknowledged", "-k=disk", "--kills=4"],
+}
+"""By what they are about. Left out are those that change a constant or a method of what is compiled."""
+
+
+def compiled_modules() -> list[Path]:
+    build = tomllib.loads((TREE / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    modules: list[str] = build["targets"]["wheel"]["hooks"]["custom"]["modules"]
+    return sorted(path for pattern in modules for path in each_path(pattern))
+
+
+def each_path(pattern: str) -> Iterator[Path]:
+    before, _, rest = pattern.partition("{")
+    among, _, after = rest.partition("}")
+    return (TREE / f"{before}{name}{after}" for name in among.split(","))
+
+
+# What mypyc makes something else of
+
+
+@pytest.mark.parametrize("path", compiled_modules(), ids=lambda path: str(path.relative_to(TREE)))
+def test_no_slice_has_an_effect_between_its_brackets(path: Path) -> None:
+    """mypyc computes the bounds of a slice twice where it does not know the type: what they do is done twice."""
+    for slices in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Slice)):
+        called = {ast.unparse(node.func) for node in ast.walk(slices) if isinstance(node, ast.Call)}
+        effects = [node for node in ast.walk(slices) if isinstance(node, ast.Await | ast.NamedExpr)]
+        assert called <= PURE, f"line {slices.lineno}: compute it before the slice"
+        assert not effects, f"line {slices.lineno}: compute it before the slice"
+
+
+# What it makes
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    built = subprocess.run([sys.executable, TOOL, LEAST_OPTIMISED], capture_output=True, text=True, check=False)
+    if built.returncode == IMPOSSIBLE:
+        pytest.skip(built.stderr.strip())
+    assert built.returncode == 0, built.stdout + built.stderr
+
+
+def run(arguments: list[str], place: Path = PLACE) -> subprocess.Popen[str]:
+    command = [sys.executable, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    return subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("compiled")
+def test_the_same_seeds_give_the_same_calls_to_the_disk() -> None:
+    """Every call, its arguments and their order: not only the same verdict."""
+    both = [run(["-c", MUST_BE_COMPILED + TRACES]), run(["-c", TRACES], TREE)]
+    (made, _), (plain, _) = (process.communicate(timeout=300) for process in both)
+    assert [process.returncode for process in both] == [0, 0], made + plain
+    assert made == plain
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("what", SAME_TESTS)
+def test_the_same_tests_pass(what: str) -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not root and not cluster"]
+    done = run(
+        ["-c", f"{MUST_BE_COMPILED}\nimport pytest\nsys.exit(pytest.main(sys.argv[1:]))", *options, *SAME_TESTS[what]]
+    )
+    told, _ = done.communicate(timeout=300)
+    assert done.returncode == 0, told
