@@ -17,8 +17,8 @@ setup venv: $(READY) ## make .venv with everything in it
 run: $(READY) ## serve on 127.0.0.1:8080 with the root /tmp/mq
 	$(BIN)/mq
 
-test: lint types ## everything, slow tests included
-	$(BIN)/pytest
+test: lint types ## everything, slow tests included; what tests/test_compiled.py needs is compiled meanwhile
+	mkdir -p build; $(BIN)/python tools/from_compiled.py --level 0 >build/compiled.log 2>&1 & $(BIN)/pytest
 
 quick: $(READY) ## the tests that take seconds
 	$(BIN)/pytest -m "not slow" -q

@@ -10,6 +10,7 @@ it says why and ends with status 3, or runs mq as it is if ``--or-as-it-is`` say
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
 import shlex
@@ -20,6 +21,7 @@ import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +43,8 @@ def main() -> None:
     if why:
         print(f"mq runs as it is, not compiled: {why}", file=sys.stderr)
     else:
-        build(options.level)
+        with alone():
+            build(options.level)
     if options.arguments:
         place = TREE if why else PLACE
         os.chdir(place)
@@ -55,6 +58,15 @@ def why_not() -> str:
         return f"there is no {compiler} (apt install gcc libc6-dev)"
     headers = sysconfig.get_path("include")
     return "" if Path(headers, "Python.h").exists() else f"no Python.h in {headers} (apt install python3-dev)"
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One builds at a time; who comes second finds it done."""
+    PLACE.parent.mkdir(exist_ok=True)
+    with (PLACE.parent / ".compiling").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def build(level: int) -> None:
@@ -96,11 +108,11 @@ def _sources() -> Iterator[Path]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--level", type=int, default=2, help="how far the C compiler optimises, 0 to 3; default 2")
     parser.add_argument("--or-as-it-is", dest="as_it_is", action="store_true", help="run mq as it is if need be")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of Python, to run it there")
-    return parser.parse_args()
+    options, options.arguments = parser.parse_known_args()
+    return options
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The fetch workers: each serves some of the queues, one group of fetches after another."""
+"""The fetch workers: each serves some of the queues. It chooses for one group of fetches after another, and does not
+wait for the leases of one before it chooses for the next; what is leased is handed out in the same order.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ class _Served:
 
 
 class FetchWorker:
-    """Serves the fetches of its queues, one group at a time.
+    """Serves the fetches of its queues, one group at a time. Start both :meth:`run` and :meth:`hand_out`.
 
     Args:
         catalog: the queues.
