@@ -160,6 +160,8 @@ class Follower:
     def _learn(self, entries: list[Entry]) -> None:
         for entry in sorted(entries, key=lambda entry: entry.id.key):
             self._ids.observe(entry.joined)
+            if entry.id in self._catalog.transit:
+                continue  # a peer has moved it since we saw it elsewhere, and it is on its way out
             if entry.queue in self._catalog.queues or entry.state is State.REMOVED:
                 self._catalog.place(entry)
             elif entry.queue not in self._strangers:

@@ -173,10 +173,11 @@ class Queues:
         """
         settings = DEFAULTS.changed(patch)
         async with self._changing:
+            created = self._ids.new().time  # before looking: what a peer publishes in one that we do not see is younger
             if await self.look_up(name, surely=True) is not None:
                 await self._make_sure(name)
                 return False
-            index = QueueIndex(name, self._ids.new().time, settings, declared, is_transient=is_transient)
+            index = QueueIndex(name, created, settings, declared, is_transient=is_transient)
             with self._committer.noting_failure():
                 made = await self._storage.put_record(QUEUE, name, index.record(settings))
             if self._config.followed:
