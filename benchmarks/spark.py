@@ -21,6 +21,8 @@ from mq.client import Client, Outgoing
 from mq.spark.pipelines.session import provide_java
 
 BODY: Final = 200
+MOST_A_TRIGGER: Final = 10_000
+"""What the data source takes for one micro-batch at the most."""
 MICRO_BATCHES: Final = 4
 
 
@@ -90,14 +92,15 @@ class _Bench:
                 self._fill(each, messages * (MICRO_BATCHES + 1))
             ours.append(self._stream(queue, messages, number))
             theirs.append(messages * (MICRO_BATCHES + 1) / _timed(lambda other=other: self._drain(other)))
-        note = f"{spread(ours, 'rows/s')} against {spread(theirs, 'messages/s')}; micro-batches of {messages:,}"
+        rates = f"{spread(ours, 'rows/s')} against {spread(theirs, 'messages/s')}"
+        note = f"{rates}; micro-batches of {min(messages, MOST_A_TRIGGER):,}"
         return at_least("Spark: stream read, against fetch and delete", median_ratio(ours, theirs), 0.5, note)
 
     def _stream(self, queue: str, messages: int, number: int) -> float:
         checkpoint = self._folder / f"checkpoint-{number}"
         query = (
             self._spark.readStream.format("mq")
-            .options(url=self._url, queue=queue, consumer="bench", maxMessagesPerTrigger=messages)
+            .options(url=self._url, queue=queue, consumer="bench", maxMessagesPerTrigger=min(messages, MOST_A_TRIGGER))
             .load()
             .writeStream.format("noop")
             .option("checkpointLocation", str(checkpoint))
