@@ -101,11 +101,11 @@ class Committer:
             StorageFenced: another broker is in charge of the store. What this one believes is of no worth any more.
         """
         while True:
-            while not self._is_time():
+            while self._shut_out is None and not self._is_time():
                 await self._idle.park()
                 self._is_called = False
-                if self._shut_out is not None:
-                    raise self._shut_out
+            if self._shut_out is not None:
+                raise self._shut_out
             groups = await self._gathered()
             self._call()
             operations = [operation for group in groups for operation in group.operations]

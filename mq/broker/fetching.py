@@ -173,9 +173,10 @@ class FetchWorker:
     def _parts(self, chosen: list[_Chosen]) -> Iterator[list[_Chosen]]:
         """As much as is best handed over together; what one request gets is not parted."""
         part: list[_Chosen] = []
+        share = self._committer.share
         for _, of_request in groupby(chosen, key=attrgetter("request")):
             part += of_request
-            if len(part) >= self._committer.share:
+            if len(part) >= share:
                 yield part
                 part = []
         if part:

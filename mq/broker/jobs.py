@@ -231,9 +231,11 @@ class SaveWorker:
         """Work for ever."""
         while True:
             jobs: list[Job] = []
-            for call in await self._calls.drain(LARGEST_GROUP):
+            calls = await self._calls.drain(LARGEST_GROUP)
+            share = self._committer.share
+            for call in calls:
                 jobs += call
-                if len(jobs) >= self._committer.share:
+                if len(jobs) >= share:
                     self._do(jobs)
                     jobs = []
             if jobs:

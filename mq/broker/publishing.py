@@ -185,7 +185,7 @@ class Publishing:
     def _check(self, index: QueueIndex, draft: Draft) -> None:
         """Refuse what is out of range or has no room."""
         size = draft.body.size if isinstance(draft.body, Upload) else len(draft.body)
-        self._check_size(size)
+        check_size(size, self._longest)
         settings = index.settings
         if settings.overflow != REJECT:
             return
@@ -291,9 +291,6 @@ class Publishing:
         if isinstance(draft.body, Upload):
             return draft.body.digest
         return digest_of(draft.body) if index.settings.knows_bodies else None
-
-    def _check_size(self, size: int) -> None:
-        check_size(size, self._longest)
 
     @cached_property
     def _longest(self) -> int:

@@ -72,10 +72,12 @@ class Remover:
         while True:
             batches: list[_Batch] = []
             size = 0
-            for call in await self._waiting.drain(LARGEST_GROUP):
+            calls = await self._waiting.drain(LARGEST_GROUP)
+            share = self._committer.share
+            for call in calls:
                 batches += call
                 size += sum(len(batch.moves) for batch in call)
-                if size >= self._committer.share:
+                if size >= share:
                     self._do(batches)
                     batches, size = [], 0
             if batches:

@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker.commit import BATCHES, Committer
+from mq.errors import StorageFenced
 from mq.message import MessageIds
 from mq.storage.interface import Description, Operation, Outcome, Result, Write
 from mq.storage.memory import MemoryStorage
@@ -117,6 +118,26 @@ async def test_what_a_batch_leaves_is_handed_over_at_once(autojump_clock: MockCl
             await trio.sleep(BARRIER_SECONDS / 2)
             assert (disk.sizes[1:], disk.under_way) == ([4, 4], BATCHES)
         nursery.cancel_scope.cancel()
+
+
+async def test_who_is_shut_out_while_batches_are_under_way_ends_when_they_have(autojump_clock: MockClock) -> None:
+    """Also when nothing waits then: nobody else would come to tell."""
+    committer = Committer(Disk(overlap_from=None))
+
+    async def be_shut_out() -> None:
+        await trio.sleep(BARRIER_SECONDS / 2)
+        with pytest.raises(StorageFenced), committer.noting_failure():
+            raise StorageFenced("another broker is in charge")
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(committer.run)
+            nursery.start_soon(committer.commit, writes(1))
+            nursery.start_soon(be_shut_out)
+
+    with trio.fail_after(60), pytest.raises(ExceptionGroup) as ended:
+        await work()
+    assert ended.group_contains(StorageFenced)
 
 
 async def test_where_barriers_are_dear_all_share_one(autojump_clock: MockClock) -> None:

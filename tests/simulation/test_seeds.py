@@ -15,6 +15,7 @@ from mq.testing.simulation import Report, make_plan, run_seed
 REGRESSIONS = {
     108: "a message that a peer had moved was fetched while this broker moved it from where it had been",
     126: "a peer delivered what a killed one had not synced",
+    **dict.fromkeys((144, 146, 195, 196), "of two leases whose batches ended in one step the second was told first"),
     279: "a queue that a peer had deleted was answered as there",
     362: "a queue half deleted when the medium failed was answered as there",
     524: "a queue's folder was moved, and then no handle was left to sync it",
