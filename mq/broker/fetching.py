@@ -1,26 +1,23 @@
 """The fetch workers: each serves some of the queues. It chooses for one group of fetches after another, and does not
-wait for the leases of one before it chooses for the next; what is leased is handed out in the same order.
+wait for the leases of one before it chooses for the next; what is leased is handed out in the same order
+(:mod:`mq.broker.handing_out`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from random import Random
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import trio
 
 from mq.broker.catalog import Catalog
-from mq.broker.closing import close
-from mq.broker.commit import Committer, error_of
-from mq.broker.config import MARGIN_SECONDS
-from mq.broker.deaths import Deaths
+from mq.broker.commit import Committer
 from mq.broker.fetches import Fetches, FetchRequest, Line
+from mq.broker.handing_out import Chosen, HandingOut, Served
 from mq.broker.holds import Hand, Holds, deal
 from mq.broker.index import QueueIndex
 from mq.broker.keys import Settle
@@ -28,12 +25,9 @@ from mq.broker.leases import Leases
 from mq.broker.mailbox import Mailbox
 from mq.broker.offers import Offers, Taken
 from mq.broker.recent import Recent
-from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
-from mq.lifecycle import Kind, State
-from mq.message import DamagedBody, Message
-from mq.storage.interface import Entry, Move, Outcome, Result, Storage, Stored
-
-logger = logging.getLogger("mq.broker")
+from mq.errors import NoSuchQueue, StorageError
+from mq.lifecycle import Kind
+from mq.storage.interface import Entry, Move, Outcome
 
 LARGEST_GROUP: Final = 1024
 _LONGEST_PAUSE_SECONDS: Final = 0.009
@@ -45,9 +39,6 @@ class Upkeep(Protocol):
     async def settle(self, index: QueueIndex) -> None:
         """Wait until messages in NEW have been delivered, where that is under way."""
 
-    def give_back(self, entry: Entry) -> None:
-        """Make a leased message READY again at once."""
-
     def deliver_offers(self, index: QueueIndex) -> None:
         """Nobody takes what else is offered: deliver it."""
 
@@ -55,49 +46,21 @@ class Upkeep(Protocol):
         """Whether a READY message must not be handed out any more. Then it is on its way out."""
 
 
-class _Chosen(NamedTuple):
-    request: FetchRequest
-    entry: Entry
-    stored: Stored | None
-    move: Move
-
-
-class _Held(NamedTuple):
-    request: FetchRequest
-    left: Entry
-    entry: Entry
-    stored: Stored | None
-
-
-class _Served:
-    """What one request gets."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.messages: list[Message] = []
-        self.error: MQError | None = None
-
-    def add(self, entry: Entry, message: Message) -> None:
-        self.entries.append(entry)
-        self.messages.append(message)
-
-
 class FetchWorker:
-    """Serves the fetches of its queues, one group at a time. Start both :meth:`run` and :meth:`hand_out`.
+    """Serves the fetches of its queues, one group at a time. Start :meth:`run`.
 
     Args:
         catalog: the queues.
         committer: does the moves.
-        storage: gives the bodies.
         calls: the queues at whose lines it has to look.
         fetches: the lines.
         leases: names leases.
         settle: called before messages leave their queue.
         upkeep: keeps messages moving.
-        deaths: what is known of a message's earlier deaths.
         holds: serves those who hold messages in memory.
         offers: what stands in NEW for them.
         recent: has bodies that need not be read.
+        handing_out: gives those who asked what is leased.
         peers: how many other brokers fetch from the same store.
         random: chooses among candidates.
         refresh: looks at the store again for READY messages of a queue; used at peers > 0.
@@ -107,16 +70,15 @@ class FetchWorker:
         self,
         catalog: Catalog,
         committer: Committer,
-        storage: Storage,
         calls: Mailbox[QueueIndex],
         fetches: Fetches,
         leases: Leases,
         settle: Settle,
         upkeep: Upkeep,
-        deaths: Deaths,
         holds: Holds,
         offers: Offers,
         recent: Recent,
+        handing_out: HandingOut,
         *,
         peers: int,
         random: Random,
@@ -124,20 +86,18 @@ class FetchWorker:
     ) -> None:
         self._catalog = catalog
         self._committer = committer
-        self._storage = storage
         self._calls = calls
         self._fetches = fetches
         self._leases = leases
         self._settle = settle
         self._upkeep = upkeep
-        self._deaths = deaths
         self._holds = holds
         self._offers = offers
         self._recent = recent
+        self._handing_out = handing_out
         self._peers = peers
         self._random = random
         self._refresh = refresh
-        self._leased: Mailbox[tuple[list[_Held], dict[FetchRequest, _Served]]] = Mailbox()
 
     async def run(self) -> None:
         """Choose messages for those who want some, and have them leased, for ever."""
@@ -147,18 +107,9 @@ class FetchWorker:
             for part in self._parts(chosen):
                 await self._lease(part)
 
-    async def hand_out(self) -> None:
-        """Give what is leased to those it is for, for ever. Those whose messages turned out to be gone or damaged stand
-        in line again, first."""
-        while True:
-            for held, served in await self._leased.drain(LARGEST_GROUP):
-                await self._read(held, served)
-                for request in reversed(served):
-                    await self._answer(request, served[request])
-
-    async def _next_chosen(self) -> tuple[list[_Chosen], list[Hand]]:
+    async def _next_chosen(self) -> tuple[list[Chosen], list[Hand]]:
         """What those get at whose lines it was called to look."""
-        chosen: list[_Chosen] = []
+        chosen: list[Chosen] = []
         hands: list[Hand] = []
         for index in await self._calls.drain(LARGEST_GROUP):
             line = self._fetches.answer_call(index)
@@ -170,9 +121,9 @@ class FetchWorker:
             self._fetches.served(index)
         return chosen, hands
 
-    def _parts(self, chosen: list[_Chosen]) -> Iterator[list[_Chosen]]:
+    def _parts(self, chosen: list[Chosen]) -> Iterator[list[Chosen]]:
         """As much as is best handed over together; what one request gets is not parted."""
-        part: list[_Chosen] = []
+        part: list[Chosen] = []
         share = self._committer.share
         for _, of_request in groupby(chosen, key=attrgetter("request")):
             part += of_request
@@ -191,9 +142,9 @@ class FetchWorker:
         if index.deleted:
             _fail(list(line.requests), line, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
 
-    def _choose(self, index: QueueIndex, line: Line) -> tuple[list[_Chosen], list[Hand]]:
+    def _choose(self, index: QueueIndex, line: Line) -> tuple[list[Chosen], list[Hand]]:
         """Entries for those whose turn it is: begun, or held. Who does not wait and gets none is answered."""
-        chosen: list[_Chosen] = []
+        chosen: list[Chosen] = []
         hands: list[Hand] = []
         while (request := line.first()) is not None and not index.settings.paused:
             if request.holds:
@@ -205,7 +156,7 @@ class FetchWorker:
             if not messages and not request.reply.abandoned:
                 break
             line.leave(request)
-            chosen += [_Chosen(request, *taken, self._move(request, taken)) for taken in messages]
+            chosen += [Chosen(request, *taken, self._move(request, taken)) for taken in messages]
         for request in list(line.impatient):
             line.leave(request)
             request.reply.set([])
@@ -270,43 +221,21 @@ class FetchWorker:
         return index.discard(self._random.choice(candidates).id) if candidates else None
 
     def _move(self, request: FetchRequest, taken: Taken) -> Move:
-        entry = taken.entry
-        if request.takes:
-            return Move(entry, State.REMOVED)
-        meta = self._leases.meta(entry, self._leases.seconds(request))
-        return Move(entry, State.DELAYED, meta, reads=taken.stored is None and entry.id not in self._recent)
+        reads = taken.stored is None and taken.entry.id not in self._recent
+        return self._leases.move(request, taken.entry, reads=reads)
 
-    async def _lease(self, chosen: list[_Chosen]) -> None:
+    async def _lease(self, chosen: list[Chosen]) -> None:
         """Have them leased. What is chosen next is leased after them, though it need not wait for that."""
-        served = {each.request: _Served() for each in chosen}
+        served = {each.request: Served() for each in chosen}
         chosen = await self._settled(chosen, served)
         started = trio.current_time()
 
         def leased(outcomes: list[Outcome]) -> None:
-            self._leased.put((self._end(chosen, outcomes, served, started), served))
+            self._handing_out.leased(chosen, outcomes, served, started)
 
         self._committer.submit([each.move for each in chosen], len(chosen), leased)
 
-    def _end(
-        self, chosen: list[_Chosen], outcomes: list[Outcome], served: dict[FetchRequest, _Served], started: float
-    ) -> list[_Held]:
-        """Those that are leased, and may be handed out."""
-        now = trio.current_time()
-        held = []
-        for each, outcome in zip(chosen, outcomes, strict=True):
-            if outcome.result is Result.DONE and outcome.entry is not None:
-                stored = each.stored or self._recent.take(each.entry.id)
-                held.append(_Held(each.request, each.entry, outcome.entry, stored))
-                if not each.request.takes:
-                    due = now + self._leases.seconds(each.request)
-                    self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)
-            else:
-                self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
-                if outcome.result is not Result.GONE:
-                    served[each.request].error = error_of(outcome, "lease the message")
-        return self._in_time(held, now - started, served)
-
-    async def _settled(self, chosen: list[_Chosen], served: dict[FetchRequest, _Served]) -> list[_Chosen]:
+    async def _settled(self, chosen: list[Chosen], served: dict[FetchRequest, Served]) -> list[Chosen]:
         """Those that may be moved now: a message that is to be taken leaves its queue."""
         taken = [each for each in chosen if each.request.takes]
         if not taken:
@@ -320,74 +249,8 @@ class FetchWorker:
             return [each for each in chosen if not each.request.takes]
         return chosen
 
-    def _in_time(self, held: list[_Held], seconds: float, served: dict[FetchRequest, _Served]) -> list[_Held]:
-        """Those that may be handed out: a lease whose barrier took too long would not outlive a restart."""
-        if seconds <= MARGIN_SECONDS:
-            return held
-        for request, _, entry, _ in held:
-            if not request.takes:
-                self._upkeep.give_back(entry)
-                served[request].error = StorageSlow(f"the disk took {seconds:.1f} s; nothing was handed out. Try again")
-        return [each for each in held if each.request.takes]
-
-    async def _read(self, held: list[_Held], served: dict[FetchRequest, _Served]) -> None:
-        """Open the bodies. What was taken is let go only then: the reaper is quick."""
-        if not held:
-            return
-        try:
-            unread = [each.entry for each in held if each.stored is None]
-            read: list[Stored | None] = await self._storage.read(unread) if unread else []
-            with suppress(StorageError):  # a message is worth more than its history
-                await self._deaths.learn([each.left for each in held])
-        except StorageError as error:
-            read = [None] * len(unread)
-            for request, _, entry, _ in [each for each in held if each.stored is None]:
-                served[request].error = error
-                if not request.takes:
-                    self._upkeep.give_back(entry)
-        following = iter(read)
-        for request, left, entry, stored in held:
-            found = stored or next(following)
-            if found is not None and not isinstance(found.body, DamagedBody):
-                served[request].add(entry, self._message(left, entry, found))
-            elif served[request].error is None:
-                _log_damage(entry, found)
-            if request.takes:
-                self._catalog.end(left, entry, Kind.REMOVE, door=request.door)
-
-    def _message(self, left: Entry, entry: Entry, found: Stored) -> Message:
-        return Message(
-            entry.queue,
-            entry.id,
-            found.body,
-            found.properties,
-            left.meta.receives + 1,
-            entry.meta.claim or "",
-            self._deaths.history(left),
-        )
-
-    async def _answer(self, request: FetchRequest, served: _Served) -> None:
-        if request.reply.abandoned:
-            await close(served.messages)
-            if not request.takes:
-                for entry in served.entries:
-                    self._upkeep.give_back(entry)
-        elif served.messages:
-            request.held = served.entries
-            request.reply.set(served.messages)
-        elif served.error is not None:
-            request.reply.fail(served.error)
-        else:
-            self._fetches.ask(request, first=True)
-
 
 def _fail(requests: list[FetchRequest], line: Line, error: Exception) -> None:
     for request in requests:
         line.leave(request)
         request.reply.fail(error)
-
-
-def _log_damage(entry: Entry, found: Stored | None) -> None:
-    why = found.body.reason if found is not None and isinstance(found.body, DamagedBody) else "its file vanished"
-    stays = "It is removed" if entry.state is State.REMOVED else "It stays where it is"
-    logger.error("message %s of %s is not handed out: %s. %s", entry.id, entry.queue, why, stays)

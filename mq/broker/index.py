@@ -41,6 +41,7 @@ class QueueIndex:
         moving: how many messages of the queue are on their way from one place in it to another.
         reserved: how many messages are being published.
         reserved_bytes: and how long their bodies are together.
+        writing: how many of those are being written, and will stand in NEW.
         leased: how many messages in DELAYED are leased.
         bodies: what is known of the bodies, where the settings ask for it.
         new: messages in NEW.
@@ -69,6 +70,7 @@ class QueueIndex:
         self.moving = 0
         self.reserved = 0
         self.reserved_bytes = 0
+        self.writing = 0
         self.leased = 0
         self.bodies: Bodies | None = None
         self.new: dict[MessageId, Entry] = {}

@@ -17,6 +17,7 @@ from mq.broker.bodies import digest_of
 from mq.broker.catalog import Catalog
 from mq.broker.commit import Committer, error_of
 from mq.broker.config import MARGIN_SECONDS
+from mq.broker.handover import HandedOver, Handover
 from mq.broker.index import QueueIndex
 from mq.broker.mailbox import Mailbox, Reply
 from mq.broker.offers import Offers
@@ -57,7 +58,8 @@ class Publish:
         attributes: kept with the message.
         meta: its delay and its expiry.
         landed: told, before the answer, of the id when the message is durable, of None when it is not.
-        offers: to whoever waits for it.
+        handover: to whoever waits when it is written.
+        offers: to whoever waits when it has been written.
         transient: it need not outlive this process.
     """
 
@@ -72,6 +74,7 @@ class Publish:
         meta: Meta,
         landed: Callable[[MessageId | None], None],
         *,
+        handover: Handover,
         offers: Offers,
         transient: bool,
     ) -> None:
@@ -85,17 +88,23 @@ class Publish:
         self._attributes = attributes
         self._meta = meta
         self._landed = landed
+        self._handover = handover
         self._offers = offers
         self._transient = transient
+        self._is_handed_over = self._is_writing = False
         self._door = DOOR.get()
         self._size = len(body) if isinstance(body, bytes) else body.size
         index.reserved += 1
         index.reserved_bytes += self._size
 
     def operation(self) -> Operation:
-        """A Write."""
+        """A Write. A message whose id is older than this moment is not handed over: it may have been overtaken."""
         id = self.id or self._ids.new()
-        return Write(self.index.name, id, self._body, self._attributes, self._meta, transient=self._transient)
+        write = Write(self.index.name, id, self._body, self._attributes, self._meta, transient=self._transient)
+        self._is_handed_over = self.id is None and self._handover.takes(self.index, write)
+        self._is_writing = not self._is_handed_over
+        self.index.writing += self._is_writing
+        return write
 
     def stand_behind(self, rank: int) -> None:
         """Give it a place behind all messages of a lower rank that come within :data:`RANK_TICKS`."""
@@ -111,7 +120,9 @@ class Publish:
             return
         self._release()
         self._note_body(entry.id)
-        if self.index.deleted:  # and perhaps made anew: this is no message of that queue
+        if self._is_handed_over:
+            self._catalog.begin(entry)  # it has left NEW in the same batch, and whoever saw to that knows where it is
+        elif self.index.deleted:  # and perhaps made anew: this is no message of that queue
             self._catalog.orphaned(entry)
         else:
             self._offers.consider(self.index, entry, self._body, self._attributes)
@@ -137,6 +148,7 @@ class Publish:
     def _release(self) -> None:
         self.index.reserved -= 1
         self.index.reserved_bytes -= self._size
+        self.index.writing -= self._is_writing
 
     def _note_body(self, id: MessageId) -> None:
         if self.index.bodies is not None:
@@ -221,11 +233,13 @@ class SaveWorker:
     Args:
         committer: does them.
         calls: the jobs of each call.
+        handover: of what is written to whoever waits for it.
     """
 
-    def __init__(self, committer: Committer, calls: Mailbox[Sequence[Job]]) -> None:
+    def __init__(self, committer: Committer, calls: Mailbox[Sequence[Job]], handover: Handover) -> None:
         self._committer = committer
         self._calls = calls
+        self._handover = handover
 
     async def run(self) -> None:
         """Work for ever."""
@@ -242,9 +256,15 @@ class SaveWorker:
                 self._do(jobs)
 
     def _do(self, jobs: Sequence[Job]) -> None:
-        self._committer.submit([job.operation() for job in jobs], len(jobs), partial(_answer, jobs))
+        operations = [job.operation() for job in jobs]
+        handed_over = self._handover.collect()
+        if handed_over is not None:
+            operations += handed_over.moves
+        self._committer.submit(operations, len(jobs), partial(_answer, jobs, handed_over))
 
 
-def _answer(jobs: Sequence[Job], outcomes: list[Outcome]) -> None:
-    for job, outcome in zip(jobs, outcomes, strict=True):
+def _answer(jobs: Sequence[Job], handed_over: HandedOver | None, outcomes: list[Outcome]) -> None:
+    for job, outcome in zip(jobs, outcomes, strict=False):  # behind theirs are those of what was handed over
         job.done(outcome)
+    if handed_over is not None:
+        handed_over.done(outcomes[len(jobs) :])

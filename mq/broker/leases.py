@@ -7,7 +7,8 @@ from random import Random
 
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.fetches import FetchRequest
-from mq.storage.interface import Entry, Meta
+from mq.lifecycle import State
+from mq.storage.interface import Entry, Meta, Move
 
 
 class Leases:
@@ -36,6 +37,12 @@ class Leases:
         self._claims = (self._claims + 1) % (1 << 64)
         _, receives, _, order, expires_ms = entry.meta
         return Meta(self.deadline_ms(seconds), receives + 1, f"{self._claims:016x}", order, expires_ms)
+
+    def move(self, request: FetchRequest, entry: Entry, *, reads: bool = False) -> Move:
+        """What brings a message to whoever asked for it: its lease, or its removal."""
+        if request.takes:
+            return Move(entry, State.REMOVED)
+        return Move(entry, State.DELAYED, self.meta(entry, self.seconds(request)), reads=reads)
 
     def deadline_ms(self, seconds: float) -> int:
         """What the name says of a lease that ends so many seconds after its barrier."""

@@ -14,6 +14,7 @@ from mq.broker.bodies import digest_of
 from mq.broker.catalog import Catalog
 from mq.broker.commit import Committer
 from mq.broker.config import BrokerConfig
+from mq.broker.handover import Handover
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job, Publish
 from mq.broker.keys import Keys
@@ -81,7 +82,8 @@ class Publishing:
         learner: reads what a queue has to know of its bodies.
         keys: the clients' keys; None among peers, which cannot know of each other's.
         jobs: where the save workers find work.
-        offers: to whoever waits for what is published.
+        handover: to whoever waits when it is written.
+        offers: to whoever waits when it has been written.
         ids: makes ids.
         config: how the broker works.
         clock_ns: wall clock, nanoseconds since 1970.
@@ -95,6 +97,7 @@ class Publishing:
         learner: Learner,
         keys: Keys | None,
         jobs: Mailbox[Sequence[Job]],
+        handover: Handover,
         offers: Offers,
         ids: MessageIds,
         config: BrokerConfig,
@@ -106,6 +109,7 @@ class Publishing:
         self._learner = learner
         self._keys = keys
         self._jobs = jobs
+        self._handover = handover
         self._offers = offers
         self._ids = ids
         self._config = config
@@ -218,6 +222,7 @@ class Publishing:
             draft.attributes,
             meta,
             landed,
+            handover=self._handover,
             offers=self._offers,
             transient=draft.transient,
         )

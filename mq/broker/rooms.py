@@ -21,6 +21,8 @@ from mq.broker.declarations import Declarations
 from mq.broker.fetches import Fetches
 from mq.broker.fetching import FetchWorker
 from mq.broker.follow import Follower
+from mq.broker.handing_out import HandingOut
+from mq.broker.handover import Handover
 from mq.broker.heirs import Heirs
 from mq.broker.holding import Holding
 from mq.broker.holds import Holds
@@ -91,6 +93,8 @@ class Rooms:
         self._recent = recent = Recent()
         self._offers = offers = Offers(fetches.wanted, recent, is_open=not config.followed)
         self.upkeep = Upkeep(catalog, committer, self._jobs, self._deaths, fetches, offers, config, clock_ns)
+        self._handover_out = self._handing_out()
+        self._handover = Handover(catalog, fetches, self._leases, self._handover_out, is_open=not config.followed)
         learner = Learner(storage, catalog)
         self.queues = Queues(
             storage,
@@ -107,7 +111,7 @@ class Rooms:
         )
         self.declarations = Declarations(storage, catalog, committer, self.queues, heirs)
         self.publishing = Publishing(
-            storage, catalog, committer, learner, self._keys, self._jobs, offers, ids, config, clock_ns
+            storage, catalog, committer, learner, self._keys, self._jobs, self._handover, offers, ids, config, clock_ns
         )
         self._holds = Holds(
             catalog, storage, fetches, self._deaths, self._leases, self._jobs, recent, config.delay_seconds
@@ -164,11 +168,12 @@ class Rooms:
         for _ in range(BATCHES):
             nursery.start_soon(self.committer.run)
         for calls in self.fetches.mailboxes:
-            nursery.start_soon(SaveWorker(self.committer, self._jobs).run)
+            nursery.start_soon(SaveWorker(self.committer, self._jobs, self._handover).run)
             nursery.start_soon(self._remover.run)
-            fetch_worker = self._fetch_worker(calls)
-            nursery.start_soon(fetch_worker.run)
-            nursery.start_soon(fetch_worker.hand_out)
+            handing_out = self._handing_out()
+            nursery.start_soon(handing_out.run)
+            nursery.start_soon(self._fetch_worker(calls, handing_out).run)
+        nursery.start_soon(self._handover_out.run)
         self.upkeep.start(nursery)
         if self._config.followed:
             nursery.start_soon(self.follower.run)
@@ -176,20 +181,24 @@ class Rooms:
             nursery.start_soon(self.holding.run)
         await self.upkeep.deliver_backlog()
 
-    def _fetch_worker(self, calls: Mailbox[QueueIndex]) -> FetchWorker:
+    def _handing_out(self) -> HandingOut:
+        return HandingOut(
+            self.catalog, self._storage, self.fetches, self._leases, self.upkeep, self._deaths, self._recent
+        )
+
+    def _fetch_worker(self, calls: Mailbox[QueueIndex], handing_out: HandingOut) -> FetchWorker:
         return FetchWorker(
             self.catalog,
             self.committer,
-            self._storage,
             calls,
             self.fetches,
             self._leases,
             self._settle,
             self.upkeep,
-            self._deaths,
             self._holds,
             self._offers,
             self._recent,
+            handing_out,
             peers=self._config.peers,
             random=self._random,
             refresh=self.follower.refresh,

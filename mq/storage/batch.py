@@ -64,8 +64,7 @@ class Batch:
         self._hidden: dict[MessageId, _Hidden] = {}
         self._must_settle = False
         self._sides: dict[int, MessageId] = {}
-        writes = sum(type(operation) is Write for operation in operations)
-        self._barrier = self._new_barrier(writes)
+        self._barrier = self._new_barrier(sum(type(operation) is Write for operation in operations))
         self._no_room: OSError | None = None
 
     def run(self) -> list[Outcome]:
@@ -90,12 +89,13 @@ class Batch:
         return [Outcome(Result.FAILED, reason=self._folders.failure)] * len(self._operations)
 
     def _take_back(self) -> None:
-        """The messages of a failed batch are answered with an error. Take them away while the kernel still shows them:
-        after a failed sync their bytes may be nowhere else, and a restart would believe what it sees."""
-        for operation, outcome in zip(self._operations, self._outcomes, strict=True):
-            if isinstance(operation, Write) and outcome.entry is not None:
-                with contextlib.suppress(OSError):
-                    self._calls.unlink(self._layout.path(outcome.entry))
+        """The messages of a failed batch are answered with an error. Take them away while the kernel still shows them,
+        wherever they are: after a failed sync their bytes may be nowhere else, and a restart would believe it."""
+        done = [(each, outcome.entry) for each, outcome in zip(self._operations, self._outcomes, strict=True)]
+        written = {entry.id for operation, entry in done if entry is not None and isinstance(operation, Write)}
+        for entry in [entry for _, entry in done if entry is not None and entry.id in written]:
+            with contextlib.suppress(OSError):
+                self._calls.unlink(self._layout.path(entry))
 
     def _write_and_move(self) -> None:
         durable = self._do_at_once(self._folders.native) if self._folders.native is not None else False

@@ -18,6 +18,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from mq.lifecycle import State
 from mq.message import Body, MessageId, Properties
 
+MOST_MOVED_ON: Final = 1024
+"""Messages that may be under way at once which the batch that writes them also moves on, to DELAYED or REMOVED. So a
+store that finds torn ones after a crash knows among how many of the newest it has to look."""
 QUEUE: Final = "queue"
 """The kind of record that makes a queue: its key is the queue's name, its value the queue's settings."""
 
@@ -86,7 +89,8 @@ class Staged(Protocol):
 
 
 class Write(NamedTuple):
-    """Make a message. Its outcome's entry is in NEW.
+    """Make a message. Its outcome's entry is in NEW, though a Move behind it in the batch may lead it on from there (at
+    most :data:`MOST_MOVED_ON` at a time).
 
     Attributes:
         queue: the queue it is for. Whether that exists is the broker's to know; a shared store answers NO_QUEUE

@@ -2,7 +2,8 @@
 brought back to one that the rest of mq knows. Interrupted anywhere, it does the same again at the next start.
 
 * A message under several names keeps one: REMOVED before READY, DELAYED, NEW; of several leases the latest.
-* A torn message in NEW was never acknowledged: it goes.
+* A torn message in NEW was never acknowledged: it goes. So does one in DELAYED, where the batch that wrote it was to
+  lease it, too.
 * A message in NEW or DELAYED older than its queue belongs to a deleted queue of that name: it goes. So does one whose
   queue is not there, and whose folder is on its way out.
 * Bodies that were still arriving, side files without a message, records without a queue: they go.
@@ -13,6 +14,7 @@ What it does not understand it leaves alone. All repairs are durable when it ret
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -23,7 +25,7 @@ from mq.storage import names
 from mq.storage.barrier import sync_folder
 from mq.storage.calls import OPEN_READ, FileKind
 from mq.storage.folders import Folders
-from mq.storage.interface import QUEUE, Entry
+from mq.storage.interface import MOST_MOVED_ON, QUEUE, Entry
 from mq.storage.records import Records
 
 logger = logging.getLogger("mq.storage")
@@ -59,7 +61,7 @@ def recover(folders: Folders, records: Records) -> Repairs:
     moving = {state: folders.scan(state) for state in (State.REMOVED, State.DELAYED, State.NEW)}
     orphaned = _drop_orphans(folders, moving, settings, queues)
     doubled = _drop_doubles(folders, moving, queues)
-    torn = _drop_torn(folders, moving[State.NEW])
+    torn = _drop_torn(folders, [*moving[State.NEW], *_moved_on(moving[State.DELAYED])])
     leftovers = _clear(folders, folders.layout.stage) + _drop_sides(folders, queues)
     repairs = Repairs(torn, doubled, orphaned, leftovers)
     if any(repairs):
@@ -133,6 +135,17 @@ def _rank(entry: Entry) -> tuple[bool, int, int, int, int, str]:
     place = (State.NEW, State.DELAYED, State.READY, State.REMOVED).index(entry.state)
     name = names.flat(entry.queue, entry.id, entry.meta)
     return is_removed, entry.joined, place, entry.meta.receives, entry.meta.deadline_ms or 0, name
+
+
+def _moved_on(delayed: list[Entry]) -> list[Entry]:
+    """Those that may have been under way to DELAYED when they were written: leased once, and among the newest, for what
+    was leased later than it was written was written before all that was under way."""
+    leased_once = (entry for entry in delayed if entry.meta.claim is not None and entry.meta.receives == 1)
+    return heapq.nlargest(MOST_MOVED_ON, leased_once, key=_written)
+
+
+def _written(entry: Entry) -> int:
+    return entry.id.key
 
 
 def _drop_torn(folders: Folders, entries: list[Entry]) -> int:

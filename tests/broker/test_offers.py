@@ -263,8 +263,8 @@ async def test_whoever_wants_what_is_ready_gets_offers_delivered_first(
     """Claims take it without standing in line. The worker is busy here: it does not come to the offer."""
     monkeypatch.setattr(broker._fetches, "call", lambda index: None)
     async with trio.open_nursery() as nursery:
-        waiters = Waiters(broker, nursery)
-        await waiters.add()
+        nursery.start_soon(lambda: broker.hold("q", wait=1000))
+        await wait_all_tasks_blocked()
         await broker.publish("q", b"first")
         await broker.publish("q", b"second")
         seen = await broker.peek("q")
