@@ -45,6 +45,11 @@ STUCK_SECONDS: Final = 7200.0
 CLAIMING: Final = (1, 2)
 """The last digits of seeds in whose runs batches are claimed, if there is one broker."""
 
+WAITING: Final = (5, 6)
+"""The last digits of seeds in whose runs consumers wait for all that others publish, if there is one broker."""
+PAIRS: Final = 3
+"""So many of both."""
+
 AT_ONCE: Final = 3
 """Of the seeds whose tens leave this rest when divided by 4: a batch's calls are made as mq-native makes them."""
 
@@ -73,6 +78,7 @@ class Plan(NamedTuple):
         users: how many more do what people expect of a queue.
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
         claims: whether batches are claimed, too.
+        pairs: how many pairs of users there are of whom one publishes and the other waits for that.
     """
 
     medium: Medium
@@ -86,6 +92,7 @@ class Plan(NamedTuple):
     users: int
     longest_round: int
     claims: bool = False
+    pairs: int = 0
 
 
 class Report(NamedTuple):
@@ -141,6 +148,8 @@ class _Run:
         self.seed = seed
         self.random = Random(seed)
         plan = make_plan(self.random)
+        if plan.brokers == 1 and seed % 10 in WAITING:
+            plan = plan._replace(pairs=PAIRS)
         self.plan = plan._replace(claims=seed % 10 in CLAIMING and plan.brokers == 1)
         self.slow, self.brokers = self.plan.slow, self.plan.brokers
         self.log: list[str] = []
@@ -244,7 +253,7 @@ class _Run:
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
             brokers = [await self._open(stack) for _ in range(self.brokers)]
-            last = 1500 if self.plan.users else 600
+            last = 1500 if self.plan.users or self.plan.pairs else 600
             cut_at = self.faults.calls + self.random.randint(1, last)
             self.faults.cut_at = cut_at if self.random.random() < 0.8 else None
             self.faults.short_writes = self.random.choice((0.0, 0.1))
@@ -253,7 +262,7 @@ class _Run:
                 async with trio.open_nursery() as people:
                     people.start_soon(self._clients(brokers).run, self.plan.clients)
                     users = self._users(brokers)
-                    people.start_soon(users.run, self.plan.users)
+                    people.start_soon(users.run, self.plan.users, self.plan.pairs)
                     if self.plan.claims:
                         people.start_soon(self._claimants(brokers[0], users).run)
                 nursery.cancel_scope.cancel()

@@ -61,14 +61,18 @@ class Users:
         self._held: list[Delivery] = []
         self._queues = [queue for queue in _SETTINGS if len(brokers) == 1 or queue not in _ALONE]
 
-    async def run(self, count: int) -> None:
-        """Let so many users work until each has done what it wanted."""
+    async def run(self, count: int, pairs: int) -> None:
+        """Let so many users work, and so many pairs of others, of whom one publishes and one consumes, until each has
+        done what it wanted."""
         for queue in self._queues:
             if not await self._make(queue):
                 return
         async with trio.open_nursery() as nursery:
             for _ in range(count):
                 nursery.start_soon(self._work, self._random.randint(5, 40))
+            for _ in range(pairs):
+                nursery.start_soon(self._consume, self._random.randint(5, 40))
+                nursery.start_soon(self._produce, self._random.randint(5, 40))
 
     async def drain(self) -> None:
         """Take out and remove whatever there is, until nothing comes any more."""
@@ -100,6 +104,21 @@ class Users:
             [action] = self._random.choices(actions, (5, 2, 6, 4, 1, 1))
             await action()
             await trio.sleep(self._random.choice((0.0, 0.0, 0.1, self._lease_seconds / 3)))
+
+    async def _consume(self, rounds: int) -> None:
+        """Wait for messages and remove most of them at once, so that there is none and the next is waited for."""
+        for _ in range(rounds):
+            await self._fetch(LIMITED, wait=self._random.choice((0.3, 5.0)))
+            if self._random.random() < 0.9:
+                await self._remove_one()
+
+    async def _produce(self, rounds: int) -> None:
+        """Publish one now and then, or some."""
+        for _ in range(rounds):
+            count = self._random.choice((1, 1, 2))
+            bodies = [f"{self._random.getrandbits(64):016x}".encode() for _ in range(count)]
+            await self._send([self._expected.sending(LIMITED, body, None) for body in bodies])
+            await trio.sleep(self._random.choice((0.0, 0.1, 1.0)))
 
     # Publishing
 
@@ -154,10 +173,11 @@ class Users:
     async def _fetch_some(self) -> None:
         await self._fetch(self._random.choice(self._queues))
 
-    async def _fetch(self, queue: str, *, patient: bool = False) -> bool:
+    async def _fetch(self, queue: str, *, wait: float | None = None, patient: bool = False) -> bool:
         random = self._random
         broker, most = random.choice(self._brokers), random.choice((1, 1, 4))
-        wait = float(queue == DEAD) if patient else random.choice((0.0, 0.0, 0.3, 5.0, self._lease_seconds))
+        if wait is None:
+            wait = float(queue == DEAD) if patient else random.choice((0.0, 0.0, 0.3, 5.0, self._lease_seconds))
         visibility = random.choice((None, None, 0.2, 2 * self._lease_seconds))
         asked, wall_asked = trio.current_time(), self._wall()
         messages = await self.ask(

@@ -16,8 +16,11 @@ from mq.broker import (
     deaths,
     fetching,
     follow,
+    handing_out,
+    handover,
     jobs,
     keys,
+    leases,
     ledger,
     publishing,
     removing,
@@ -101,6 +104,21 @@ BUGS: Final = {
         "with contextlib.nullcontext():",
     ),
     "recovery keeps torn messages": Bug(recovery, "_drop_torn", "if flaw:", "if False:"),
+    "recovery keeps a torn message that was being leased": Bug(
+        recovery, "recover", ", *_moved_on(moving[State.DELAYED])", ""
+    ),
+    "what was being leased is left by a failed batch": Bug(
+        batch.Batch, "_take_back", "entry.id in written", "entry.state is State.NEW"
+    ),
+    "a message is handed over before older ones": Bug(
+        handover.Handover, "_next", "index.ready or index.undelivered or ", ""
+    ),
+    "a message is handed over before one that is being written": Bug(
+        handover.Handover, "takes", "or index.writing or", "or"
+    ),
+    "what is handed over is not told of its deleted queue": Bug(
+        handover.HandedOver, "done", "each.request.index.deleted", "False"
+    ),
     "recovery prefers older places": Bug(
         recovery,
         "_rank",
@@ -110,17 +128,12 @@ BUGS: Final = {
     "a publish is not durable": Bug(
         jobs.Publish, "operation", "self._meta, transient", "self._meta, durable=False, transient"
     ),
-    "a lease is not durable": Bug(
-        fetching.FetchWorker,
-        "_move",
-        "entry.id not in self._recent)",
-        "entry.id not in self._recent, durable=False)",
-    ),
+    "a lease is not durable": Bug(leases.Leases, "move", "reads=reads)", "reads=reads, durable=False)"),
     "a lease is counted from before its move": Bug(
-        fetching.FetchWorker, "_end", "now + self._leases.seconds", "started + self._leases.seconds"
+        handing_out.HandingOut, "leased", "now + self._leases.seconds", "started + self._leases.seconds"
     ),
     "a lease's name leaves no time for its barrier": Bug(
-        fetching.Leases, "deadline_ms", "seconds + MARGIN_SECONDS", "seconds"
+        leases.Leases, "deadline_ms", "seconds + MARGIN_SECONDS", "seconds"
     ),
     "leases end with the broker": Bug(
         upkeep.Upkeep,

@@ -729,6 +729,20 @@ async def test_a_message_whose_sync_failed_is_not_there_after_a_restart(mount: s
         assert {entry.id for entry in await disk.everything()} == {kept.id}
 
 
+@every_mount
+async def test_nor_is_one_that_was_moved_on_in_that_batch(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        ids = [new_id(), new_id()]
+        new = [Entry("q", id, State.NEW) for id in ids]
+        disk.calls.fail("fsync", errno.EIO)
+        moves = [Move(new[0], State.DELAYED, LEASE), Move(new[1], State.REMOVED)]
+        outcomes = await disk.commit(*(Write("q", id, b"body") for id in ids), *moves)
+        assert {outcome.result for outcome in outcomes} == {Result.FAILED}
+        disk.heal()
+        await disk.open()
+        assert await disk.everything() == set()
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 async def test_a_failed_sync_before_a_move_in_the_same_batch_fails_the_store(number: int) -> None:
     async with open_disk(MOUNTS["link"]) as disk:

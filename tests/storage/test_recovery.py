@@ -11,6 +11,7 @@ import pytest
 from mq.errors import CorruptMessage, StorageUnusable
 from mq.lifecycle import State
 from mq.message import checksum
+from mq.storage import recovery
 from mq.storage.calls import FileKind
 from mq.storage.folders import READ_AT_ONCE
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Unlink
@@ -19,6 +20,7 @@ from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 ORDER: Final = (State.NEW, State.DELAYED, State.READY, State.REMOVED)
 """Of two names of a message the one whose state stands later here counts."""
+
 
 every_mount = pytest.mark.parametrize("mount", MOUNTS)
 
@@ -176,6 +178,44 @@ async def test_a_torn_message_goes(content: bytes, noted: Sum | None, caplog: py
         assert str(torn.id) in caplog.text
         assert await disk.everything() == {kept}
         assert not await repaired(disk, caplog)
+
+
+@pytest.mark.parametrize(("content", "noted"), TORN.values(), ids=TORN)
+async def test_one_that_was_to_be_leased_by_the_batch_that_wrote_it_goes(
+    content: bytes, noted: Sum | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        kept = await disk.bring(State.DELAYED)
+        torn = await lay(disk, content, noted)
+        await disk.done(Move(torn, State.DELAYED, LEASE))
+        assert "1 torn" in await repaired(disk, caplog)
+        assert await disk.everything() == {kept}
+
+
+@pytest.mark.parametrize(
+    "meta", [LEASE._replace(receives=2), LEASE._replace(receives=0, claim=None)], ids=["again", "held back"]
+)
+async def test_one_that_was_leased_again_or_held_back_was_acknowledged(
+    meta: Meta, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.done(Move(await disk.bring(State.NEW), State.DELAYED, meta))
+        disk.overwrite(disk.path(entry), b"bo")
+        assert not await repaired(disk, caplog)
+        disk.overwrite(disk.path(entry), b"body")
+
+
+async def test_so_was_one_that_is_older_than_all_that_can_have_been_under_way(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "MOST_MOVED_ON", 3)
+    async with open_disk(MOUNTS["rename"]) as disk:
+        leased = [await disk.done(Move(await disk.bring(State.NEW), State.DELAYED, LEASE)) for _ in range(4)]
+        for entry in leased[:2]:
+            disk.overwrite(disk.path(entry), b"bo")
+        assert "1 torn" in await repaired(disk, caplog)
+        assert await disk.everything() == {leased[0], *leased[2:]}
+        disk.overwrite(disk.path(leased[0]), b"body")
 
 
 @pytest.mark.parametrize(("content", "noted"), WHOLE.values(), ids=WHOLE)
