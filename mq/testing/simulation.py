@@ -48,7 +48,8 @@ CLAIMING: Final = (1, 2)
 """The last digits of seeds in whose runs batches are claimed, if there is one broker."""
 
 WAITING: Final = (5, 6)
-"""The last digits of seeds in whose runs consumers wait for all that others publish, if there is one broker."""
+"""The last digits of seeds in whose runs consumers wait for all that others publish, if there is one broker, and hardly
+anybody does anything else."""
 PAIRS: Final = 3
 """So many of both."""
 
@@ -151,7 +152,7 @@ class _Run:
         self.random = Random(seed)
         plan = make_plan(self.random)
         if plan.brokers == 1 and seed % 10 in WAITING:
-            plan = plan._replace(pairs=PAIRS)
+            plan = plan._replace(pairs=PAIRS, clients=1, users=0)
         self.plan = plan._replace(claims=seed % 10 in CLAIMING and plan.brokers == 1)
         self.slow, self.brokers = self.plan.slow, self.plan.brokers
         self.log: list[str] = []
@@ -364,7 +365,7 @@ class _Run:
             await self._look_over(broker._storage)
 
     async def _look_over(self, storage: Storage) -> None:
-        """What is left is as it should be. A damaged message is a torn one that was not taken away: no bytes rot here."""
+        """What is left is as it should be. A damaged message is a torn one that was not taken away: nothing rots here."""
         try:
             await check_whole(storage)
             left = [*await storage.scan(State.NEW), *await storage.scan(State.DELAYED)]

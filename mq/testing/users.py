@@ -115,7 +115,7 @@ class Users:
     async def _produce(self, rounds: int) -> None:
         """Publish one now and then, or some."""
         for _ in range(rounds):
-            count = self._random.choice((1, 1, 2))
+            count = self._random.choice((1, 2, 4))
             bodies = [f"{self._random.getrandbits(64):016x}".encode() for _ in range(count)]
             await self._send([self._expected.sending(LIMITED, body, None) for body in bodies])
             await trio.sleep(self._random.choice((0.0, 0.1, 1.0)))
