@@ -17,7 +17,6 @@ from mq.broker import (
     fetching,
     follow,
     handing_out,
-    handover,
     jobs,
     keys,
     leases,
@@ -105,19 +104,7 @@ BUGS: Final = {
     ),
     "recovery keeps torn messages": Bug(recovery, "_drop_torn", "if flaw:", "if False:"),
     "recovery keeps a torn message that was being leased": Bug(
-        recovery, "recover", ", *_moved_on(moving[State.DELAYED])", ""
-    ),
-    "what was being leased is left by a failed batch": Bug(
-        batch.Batch, "_take_back", "entry.id in written", "entry.state is State.NEW"
-    ),
-    "a message is handed over before older ones": Bug(
-        handover.Handover, "_next", "index.ready or index.undelivered or ", ""
-    ),
-    "a message is handed over before one that is being written": Bug(
-        handover.Handover, "takes", "or index.writing or", "or"
-    ),
-    "what is handed over is not told of its deleted queue": Bug(
-        handover.HandedOver, "done", "each.request.index.deleted", "False"
+        recovery, "_moved_on", "entry.meta.receives == 1", "False"
     ),
     "recovery prefers older places": Bug(
         recovery,
