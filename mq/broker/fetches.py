@@ -128,11 +128,11 @@ class Fetches:
             line.is_called = True
             self.mailboxes[zlib.crc32(index.name.encode()) % len(self.mailboxes)].put(index)
 
-    def next_waiting(self, index: QueueIndex) -> FetchRequest | None:
-        """The first of the line, who leaves it to be served; None when nobody waits, or who does holds messages."""
+    def next_to_lease(self, index: QueueIndex) -> FetchRequest | None:
+        """The first of the line, who leaves it to be served; None when nobody is there, or who is holds messages."""
         line = self._lines.get(index)
         request = line.first() if line is not None else None
-        if request is None or not request.waits or request.holds or request.reply.abandoned:
+        if request is None or request.holds:
             return None
         self.withdraw(request)
         return request

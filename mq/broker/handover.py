@@ -76,7 +76,7 @@ class Handover:
         if request is None:
             if index.ready or index.undelivered or index.settings.paused or index.deleted:
                 return None
-            request = self._fetches.next_waiting(index)
+            request = self._fetches.next_to_lease(index)
             left = request.count if request is not None else 0
         if request is not None and left > 1:
             self._unsated[index] = (request, left - 1)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, handover, open_broker
+from mq.broker.holding import Held
 from mq.errors import MQError, NoSuchQueue, StorageFull
 from mq.lifecycle import Kind, State
-from mq.message import Message
-from mq.storage.interface import Move, Operation, Outcome, Result, Write
+from mq.message import Message, MessageIds
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Write
 from mq.storage.memory import MemoryStorage
-from tests.broker.conftest import Legal, WallClock
+from tests.broker.conftest import Legal, Opener, WallClock
 from tests.broker.test_broker import take
 
-SECONDS = 0.25
+SECONDS: Final = 0.25
 """How long a batch takes."""
 
 
@@ -77,7 +79,8 @@ class Asked:
         self.answered = trio.current_time()
 
 
-LEASED = ["write", "NEW to DELAYED"]
+IDS: Final = MessageIds()
+LEASED: Final = ["write", "NEW to DELAYED"]
 
 
 @pytest.fixture
@@ -212,8 +215,10 @@ async def test_no_more_are_under_way_than_recovery_looks_at(
 ) -> None:
     monkeypatch.setattr(handover, "MOST_MOVED_ON", 2)
     asked = await waiting(broker, nursery, 1, 1, 1, 1)
-    await broker.publish_many("q", [Draft(b"x")] * 3)
-    assert store.batches[0] == ["write"] * 3 + ["NEW to DELAYED"] * 2
+    nursery.start_soon(broker.publish_many, "q", [Draft(b"x")] * 2)
+    await trio.sleep(SECONDS / 5)
+    await broker.publish("q", b"x")
+    assert store.batches[:2] == [["write"] * 2 + ["NEW to DELAYED"] * 2, ["write"]]
     await trio.sleep(5)
     await broker.publish("q", b"x")
     await wait_all_tasks_blocked()
@@ -238,9 +243,8 @@ async def test_whose_message_was_not_written_waits_on_as_the_first(
 async def test_what_cannot_be_leased_is_delivered(broker: Broker, store: Slow, nursery: trio.Nursery) -> None:
     first, second = await waiting(broker, nursery, 1, 1)
     store.refused = (Move,)
-    nursery.start_soon(broker.publish, "q", b"x")
-    await trio.sleep(SECONDS / 2)
-    await trio.sleep(SECONDS)
+    await broker.publish("q", b"x")
+    await wait_all_tasks_blocked()
     assert isinstance(first.answer, StorageFull)
     store.refused = ()
     await trio.sleep(60)
@@ -287,3 +291,55 @@ async def test_a_full_queue_counts_what_is_handed_over_once(broker: Broker, nurs
         both.start_soon(broker.publish, "q", b"x")
         both.start_soon(broker.publish, "q", b"y")
     assert (await broker.status("q"))[2:5] == (1, 1, 0)
+
+
+def new_entry(state: State) -> Entry:
+    return Entry("q", IDS.new(), state)
+
+
+@pytest.mark.parametrize("there", ["nothing", "ready", "new", "delivering", "writing", "held back"])
+async def test_only_what_comes_first_is_handed_over(broker: Broker, nursery: trio.Nursery, there: str) -> None:
+    """What comes before it may be on its way to the same who waits."""
+    index, rooms = broker._catalog.queues["q"], broker._rooms
+    await waiting(broker, nursery, 1)
+    if there == "ready":
+        index.add(new_entry(State.READY))
+    elif there == "new":
+        index.add(new_entry(State.NEW))
+    elif there == "delivering":
+        index.delivering += 1
+    elif there == "writing":
+        index.writing += 1
+    elif there == "held back":
+        index.add(new_entry(State.DELAYED))
+    is_first = rooms._handover.takes(index, Write("q", IDS.new(), b"x"))
+    assert is_first == (there in {"nothing", "held back"})
+    nursery.cancel_scope.cancel()
+
+
+async def test_who_holds_messages_is_offered_what_is_written(
+    broker: Broker, store: Slow, nursery: trio.Nursery
+) -> None:
+    held: list[Held] = []
+
+    async def hold() -> None:
+        held.extend(await broker.hold("q", wait=1000))
+
+    nursery.start_soon(hold)
+    await wait_all_tasks_blocked()
+    id = await broker.publish("q", b"x")
+    await wait_all_tasks_blocked()
+    assert ([each.entry.id for each in held], store.batches) == ([id], [["write"]])
+    await broker.acknowledge(held)
+
+
+async def test_among_peers_nothing_is_handed_over(
+    fake_address: str, opened: Opener, observer: Legal, nursery: trio.Nursery
+) -> None:
+    async with opened(fake_address, peers=1) as broker:
+        await broker.create_queue("q")
+        [asked] = await waiting(broker, nursery, 1)
+        id = await broker.publish("q", b"x")
+        await trio.sleep(5)
+        assert asked.ids == [id]
+        assert [seen.kind for seen in observer.seen if seen.id == id] == [Kind.PUBLISH, Kind.DELIVER, Kind.LEASE]
