@@ -111,6 +111,14 @@ class Barrier:
             self.add_closed_file()
             self._calls.close(fd)
 
+    def brings_move(self) -> bool:
+        """A file that was added is moved now. Whether its own sync brings that, with all that was changed before: where
+        names are ordered it does."""
+        if not (self._syncs.ordered and self._files):
+            return False
+        self._folders.clear()
+        return True
+
     def add_moved(self, path: str) -> None:
         """This file was moved, and only its own sync makes that durable. Not when a peer has moved it on already."""
         with contextlib.suppress(FileNotFoundError):

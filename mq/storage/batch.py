@@ -23,7 +23,7 @@ from mq.storage.barrier import Barrier, close_all, sync
 from mq.storage.calls import OPEN_NEW, OPEN_READ, FileKind, Native
 from mq.storage.folders import Folders
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
-from mq.storage.passing import is_away, passes
+from mq.storage.passing import is_away, refusal
 from mq.storage.properties import ATTRIBUTES, LARGEST_ATTRIBUTES, SUM, encode_attributes, encode_noted, encode_side
 from mq.storage.staging import StagedBody, write_all
 from mq.storage.unlinking import unlink, unlink_at_once
@@ -32,7 +32,6 @@ _ASKS_AGAIN: Final = frozenset({"nfs", "nfs4"})
 
 _DONE: Final = Outcome(Result.DONE)
 _GONE: Final = Outcome(Result.GONE)
-_EXISTS: Final = Outcome(Result.EXISTS)
 _NO_QUEUE: Final = Outcome(Result.NO_QUEUE)
 
 
@@ -62,6 +61,7 @@ class Batch:
         self._outcomes = [_DONE] * len(operations)
         self._links: list[_Link] = []
         self._hidden: dict[MessageId, _Hidden] = {}
+        self._written: set[MessageId] = set()
         self._must_settle = False
         self._sides: dict[int, MessageId] = {}
         self._barrier = self._new_barrier(sum(type(operation) is Write for operation in operations))
@@ -91,11 +91,10 @@ class Batch:
     def _take_back(self) -> None:
         """The messages of a failed batch are answered with an error. Take them away while the kernel still shows them,
         wherever they are: after a failed sync their bytes may be nowhere else, and a restart would believe it."""
-        done = [(each, outcome.entry) for each, outcome in zip(self._operations, self._outcomes, strict=True)]
-        written = {entry.id for operation, entry in done if entry is not None and isinstance(operation, Write)}
-        for entry in [entry for _, entry in done if entry is not None and entry.id in written]:
-            with contextlib.suppress(OSError):
-                self._calls.unlink(self._layout.path(entry))
+        for entry in [outcome.entry for outcome in self._outcomes if outcome.entry is not None]:
+            if entry.id in self._written:
+                with contextlib.suppress(OSError):
+                    self._calls.unlink(self._layout.path(entry))
 
     def _write_and_move(self) -> None:
         durable = self._do_at_once(self._folders.native) if self._folders.native is not None else False
@@ -114,7 +113,7 @@ class Batch:
                 else:
                     continue
             except OSError as error:
-                outcome = self._refusal_of_shared(operation, error) or _refusal(error)
+                outcome = self._refusal_of_shared(operation, error) or refusal(error)
             self._outcomes[index] = outcome
             durable |= self._is_durable(operation) and outcome.result is Result.DONE
             if index in self._sides and outcome.result is not Result.DONE:
@@ -141,6 +140,7 @@ class Batch:
                 self._outcomes[index] = self._removed(operation)
             else:
                 self._outcomes[index] = Outcome(Result.DONE, entry)
+                self._written.add(entry.id)
                 self._barrier.add_folders(self._layout.new)
                 self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()
             durable |= self._is_durable(operation)
@@ -202,6 +202,7 @@ class Batch:
         except OSError:
             self._undo_write(operation, fd, path)
             raise
+        self._written.add(operation.id)
         self._barrier.add_folders(self._layout.new)
         if self._is_atomic:
             self._barrier.add_file(fd)
@@ -231,7 +232,7 @@ class Batch:
                 self._undo_write(operation, fd, source)
                 if position in self._sides:
                     self._undo_side(self._sides[position])
-                self._outcomes[position] = _refusal(error)
+                self._outcomes[position] = refusal(error)
             else:
                 close_all(self._calls, [fd])
 
@@ -291,7 +292,7 @@ class Batch:
                     barrier.add_file(self._write_side(operation))
                     self._sides[index] = operation.id
                 except OSError as error:
-                    self._outcomes[index] = _refusal(error)
+                    self._outcomes[index] = refusal(error)
             self._settle(barrier)
         finally:
             barrier.close()
@@ -343,6 +344,8 @@ class Batch:
     def _moved(self, operation: Move, moved: Entry) -> Outcome:
         """What the barrier has to know of a move."""
         entry = operation.entry
+        if entry.id in self._written and self._barrier.brings_move():
+            return Outcome(Result.DONE, moved)
         is_durable = self._is_durable(operation)
         if is_durable and not self._folders.mount.folder_syncs:
             self._barrier.add_moved(self._layout.path(moved))
@@ -426,7 +429,7 @@ class Batch:
             try:
                 self._outcomes[index] = _DONE if is_gone else unlink(self._folders, operation.entry)
             except OSError as error:
-                self._outcomes[index] = _refusal(error)
+                self._outcomes[index] = refusal(error)
             durable |= operation.durable
         if durable:
             barrier = self._new_barrier()
@@ -437,14 +440,3 @@ class Batch:
 def _is_removal(operation: Operation) -> bool:
     """Whether it is a removal and its unlink in one (:mod:`mq.storage.removals`)."""
     return isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED
-
-
-def _refusal(error: OSError) -> Outcome:
-    """The outcome of an operation that changed nothing; raises when that is not known."""
-    if error.errno == errno.EEXIST:
-        return _EXISTS
-    if is_away(error):
-        return Outcome(Result.UNKNOWN, reason=error.strerror or str(error))
-    if passes(error):
-        return Outcome(Result.FULL, reason=error.strerror or str(error))
-    raise error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from typing import Final
 
+from mq.storage.interface import Outcome, Result
+
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """No room on the file system, or none left for this user."""
 
@@ -29,6 +31,9 @@ kernel who does it, when it has met an error there.
 """
 
 
+_EXISTS: Final = Outcome(Result.EXISTS)
+
+
 class SyncFailed(OSError):
     """A sync failed. Whatever its errno, that does not pass: what is on the medium is unknown."""
 
@@ -42,3 +47,14 @@ def is_away(error: OSError) -> bool:
     """Whether nobody knows what was changed, and the medium may well answer again. Also when it is a sync that has
     failed: what was to be synced is answered with an error, and nothing is built on it."""
     return error.errno in AWAY | STALE
+
+
+def refusal(error: OSError) -> Outcome:
+    """The outcome of an operation that changed nothing; raises when that is not known."""
+    if error.errno == errno.EEXIST:
+        return _EXISTS
+    if is_away(error):
+        return Outcome(Result.UNKNOWN, reason=error.strerror or str(error))
+    if passes(error):
+        return Outcome(Result.FULL, reason=error.strerror or str(error))
+    raise error

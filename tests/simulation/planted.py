@@ -86,6 +86,9 @@ BUGS: Final = {
         "self._folders = {held[0]}",
         "self._folders = {held[0]} - {*held[bool(self._files) - 1 :]}",
     ),
+    "a file is thought to bring its lease where names have no order": Bug(
+        barrier.Barrier, "brings_move", "self._syncs.ordered and self._files", "self._files"
+    ),
     "an old name is unlinked, and that not synced": Bug(batch.Batch, "_finish_links", "durable = True", "pass"),
     "a message is unlinked while an older name can come back": Bug(
         batch.Batch, "_unlink_removed", "if self._folders.loose:", "if False:"

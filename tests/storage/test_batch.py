@@ -148,6 +148,43 @@ async def test_where_names_are_ordered_the_last_change_of_a_batch_brings_the_oth
         assert [line for line in shown(disk) if "sync" in line] == synced
 
 
+@pytest.mark.parametrize(
+    ("order", "synced"),
+    [
+        ("WL", ["fsync new/q:ID"]),
+        ("WML", ["fsync new/q:ID"]),
+        ("WLM", ["fsync new/q:ID", "fsync delay"]),
+        ("ML", ["fsync delay"]),
+    ],
+)
+async def test_where_names_are_ordered_the_sync_of_what_was_written_brings_its_lease(
+    order: str, synced: list[str]
+) -> None:
+    """L is the lease of the message that is written, or of one that was written before."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        other, id = await disk.bring(State.READY), new_id()
+        new = Entry("q", id, State.NEW) if "W" in order else await disk.bring(State.NEW)
+        each = {
+            "W": Write("q", id, b"body"),
+            "M": Move(other, State.DELAYED, LEASE),
+            "L": Move(new, State.DELAYED, LEASE),
+        }
+        shown(disk)
+        await disk.commit(*(each[what] for what in order))
+        assert [line for line in shown(disk) if "sync" in line] == synced
+
+
+async def test_a_lease_behind_a_refused_write_is_synced_itself() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        new = await disk.bring(State.NEW)
+        shown(disk)
+        outcomes = await disk.commit(
+            Write("q", new_id(), b"body"), Write("q", new.id, b"body"), Move(new, State.DELAYED, LEASE)
+        )
+        assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.EXISTS, Result.DONE]
+        assert [line for line in shown(disk) if "sync" in line] == ["fsync new/q:ID", "fsync delay"]
+
+
 async def test_where_names_are_ordered_a_move_between_queues_syncs_both() -> None:
     """Neither is held, and either may be deleted by a peer."""
     async with open_disk(MOUNTS["rename"], queues=("q", "other")) as disk:
