@@ -23,6 +23,7 @@ FOUND_BY = {
     "a link is not durable before its unlink": 3,
     "the folder that was left is not synced": 17,
     "the folder that was entered is not synced": 5,
+    "a file is thought to bring its lease where names have no order": 106,
     "an old name is unlinked, and that not synced": 129,
     "a file is thought to bring what was changed after it": 22,
     "a message is unlinked while an older name can come back": 138,
