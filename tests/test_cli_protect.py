@@ -239,7 +239,16 @@ def test_a_hangup_changes_the_certificate_of_new_connections(tmp_path: Path, iss
             connection.close()
 
 
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """What is started hears of a hangup, though these tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @slow
+@pytest.mark.usefixtures("hangups")
 def test_a_hangup_that_finds_nothing_to_read_ends_the_program(tmp_path: Path) -> None:
     with running(tmp_path, stop=signal.SIGHUP, status=-signal.SIGHUP):
         pass

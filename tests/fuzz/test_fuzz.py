@@ -17,7 +17,7 @@ RUNS = {
     "settings": 5000,
     "settings file": 5000,
 }
-USUAL_RUNS = 20_000
+USUAL_RUNS = 10_000
 
 
 @pytest.mark.parametrize("target", TARGETS)
