@@ -22,7 +22,7 @@ import trio
 from benchmarks import disks
 from benchmarks.load.codec import Codec
 from benchmarks.load.driver import Operation, Session, delete_queue, open_session
-from benchmarks.systems.mq import Mq, MqAmqp
+from benchmarks.systems.mq import Mq, MqAmqp, MqPeers
 from benchmarks.turns import consume, publish
 
 SPY: Final = Path(sysconfig.get_path("scripts")) / "py-spy"
@@ -34,7 +34,7 @@ _BACKLOG_SECONDS: Final = 8.0
 _EVERYWHERE: Final = ("click/", "<frozen", "mq/__main__", "mq/cli/", "mq/programs", "trio/_core/_run.py")
 """Files that are below nearly everything."""
 _FRAME: Final = re.compile(r"^(?P<function>.+) \((?P<file>.+):\d+\)$")
-_KINDS: Final[Mapping[str, type[Mq]]] = {kind.name: kind for kind in (Mq, MqAmqp)}
+_KINDS: Final[Mapping[str, type[Mq]]] = {kind.name: kind for kind in (Mq, MqAmqp, MqPeers)}
 _WAITS: Final = (
     "WorkerThread._work",
     "OwnThread._work",
