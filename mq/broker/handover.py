@@ -32,6 +32,11 @@ class Handover:
         leases: names leases.
         handing_out: gives those who wait what is leased.
         is_open: whether anything is handed over here; nothing is where others fetch, too.
+
+    Attributes:
+        catalog: as given.
+        handing_out: as given.
+        under_way: how many messages are handed over in batches that have not ended.
     """
 
     def __init__(
