@@ -172,7 +172,7 @@ class Clients:
             if answer.status == http.client.CREATED:
                 self.history.append(Published(digest, answer.id, answer.asked, answer.answered))
                 return
-            if b": unknown." in answer.body:  # a file system out of reach has not said: it may come, and once more
+            if _is_unsure(answer):
                 self.history.append(Published(digest, None, answer.asked, answer.answered))
             self._tolerate(answer)
 
@@ -209,9 +209,16 @@ class Clients:
                 known = answer.status == http.client.ACCEPTED
                 self.history.append(Removed(id, known, answer.asked, answer.answered))
                 return
+            if _is_unsure(answer):
+                self.history.append(Removed(id, None, answer.asked, answer.answered))
             self._tolerate(answer)
 
     def _tolerate(self, answer: Answer) -> None:
         """A disk that is slow for a moment is no fault; everything else is."""
         assert answer.status == http.client.SERVICE_UNAVAILABLE, f"{answer.status}: {answer.body[:200]!r}"
         self.stop.wait(_PAUSE_SECONDS)
+
+
+def _is_unsure(answer: Answer) -> bool:
+    """Whether a file system out of reach has not said what it did: as good as no answer."""
+    return b": unknown." in answer.body
