@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=2000, help="how many seeds of the simulation are run")
+    parser.addoption("--seeds", type=int, default=1500, help="how many seeds of the simulation are run")
 
 
 @pytest.fixture(scope="session")
