@@ -71,6 +71,19 @@ def _forget_to_sync_leases(patch: Patch) -> None:
     _never_durable(patch, State.DELAYED)
 
 
+def _hand_over_without_sync(patch: Patch) -> None:
+    """What is written and leased by one batch is thought to be durable as it is."""
+    brings = Barrier.brings_move
+
+    def bring(self: Barrier) -> bool:
+        moved = brings(self)
+        if moved:
+            self._calls.close(self._files.pop())
+        return moved
+
+    patch.setattr(Barrier, "brings_move", bring)
+
+
 def _forget_to_sync_writes(patch: Patch) -> None:
     """A message rides on the next barrier."""
     is_durable = Batch._is_durable
@@ -144,6 +157,7 @@ MUTANTS: Final = {
     "forget to sync writes": Mutant(_forget_to_sync_writes),
     "forget to sync removes": Mutant(_forget_to_sync_removes),
     "forget to sync leases": Mutant(_forget_to_sync_leases),
+    "hand over without a sync": Mutant(_hand_over_without_sync),
     "keep torn messages": Mutant(_keep_torn),
     "trust every byte": Mutant(_trust_every_byte),
     "leave queues unsynced": Mutant(_leave_queues_unsynced),

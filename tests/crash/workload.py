@@ -22,6 +22,8 @@ LONG_TYPE: Final = "text/plain; note=" + "n" * 3000
 """A content type that no extended attribute holds."""
 _ANSWER_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.02
+_WAIT_SECONDS: Final = 0.2
+"""Consumers wait: so some messages are leased by the batch that writes them."""
 _LONGEST_SECONDS: Final = 60.0
 ALONE: Final = 10
 _MOST_REFUSALS: Final = 100
@@ -124,10 +126,10 @@ class Client:
         self._mark(f"published {reply.id} {queue} {content}")
         return reply.id
 
-    def fetch(self, queue: str) -> str | None:
-        """The id of a message that is leased now; None when there is none."""
+    def fetch(self, queue: str, wait_seconds: float = 0) -> str | None:
+        """The id of a message that is leased now; None when there is none, and none comes in so many seconds."""
         asked_ns = time.time_ns()
-        reply = _expect(self.insist("GET", f"/{queue}/messages"), 200, 204)
+        reply = _expect(self.insist("GET", f"/{queue}/messages?wait={wait_seconds}"), 200, 204)
         if reply.status == http.client.NO_CONTENT:
             return None
         until_ns = asked_ns + round(LEASE_SECONDS * 1e9)
@@ -191,9 +193,9 @@ class Workload:
         """Until everything was published, and nothing more comes for longer than a lease."""
         quiet_since = time.monotonic()
         while not self._published.is_set() or time.monotonic() < quiet_since + 1.2 * LEASE_SECONDS:
-            id = client.fetch(WORKED)
+            id = client.fetch(WORKED, _WAIT_SECONDS)
             if id is None:
-                if self._stop.wait(_PAUSE_SECONDS):
+                if self._stop.is_set():
                     return
                 continue
             quiet_since = time.monotonic()
