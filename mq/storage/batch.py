@@ -62,7 +62,6 @@ class Batch:
         self._links: list[_Link] = []
         self._hidden: dict[MessageId, _Hidden] = {}
         self._written: set[MessageId] = set()
-        self._seen: set[str] = set()  # queues
         self._must_settle = False
         self._sides: dict[int, MessageId] = {}
         self._barrier = self._new_barrier(sum(type(operation) is Write for operation in operations))
@@ -179,10 +178,8 @@ class Batch:
 
     def _write(self, operation: Write, index: int) -> Outcome:
         entry = Entry(operation.queue, operation.id, State.NEW, operation.meta)
-        if self._folders.whole and operation.queue not in self._seen:
-            if not self._queue_is_there(operation.queue):
-                return _NO_QUEUE  # deleted by another broker
-            self._seen.add(operation.queue)
+        if self._folders.whole and not self._queue_is_there(operation.queue):
+            return _NO_QUEUE  # deleted by another broker
         self._need_room()
         target = self._layout.path(entry)
         fd: int | None

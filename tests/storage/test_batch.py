@@ -801,16 +801,6 @@ async def test_a_failed_batch_takes_nothing_away_that_was_there_before() -> None
         assert await disk.body(kept) == b"kept"
 
 
-async def test_among_peers_a_batch_looks_once_whether_a_queue_is_there() -> None:
-    """Each look takes Python's lock twice."""
-    async with open_disk(MOUNTS["rename"], shared=True, queues=("q", "other")) as disk:
-        writes = [Write(queue, new_id(), b"body") for queue in ("q", "other", "gone", "q", "other", "gone")]
-        outcomes = await disk.commit(*writes)
-        assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.DONE, Result.NO_QUEUE] * 2
-        looks = [line for line in disk.calls.said("kind") if "queues/" in line]
-        assert looks == ["kind queues/q", "kind queues/other", "kind queues/gone", "kind queues/gone"]
-
-
 @pytest.fixture
 def small_ext4(tmp_path: Path) -> Iterator[Path]:
     """A real file system whose blocks have 1 KiB, as mkfs makes them on small disks."""
