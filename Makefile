@@ -1,27 +1,46 @@
 # One line a target: what is longer lives in tools/.
 .DEFAULT_GOAL := help
+RUNS := .venv/.runs
 READY := .venv/.ready
 BIN := .venv/bin
 SEEDS ?= 10000
+# One more than processors: a third of the time of the tests is waiting, for other programs and for clocks.
+WORKERS ?= $(shell expr `nproc` + 1)
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist=loadfile
+# Or else each of the many processes that tests start compiles all of mq anew.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup venv run test quick lint format types docs dist compiled bench simulate torture powercut shared chaos fuzz coverage clean
+.PHONY: help setup dev run quick test proof judge lint format types docs dist deb locked sbom compiled bench simulate oracle oracle-renew planted torture powercut crowd shared chaos fuzz coverage clean
 
 help: ## show the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-$(READY): pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
+$(RUNS): pyproject.toml constraints.txt plugins/mq-native/pyproject.toml
 	@bash tools/setup.sh
 
-setup venv: $(READY) ## make .venv with everything in it
+$(READY): pyproject.toml constraints.txt $(wildcard locked/dev.txt) $(wildcard plugins/*/pyproject.toml)
+	@bash tools/setup.sh all
 
-run: $(READY) ## serve on 127.0.0.1:8080 with the root /tmp/mq
-	$(BIN)/mq
+setup: $(RUNS) ## make .venv with mq in it
+	@echo "mq is $(CURDIR)/$(BIN)/mq; type $(BIN)/mq to serve, $(BIN)/mq --help for more"
 
-test: lint types ## everything, slow tests included; what tests/test_compiled.py needs is compiled meanwhile
-	mkdir -p build; $(BIN)/python tools/from_compiled.py --level 0 >build/compiled.log 2>&1 & $(BIN)/pytest
+dev: $(READY) ## make .venv with all that tests and benchmarks need, too
 
-quick: $(READY) ## the tests that take seconds
-	$(BIN)/pytest -m "not slow" -q
+run: $(RUNS) ## serve on 127.0.0.1:8080 with the root /tmp/mq
+	@echo "mq is $(CURDIR)/$(BIN)/mq; once it serves, type elsewhere: curl -X PUT http://127.0.0.1:8080/queue001"
+	@$(BIN)/mq
+
+quick: $(READY) ## the tests that take seconds, in less than two minutes
+	$(PYTEST) -q -m "not slow"
+
+test: lint types ## what each commit passes, in a quarter of an hour
+	$(PYTEST)
+
+proof: $(READY) ## what a release passes, in hours: all tests, the oracle, 10,000 seeds, power cuts, chaos, fuzzing, every Python
+	@bash tools/proof.sh
+
+judge: $(READY) ## ask RabbitMQ whether the tests of AMQP's clients are right, and write down what it says
+	$(BIN)/pytest tests/amqp/clients -m proof --judge
 
 lint: $(READY) ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -38,6 +57,16 @@ docs: $(READY) ## are the pages true: links, examples, the table of seeds
 dist: $(READY) ## build the wheel and the one-file program into dist/
 	$(BIN)/python tools/dist.py dist
 
+deb: $(READY) ## build the package for Debian into dist/: program, unit, man pages, completions
+	$(BIN)/python tools/debian.py dist
+
+locked: $(READY) ## write down anew the hashes of what dist and CI install
+	$(BIN)/python tools/lock.py
+
+sbom: $(READY) ## what is in the one-file program, as CycloneDX: dist/mq.cdx.json
+	@mkdir -p dist
+	$(BIN)/cyclonedx-py requirements locked/dist.txt --pyproject pyproject.toml --output-reproducible -o dist/mq.cdx.json
+
 compiled: $(READY) ## mq with its hot modules compiled, in build/compiled, to run tests and benchmarks from
 	$(BIN)/python tools/from_compiled.py
 
@@ -48,14 +77,29 @@ bench: $(READY) ## mq compiled beside its peers, minutes; make bench FULL=1 meas
 simulate: $(READY) ## the seeded simulation: make simulate SEEDS=1000000
 	$(BIN)/python -m mq.testing.simulate 0-$(SEEDS)
 
+oracle: $(READY) ## do 400 seeds still do what is written down of them: before and after code moves
+	$(BIN)/python -m tests.oracle
+
+oracle-renew: $(READY) ## write down what they do, after a change that was meant to change it
+	$(BIN)/python -m tests.oracle --renew
+
+planted: $(READY) ## find a seed for each planted bug whose own finds it no more, and write it down
+	$(BIN)/python -m tests.simulation.hunt
+
 torture: $(READY) ## kill -9 for hours: nothing acknowledged is lost
 	$(BIN)/pytest tests/e2e/test_kill.py --kills=2000 -s
 
 powercut: $(READY) ## cut the power under real file systems, as root: make powercut POINTS=1000
 	$(BIN)/python -m tests.crash --points $(or $(POINTS),300)
 
+screenshots: $(READY) ## make the pictures of docs/page.md anew, in Chromium
+	MQ_SCREENSHOTS=1 $(BIN)/python -m pytest -n0 -m proof tests/page/test_screenshots.py
+
+crowd: $(READY) ## 2,000 clients over HTTP and 500 over AMQP at once: make crowd SECONDS=60
+	$(BIN)/python -m tests.hostile.crowd --seconds $(or $(SECONDS),60)
+
 shared: $(READY) ## two brokers on a GlusterFS volume while copies die and cables are pulled, as root: make shared MESSAGES=5000
-	$(BIN)/pytest tests/hosts/test_shared_root.py --shared-messages=$(or $(MESSAGES),5000)
+	$(BIN)/pytest tests/hosts/test_shared_root.py -m proof --shared-messages=$(or $(MESSAGES),5000)
 
 chaos: $(READY) ## kill, cut off and pause the nodes of a cluster at random, as root: make chaos MINUTES=60
 	$(BIN)/python -m tests.cluster.chaos --minutes $(or $(MINUTES),5)

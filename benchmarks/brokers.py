@@ -22,6 +22,8 @@ from typing import Any, Final, NamedTuple
 import matplotlib as mpl
 import trio
 
+from mq.storage.interface import Sharing
+
 mpl.use("svg")
 
 from matplotlib import pyplot
@@ -52,11 +54,13 @@ class Turn(NamedTuple):
         rate: messages a second, of all brokers together.
         lost: races lost for each message handed out.
         twice: messages that were handed out twice.
+        shares: how many each of them handed out.
     """
 
     rate: float
     lost: float
     twice: int
+    shares: tuple[int, ...]
 
 
 Turns = dict[tuple[int, int], list[Turn]]
@@ -116,7 +120,8 @@ def _turn(root: str, brokers: int, window: int, messages: int) -> Turn:
     assert len(got) == messages, f"{len(got)} of {messages} messages were handed out"
     seconds = max(each["last"] for each in told) - min(each["first"] for each in told)
     lost = sum(each["lost"] for each in told)
-    return Turn(messages / seconds, lost / messages, sum(count > 1 for count in got.values()))
+    twice = sum(count > 1 for count in got.values())
+    return Turn(messages / seconds, lost / messages, twice, tuple(len(each["ids"]) for each in told))
 
 
 def _all_told(workers: Sequence[subprocess.Popen[str]]) -> Sequence[subprocess.Popen[str]]:
@@ -186,7 +191,7 @@ async def _work(root: str, window: int) -> None:
             instants.append(time.monotonic())
             await broker.remove("q", message.id)
 
-    async with open_storage(f"posix:{root}", shared=True) as storage:
+    async with open_storage(f"posix:{root}", sharing=Sharing.PEERS) as storage:
         counting = _Counting(storage)
         config = BrokerConfig(peers=max(1, window - 1))
         random = _First() if window == 1 else Random()

@@ -54,7 +54,7 @@ class Client:
 
     def send(self, method: str, path: str, body: bytes = b"", *lines: str) -> None:
         """A request."""
-        head = [f"{method} {path} HTTP/1.1", "Host: mq", f"Content-Length: {len(body)}", *lines, "", ""]
+        head = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *lines, "", ""]
         self._stream.sendall("\r\n".join(head).encode() + body)
 
     def receive(self) -> bytes:

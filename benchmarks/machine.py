@@ -9,8 +9,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from mq.storage.calls import LinuxCalls
-from mq.storage.mount import mount_of
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.mount import mount_of
 
 
 class DeviceCounts(NamedTuple):

@@ -29,7 +29,7 @@ _SETTINGS: Final[dict[str, Any]] = {
     "axes.spines.right": False,
 }
 _COLOURS: Final = dict(
-    zip(SYSTEMS, ("#d62728", "#ff7f0e", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#7f7f7f"), strict=True)
+    zip(SYSTEMS, ("#d62728", "#e377c2", "#ff7f0e", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#7f7f7f"), strict=True)
 )
 _SIZE: Final = 1024
 _CLIENTS: Final = 32

@@ -10,12 +10,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.storage.calls import Calls, LinuxCalls
+from mq.storage.files.batch import JoinedRemovals
+from mq.storage.files.calls import Calls, LinuxCalls
+from mq.storage.files.posix import FolderStorage, load_native, mount_of_root
 from mq.storage.interface import Entry, Move, Operation, Outcome, Stored, Unlink, Write
-from mq.storage.native import load_native
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage, mount_of_root
-from mq.storage.removals import Removals
 
 Step = tuple[str, str]
 """From and to, as values of State: hashing members of an enumeration is slow."""
@@ -74,7 +73,7 @@ class RecordedStorage(FolderStorage):
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As the store does it."""
         outcomes = await super().commit(operations)
-        self._groups.append(_group(Removals(operations).joined if self._joins_removals else operations))
+        self._groups.append(_group(JoinedRemovals(operations).joined if self._joins_removals else operations))
         return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:

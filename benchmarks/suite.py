@@ -26,7 +26,7 @@ from benchmarks.results import medians
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.system import System
 from benchmarks.turns import Turn
-from mq.storage.mount import mount_of
+from mq.storage.files.mount import mount_of
 
 TREE: Final = Path(__file__).resolve().parent.parent
 OUT: Final = TREE / "build" / "bench"

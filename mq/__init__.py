@@ -1,12 +1,18 @@
 """mq: a durable message queue, as plain as files.
 
-A map of the package; imports run from the bottom of this list to the top, never back:
+Its files and rooms; imports run from the bottom of this list to the top, never back:
 
-* :mod:`mq.message`, :mod:`mq.lifecycle`, :mod:`mq.errors`: values, the table of states, the errors.
-* :mod:`mq.storage`: one narrow interface and the stores behind it (posix, tmpfs, fake, memory, plugins).
-* :mod:`mq.broker`: one nursery that publishes, fetches, removes and requeues: the API of every door.
-* :mod:`mq.vsqs`: a folder as a FIFO queue, for programs that want no daemon. It stands beside the broker.
-* :mod:`mq.web`: the HTTP door. :mod:`mq.cli`: the programs ``mq``, ``mq-mover`` and ``mq-reaper``.
+* ``errors``, ``message``, ``lifecycle``: values, the table of states, the errors by whose fault.
+* ``storage``: one narrow interface and the stores behind it (posix, tmpfs, fake, memory, plugins).
+* ``broker``: one nursery that publishes, fetches, removes and requeues: the API of every door.
+* ``vsqs``: a folder as a FIFO queue, for programs that want no daemon. It stands beside the broker.
+* ``observers``: counts and the journal. ``access``: who may do what.
+* ``doors``: what every door on a socket shares. ``web``: the HTTP door. ``amqp``: the AMQP door.
+* ``sqs``: the SQS door, on the port of HTTP.
+* ``client``: clients of HTTP and AMQP. ``spark``: the data source of PySpark. ``cluster``: queues over three nodes.
+* ``testing``: faults, checkers, the simulation, for authors of plugins, too.
+* ``settings``, ``programs``, ``log_lines``: how programs are set and run, and what they log.
+  ``cli``, ``__main__``: ``mq``, ``mq-mover``, ``mq-reaper``.
 
 Importing ``mq`` loads values and errors only. To embed a broker in a Trio program::
 

@@ -2,8 +2,12 @@
 
 * :class:`CallerError`: the request was wrong. Nothing was changed; sending it again as it is fails again.
 * :class:`StorageError`: the medium could not do its part. The request was right.
+* :class:`NoMemory`: others have what the request takes, just now.
 * :class:`CorruptMessage`: bytes on the medium are not those that were published.
 * :class:`BrokerClosed`: the broker has ended, or is ending.
+
+After most of them nothing was changed. Where that is not known, :attr:`MQError.is_unsure` is true, and the text says
+that it may have been done.
 
 The text of each says, in one line, what is wrong and what to do. Doors translate by class, never by text.
 """
@@ -12,7 +16,14 @@ from __future__ import annotations
 
 
 class MQError(Exception):
-    """The root of every error that mq raises on purpose."""
+    """The root of every error that mq raises on purpose.
+
+    Attributes:
+        is_unsure: whether what was asked for may have been done all the same. Then to ask again may do it twice, but
+            for what carries a key, or does the same however often it is done.
+    """
+
+    is_unsure = False
 
 
 class CallerError(MQError):
@@ -63,6 +74,10 @@ class QueueFull(CallerError):
     """The queue holds as much as its own settings let it. Try again when something has been removed."""
 
 
+class PublishPaused(QueueFull):
+    """An operator has paused publishing to the queue: it takes nothing until that ends. Try again later."""
+
+
 class BodyTooLarge(CallerError):
     """The body is over the configured limit."""
 
@@ -87,9 +102,24 @@ class StorageFull(StorageError):
     """No room, or no file handles, just now. Try again later; the store recovers by itself."""
 
 
+class StorageUnsure(StorageError):
+    """What was asked for may have been done, or not: the medium was out of reach, or did not answer in time. It
+    recovers by itself."""
+
+    is_unsure = True
+
+
 class StorageFailed(StorageError):
     """A write or a sync failed. What is on the medium is unknown until the store is opened anew, so the
     store changes nothing more until then; it can still be read."""
+
+    is_unsure = True
+
+
+class StorageStopped(StorageFailed):
+    """It has failed, and this was not tried, or no more than read: nothing was changed."""
+
+    is_unsure = False
 
 
 class StorageFenced(StorageError):
@@ -101,8 +131,15 @@ class StorageSlow(StorageError):
 
 
 class NotServed(StorageError):
-    """Nobody serves the highly available queues just now, or who did has lost them. What was asked for may have been
-    done; try again."""
+    """Nobody serves the highly available queues just now. Nothing was changed; try again."""
+
+
+class ServiceLost(NotServed, StorageUnsure):
+    """Whoever served the highly available queues lost them, or went out of reach, before the answer came."""
+
+
+class NoMemory(MQError):
+    """Other requests have the memory that this one takes. Nothing was changed; try again."""
 
 
 class CorruptMessage(MQError):
@@ -111,3 +148,10 @@ class CorruptMessage(MQError):
 
 class BrokerClosed(MQError):
     """The broker is closed or closing: open it again."""
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The error itself, or the first one in its group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from mq.message import MessageId
 
@@ -43,12 +43,21 @@ class Kind(enum.Enum):
     __hash__ = object.__hash__  # as above
 
 
+class Span(enum.Enum):
+    """What a broker takes time for."""
+
+    PUBLISH = "publish"
+    """From a door's call to its answer, of one message or a batch of them."""
+    BARRIER = "barrier"
+    """From giving a batch to the store until all of it is durable."""
+
+
 Step = tuple[State | None, State | None]
 
 TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
     Kind.PUBLISH: frozenset({(None, State.NEW)}),
     Kind.DELIVER: frozenset({(State.NEW, State.READY)}),
-    Kind.DELAY: frozenset({(State.NEW, State.DELAYED)}),
+    Kind.DELAY: frozenset({(state, State.DELAYED) for state in (State.NEW, State.READY, State.DELAYED)}),
     Kind.LEASE: frozenset({(State.READY, State.DELAYED), (State.NEW, State.DELAYED)}),
     Kind.REQUEUE: frozenset({(State.DELAYED, State.READY), (State.READY, State.READY)}),
     Kind.EXTEND: frozenset({(State.DELAYED, State.DELAYED)}),
@@ -60,7 +69,8 @@ TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
 }
 """Kind -> the (from, to) pairs it may take; None is outside the store. REROUTE and DIE also change the queue: the one
 because somebody wanted it, the other leads to a dead-letter queue. EXPIRE has no such queue to lead to. REQUEUE from
-READY sends a message to the back of its queue. LEASE from NEW hands it to somebody who was waiting for it."""
+READY sends a message to the back of its queue. DELAY from READY or DELAYED holds one back whose work failed. LEASE from
+NEW hands it to somebody who was waiting for it."""
 
 LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
     step for steps in TRANSITIONS.values() for step in steps if None not in step
@@ -69,8 +79,8 @@ LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
 
 
 DOOR: Final[ContextVar[str]] = ContextVar("door", default="")
-"""The door by which what is being done now was asked for (``http``, ``amqp``); empty inside a program, and for what the
-broker does by itself. Set once, where a door's tasks are started: they inherit it."""
+"""The door by which what is being done now was asked for (``http``, ``amqp``, ``sqs``); empty inside a program, and for
+what the broker does by itself. Set where a door's tasks are started, which inherit it; ``sqs`` for each request."""
 
 
 class Transition(NamedTuple):
@@ -106,6 +116,18 @@ class Observer(Protocol):
 
     def saw(self, transitions: Sequence[Transition]) -> None:
         """These are done. Must not block and must not raise."""
+
+
+@runtime_checkable
+class DetailedObserver(Observer, Protocol):
+    """An observer that is told of more than transitions, because it has these methods, too."""
+
+    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
+        """These were handed out (LEASE), or came back (REQUEUE), in memory alone: no transitions, as the store knows
+        nothing of it. Must not block and must not raise."""
+
+    def took(self, span: Span, seconds: float) -> None:
+        """Something took so long. Must not block and must not raise."""
 
 
 def diagram() -> str:

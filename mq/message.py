@@ -27,8 +27,8 @@ _MESSAGE_ID = re.compile(MESSAGE_ID_PATTERN)
 
 _GREGORIAN_TO_UNIX_TICKS: Final = 0x01B21DD213814000
 """100 ns ticks between 1582-10-15, where UUID time begins, and 1970-01-01 (RFC 9562, section 5.1)."""
-_TICKS_LIMIT: Final = 1 << 60
-_PLAUSIBLE_LEAD_TICKS: Final = 400 * 86_400 * 10_000_000
+_LAST_FOLLOWED_TICKS: Final = 1 << 59
+"""No clock shows the year 3409: an id from then on was made by hand. Ids have room until 5236."""
 
 
 class QueueName(str):
@@ -119,13 +119,18 @@ class MessageIds:
         digits = f"{ticks:015x}"
         return str.__new__(MessageId, f"{digits[7:]}-{digits[3:7]}-1{digits[:3]}-{self._tail}")
 
+    @property
+    def last(self) -> int:
+        """When the last id was made, or what was observed: every later id is younger. In UUID ticks."""
+        return self._last
+
     def observe(self, ticks: int) -> None:
         """Make every later id younger than `ticks`: what stood in the store before comes out first.
 
-        A time more than 400 days ahead of the clock is taken for a foreign id and not followed.
+        However far the clock was set back since: only a time from the year 3409 on is taken for a foreign id and not
+        followed.
         """
-        ceiling = self._clock_ns() // 100 + _GREGORIAN_TO_UNIX_TICKS + _PLAUSIBLE_LEAD_TICKS
-        if self._last < ticks <= min(ceiling, _TICKS_LIMIT - 1):
+        if self._last < ticks < _LAST_FOLLOWED_TICKS:
             self._last = ticks
 
 
@@ -240,6 +245,7 @@ class Message(NamedTuple):
         receives: how often it has been handed out, this time included.
         receipt: unique to this delivery.
         deaths: how it came from queue to queue as a dead letter, the latest first.
+        lease: seconds for which this delivery holds it; 0 where it is no lease.
     """
 
     queue: str
@@ -249,6 +255,7 @@ class Message(NamedTuple):
     receives: int
     receipt: str
     deaths: tuple[Mapping[str, Any], ...] = ()
+    lease: float = 0.0
 
 
 def checksum(data: bytes, start: int = 0) -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, NoReturn
 
@@ -19,22 +20,20 @@ logger = logging.getLogger(__name__)
 
 CANNOT_START: Final = 2
 """The exit status when a setting, the store or the port does not let a program start."""
+LAST_SECONDS: Final = 30.0
+"""How long a program that serves nobody any more may take to let go of its store."""
 _YOUNG_OBJECTS: Final = 10_000
 _YOUNG_ROUNDS: Final = 20
 
 
-def run_program(
-    name: str, main: Callable[[trio.Event], Awaitable[None]], refusals: tuple[type[MQError], ...], log_level: str
-) -> None:
+def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusals: tuple[type[MQError], ...]) -> None:
     """Run `main` until it returns; SIGTERM and SIGINT set the event that it gets, a second one ends the process.
 
     Args:
         name: the program's name, for its one line on stderr.
         main: does the work; returns soon after the event is set.
         refusals: errors that are answered by one line and exit status 2. Any other leaves as it is.
-        log_level: "debug", "info", ...
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     refusal: BaseException | None = None
     try:
         trio.run(_until_signalled, main)
@@ -67,6 +66,19 @@ async def _heed(signals: AsyncIterator[int], stop: trio.Event) -> None:
 
 def _leave(number: int) -> NoReturn:
     os._exit(128 + number)  # nothing is lost: what was acknowledged is durable
+
+
+def leave_in_time(name: str) -> None:
+    """Call this once nobody is served any more: the process ends soon, even if its store never answers again. What was
+    acknowledged is durable, and what such a store has begun cannot be waited for."""
+
+    def leave() -> None:
+        logger.critical("%s has not let go of its store in %g s, and ends without: the disk hangs", name, LAST_SECONDS)
+        os._exit(1)
+
+    timer = threading.Timer(LAST_SECONDS, leave)
+    timer.daemon = True  # it does not outlive a program that ends by itself
+    timer.start()
 
 
 def _first(error: BaseException) -> BaseException:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import pwd
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from mq.errors import InvalidSetting
+from mq.log_lines import FORMATS, LEVELS
 from mq.message import shorten
 
 T = TypeVar("T")
@@ -23,16 +25,18 @@ LARGEST_BODY: Final = 1 << 40
 LARGEST_JOURNAL: Final = 1 << 50
 LONGEST_DELAY_SECONDS: Final = 43_200
 """Twelve hours: what stores take for the longest lease."""
+AMQP_PORT: Final = 5672
 LONGEST_VHOST: Final = 255
 """In bytes: AMQP's short strings hold no more."""
 
 _UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 _YES: Final = ("1", "true", "yes", "on")
 _NO: Final = ("0", "false", "no", "off")
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """What a value may be.
 
     Attributes:
@@ -44,7 +48,7 @@ class Kind(NamedTuple):
     needs: str
 
 
-def _whole(low: int, high: int) -> Kind:
+def _whole(low: int, high: int) -> ValueKind:
     def parse(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError
@@ -53,10 +57,10 @@ def _whole(low: int, high: int) -> Kind:
             raise ValueError
         return number
 
-    return Kind(parse, f"a whole number from {low} to {high}")
+    return ValueKind(parse, f"a whole number from {low} to {high}")
 
 
-def _seconds(low: float, high: int) -> Kind:
+def _seconds(low: float, high: int) -> ValueKind:
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
@@ -65,10 +69,10 @@ def _seconds(low: float, high: int) -> Kind:
             raise ValueError
         return number
 
-    return Kind(parse, f"a number of seconds from {low} to {high}")
+    return ValueKind(parse, f"a number of seconds from {low} to {high}")
 
 
-def _size(high: int) -> Kind:
+def _size(high: int) -> ValueKind:
     def parse(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError
@@ -80,7 +84,7 @@ def _size(high: int) -> Kind:
             raise ValueError
         return number
 
-    return Kind(parse, f"a number of bytes from 1 to {high}, or one with KiB, MiB or GiB")
+    return ValueKind(parse, f"a number of bytes from 1 to {high}, or one with KiB, MiB or GiB")
 
 
 def _parse_text(value: object) -> str:
@@ -97,13 +101,34 @@ def _parse_switch(value: object) -> bool:
     return value.lower() in _YES
 
 
-def _one_of(*words: str) -> Kind:
+def _parse_user(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError
+    try:
+        number = int(value)
+    except ValueError:
+        try:
+            return pwd.getpwnam(str(value)).pw_uid
+        except KeyError:
+            raise ValueError from None
+    if number < 0:
+        raise ValueError
+    return number
+
+
+def _parse_mode(value: object) -> int:
+    if not isinstance(value, str) or _MODE.fullmatch(value) is None:  # 660 as a number of TOML would be another mode
+        raise ValueError
+    return int(value, 8)
+
+
+def _one_of(*words: str) -> ValueKind:
     def parse(value: object) -> str:
         if value not in words:
             raise ValueError
         return str(value)
 
-    return Kind(parse, "one of " + ", ".join(words))
+    return ValueKind(parse, "one of " + ", ".join(words))
 
 
 def _parse_names(value: object) -> tuple[str, ...]:
@@ -116,12 +141,14 @@ def _parse_names(value: object) -> tuple[str, ...]:
     return found
 
 
-_TEXT: Final = Kind(_parse_text, "some text")
-_NAMES: Final = Kind(_parse_names, "names with commas between, each of at most 255 bytes")
-_SWITCHED: Final = Kind(_parse_switch, "true or false")
+_TEXT: Final = ValueKind(_parse_text, "some text")
+_NAMES: Final = ValueKind(_parse_names, "names with commas between, each of at most 255 bytes")
+_USER: Final = ValueKind(_parse_user, "the name of a user of this machine, or a user's number")
+_OCTAL: Final = ValueKind(_parse_mode, "a mode of octal digits as text, such as 0660")
+_SWITCHED: Final = ValueKind(_parse_switch, "true or false")
 
 
-def _line(default: T, kind: Kind, help: str, shown: str | None = None) -> T:
+def _line(default: T, kind: ValueKind, help: str, shown: str | None = None) -> T:
     metadata = {"kind": kind, "help": help, "shown": str(default) if shown is None else shown}
     field: T = dataclasses.field(default=default, metadata=metadata)
     return field
@@ -133,23 +160,48 @@ class Settings:
 
     address: str = _line("127.0.0.1", _TEXT, "address or host name to listen on; 0.0.0.0 is the whole network")
     port: int = _line(8080, _whole(0, 65_535), "port to listen on; 0 takes a free one")
+    hosts: tuple[str, ...] = _line(
+        (), _NAMES, "more names by which clients may call it over HTTP, with commas between; * is any", "none"
+    )
     reuse_port: bool = _line(False, _SWITCHED, "share the port with other daemons (--peers) that say so, too", "")
-    amqp_port: int = _line(5672, _whole(0, 65_535), "port for AMQP 0-9-1 on the same address; 0 is off")
+    socket: str = _line("", _TEXT, "Unix socket to serve HTTP on as well, for users of this machine", "none")
+    socket_mode: int = _line(0o600, _OCTAL, "mode of that socket: who may write there may connect", "0600")
+    amqp_port: int | None = _line(
+        None, _whole(0, 65_535), "port for AMQP 0-9-1 on the same address; 0 is off", f"{AMQP_PORT}, where it is free"
+    )
     amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "names of AMQP's vhosts beside /, with commas between", "none")
     workers: int = _line(8, _whole(1, 1024), "pairs of one fetch and one save worker")
     peers: int = _line(0, _whole(0, 1024), "other brokers that work on the same root")
     root: str = _line("/tmp/mq", _TEXT, "folder that holds the queues")
+    group_writable: bool = _line(
+        False, _SWITCHED, "trust the group that may write in the root or in a folder of it", ""
+    )
+    root_owner: int | None = _line(
+        None, _USER, "a user to trust with folders of the root, besides root and the one who starts it", "none"
+    )
     delay: float = _line(30.0, _seconds(0.001, LONGEST_DELAY_SECONDS), "length of a lease in seconds", "30")
     max_body: int = _line(64 << 20, _size(LARGEST_BODY), "longest body of a message", "64MiB")
+    memory: int = _line(
+        256 << 20, _size(LARGEST_BODY), "memory that batches, pages and unfinished messages may take together", "256MiB"
+    )
     storage: str = _line("", _TEXT, "another store than the root: NAME:PLACE", "posix:ROOT")
     no_mover: bool = _line(False, _SWITCHED, "leave delivery and requeueing to a separate mq-mover", "")
     no_reaper: bool = _line(False, _SWITCHED, "leave reaping to a separate mq-reaper", "")
     no_fast_lane: bool = _line(False, _SWITCHED, "serve plain HTTP/1.1 requests by Hypercorn, too, as all others", "")
+    no_log: bool = _line(False, _SWITCHED, "make changes durable file by file, not by a log, on ext4 and xfs", "")
     no_native: bool = _line(False, _SWITCHED, "call the kernel file by file, though mq-native is installed", "")
+    strict_seeds: bool = _line(
+        False, _SWITCHED, "the seed MQ to the letter: six endpoints, no AMQP, every step a move between its folders", ""
+    )
     users: str = _line("", _TEXT, "file of users and their rights: with it, nobody else is let in", "none")
     tls_cert: str = _line("", _TEXT, "certificate to show, and those above it, as PEM: with it, TLS is spoken", "none")
     tls_key: str = _line("", _TEXT, "private key of the certificate, as PEM", "none")
     tls_client_ca: str = _line("", _TEXT, "authorities, as PEM: each client must show a certificate of theirs", "none")
+    tls_crl: str = _line("", _TEXT, "what those authorities have revoked, as PEM: a list of each of them", "none")
+    audit: str = _line("", _TEXT, "file for the audit log: logins, and who has changed which queue", "the log")
+    connections_per_address: int = _line(
+        1024, _whole(0, 1_000_000), "connections that one address may have, this machine's aside; 0 is no limit"
+    )
     journal: str = _line("", _TEXT, "folder in which to write down every transition of every message", "none")
     journal_bytes: int = _line(1 << 30, _size(LARGEST_JOURNAL), "how much of the journal to keep", "1GiB")
     journal_age: float = _line(604_800.0, _seconds(1, 10**9), "how many seconds of it to keep", "604800")
@@ -161,7 +213,14 @@ class Settings:
     coordinator: str = _line("", _TEXT, "who keeps the cluster, such as etcd:http://127.0.0.1:2379", "as in the file")
     cluster_password_file: str = _line("", _TEXT, "file with the password of the cluster", "as in the file")
     insecure: bool = _line(False, _SWITCHED, "let the network in without TLS or without users all the same", "")
-    log_level: str = _line("info", _one_of("debug", "info", "warning", "error"), "least weight of a log line")
+    log_level: str = _line("info", _one_of(*LEVELS), "least weight of a log line")
+    log_format: str = _line("text", _one_of(*FORMATS), "lines for eyes, or an object of JSON each: text, json")
+    log_requests: bool = _line(False, _SWITCHED, "log a line for each request over HTTP", "")
+
+    @property
+    def serves_amqp(self) -> bool:
+        """Whether there is a door for AMQP. Beside the seed's endpoints there is one only where a port is given."""
+        return self.amqp_port != 0 and not (self.strict_seeds and self.amqp_port is None)
 
     @property
     def store(self) -> str:
@@ -169,11 +228,17 @@ class Settings:
         return self.storage or f"posix:{self.root}"
 
     @property
+    def folder(self) -> str:
+        """The folder that the store is in; empty where it is in none."""
+        name, _, folder = self.store.partition(":")
+        return folder if name in ("posix", "tmpfs") else ""
+
+    @property
     def served_store(self) -> str:
         """The store's address, as it is served. With AMQP, what need not last is in memory, over it; not where other
-        processes work on the store, too, which have no memory of ours."""
-        is_alone = not (self.peers or self.no_mover or self.no_reaper)
-        if self.amqp_port and is_alone and not self.store.startswith("layered:"):
+        processes work on the store, too, which have no memory of ours, and not where each message has to be a file."""
+        is_alone = not (self.peers or self.no_mover or self.no_reaper or self.strict_seeds)
+        if self.serves_amqp and is_alone and not self.store.startswith("layered:"):
             return f"layered:{self.store}"
         return self.store
 
@@ -190,7 +255,7 @@ class Line(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: ValueKind
     help: str
     shown: str
     is_switch: bool
@@ -216,6 +281,38 @@ LINES: Final = tuple(_lines())
 
 CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = "MQ_CONFIG"
+
+
+OTHER_VARIABLES: Final = (
+    CONFIG_VARIABLE,
+    *(f"MQ_{name}" for name in ("URL", "TOKEN", "CREDENTIALS", "CA", "CERTIFICATE", "PATIENCE")),  # of the verbs
+    *(f"MQ_{name}" for name in ("QUEUE", "MESSAGE_ID", "RECEIVES", "CONTENT_TYPE")),  # for what ``--exec`` runs
+)
+"""What else of mq's is in the environment."""
+_NEAR: Final = 0.8
+"""MQ_PROT is as near to MQ_PORT as 0.86; what others put there (MQ_SERVICE_HOST) is farther from all of ours."""
+
+
+def near_misses(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that are none of mq's and look like a mistake, each with the name that was probably meant.
+
+    They are told, not refused: other programs have variables that begin so, too.
+    """
+    known = [line.variable for line in LINES] + list(OTHER_VARIABLES)
+    found = {}
+    for name in environment:
+        if name.upper().startswith("MQ") and name not in known and not name.startswith("MQ_ATTRIBUTE_"):
+            near = _nearest(name.upper(), known, _NEAR)
+            if near:
+                found[name] = near
+    return found
+
+
+def _nearest(name: str, known: Sequence[str], cutoff: float) -> str:
+    """The one that was probably meant, or "". Two letters that changed places are likelier than others instead."""
+    near = difflib.get_close_matches(name, known, cutoff=cutoff)
+    same = (other for other in near if sorted(other) == sorted(name))
+    return next(same, near[0] if near else "")
 
 
 def load_settings(flags: Mapping[str, str | None], environment: Mapping[str, str]) -> Settings:
@@ -268,6 +365,6 @@ def _check_keys(file: Mapping[str, object], path: str) -> None:
     known = [line.name for line in LINES]
     for key in file:
         if key not in known:
-            near = difflib.get_close_matches(key.replace("-", "_").lower(), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(known)
+            near = _nearest(key.replace("-", "_").lower(), known, 0.6)
+            hint = f"did you mean {near}?" if near else "known: " + ", ".join(known)
             raise InvalidSetting(f"unknown setting {shorten(key)} (from {path}): {hint}")

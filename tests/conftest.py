@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,25 +12,35 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from mq.testing.ports import HeldPort
+
+os.umask(0o022)  # whoever has 002: what tests make is served
 settings.register_profile("mq", deadline=None)  # how long an example takes says something of the machine only
 settings.load_profile("mq")
 
 
 @pytest.fixture(autouse=True)
-def own_log_level() -> Iterator[None]:
-    """A test that silences mq's log, as the simulation does, silences no other test."""
+def own_log_level(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that silences mq's log, as the simulation does, silences no other test; nor does Spark write its JSON."""
     log = logging.getLogger("mq")
     level = log.level
     yield
     log.setLevel(level)
+    made = logging.Logger.manager.loggerDict
+    for name in [name for name, its in made.items() if type(its).__name__ == "PySparkLogger"]:
+        del made[name]  # it gives its JSON to every handler that pytest adds to it, and so to all that is caught later
+    plugin = request.config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is not None:
+        for handler in (plugin.caplog_handler, plugin.report_handler):
+            handler.setFormatter(plugin.formatter)
 
 
 @pytest.fixture
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 that is this test's for as long as it runs."""
+    held = HeldPort()
+    yield held.number
+    held.close()
 
 
 @pytest.fixture

@@ -17,9 +17,14 @@ _VOLATILE = (
 )
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a language."""
-    return [text for name, text in _FENCE.findall(page.read_text()) if name == language]
+def blocks(page: Path, language: str | None = None) -> list[str]:
+    """The fenced blocks of a language, or all."""
+    return [text for name, text in _FENCE.findall(page.read_text()) if language in (None, name)]
+
+
+def fences(page: Path) -> list[str]:
+    """The languages of the fenced blocks, in their order."""
+    return [name for name, _ in _FENCE.findall(page.read_text())]
 
 
 def prose(page: Path) -> str:

@@ -4,7 +4,11 @@
 set -euo pipefail
 
 packages=(
-    curl        # the session in the README
+    chromium    # looks at the page (tests/page)
+    curl        # the session in the tutorial
+    man-db      # shows the man pages (tests/test_packages.py)
+    openssl     # what mq certificate asks
+    systemd     # judges the unit (tests/test_deploy.py)
     btrfs-progs # file systems of a test's own, in a file
     e2fsprogs
     xfsprogs

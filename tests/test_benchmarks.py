@@ -19,9 +19,11 @@ brokers = pytest.importorskip("benchmarks.brokers")
 
 TREE = Path(__file__).resolve().parent.parent
 MESSAGES = 20
+SHARED_MESSAGES = 300
+"""Enough for two processes that begin together to meet."""
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
     small = ["--rounds", "1", "--messages", str(MESSAGES), "--backlog", "300", "--many", "300"]
     command = [sys.executable, "-m", "benchmarks", "--root", str(tmp_path), "--json", str(tmp_path / "figures.json")]
@@ -74,10 +76,17 @@ async def test_bare_loop_does_what_mq_did(temp_root: Path, renames: bool) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 3])
 def test_brokers_share_what_is_in_a_queue(temp_root: Path, window: int) -> None:
-    turn = brokers._turn(str(temp_root), 2, window, MESSAGES)
+    turn = brokers._turn(str(temp_root), 2, window, SHARED_MESSAGES)
     assert turn.rate > 0
-    assert turn.lost >= 0
     assert turn.twice == 0
+    assert sum(turn.shares) == SHARED_MESSAGES
+    assert min(turn.shares) > 0, "one of them got nothing"
+
+
+@pytest.mark.slow
+def test_one_broker_loses_no_race(temp_root: Path) -> None:
+    turn = brokers._turn(str(temp_root), 1, 1, SHARED_MESSAGES)
+    assert (turn.lost, turn.twice, turn.shares) == (0, 0, (SHARED_MESSAGES,))
 
 
 def files(folder: Path) -> int:

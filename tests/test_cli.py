@@ -24,6 +24,7 @@ from mq.cli import serve
 from mq.errors import StorageUnusable
 from mq.lifecycle import Observer
 from mq.settings import LINES, Settings
+from mq.storage.interface import Sharing
 
 slow = pytest.mark.slow
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
@@ -95,7 +96,39 @@ def test_a_verbs_line_in_the_table_is_true(name: str) -> None:
 def test_an_unknown_verb_is_told_and_2() -> None:
     status, text = run("sevre")
     assert status == 2
-    assert "No such command 'sevre'" in text
+    assert text == "mq: there is no verb 'sevre': did you mean serve? See mq --help\n"
+
+
+def test_verbs_stand_before_settings() -> None:
+    text = run("--help")[1]
+    assert text.index("\n  vsqs ") < text.index("--address")
+
+
+def test_a_near_miss_in_the_environment_is_told_and_no_more(
+    given: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MQ_PROT", "1")
+    assert run() == (0, "mq: MQ_PROT in the environment is no setting of mq: did you mean MQ_PORT?\n")
+    assert given == [Settings()]
+
+
+@pytest.mark.parametrize(
+    ("store", "durable", "said"),
+    [
+        ("posix:/tmp/mq", True, "/tmp/mq is below /tmp,"),
+        ("layered:posix:/var/../tmp/x", True, "below /tmp,"),
+        ("layered:memory:", False, "in memory, and forgets it when mq ends"),
+        ("tmpfs:/dev/shm/mq", False, "the power takes it"),
+        ("layered:posix:/var/lib/mq", True, ""),
+        ("posix:/var/tmp/mq", True, ""),
+        ("posix:/tmpfiles", True, ""),
+        ("etcd:http://127.0.0.1:2379", True, ""),
+    ],
+)
+def test_a_root_that_forgets_is_told_once_with_the_flag(store: str, durable: bool, said: str) -> None:
+    lines = serve.forgotten(store, durable=durable)
+    assert len(lines) == bool(said)
+    assert all(said in line and "--root /var/lib/mq" in line for line in lines)
 
 
 def test_only_serving_loads_an_event_loop() -> None:
@@ -131,14 +164,17 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "open_storage", open_storage)
     monkeypatch.setattr(serve, "open_broker", open_broker)
     flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
+    flags += ["--group-writable", "--root-owner=4711", "--no-log"]
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024)
-    assert given == [{"shared": True, "watched": True, "max_lease_seconds": 0.5, "native": True}, "posix:/r", config]
+    trust = {"group_writable": True, "root_owner": 4711, "log": False}
+    options = {"sharing": Sharing.PEERS, "max_lease_seconds": 0.5, "native": True, **trust}
+    assert given == [options, "posix:/r", config]
 
 
 # As a process
 
-UPLOAD = b"POST /q/messages HTTP/1.1\r\nHost: mq\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
+UPLOAD = b"POST /q/messages HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
 """The head of a request; the server's 100 shows that it runs."""
 
 
@@ -165,6 +201,11 @@ def address_of(process: subprocess.Popen[str]) -> tuple[str, int]:
     assert found, line + process.stderr.read()
     url = urlsplit(found[4])
     return url.hostname, url.port
+
+
+def says(process: subprocess.Popen[str], text: str) -> None:
+    """Waits for the line of its log in which it says that."""
+    assert any(text in line for line in iter(process.stderr.readline, "")), f"it ended, and never said {text}"
 
 
 def ended(*args: str) -> tuple[int, str, str]:
@@ -207,12 +248,12 @@ def test_a_stop_finishes_the_request_in_flight(temp_root: Path) -> None:
         assert ask(address, "PUT", "/q")[0] == 201
         with socket.create_connection(address, timeout=30) as upload:
             upload.sendall(
-                b"POST /q/messages HTTP/1.1\r\nHost: mq\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
+                b"POST /q/messages HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
             )
             assert b"100" in upload.recv(1000)  # it runs
             upload.sendall(b"half")
             process.send_signal(signal.SIGTERM)
-            assert "SIGTERM" in process.stderr.readline()
+            says(process, "SIGTERM")
             upload.sendall(b"half")
             assert b"HTTP/1.1 201" in upload.recv(1000)
         assert process.wait(timeout=60) == 0
@@ -227,11 +268,11 @@ def test_a_second_signal_stops_it_at_once(temp_root: Path) -> None:
         assert ask(address, "PUT", "/q")[0] == 201
         with socket.create_connection(address, timeout=30) as upload:
             upload.sendall(
-                b"POST /q/messages HTTP/1.1\r\nHost: mq\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
+                b"POST /q/messages HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 8\r\n\r\n"
             )
             assert b"100" in upload.recv(1000)
             process.send_signal(signal.SIGTERM)
-            assert "SIGTERM" in process.stderr.readline()
+            says(process, "SIGTERM")
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=5) == 128 + signal.SIGINT  # the upload alone would hold it for longer
 
@@ -301,7 +342,7 @@ def test_an_unexpected_error_ends_it_with_a_clear_message() -> None:
         started(program=("-c", CRASHING)) as process,
         socket.create_connection(address_of(process), timeout=30) as client,
     ):
-        client.sendall(b"PUT /q HTTP/1.1\r\nHost: mq\r\n\r\n")
+        client.sendall(b"PUT /q HTTP/1.1\r\nHost: localhost\r\n\r\n")
         out, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out == ""

@@ -91,8 +91,6 @@ def running(
     folder: Path,
     *args: str,
     context: ssl.SSLContext | None = None,
-    stop: signal.Signals = signal.SIGTERM,
-    status: int = 0,
 ) -> Iterator[Running]:
     log = folder / "log"
     command = [sys.executable, "-m", "mq", "--port=0", "--storage=memory:", *args]
@@ -102,8 +100,8 @@ def running(
     ):
         try:
             yield Running(process, log, context)
-            process.send_signal(stop)
-            assert process.wait(PATIENCE_SECONDS) == status, log.read_text()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
         finally:
             process.kill()
 
@@ -144,13 +142,13 @@ def users(tmp_path: Path) -> str:
 
 
 def test_by_default_there_is_no_guard() -> None:
-    assert make_guards(Settings()) == (None, None, None)
+    assert make_guards(Settings()) == (None, None, None, None)
 
 
 def test_what_the_settings_name_is_read(users: str, issuer: Issuer) -> None:
     guards = make_guards(Settings(users=users, tls_cert=issuer.files.certificate, tls_key=issuer.files.key))
-    assert guards.access is not None
-    assert guards.access.by_token(TOKEN) is not None
+    assert guards.logins is not None
+    assert guards.logins.access.by_token(TOKEN) is not None
     assert isinstance(guards.certificates, Certificates)
     assert guards.certificates.files == issuer.files
 
@@ -163,8 +161,8 @@ def test_the_network_is_let_in_only_past_guards(users: str, issuer: Issuer) -> N
             make_guards(exposed)
     make_guards(Settings(address="0.0.0.0", users=users, **tls))
     make_guards(Settings(address="0.0.0.0", tls_client_ca=issuer.files.certificate, **tls))
-    assert make_guards(Settings(address="0.0.0.0", insecure=True)) == (None, None, None)
-    assert make_guards(Settings(address="0.0.0.0", insecure=True, users=users)).access is not None
+    assert make_guards(Settings(address="0.0.0.0", insecure=True)) == (None, None, None, None)
+    assert make_guards(Settings(address="0.0.0.0", insecure=True, users=users)).logins is not None
 
 
 # As a process
@@ -249,9 +247,10 @@ def hangups() -> Iterator[None]:
 
 @slow
 @pytest.mark.usefixtures("hangups")
-def test_a_hangup_that_finds_nothing_to_read_ends_the_program(tmp_path: Path) -> None:
-    with running(tmp_path, stop=signal.SIGHUP, status=-signal.SIGHUP):
-        pass
+def test_a_hangup_that_finds_nothing_to_read_says_so_and_ends_nothing(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon:
+        daemon.hang_up("nothing to read anew on SIGHUP: there are neither users nor TLS nor an audit log")
+        assert daemon.ask("GET", "/-/live")[0] == 200
 
 
 @slow

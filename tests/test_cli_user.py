@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import pty
+import pwd
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from mq import cli
-from mq.access import Access
+from mq.access import TokenExpired, UserDirectory
 from mq.access.hashes import COST
-from mq.access.rights import Right
+from mq.access.rights import Right, User
 from mq.cli import user
 from mq.settings import LINES
 from tests.access.files import PASSWORD, TOKEN, write_users
@@ -46,16 +48,24 @@ def test_a_user_with_a_token(path: str) -> None:
     assert TOKEN_FORM.fullmatch(done.stdout.strip())  # that and nothing else, so that a script can take it
     assert "cannot be shown again" in done.stderr
     assert "SIGHUP" in done.stderr
-    user = Access(path).by_token(done.stdout.strip())
+    user = UserDirectory(path).by_token(done.stdout.strip())
     assert user is not None
     assert user.rights == {Right.PUBLISH: ("orders.*", "x"), Right.CONSUME: ("*",)}
+
+
+def test_a_user_without_rights_is_told_to_have_none(path: str) -> None:
+    done = run("add", "shop", "--users", path)
+    assert "shop has no right, and can do nothing yet" in done.stderr
+    assert 'Give some in the users file, below [users."shop"]' in done.stderr
+    assert TOKEN_FORM.fullmatch(done.stdout.strip())
+    assert "no right" not in run("add", "other", "--users", path, "--right", "consume=*").stderr
 
 
 def test_a_user_with_a_password_from_standard_input(path: str) -> None:
     done = run("add", "anna", "--users", path, "--password", typed=f"{PASSWORD}\n")
     assert done.exit_code == 0
     assert PASSWORD not in done.output
-    access = Access(path)
+    access = UserDirectory(path)
     assert access.verify("anna", PASSWORD) is not None
     assert f"scrypt:{COST.n}:" in Path(path).read_text()
 
@@ -76,7 +86,7 @@ def test_a_password_that_is_typed_is_not_shown(path: str) -> None:
         assert process.wait(30) == 0
     os.close(ours)
     assert PASSWORD.encode() not in shown
-    assert Access(path).verify("anna", PASSWORD) is not None
+    assert UserDirectory(path).verify("anna", PASSWORD) is not None
 
 
 def test_a_list_shows_no_hash(path: str) -> None:
@@ -91,15 +101,15 @@ def test_a_list_shows_no_hash(path: str) -> None:
 def test_tokens_come_and_go(path: str) -> None:
     write_users(Path(path), '[users.shop]\ntokens = ["TOKEN"]\n')
     second = run("token", "shop", "--users", path).stdout.strip()
-    assert Access(path).by_token(TOKEN) == Access(path).by_token(second)
+    assert UserDirectory(path).by_token(TOKEN) == UserDirectory(path).by_token(second)
     assert "1 tokens are gone" in run("retire", "shop", "--users", path).stderr
-    assert Access(path).by_token(TOKEN) is None
-    assert Access(path).by_token(second) is not None
+    assert UserDirectory(path).by_token(TOKEN) is None
+    assert UserDirectory(path).by_token(second) is not None
     third = run("token", "shop", "--only", "--users", path).stdout.strip()
-    assert Access(path).by_token(second) is None
-    assert Access(path).by_token(third) is not None
+    assert UserDirectory(path).by_token(second) is None
+    assert UserDirectory(path).by_token(third) is not None
     assert run("remove", "shop", "--users", path).exit_code == 0
-    assert Access(path).by_token(third) is None
+    assert UserDirectory(path).by_token(third) is None
 
 
 def test_the_file_is_named_in_four_ways(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +158,71 @@ def test_a_wrong_right_says_what_a_right_is(path: str, right: str) -> None:
 def test_no_verb_takes_a_secret_as_an_argument(verb: str) -> None:
     command = user.user_command.commands[verb]
     takes_a_value = {param.name for param in command.params if not getattr(param, "is_flag", False)}
-    assert takes_a_value <= {"name", "users", "rights"}
+    assert takes_a_value <= {"name", "users", "rights", "lasts", "unix"}
+
+
+def test_a_token_that_expires(path: str) -> None:
+    write_users(Path(path), "[users.shop]\n")
+    token = run("token", "shop", "--expires", "30d", "--users", path).stdout.strip()
+    assert UserDirectory(path).by_token(token) is not None
+    for days, knows in ((29.99, True), (30.01, False)):
+        later = time.time() + days * 86_400
+        access = UserDirectory(path, wall_clock=lambda later=later: later)
+        if knows:
+            assert access.by_token(token) is not None
+        else:
+            with pytest.raises(TokenExpired):
+                access.by_token(token)
+    assert re.search(
+        r"tokens: 1\n  a token until 2\d\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ\n", run("list", "--users", path).stdout
+    )
+
+
+@pytest.mark.parametrize("given", ["", "30", "d", "0d", "-1d", "30y", "1.5d", "9999w", "٣d"])
+def test_a_duration_that_is_none_is_refused(path: str, given: str) -> None:
+    write_users(Path(path), "[users.shop]\n")
+    refused = run("token", "shop", "--expires", given, "--users", path)
+    assert refused.exit_code == 2
+    assert not refused.stdout
+
+
+def test_a_user_of_the_machine_needs_no_token(path: str) -> None:
+    us = pwd.getpwuid(os.geteuid())
+    done = run("add", "us", "--users", path, "--unix", us.pw_name, "--right", "consume=*")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert f"  unix: {us.pw_name}\n" in run("list", "--users", path).stdout
+    found = UserDirectory(path).by_uid(us.pw_uid)
+    assert found is not None
+    assert found.name == "us"
+
+
+def test_a_user_of_the_machine_may_have_a_password_too(path: str) -> None:
+    us = pwd.getpwuid(os.geteuid())
+    done = run("add", "us", "--users", path, "--unix", us.pw_name, "--password", typed=f"{PASSWORD}\n")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert UserDirectory(path).verify("us", PASSWORD) == UserDirectory(path).by_uid(us.pw_uid)
+
+
+def test_a_login_name_of_nobody_is_refused(path: str) -> None:
+    done = run("add", "us", "--users", path, "--unix", "nobody-of-that-name")
+    assert done.exit_code == 2
+    assert "this machine has no user" in done.stderr
+    assert not Path(path).exists()
+
+
+def test_a_user_with_a_key_for_amazons_sdks(path: str) -> None:
+    done = run("add", "shop", "--users", path, "--right", "publish=*", "--aws-key")
+    assert done.exit_code == 0
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    access = UserDirectory(path)
+    assert access.by_aws_key(found["AWS_ACCESS_KEY_ID"]) == (
+        access.again(User("shop", {})),
+        found["AWS_SECRET_ACCESS_KEY"],
+    )
+    listed = run("list", "--users", path).stdout
+    assert f"AWS keys: {found['AWS_ACCESS_KEY_ID']}" in listed
+    assert found["AWS_SECRET_ACCESS_KEY"] not in listed
+    newer = run("aws-key", "shop", "--only", "--users", path).stdout
+    assert newer.startswith("AWS_ACCESS_KEY_ID=MQIA")
+    assert UserDirectory(path).by_aws_key(found["AWS_ACCESS_KEY_ID"]) is None
+    assert "no user named" in run("aws-key", "other", "--users", path).stderr

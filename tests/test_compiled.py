@@ -24,7 +24,7 @@ PURE: Final = {"len", "min", "max", "int.from_bytes"}
 
 MUST_BE_COMPILED: Final = """
 import importlib, sys
-for name in ("mq.lifecycle", "mq.broker.broker", "mq.broker.index", "mq.storage.batch", "mq.storage.staging"):
+for name in ("mq.lifecycle", "mq.broker.catalog", "mq.broker.index", "mq.storage.interface", "mq.storage.files.batch"):
     assert importlib.import_module(name).__file__.endswith(".so"), f"{name} is not compiled"
 """
 
@@ -93,7 +93,7 @@ def run(arguments: list[str], place: Path = PLACE) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("compiled")
 def test_the_same_seeds_give_the_same_calls_to_the_disk() -> None:
@@ -104,7 +104,7 @@ def test_the_same_seeds_give_the_same_calls_to_the_disk() -> None:
     assert made == plain
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("what", SAME_TESTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,11 @@ def test_one_file_serves_with_nothing_but_python(
     assert request(f"{url}/queue001/messages/{posted}", "DELETE")[0] == 202
     assert request(f"{url}/queue001/messages", "GET")[0] == 204
 
+    page = request(f"{url}/", "GET")[1].decode()
+    for file in re.findall(r'"(/-/page/[^"]+)"', page):
+        assert request(url + file, "GET")[0] == 200
+    assert "/page.js" in page
+
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=PATIENCE_SECONDS)[0]
     assert process.returncode == 0, output
@@ -121,9 +127,21 @@ def test_one_file_tells_its_version(bare: Callable[..., subprocess.Popen[str]]) 
     assert process.communicate(timeout=PATIENCE_SECONDS)[0].strip().endswith("0.1.0")
 
 
+@pytest.mark.parametrize(
+    ("store", "refusal"), [("etcd:ftp://x", "ftp://x"), ("memcached:127.0.0.1:1", "no connection to the memcached")]
+)
+def test_one_file_has_the_plugins(bare: Callable[..., subprocess.Popen[str]], store: str, refusal: str) -> None:
+    """It is they that refuse: an address that makes no sense, and one where no server is."""
+    process = bare(sys._base_executable, "--port=0", "--amqp-port=0", "--storage", store)
+    said = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert process.returncode == 2, said
+    assert refusal in said.splitlines()[-1]
+    assert "no storage backend" not in said
+
+
 def test_one_file_has_the_verbs(bare: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     process = bare(sys._base_executable, "vsqs", "size", str(tmp_path))
-    assert process.communicate(timeout=PATIENCE_SECONDS)[0] == "0\n"
+    assert process.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()[-1] == "0"
 
 
 def test_one_file_is_reproducible(one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,13 @@ import re
 from collections import Counter
 from typing import Final
 
+import trio
+from trio.testing import MockClock
+
+from mq.broker import BrokerConfig, open_broker
 from mq.lifecycle import LEGAL_MOVES, TRANSITIONS, Kind, State, Transition, diagram
 from mq.message import MessageIds
+from tests.storage.disks import MOUNTS, open_disk
 
 STEPS: Final = [step for steps in TRANSITIONS.values() for step in steps]
 
@@ -21,9 +26,26 @@ def test_every_kind_has_its_steps() -> None:
     assert all(TRANSITIONS.values())
 
 
-def test_a_message_is_written_once_and_unlinked_once() -> None:
-    assert [step for step in STEPS if step[0] is None] == [(None, State.NEW)]
-    assert [step for step in STEPS if step[1] is None] == [(State.REMOVED, None)]
+async def test_a_message_is_written_once_and_unlinked_once(autojump_clock: MockClock) -> None:
+    """By every call that is made on the way: handed out, come back, dead, redriven, and removed."""
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage, BrokerConfig(delay_seconds=5)) as broker:
+        await broker.create_queue("dead")
+        await broker.change_settings("q", {"max_receives": 2, "dead_letter_queue": "dead"})
+        disk.calls.log.clear()
+        id = await broker.publish("q", b"x")
+        for _ in range(3):  # the third finds that it has died
+            await broker.fetch("q")
+            await trio.sleep(20)
+        assert (await broker.redrive("dead", "q")).moved == 1
+        await broker.remove("q", id)
+        await trio.sleep(20)
+        calls = [call for call in disk.calls.log if id in f"{call.path} {call.detail}"]
+        assert [call.verb for call in calls if call.detail == "new" or call.verb in ("write", "link", "unlink")] == [
+            "open",
+            "write",
+            "unlink",
+        ]
+        assert len([call for call in calls if call.verb == "rename"]) >= 6
 
 
 def test_removed_is_the_end() -> None:
@@ -55,14 +77,14 @@ def test_every_state_can_be_reached_and_left() -> None:
 
 
 def test_only_death_and_reroute_share_their_steps_with_other_kinds() -> None:
-    """But for a message that goes from NEW to DELAYED: held back, or leased to somebody who was waiting for it."""
+    """But for a message that goes to DELAYED: held back at first, or after a failure; leased, or its lease extended."""
     plain = [
         step
         for kind, steps in TRANSITIONS.items()
         for step in steps
         if kind not in (Kind.REROUTE, Kind.EXPIRE, Kind.DIE)
     ]
-    assert Counter(plain) - Counter(set(plain)) == {(State.NEW, State.DELAYED): 1}
+    assert Counter(plain) - Counter(set(plain)) == dict.fromkeys(TRANSITIONS[Kind.DELAY], 1)
     assert TRANSITIONS[Kind.DIE] == TRANSITIONS[Kind.REROUTE]
     assert TRANSITIONS[Kind.EXPIRE] < TRANSITIONS[Kind.REMOVE]
 

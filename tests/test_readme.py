@@ -1,10 +1,8 @@
-"""What the README shows is what happens: its session against a daemon, its example program on its own."""
+"""What README and tutorial show is what happens: their blocks are pasted in order, in one shell, against one root."""
 
 from __future__ import annotations
 
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,64 +11,118 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import blocks, commands, mask
+from tests.documents import blocks, commands, fences, mask
+from tests.shell import Shell, write_program
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+TREE = Path(__file__).resolve().parent.parent
+README, TUTORIAL, CELERY = TREE / "README.md", TREE / "docs" / "tutorial.md", TREE / "docs" / "celery.md"
 SHOWN_ADDRESS, SHOWN_ROOT = "127.0.0.1:8080", "/tmp/mq"
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 LOOKS = ("ls", "cat")
 """Commands that only look: what they show may come a moment after the answer (delivery)."""
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 
 @pytest.fixture
-def daemon(free_port: int, temp_root: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon as `make run` starts it, on a port and a root of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mq", "--port", str(free_port), "--amqp-port=0", "--root", str(temp_root)]
-    )
-    try:
-        wait_until_listening(free_port, process)
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+def shell(free_port: int, temp_root: Path, tmp_path: Path) -> Iterator[Shell]:
+    """Only the port and the root are others than the pages say; those of AMQP's port would meet other tests."""
+    here = {"MQ_PORT": str(free_port), "MQ_AMQP_PORT": "0", "MQ_ROOT": str(temp_root)}
+    here |= {"MQ_URL": f"http://127.0.0.1:{free_port}", "MQ_PATIENCE": str(PATIENCE_SECONDS)}
+    with Shell(tmp_path, here) as shell:
+        yield shell
 
 
-def wait_until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Real time: another process starts."""
+def moved(text: str, port: int, root: Path) -> str:
+    return text.replace(SHOWN_ADDRESS, f"127.0.0.1:{port}").replace(SHOWN_ROOT, str(root))
+
+
+def looked(shell: Shell, command: str, printed: str) -> str:
+    """What a command prints; one that only looks is asked again until it sees what it should, or for too long."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    pytest.fail("the daemon does not listen")
+    while True:
+        out = shell.paste(command).out
+        if not command.startswith(LOOKS) or mask(out) == mask(printed) or time.monotonic() > deadline:
+            return out
+        time.sleep(0.05)  # real time: another process delivers
 
 
-def run(command: str, folder: Path) -> str:
-    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False).stdout
+@slow
+def test_the_readme_can_be_pasted(shell: Shell, free_port: int, temp_root: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    # What installing leaves: a folder with programs. That `make setup` makes it is proved by a test of its own.
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / "programs").rename(tmp_path / ".venv" / "bin")
+    (tmp_path / "programs").mkdir()
+    write_program(tmp_path / "programs" / "make", f'echo "make $*" >> {asked}')
+    install, use, embed = blocks(README, "sh")
+    assert fences(README) == ["sh", "sh", "sh"]
+
+    assert shell.paste(install).status == 0
+    assert asked.read_text() == "make setup\n"
+
+    serve, send, look, receive = moved(use, free_port, temp_root).splitlines()
+    assert shell.paste(serve).status == 0
+    sent = shell.paste(send)
+    assert sent.status == 0
+    assert looked(shell, look, sent.out) == sent.out
+    assert shell.paste(receive) == (0, "hello\n")
+
+    (release, program) = moved(embed, free_port, temp_root).split("\n", 1)
+    while_it_serves = shell.paste(program)  # in the wrong order: before the daemon lets go
+    assert while_it_serves == (1, "")
+    told = shell.errors.splitlines()[-1]
+    assert told.startswith("letters: root ")
+    assert "stop that one" in told
+    assert shell.paste(f"{release}\n{program}") == (0, "b'hello again' 1\n")
+    assert "Traceback" not in shell.errors
 
 
+def test_the_readme_fits_a_screen() -> None:
+    assert len(README.read_text().splitlines()) <= 80
+
+
+@slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-@pytest.mark.usefixtures("daemon")
-def test_session_shows_what_happens(free_port: int, temp_root: Path, tmp_path: Path) -> None:
-    (session,) = blocks(README, "console")
-    for shown, printed in commands(session):
-        command = shown.replace(SHOWN_ADDRESS, f"127.0.0.1:{free_port}").replace(SHOWN_ROOT, str(temp_root))
-        output = run(command, tmp_path)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while shown.startswith(LOOKS) and mask(output) != mask(printed) and time.monotonic() < deadline:
-            time.sleep(0.05)
-            output = run(command, tmp_path)
-        assert mask(output) == mask(printed), shown
+def test_the_tutorial_happens(shell: Shell, free_port: int, temp_root: Path) -> None:
+    seen = 0
+    for language, block in zip(fences(TUTORIAL), blocks(TUTORIAL), strict=True):
+        text = moved(block, free_port, temp_root)
+        if language == "sh":
+            assert shell.paste(text).status == 0, shell.errors
+            continue
+        for command, printed in commands(text):
+            assert mask(looked(shell, command, printed)) == mask(printed), f"{command}\n{shell.errors}"
+            seen += 1
+    assert seen > 15
+    assert "Traceback" not in shell.errors
 
 
-def test_example_program_runs(temp_root: Path) -> None:
-    (program,) = blocks(README, "python")
-    source = program.replace(SHOWN_ROOT, str(temp_root))
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, timeout=60)
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_the_readmes_first_line_installs(tmp_path: Path) -> None:
+    """With what is in git, and the network."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=TREE, capture_output=True, check=True, text=True).stdout
+    for name in listed.split("\0")[:-1]:
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(TREE / name, target)
+    line = blocks(README, "sh")[0] + "mq --version && command -v mq"
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys._base_executable}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (printed,) = blocks(README, "text")
-    assert done.stdout == printed
+    assert done.stdout.splitlines()[-1] == str(tmp_path / ".venv" / "bin" / "mq")
+
+
+@slow
+def test_celery_and_pika_work_as_their_page_says(free_port: int, temp_root: Path, tmp_path: Path) -> None:
+    here = {"MQ_PORT": "0", "MQ_AMQP_PORT": str(free_port), "MQ_ROOT": str(temp_root)}
+    printed = []
+    with Shell(tmp_path, here) as shell:
+        write_program(tmp_path / "programs" / "celery", f'exec {sys.executable} -m celery "$@"')
+        for block in blocks(CELERY, "sh"):
+            answer = shell.paste(block.replace("127.0.0.1:5672", f"127.0.0.1:{free_port}"))
+            assert answer.status == 0, shell.errors
+            printed.append(answer.out)
+    assert "42" in printed[-2].splitlines()  # beside what the worker says
+    assert "b'hello'" in printed[-1].splitlines()

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import trio
 from click.testing import CliRunner
 
-from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
+from mq.broker.commit import BatchChannel
+from mq.cli import main
 from mq.cli.mover import main as mover
 from mq.cli.reaper import main as reaper
-from mq.settings import Settings
-from mq.web.endpoints import ROUTES
+from mq.message import Message
+from mq.settings import Settings, load_settings
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage
+from mq.storage.options import StorageOptions
+from mq.testing.calls import RecordingCalls
+from mq.web.endpoints import ROUTES, STRICT_ROUTES, Endpoints
+from mq.web.exchange import Request
+from tests.web.talking import stream
 
 BODY = b"hello,\0world\n\xff"
 FOLDERS = ("new", "queues", "delay", "remove")
@@ -34,13 +47,6 @@ def names(folder: Path) -> list[str]:
 
 def open_at(root: Path, **config: float | bool) -> AbstractAsyncContextManager[Broker]:
     return open_broker(f"posix:{root}", BrokerConfig(**config))
-
-
-def tasks(nursery: trio.Nursery) -> Iterator[str]:
-    for task in nursery.child_tasks:
-        yield task.name
-        for child in task.child_nurseries:
-            yield from tasks(child)
 
 
 async def test_first_start_makes_the_folders(temp_root: Path) -> None:
@@ -77,7 +83,7 @@ async def test_a_delivered_message_is_a_file_named_by_its_id(temp_root: Path) ->
         id = await broker.publish("queue001", BODY)
         await until(lambda: names(temp_root / "queues" / "queue001") == [id])
         assert (temp_root / "queues" / "queue001" / id).read_bytes() == BODY
-        assert names(temp_root / "new") == []
+        await until(lambda: names(temp_root / "new") == [])  # where a move is a link and an unlink, it has both names
 
 
 async def test_a_fetched_message_is_in_delay_until_its_timer_ends(temp_root: Path) -> None:
@@ -95,86 +101,257 @@ async def test_a_fetched_message_is_in_delay_until_its_timer_ends(temp_root: Pat
         assert names(temp_root / "delay") == []
 
 
+async def remove_from(broker: Broker, root: Path, place: str) -> str:
+    """Publish a message, bring it to that folder, remove it there: its id."""
+    await broker.create_queue("queue001")
+    id = await broker.publish("queue001", BODY)
+    if place == "queues":
+        await until(lambda: names(root / "queues" / "queue001"))
+    elif place == "delay":
+        assert await broker.fetch("queue001") is not None
+    await broker.remove("queue001", id)
+    return id
+
+
 @pytest.mark.parametrize("place", ["new", "queues", "delay"])
-async def test_a_removed_message_is_in_remove(temp_root: Path, place: str) -> None:
+async def test_where_another_program_reaps_a_removed_message_is_in_remove(temp_root: Path, place: str) -> None:
     async with open_at(temp_root, mover=place != "new", reaper=False) as broker:
-        await broker.create_queue("queue001")
-        id = await broker.publish("queue001", BODY)
-        if place == "queues":
-            await until(lambda: names(temp_root / "queues" / "queue001"))
-        elif place == "delay":
-            assert await broker.fetch("queue001") is not None
-        await broker.remove("queue001", id)
+        id = await remove_from(broker, temp_root, place)
         (removed,) = names(temp_root / "remove")
         assert removed.partition(",")[0] == f"queue001:{id}"
         assert names(temp_root / "new") == names(temp_root / "queues" / "queue001") == names(temp_root / "delay") == []
 
 
-async def test_what_is_in_remove_is_unlinked(temp_root: Path) -> None:
+@pytest.mark.parametrize("place", ["queues", "delay"])
+async def test_by_default_a_removed_message_is_gone_with_the_answer(temp_root: Path, place: str) -> None:
+    """The broker is the reaper, too: of a removal and its unlink in one batch only the unlink is left to do."""
     async with open_at(temp_root) as broker:
-        await broker.create_queue("queue001")
-        await broker.remove("queue001", await broker.publish("queue001", BODY))
+        await remove_from(broker, temp_root, place)
+        assert files_of(temp_root) == set()
+
+
+async def test_where_another_program_moves_a_message_that_was_removed_in_new_is_gone_soon(temp_root: Path) -> None:
+    """The broker finds it by looking at the store, and its reaper unlinks it in a batch of its own."""
+    async with open_at(temp_root, mover=False) as broker:
+        await remove_from(broker, temp_root, "new")
+        await until(lambda: files_of(temp_root) == set())
+
+
+async def test_what_is_in_remove_is_unlinked(temp_root: Path) -> None:
+    """Whoever left it there: a broker that does not reap has."""
+    async with open_at(temp_root, reaper=False) as broker:
+        await remove_from(broker, temp_root, "queues")
+    assert names(temp_root / "remove")
+    async with open_at(temp_root):
         await until(lambda: names(temp_root / "remove") == [])
 
 
-async def test_a_message_is_one_file_from_beginning_to_end(temp_root: Path) -> None:
-    """The same inode in every folder: it is moved, and never written again."""
+@asynccontextmanager
+async def open_recorded(root: Path, calls: RecordingCalls, **config: float | bool) -> AsyncIterator[Broker]:
+    """A broker, every call of whose store is written down."""
+    mount = Mount("test", atomic_rename=True, ordered=True)
+    storage = FolderStorage("test:", str(root), calls, StorageOptions(), mount=lambda path: mount)
+    await storage.open()
+    try:
+        async with open_broker(storage, BrokerConfig(**config)) as broker:
+            yield broker
+    finally:
+        await storage.aclose()
 
-    def inodes() -> set[tuple[int, int]]:
-        files = [path for folder in FOLDERS for path in (temp_root / folder).rglob("*") if path.is_file()]
-        return {(path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
-    async with open_at(temp_root, reaper=False, delay_seconds=0.1) as broker:
+def steps_of(calls: RecordingCalls, id: str) -> list[str]:
+    """What was done to the names of a message, without what its name goes on with."""
+    verbs = ("rename", "link", "unlink")
+    return [re.sub(f"({id})[^ ]*", "ID", each) for each in calls.said(*verbs) if id in each]
+
+
+@pytest.mark.parametrize("place", ["new", "queues", "delay", "waiting"])
+async def test_to_the_letter_each_step_is_a_move_between_folders(temp_root: Path, place: str) -> None:
+    """Also where somebody waits, who would else get it from new/; and what is removed is unlinked only then."""
+    calls = RecordingCalls(LinuxCalls(), str(temp_root))
+    async with open_recorded(temp_root, calls, strict_seeds=True, mover=place != "new") as broker:
+        await broker.create_queue("queue001")
+        fetched: list[Message | None] = []
+
+        async def wait() -> None:
+            fetched.append(await broker.fetch("queue001", wait=PATIENCE_SECONDS))
+
+        async with trio.open_nursery() as nursery:
+            if place == "waiting":
+                nursery.start_soon(wait)
+                await trio.testing.wait_all_tasks_blocked()
+            id = await broker.publish("queue001", BODY)
+            if place == "queues":
+                await until(lambda: names(temp_root / "queues" / "queue001"))
+            elif place == "delay":
+                await wait()
+        assert [message.id for message in fetched if message] == ([id] if place in ("delay", "waiting") else [])
+        await broker.remove("queue001", id)
+        await until(lambda: files_of(temp_root) == set())
+    moves = ["rename new/queue001:ID queues/queue001/ID", "rename queues/queue001/ID delay/queue001:ID"]
+    count = {"new": 0, "queues": 1}.get(place, 2)
+    last = ("new/queue001:ID", "queues/queue001/ID", "delay/queue001:ID")[count]
+    assert steps_of(calls, id) == [
+        *moves[:count],
+        f"rename {last} remove/queue001:ID",
+        "unlink remove/queue001:ID",
+    ]
+
+
+async def test_to_the_letter_what_expires_goes_through_remove(temp_root: Path) -> None:
+    calls = RecordingCalls(LinuxCalls(), str(temp_root))
+    async with open_recorded(temp_root, calls, strict_seeds=True) as broker:
+        await broker.create_queue("queue001")
+        [published] = await broker.publish_many("queue001", [Draft(BODY, ttl=0.001)])
+        assert isinstance(published, Published)
+        await until(lambda: files_of(temp_root) == set())
+        assert steps_of(calls, published.id)[-2:] == [
+            "rename queues/queue001/ID remove/queue001:ID",
+            "unlink remove/queue001:ID",
+        ]
+
+
+@pytest.mark.parametrize("peers", [0, 1])
+async def test_a_message_is_one_file_from_beginning_to_end(temp_root: Path, peers: int) -> None:
+    """The same inode in every folder: it is moved, and never written again; alone and among others."""
+    async with open_at(temp_root, delay_seconds=0.1, peers=peers) as broker:
         await broker.create_queue("queue001")
         id = await broker.publish("queue001", BODY)
-        written = inodes()
+        written = files_of(temp_root)
         assert len(written) == 1
         assert await broker.fetch("queue001") is not None
-        assert inodes() == written
+        assert files_of(temp_root) == written
         await until(lambda: names(temp_root / "queues" / "queue001"))
-        assert inodes() == written
+        assert files_of(temp_root) == written
         await broker.remove("queue001", id)
-        assert inodes() == written
+        await until(lambda: files_of(temp_root) == set())
 
 
-async def test_workers_come_in_pairs(temp_root: Path) -> None:
-    async with open_at(temp_root, workers=3):
-        root = trio.lowlevel.current_root_task()
-        assert root is not None
-        running = [name for nursery in root.child_nurseries for name in tasks(nursery)]
-        for worker in ("FetchWorker.run", "SaveWorker.run"):
-            assert sum(worker in name for name in running) == 3
+def files_of(root: Path) -> set[tuple[int, int]]:
+    """(inode, time of the last write) of every message's file."""
+    found = set()
+    for path in (path for folder in FOLDERS for path in (root / folder).rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # it was moved or unlinked since it was listed
+            if path.is_file():
+                found.add((path.stat().st_ino, path.stat().st_mtime_ns))
+    return found
+
+
+async def test_workers_come_in_pairs(temp_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And every one of them works: none only stands there."""
+    worked: set[str] = set()
+    drain = BatchChannel.drain
+
+    async def noted(mailbox: BatchChannel[object], limit: int) -> list[object]:
+        taken = await drain(mailbox, limit)
+        task = trio.lowlevel.current_task()
+        worked.add(f"{task.name.rpartition('.broker.')[2]} {id(task)}")
+        return taken
+
+    monkeypatch.setattr(BatchChannel, "drain", noted)
+    async with open_at(temp_root, workers=3) as broker:
+        for number in range(12):  # a worker that has worked goes to the end of the line, so each has its turn
+            await broker.create_queue(f"queue{number}")
+            await broker.publish(f"queue{number}", BODY)
+            assert await broker.fetch(f"queue{number}") is not None
+    for worker in ("FetchWorker.run", "SaveWorker.run"):
+        assert sum(worker in name for name in worked) == 3
 
 
 async def test_fetches_of_one_queue_do_not_cross(temp_root: Path) -> None:
-    """As many fetches at once as one likes: together they get the first messages, each one of them."""
-    fetched: list[str] = []
+    """As many fetches at once as one likes: who asked first gets the first message."""
+    asked: list[int] = []
+    fetched: dict[int, str] = {}
 
-    async def fetch_one() -> None:
+    async def fetch_one(number: int) -> None:
+        asked.append(number)
         message = await broker.fetch("queue001")
         assert message is not None
-        fetched.append(message.id)
+        fetched[number] = message.id
 
     async with open_at(temp_root) as broker:
         await broker.create_queue("queue001")
         published = [await broker.publish("queue001", b"%d" % number) for number in range(40)]
         async with trio.open_nursery() as nursery:
-            for _ in range(30):
-                nursery.start_soon(fetch_one)
-    assert sorted(fetched) == sorted(published[:30])
+            for number in range(30):
+                nursery.start_soon(fetch_one, number)
+    assert [fetched[number] for number in asked] == published[:30]
+
+
+ENDPOINTS = {
+    ("GET", (None,)),
+    ("PUT", (None,)),
+    ("DELETE", (None,)),
+    ("GET", (None, "messages")),
+    ("POST", (None, "messages")),
+    ("DELETE", (None, "messages", None)),
+}
+"""The seed's, each as a method and the segments of a path."""
+
+ADDED = {
+    ("HEAD", (None,)),
+    ("PATCH", (None,)),
+    ("GET", (None, "messages", None)),
+    ("HEAD", (None, "messages", None)),
+    ("PATCH", (None, "messages", None)),
+}
+"""What mq adds where only words of the seed's stand in the path. Everything else has a word of mq's own."""
 
 
 def test_six_endpoints() -> None:
-    """The seed's are there; whatever else is there, an application of the seed's never meets."""
-    endpoints = {(method, route.path) for route in ROUTES for method in route.methods}
-    assert endpoints >= {
-        ("GET", (None,)),
-        ("PUT", (None,)),
-        ("DELETE", (None,)),
-        ("GET", (None, "messages")),
-        ("POST", (None, "messages")),
-        ("DELETE", (None, "messages", None)),
-    }
+    """An application of the seed's meets these, and nothing else where it goes."""
+    words = {None, "messages"}
+    endpoints = {(method, route.path) for route in ROUTES for method in route.methods if words.issuperset(route.path)}
+    assert endpoints == ENDPOINTS | ADDED
+
+
+def test_to_the_letter_there_are_six_endpoints() -> None:
+    assert {(method, route.path) for route in STRICT_ROUTES for method in route.methods} == ENDPOINTS
+
+
+REFUSED = {
+    ("GET", "/-/live"): 404,
+    ("GET", "/-/metrics"): 404,
+    ("GET", "/-/openapi.json"): 404,
+    ("POST", "/queue001/purge"): 404,
+    ("HEAD", "/queue001"): 405,
+    ("PATCH", "/queue001"): 405,
+    ("POST", "/queue001/messages/batch"): 405,
+    ("GET", "/queue001/messages/4ad814ab-213e-11e3-a9a3-0025904f6e08"): 405,
+    ("PUT", "/queue002?store=disk"): 400,
+    ("GET", "/queue001/messages?max=2"): 400,
+}
+
+
+async def test_to_the_letter_nothing_else_is_there(temp_root: Path) -> None:
+    async with open_at(temp_root, strict_seeds=True) as broker:
+        endpoints = Endpoints(broker, 100, strict_seeds=True)
+
+        async def ask(method: str, target: str, headers: Mapping[str, str] = MappingProxyType({})) -> int:
+            path, _, query = target.partition("?")
+            request = Request(method, path.encode(), query.encode(), headers, stream(BODY), None)
+            return (await endpoints.handle(request)).status
+
+        assert await ask("PUT", "/queue001") == 201
+        assert {asked: await ask(*asked) for asked in REFUSED} == REFUSED
+        for header in ("x-message-delay", "x-message-ttl", "idempotency-key", "x-message-attribute-a"):
+            assert await ask("POST", "/queue001/messages", {header: "1"}) == 400
+        assert await ask("POST", "/queue001/messages", {"content-type": "text/plain"}) == 201
+        assert not await broker.has_queue("queue002")
+
+
+@pytest.mark.parametrize("store", ["memory:", "layered:posix:/tmp/mq", "fake:/root"])
+def test_to_the_letter_is_for_folders(store: str) -> None:
+    done = CliRunner().invoke(main, ["serve", "--strict-seeds", "--port", "0", "--storage", store])
+    assert done.exit_code == 2
+    assert done.output == f'mq: --strict-seeds is for a store of folders (posix or tmpfs), not for "{store}"\n'
+
+
+def test_to_the_letter_amqp_is_served_where_a_port_is_given() -> None:
+    assert not load_settings({"strict_seeds": "true"}, {}).serves_amqp
+    assert load_settings({"strict_seeds": "true", "amqp_port": "5672"}, {}).serves_amqp
+    for settings in (Settings(strict_seeds=True), Settings(strict_seeds=True, amqp_port=5672)):
+        assert settings.served_store == "posix:/tmp/mq"  # nothing is only in memory
 
 
 def test_the_seeds_defaults() -> None:
@@ -185,7 +362,7 @@ def test_mover_needs_its_folders() -> None:
     for given in ([], ["--source", "/tmp"], ["--destination", "/tmp"]):
         done = CliRunner().invoke(mover, given)
         assert done.exit_code == 2
-        assert "Missing option" in done.output
+        assert "missing option" in done.output
 
 
 def test_the_programs_say_their_defaults() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mq.cli import load_verb
 from mq.errors import InvalidSetting
-from mq.settings import LINES, Settings, load_settings
+from mq.settings import LINES, OTHER_VARIABLES, Settings, load_settings, near_misses
 
 
 def in_file(tmp_path: Path, text: str) -> dict[str, str]:
@@ -65,9 +66,54 @@ def test_vhosts_are_names_with_commas_between(tmp_path: Path) -> None:
         assert "amqp_vhosts must be names" in refusal({"amqp_vhosts": wrong}, {})
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("MQ_PROT", "MQ_PORT"),
+        ("MQ_WORKER", "MQ_WORKERS"),
+        ("mq_root", "MQ_ROOT"),
+        ("MQPORT", "MQ_PORT"),
+        ("MQ_ULR", "MQ_URL"),
+        ("MQ_CONFG", "MQ_CONFIG"),
+    ],
+)
+def test_near_misses(name: str, near: str) -> None:
+    assert near_misses({name: "1", "PATH": "/bin", "MQ_ROOT": "/r"}) == {name: near}
+
+
+def test_what_others_call_so_is_no_near_miss() -> None:
+    kubernetes = ["MQ_SERVICE_HOST", "MQ_SERVICE_PORT", "MQ_PORT_8080_TCP", "MQ_PORT_8080_TCP_ADDR"]
+    others = [
+        "MQ_SEEDS",
+        "MQ_COMPILED",
+        "MQSERVER",
+        "MQ_INSTALLATION_PATH",
+        "MQ_ATTRIBUTE_PORTS",
+        "PORT",
+        "_MQ_COMPLETE",
+    ]
+    assert (
+        near_misses(dict.fromkeys([*kubernetes, *others, *OTHER_VARIABLES, *(line.variable for line in LINES)], "1"))
+        == {}
+    )
+
+
+def test_the_verbs_variables_are_known() -> None:
+    variables = {parameter.envvar for parameter in load_verb("send").params if parameter.envvar}
+    assert len(variables) > 4
+    assert variables <= set(OTHER_VARIABLES)
+
+
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_every_setting_has_a_flag_a_variable_and_a_key(tmp_path: Path, line) -> None:
-    value = {"address": "::1", "root": "/r", "storage": "memory:", "log_level": "debug"}.get(line.name, "1")
+    value = {
+        "address": "::1",
+        "root": "/r",
+        "storage": "memory:",
+        "log_level": "debug",
+        "log_format": "json",
+        "socket_mode": "0660",
+    }.get(line.name, "1")
     expected = load_settings({line.name: value}, {})
     assert expected != Settings()
     assert load_settings({}, {line.variable: value}) == expected
@@ -141,6 +187,10 @@ def test_switches(word: str, on: bool) -> None:
         ("address", ""),
         ("log_level", "loud"),
         ("no_mover", "maybe"),
+        ("socket_mode", "660x"),
+        ("socket_mode", "0o660"),
+        ("socket_mode", "1660"),
+        ("socket_mode", "680"),
         ("no_mover", ""),
     ],
 )
@@ -173,6 +223,7 @@ def test_the_wrong_value_as_the_issue_has_it() -> None:
         "root = 7",
         "address = ['::1']",
         "no_mover = 1",
+        "socket_mode = 432",
         "log_level = 3",
     ],
 )

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=.venv/bin/python
-measured='mq/storage/*,mq/broker/*'
+measured='mq/storage/*,mq/storage/files/*,mq/broker/*'
 $python -m coverage erase
 for tests in "tests/storage tests/broker plugins" "tests/simulation/test_seeds.py --seeds=${SEEDS:-200}" "tests/faults -k ordered"; do
     # shellcheck disable=SC2086 # words on purpose

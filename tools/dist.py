@@ -1,4 +1,5 @@
 """Builds the wheel, and mq.pyz: the whole program with all it needs in one file, for any Python from 3.11 on.
+The plugins that need nothing compiled are in it, too: etcd and memcached.
 
 Usage: python tools/dist.py FOLDER
 
@@ -19,6 +20,9 @@ from pathlib import Path
 TREE = Path(__file__).resolve().parent.parent
 ENTRY_POINT = "mq.cli:main"
 SHEBANG = b"#!/usr/bin/env python3\n"
+
+PACKED_PLUGINS = ("mq-etcd", "mq-memcached")
+"""mq-native fits one machine, mq-template is there to be copied."""
 
 PURE_FALLBACK = {"markupsafe/_speedups"}
 """Compiled modules that their package works without. They fit one version of Python, so they stay out."""
@@ -43,17 +47,19 @@ def main(folder: Path) -> None:
         print(f"{folder / name}: {(folder / name).stat().st_size:,} bytes")
 
 
-def build_wheel(folder: Path) -> Path:
-    """The wheel of this tree."""
-    run("build", "--wheel", "--outdir", str(folder), str(TREE))
+def build_wheel(folder: Path, tree: Path = TREE, *flags: str) -> Path:
+    """The wheel of a tree, in a folder of its own."""
+    run("build", "--wheel", *flags, "--outdir", str(folder), str(tree))
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
 def gather(wheel: Path, packages: Path) -> None:
-    """Install the wheel and what it needs into `packages`, without anything that fits this machine only."""
-    pins = TREE / "constraints.txt"
-    run("pip", "install", "--quiet", "--no-compile", "--target", str(packages), "--constraint", str(pins), str(wheel))
+    """Install the wheel, the plugins and what they need, each file by its hash, into `packages`, without anything that
+    fits this machine only."""
+    install = ["install", "--quiet", "--no-compile", "--no-deps", "--target", str(packages)]
+    run("pip", *install, "--require-hashes", "--requirement", str(TREE / "locked" / "dist.txt"))
+    run("pip", *install, str(wheel), *map(str, plugin_wheels(wheel.parent)))
     for pattern in MACHINE_NOTES:
         for path in packages.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -62,6 +68,13 @@ def gather(wheel: Path, packages: Path) -> None:
         if module not in PURE_FALLBACK:
             raise SystemExit(f"{module} is compiled: one file cannot serve several Pythons with it")
         path.unlink()
+
+
+def plugin_wheels(folder: Path) -> list[Path]:
+    """The wheels of the packed plugins, each in its folder below `folder`. Their build tool is there: developers' mq
+    has it."""
+    trees = [TREE / "plugins" / name for name in PACKED_PLUGINS]
+    return [build_wheel(folder / tree.name, tree, "--no-isolation") for tree in trees]
 
 
 def normalise(raw: Path, target: Path) -> None:

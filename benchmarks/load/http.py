@@ -30,7 +30,7 @@ class HttpCodec(Codec):
         super().__init__(queue, body)
         self._publish = self._request("POST", f"/{queue}/messages", body)
         self._fetch = self._request("GET", f"/{queue}/messages?wait={WAIT_SECONDS}")
-        self._remove = (f"DELETE /{queue}/messages/".encode(), b" HTTP/1.1\r\nHost: mq\r\n\r\n")
+        self._remove = (f"DELETE /{queue}/messages/".encode(), b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     def parse(self, data: bytes) -> tuple[Answer, int] | None:
         """As in Codec."""
@@ -73,7 +73,7 @@ class HttpCodec(Codec):
         _good((yield found[1].join(self._remove)), b"202")
 
     def _request(self, method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
-        head = [f"{method} {path} HTTP/1.1", "Host: mq"]
+        head = [f"{method} {path} HTTP/1.1", "Host: localhost"]
         if method in ("POST", "PUT"):
             head.append(f"Content-Length: {len(body)}")
         return "\r\n".join([*head, *lines, "", ""]).encode() + body

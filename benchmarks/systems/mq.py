@@ -15,7 +15,8 @@ from typing import ClassVar, Final
 from benchmarks.load.amqp import AmqpCodec
 from benchmarks.load.codec import Codec
 from benchmarks.load.http import HttpBatchCodec, HttpCodec
-from benchmarks.systems.system import CannotStart, Server, System, free_port, process
+from benchmarks.systems.system import CannotStart, Server, System, process
+from mq.testing.ports import HeldPort
 
 _LISTENS: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
@@ -52,6 +53,15 @@ class Mq(System):
             yield _port_of(running, log), running.pid
 
 
+class MqWithoutLog(Mq):
+    """One daemon that makes changes durable file by file, as where the file system is none for its log."""
+
+    name = "mq-no-log"
+    title = "mq, HTTP, without its log"
+    durability = "each publish, lease and removal is on the disk before its answer: file by file"
+    flags = ("--no-log",)
+
+
 class MqBatches(Mq):
     """One daemon, a hundred messages a request."""
 
@@ -69,12 +79,12 @@ class MqPeers(Mq):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System: on one port, which they share."""
-        port = free_port()
+        held = HeldPort()
         with (
-            self._daemon(folder, "--peers", "1", "--reuse-port", port=port) as (_, one),
-            self._daemon(folder, "--peers", "1", "--reuse-port", port=port) as (_, other),
+            self._daemon(folder, "--peers", "1", "--reuse-port", port=held.number) as (_, one),
+            self._daemon(folder, "--peers", "1", "--reuse-port", port=held.number) as (_, other),
         ):
-            yield Server([port], [one, other])
+            yield Server([held.number], [one, other])
 
 
 class MqAmqp(Mq):
@@ -88,9 +98,9 @@ class MqAmqp(Mq):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        port = free_port()
-        with self._daemon(folder, *self.flags, amqp_port=port) as (_, pid):
-            yield Server([port], [pid])
+        held = HeldPort()
+        with self._daemon(folder, *self.flags, amqp_port=held.number) as (_, pid):
+            yield Server([held.number], [pid])
 
 
 def _port_of(running: subprocess.Popen[bytes], log: Path) -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.load.amqp import AmqpCodec, AmqpQuorumCodec
-from benchmarks.systems.system import Server, System, free_port, process, wait_for_port
+from benchmarks.systems.system import Server, System, process, wait_for_port
+from mq.testing.ports import HeldPort
 
 _LIBRARY: Final = Path("/usr/lib/rabbitmq")
 
@@ -37,7 +38,8 @@ class RabbitClassic(System):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        port, names = free_port(), free_port()
+        held, names, distribution = HeldPort(), HeldPort(), HeldPort()
+        port = held.number
         (folder / "home").mkdir()
         (folder / "plugins").write_text("[].\n")
         (folder / "rabbitmq.conf").write_text(f"listeners.tcp.default = 127.0.0.1:{port}\n")
@@ -46,7 +48,7 @@ class RabbitClassic(System):
             "ERL_EPMD_PORT": str(names),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": f"bench{port}@localhost",
-            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_DIST_PORT": str(distribution),
             "RABBITMQ_MNESIA_BASE": str(folder / "data"),
             "RABBITMQ_LOG_BASE": str(folder / "logs"),
             "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
@@ -58,7 +60,7 @@ class RabbitClassic(System):
             process([epmd, "-port", str(names)], folder / "epmd.log", environment) as epmd_running,
             process([self._program()], folder / "log", environment) as running,
         ):
-            wait_for_port(epmd_running, names, folder / "epmd.log")
+            wait_for_port(epmd_running, names.number, folder / "epmd.log")
             wait_for_port(running, port, folder / "log")
             yield Server([port], [running.pid])
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks.load.beanstalk import BeanstalkCodec
 from benchmarks.load.nats import NatsCodec
 from benchmarks.load.redis import RedisCodec
-from benchmarks.systems.system import Server, System, absent, free_port, process, said, wait_for_port
+from benchmarks.systems.system import Server, System, absent, process, said, wait_for_port
+from mq.testing.ports import HeldPort
 
 
 class Beanstalkd(System):
@@ -34,7 +35,8 @@ class Beanstalkd(System):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        data, port = folder / "data", free_port()
+        data, held = folder / "data", HeldPort()
+        port = held.number
         data.mkdir()
         command = ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(data), "-f0", "-z", str(1 << 20)]
         with process(command, folder / "log") as running:
@@ -62,7 +64,8 @@ class Redis(System):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        port = free_port()
+        held = HeldPort()
+        port = held.number
         settings = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), "save": "", "daemonize": "no"}
         settings |= {"appendonly": "yes", "appendfsync": "always"}
         command = ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
@@ -102,7 +105,8 @@ class Nats(System):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        port, settings = free_port(), folder / "nats.conf"
+        held, settings = HeldPort(), folder / "nats.conf"
+        port = held.number
         settings.write_text(self._settings(folder / "data", port, always=self._knows_sync_always()))
         with process(["nats-server", "-c", str(settings)], folder / "log") as running:
             wait_for_port(running, port, folder / "log")

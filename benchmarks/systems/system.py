@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -82,16 +81,6 @@ def said(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
     found = re.search(r"\d+(\.\d+)+", done.stdout + done.stderr)
     return found[0] if found else "unknown"
-
-
-def free_port() -> int:
-    """One that nobody listens on, and that the kernel gives to nobody who connects somewhere meanwhile."""
-    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(10_000, max(lowest_given, 10_001))
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @contextmanager

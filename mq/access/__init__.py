@@ -1,16 +1,18 @@
-"""Who may do what: users, their secrets and their rights. Nothing of any door, no event loop.
+"""Users, their secrets and their rights. Nothing of any door, no event loop.
 
-* :mod:`.rights`: the rights, patterns of queue names, and what a user may do.
-* :mod:`.hashes`: how passwords and tokens are kept, so that nobody can read them back.
-* :mod:`.users_file`: the file of users, read. :mod:`.editing`: the same file, changed.
-* :mod:`.access`: who is it? The one answer that every door asks for.
-* :mod:`.certificates`: what a door shows of itself over TLS.
-* :mod:`.exposure`: which addresses may be listened on with how much of that.
+* ``rights``: the rights, patterns of queue names, and what a user may do.
+* ``hashes``: how passwords and tokens are kept, so that they cannot be read back.
+* ``users_file``: the file of users, read; ``editing``: the same file, changed.
+* ``aws_keys``: the file of AWS keys beside it.
+* ``user_directory``: finds the user by a token, a password, a certificate or a login on this machine.
+* ``guesses``: wrong secrets of late, which decide whose password :mod:`mq.doors.logins` checks next.
+* ``certificates``: a door's own certificate, and the authorities of its clients.
+* ``exposure``: which addresses may be listened on, with how much protection.
 
-A door asks :meth:`Access.recall`, then, in a thread, :meth:`Access.verify`; then :meth:`User.may`.
+A door finds the user by :class:`mq.doors.logins.Logins`, then asks :meth:`User.may`.
 """
 
-from mq.access.access import Access
 from mq.access.rights import Right, User
+from mq.access.user_directory import TokenExpired, UserDirectory
 
-__all__ = ["Access", "Right", "User"]
+__all__ = ["Right", "TokenExpired", "User", "UserDirectory"]

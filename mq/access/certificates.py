@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from mq.access.users_file import warn_if_open
 from mq.errors import InvalidSetting
 from mq.message import shorten
+
+_SUITES: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""For TLS 1.2: those that authenticate what they encrypt, with keys that are forgotten. Those of TLS 1.3 all do."""
 
 
 class TLSFiles(NamedTuple):
@@ -18,14 +21,16 @@ class TLSFiles(NamedTuple):
         certificate: the server's certificate, then those between it and its authority.
         key: its private key, not encrypted.
         client_ca: authorities; each client must show a certificate of theirs. None asks for none.
+        crl: what those authorities have revoked; None where they have revoked nothing.
     """
 
     certificate: str
     key: str
     client_ca: str | None = None
+    crl: str | None = None
 
     @classmethod
-    def of(cls, certificate: str, key: str, client_ca: str) -> TLSFiles | None:
+    def of(cls, certificate: str, key: str, client_ca: str, crl: str = "") -> TLSFiles | None:
         """Those that settings name; None when they name none.
 
         Raises:
@@ -35,7 +40,9 @@ class TLSFiles(NamedTuple):
             raise InvalidSetting("--tls-cert and --tls-key belong together: give both or none")
         if client_ca and not certificate:
             raise InvalidSetting("--tls-client-ca needs --tls-cert and --tls-key")
-        return cls(certificate, key, client_ca or None) if certificate else None
+        if crl and not client_ca:
+            raise InvalidSetting("--tls-crl needs --tls-client-ca: it says which of their certificates are revoked")
+        return cls(certificate, key, client_ca or None, crl or None) if certificate else None
 
 
 class Certificates:
@@ -68,10 +75,11 @@ class Certificates:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(_SUITES)
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         if self._protocols:
             context.set_alpn_protocols(self._protocols)
-        certificate, key, client_ca = self.files
+        certificate, key, client_ca, crl = self.files
         try:
             context.load_cert_chain(certificate, key, _no_passphrase)
         except (OSError, ValueError) as error:
@@ -79,7 +87,20 @@ class Certificates:
         warn_if_open(key)
         if client_ca is not None:
             _require_client_certificates(context, client_ca)
+        if crl is not None:
+            _refuse_revoked(context, crl)
         return context
+
+
+def common_name(certificate: Mapping[str, Any] | None) -> str | None:
+    """The one common name of a client's certificate; None where there is no certificate, or none or several names.
+
+    Args:
+        certificate: as :meth:`ssl.SSLSocket.getpeercert` gives it: verified.
+    """
+    subject = (certificate or {}).get("subject", ())
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    return str(names[0]) if len(names) == 1 else None
 
 
 def _require_client_certificates(context: ssl.SSLContext, client_ca: str) -> None:
@@ -88,6 +109,17 @@ def _require_client_certificates(context: ssl.SSLContext, client_ca: str) -> Non
         context.load_verify_locations(client_ca)
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"cannot use the client authorities {_shown(client_ca)}: {_reason(error)}") from error
+
+
+def _refuse_revoked(context: ssl.SSLContext, crl: str) -> None:
+    """Only the clients' own certificates are looked up: those between them and their authority have lists elsewhere."""
+    try:
+        context.load_verify_locations(crl)
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"cannot use the revocation list {_shown(crl)}: {_reason(error)}") from error
+    if not context.cert_store_stats()["crl"]:
+        raise InvalidSetting(f"cannot use the revocation list {_shown(crl)}: it holds none, as PEM (X509 CRL)")
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _no_passphrase() -> str:

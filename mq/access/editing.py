@@ -17,18 +17,20 @@ from typing import Any, Final
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from mq.access.hashes import PasswordHash, new_token, token_hash
+from mq.access.aws_keys import AwsKey, new_key, parse_keys, path_of_keys, read_keys
+from mq.access.hashes import KeptToken, PasswordHash, new_token, token_hash
 from mq.access.rights import Right
-from mq.access.users_file import Account, check_user_name, parse_users
+from mq.access.users_file import Account, check_user_name, parse_users, uid_of_login
 from mq.errors import InvalidSetting
 from mq.message import shorten
 
 _HEAD: Final = "# The users of mq: docs/access.md. No secret stands here, only hashes. Send SIGHUP after a change.\n"
+_HEAD_OF_KEYS: Final = "# AWS keys of mq's users: docs/sqs.md. The secrets are readable: keep this file to yourself.\n"
 _MODE: Final = 0o600
 
 
 class UsersFile:
-    """A file of users that may be changed. Others who change it in this way wait for their turn.
+    """A file of users that may be changed. Other programs that change it in this way wait for their turn.
 
     Args:
         path: of the file; made by the first user. Behind a symbolic link it is the link's target that changes.
@@ -45,28 +47,43 @@ class UsersFile:
         """
         return parse_users(self._read(), str(self._path))
 
-    def add(self, name: str, rights: Mapping[Right, Sequence[str]], password: str | None) -> str | None:
+    def add(
+        self,
+        name: str,
+        rights: Mapping[Right, Sequence[str]],
+        password: str | None,
+        unix: str | None = None,
+        *,
+        only_aws_key: bool = False,
+    ) -> str | None:
         """Add a user.
 
         Args:
-            name: nobody else's.
+            name: a new one.
             rights: patterns by right.
-            password: None makes a token instead.
+            password: None makes a token instead, where there is no login name either.
+            unix: the login name of a user of this machine, valid over a Unix socket; None for none.
+            only_aws_key: the user is to have an AWS key (:meth:`add_aws_key`), and needs no token.
 
         Returns:
-            The token, which stands nowhere else. None where there is a password.
+            The token, which stands nowhere else. None where there is another way in.
 
         Raises:
-            InvalidSetting: there is such a user, or the file cannot be changed.
+            InvalidSetting: there is such a user, no user of this machine has that login name, or the file cannot be
+                changed.
         """
         check_user_name(name)
         table = tomlkit.table()
         token = None
-        if password is None:
+        if unix is not None:
+            if uid_of_login(unix) is None:
+                raise InvalidSetting(f"this machine has no user {shorten(unix)} who can be told from others")
+            table["unix"] = unix
+        if password is not None:
+            table["password"] = str(PasswordHash.of(password))
+        elif unix is None and not only_aws_key:
             token = new_token()
             table["tokens"] = [token_hash(token)]
-        else:
-            table["password"] = str(PasswordHash.of(password))
         for right, patterns in rights.items():
             table[right.value] = list(patterns)
         with self._changing() as users:
@@ -83,14 +100,60 @@ class UsersFile:
         """
         with self._changing() as users:
             _known(users, name)
+            self._change_keys(name, None, only=True)  # before the user: a later one of that name must not have them
             del users[name]
 
-    def add_token(self, name: str, *, only: bool) -> str:
-        """Give a user one more token, beside those that there are, so that clients can change over one by one.
+    def add_aws_key(self, name: str, *, only: bool = False) -> AwsKey:
+        """Give a user one more AWS key, beside the others, so that clients can change over one by one.
+
+        Args:
+            name: whose.
+            only: the others count no more.
+
+        Returns:
+            The key. The file that has it can be read by its owner alone.
+
+        Raises:
+            InvalidSetting: there is no such user, or a file cannot be changed.
+        """
+        key = new_key(name)
+        with self._changing() as users:
+            _known(users, name)
+            self._change_keys(name, key, only=only)
+        return key
+
+    def aws_keys(self, name: str) -> list[str]:
+        """The ids of a user's AWS keys.
+
+        Raises:
+            InvalidSetting: the file of keys cannot be read or is wrong.
+        """
+        return [key.id for key in read_keys(path_of_keys(str(self._path))) if key.user == name]
+
+    def _change_keys(self, name: str, added: AwsKey | None, *, only: bool) -> None:
+        """Change the AWS keys of a user. The folder is locked."""
+        path = Path(path_of_keys(str(self._path)))
+        kept = [key for key in read_keys(str(path)) if not (only and key.user == name)]
+        keys = [*kept, *([] if added is None else [added])]
+        if not keys and not path.exists():
+            return
+        document = tomlkit.parse(path.read_text("utf-8") if path.exists() else _HEAD_OF_KEYS)
+        table = document.setdefault("keys", tomlkit.table(is_super_table=True))
+        for id in [id for id in table if id not in {key.id for key in keys}]:
+            del table[id]
+        if added is not None:
+            table[added.id] = {"user": added.user, "secret": added.secret}
+        changed = tomlkit.dumps(document)
+        parse_keys(tomlkit.parse(changed).unwrap(), str(path))
+        _replace(path, changed.encode(), like=self._path)
+
+    def add_token(self, name: str, *, only: bool, expires: int | None = None) -> str:
+        """Give a user one more token, beside the others, so that clients can change over one by one.
 
         Args:
             name: whose.
             only: the others, and the password, count no more.
+            expires: when it counts no more, in seconds since 1970; None for never.
 
         Returns:
             The token, which stands nowhere else.
@@ -99,9 +162,10 @@ class UsersFile:
             InvalidSetting: there is no such user, or the file cannot be changed.
         """
         token = new_token()
+        kept = str(KeptToken(str(token_hash(token)), expires))
         with self._changing() as users:
             table = _known(users, name)
-            table["tokens"] = [*([] if only else table.get("tokens", [])), token_hash(token)]
+            table["tokens"] = [*([] if only else table.get("tokens", [])), kept]
             if only:
                 table.pop("password", None)
         return token
@@ -157,13 +221,16 @@ def _locked(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Put `data` in the place of a file, durably, for the same owner and under the same mode."""
+def _replace(path: Path, data: bytes, like: Path | None = None) -> None:
+    """Put `data` in the place of a file, durably, for the same owner and under the same mode. With `like` it is for its
+    owner alone; a new one's is that of the file `like`."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     try:
         with open(descriptor, "wb") as file:
-            _keep_owner(path, descriptor)
+            _keep_owner(path if like is None or path.exists() else like, descriptor)
+            if like is not None:
+                os.fchmod(descriptor, _MODE)
             file.write(data)
             file.flush()
             os.fsync(descriptor)

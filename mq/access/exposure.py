@@ -13,9 +13,9 @@ class Protection(NamedTuple):
     """What stands between a door and its clients.
 
     Attributes:
-        has_users: it knows users, and lets nobody else in.
+        has_users: it lets in users alone.
         has_tls: what is said is not to be read on the way.
-        has_client_ca: over TLS, it lets in only who shows a certificate.
+        has_client_ca: over TLS, it lets in only clients with a certificate.
     """
 
     has_users: bool
@@ -32,7 +32,7 @@ def check_exposure(address: str, protection: Protection, *, insecure: bool) -> N
         insecure: it was said explicitly that this is meant.
 
     Raises:
-        InvalidSetting: the network could reach it, and it lacks TLS, or knows nobody.
+        InvalidSetting: the network could reach it, and it lacks TLS, or users.
     """
     if insecure or is_loopback(address):
         return

@@ -1,7 +1,7 @@
 """How passwords and tokens are kept: so that they can be checked and not read back.
 
 A password is what people can remember, so guessing has to be slow: scrypt (RFC 7914), at the cost that OWASP's sheet on
-storing passwords names. A token is 256 random bits, which nobody guesses, so one round of SHA-256 is enough.
+storing passwords names. A token is 256 random bits, which cannot be guessed, so one round of SHA-256 is enough.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hmac
 import re
 import secrets
 import unicodedata
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from mq.errors import InvalidSetting
@@ -24,7 +25,8 @@ MOST_WORK: Final = 1 << 26
 """The most n * r * p: some ten seconds."""
 
 _PASSWORD_HASH: Final = re.compile(r"scrypt:(\d{1,9}):(\d{1,3}):(\d{1,3}):([0-9a-f]{32}):([0-9a-f]{64})", re.ASCII)
-_TOKEN_HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_KEPT_TOKEN: Final = re.compile(r"(sha256:[0-9a-f]{64})(?: until ([0-9TZ:-]{1,30}))?")
+_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _TOKEN: Final = re.compile(r"mq_[A-Za-z0-9_-]{43}")
 
 
@@ -118,9 +120,47 @@ def token_hash(token: str) -> str | None:
     return "sha256:" + hashlib.sha256(token.encode("ascii")).hexdigest()
 
 
-def is_token_hash(text: str) -> bool:
-    """Whether `text` is what :func:`token_hash` makes."""
-    return _TOKEN_HASH.fullmatch(text) is not None
+class KeptToken(NamedTuple):
+    """A token as a file keeps it.
+
+    Attributes:
+        hash: what :func:`token_hash` makes of it.
+        expires: seconds since 1970; None for never.
+    """
+
+    hash: str
+    expires: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> KeptToken:
+        """What `text` says: a hash, and perhaps `` until `` and a time of UTC to the second.
+
+        Raises:
+            ValueError: it says something else. The error does not quote it.
+        """
+        matched = _KEPT_TOKEN.fullmatch(text)
+        if matched is None:
+            raise ValueError("not the hash of a token")
+        return cls(matched[1], None if matched[2] is None else _seconds_of(matched[2]))
+
+    def __str__(self) -> str:
+        return self.hash if self.expires is None else f"{self.hash} until {time_text(self.expires)}"
+
+
+def time_text(seconds: int) -> str:
+    """A time as a file of users has it (RFC 3339): ``2026-12-24T19:00:00Z``.
+
+    Args:
+        seconds: since 1970.
+    """
+    return datetime.fromtimestamp(seconds, UTC).strftime(_TIME)
+
+
+def _seconds_of(text: str) -> int:
+    try:
+        return int(datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        raise ValueError("not a time such as 2026-12-24T19:00:00Z") from None
 
 
 def _scrypt(password: str, salt: bytes, cost: Cost) -> bytes:

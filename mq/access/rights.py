@@ -20,12 +20,14 @@ class Right(StrEnum):
     PUBLISH = "publish"
     CONSUME = "consume"
     CONFIGURE = "configure"
+    PAUSE = "pause"
+    MONITOR = "monitor"
     ADMINISTER = "administer"
 
 
 @dataclass(frozen=True)
 class User:
-    """Somebody who has shown who they are.
+    """A user that has logged in.
 
     Attributes:
         name: as in the users file.
@@ -36,7 +38,7 @@ class User:
     rights: Mapping[Right, tuple[str, ...]]
 
     def may(self, right: Right, queue: str | None) -> bool:
-        """Whether the user has that right on a queue. Who may administer it may do everything with it.
+        """Whether the user has that right on a queue. The right to administer it includes all others.
 
         Args:
             right: which.
@@ -49,7 +51,12 @@ class User:
 
     def may_something(self, queue: str) -> bool:
         """Whether the user has any right on that queue."""
-        return any(self.may(right, queue) for right in Right)
+        return any(_compiled(pattern).match(queue) for pattern in self._patterns)
+
+    @functools.cached_property
+    def _patterns(self) -> frozenset[str]:
+        """Of all rights: a list of ten thousand queues is looked through with each pattern once."""
+        return frozenset(pattern for patterns in self.rights.values() for pattern in patterns)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import pwd
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mq.access.hashes import PasswordHash, is_token_hash
+from mq.access.hashes import KeptToken, PasswordHash
 from mq.access.rights import Right, User
 from mq.errors import InvalidSetting
 from mq.message import shorten
@@ -20,7 +21,9 @@ logger = logging.getLogger(__name__)
 LONGEST_PATTERN: Final = 255
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
-_KEYS: Final = ("password", "tokens", *Right)
+_KEYS: Final = ("password", "tokens", "certificate", "unix", *Right)
+_OVERFLOW_UID: Final = 65_534
+"""What the kernel says of users that it cannot name: those of other user namespaces, all of them the same."""
 
 
 class Account(NamedTuple):
@@ -29,12 +32,16 @@ class Account(NamedTuple):
     Attributes:
         user: the name and the rights.
         password: its hash, or None.
-        tokens: their hashes.
+        tokens: their hashes, and when they expire.
+        certificate: the common name of the certificate that is theirs, or None.
+        unix: the login name on this machine by which they are known over a Unix socket, or None.
     """
 
     user: User
     password: PasswordHash | None
-    tokens: tuple[str, ...]
+    tokens: tuple[KeptToken, ...]
+    certificate: str | None = None
+    unix: str | None = None
 
 
 def read_users(path: str) -> tuple[Account, ...]:
@@ -71,7 +78,38 @@ def parse_users(text: str, path: str) -> tuple[Account, ...]:
     _hold(isinstance(users, dict), path, "users", "must be a table")
     accounts = tuple(_account(path, name, table) for name, table in users.items())
     _check_tokens_differ(accounts, path)
+    _check_certificates_differ(accounts, path)
     return accounts
+
+
+def users_by_uid(accounts: Iterable[Account], path: str) -> dict[int, User]:
+    """The users with login names on this machine, by number. Warns of names that no login has: an account that
+    was removed stops no daemon.
+
+    Raises:
+        InvalidSetting: two of them are the same user of the machine.
+    """
+    found: dict[int, User] = {}
+    for account in accounts:
+        if account.unix is None:
+            continue
+        key = f"users.{shorten(account.user.name)}.unix"
+        uid = uid_of_login(account.unix)
+        if uid is None:
+            logger.warning("%s in the users file %s: this machine has no such user", key, shorten(path, 200))
+            continue
+        owner = found.setdefault(uid, account.user)
+        _hold(owner is account.user, path, key, f"{owner.name} is the same user of this machine")
+    return found
+
+
+def uid_of_login(name: str) -> int | None:
+    """The number of a user of this machine; None where there is none, or none whom the kernel can tell from others."""
+    try:
+        uid = pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):  # a zero byte in it
+        return None
+    return None if uid == _OVERFLOW_UID else uid
 
 
 def check_user_name(name: str) -> None:
@@ -80,11 +118,16 @@ def check_user_name(name: str) -> None:
     Raises:
         InvalidSetting: no.
     """
-    if _NAME.fullmatch(name) is None:
+    if not is_user_name(name):
         raise InvalidSetting(
             f"not a user's name: {shorten(name)}. Use 1 to 100 letters, digits and . _ @ -, "
             "beginning with a letter, a digit or _"
         )
+
+
+def is_user_name(name: str) -> bool:
+    """Whether a user may be called that."""
+    return _NAME.fullmatch(name) is not None
 
 
 def is_pattern(text: object) -> bool:
@@ -97,19 +140,25 @@ def warn_if_open(path: str) -> None:
     try:
         mode = Path(path).stat().st_mode
     except OSError:
-        return  # whoever reads it says so
+        return  # its reader says so
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         logger.warning("%s is open to every user of this machine: chmod o-rw it", path)
 
 
 def _account(path: str, name: str, table: Any) -> Account:
     where = f"users.{shorten(name)}"
-    _hold(_NAME.fullmatch(name) is not None, path, where, "not a user's name")
+    _hold(is_user_name(name), path, where, "not a user's name")
     _hold(isinstance(table, dict), path, where, "must be a table")
     for key in table:
         _hold(key in _KEYS, path, f"{where}.{shorten(key)}", "unknown; known: " + ", ".join(_KEYS))
     rights = {right: _patterns(path, where, right, table) for right in Right if right in table}
-    return Account(User(name, rights), _password(path, where, table), _tokens(path, where, table))
+    certificate = table.get("certificate")
+    is_right = certificate is None or is_pattern(certificate)
+    _hold(is_right, path, f"{where}.certificate", "must be the common name of a client's certificate")
+    unix = table.get("unix")
+    _hold(unix is None or is_pattern(unix), path, f"{where}.unix", "must be a login name of this machine")
+    password, tokens = _password(path, where, table), _tokens(path, where, table)
+    return Account(User(name, rights), password, tokens, certificate, unix)
 
 
 def _patterns(path: str, where: str, right: Right, table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -128,20 +177,32 @@ def _password(path: str, where: str, table: Mapping[str, Any]) -> PasswordHash |
         raise _wrong(path, f"{where}.password", f"{error}: mq user makes one") from None
 
 
-def _tokens(path: str, where: str, table: Mapping[str, Any]) -> tuple[str, ...]:
+def _tokens(path: str, where: str, table: Mapping[str, Any]) -> tuple[KeptToken, ...]:
     tokens = table.get("tokens", [])
-    is_right = isinstance(tokens, list) and all(isinstance(token, str) and is_token_hash(token) for token in tokens)
+    is_right = isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
     _hold(is_right, path, f"{where}.tokens", 'must be a list of "sha256:..." hashes: mq user makes them')
-    return tuple(tokens)
+    try:
+        return tuple(map(KeptToken.parse, tokens))
+    except ValueError as error:
+        raise _wrong(path, f"{where}.tokens", f"{error}: mq user makes them") from None
 
 
 def _check_tokens_differ(accounts: tuple[Account, ...], path: str) -> None:
     owners: dict[str, str] = {}
     for account in accounts:
         for token in account.tokens:
-            owner = owners.setdefault(token, account.user.name)
+            owner = owners.setdefault(token.hash, account.user.name)
             same = owner == account.user.name
             _hold(same, path, f"users.{shorten(account.user.name)}.tokens", f"{owner} has the same token")
+
+
+def _check_certificates_differ(accounts: tuple[Account, ...], path: str) -> None:
+    owners: dict[str, str] = {}
+    for account in accounts:
+        if account.certificate is not None:
+            name = account.user.name
+            owner = owners.setdefault(account.certificate, name)
+            _hold(owner == name, path, f"users.{shorten(name)}.certificate", f"{owner} has the same one")
 
 
 def _hold(condition: bool, path: str, key: str, problem: str) -> None:

@@ -1,35 +1,41 @@
 """The broker: the one API behind every door, and the tasks that keep its promises.
 
-:mod:`.broker` is that API, :mod:`.opened` opens it, :mod:`.rooms` makes its parts. :mod:`.index` is what it knows of
-each queue and :mod:`.catalog` of all of them; :mod:`.publishing` and :mod:`.uploads`, :mod:`.consuming`, :mod:`.queues`
-and :mod:`.looking` are its API by topic. Fetches stand in line in :mod:`.fetches` and are served by :mod:`.fetching`;
-:mod:`.jobs` are changes of messages, :mod:`.commit` brings many of them under one barrier. :mod:`.upkeep` keeps
-messages moving: :mod:`.mover` and :mod:`.reaper` move what is due and unlink what is removed, :mod:`.expiry` and
-:mod:`.deaths` take care of what dies, :mod:`.follow` keeps up with others on a shared root. Consumers that take batches
-are in :mod:`.claims`, what is durable of them in :mod:`.consumers`, their messages in :mod:`.claimed`; :mod:`.browsing`
-shows messages by sequence.
+Its files, in reading order:
+
+* ``broker``: the API, and how to open a broker; ``api``: the same as doors see it, in a cluster, too;
+  ``verbs``: what holds for each verb.
+* ``wiring``: makes, loads and starts the parts; ``core``: what each of them has; ``config``: how a broker works;
+  ``in_flight``: requests that are not finished.
+* ``index``: one queue's messages in memory; ``catalog``: all queues, and the messages that are being moved.
+* ``settings``: a queue's settings; ``bodies``, ``body_loader``: body stats, where settings need them.
+* ``queues``: queues made, deleted, set, emptied; what doors declare.
+* ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier.
+* ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``offers``: messages
+  still in memory; ``leases``: names and lengths of leases.
+* ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a
+  queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``peek``: reading only.
+* ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``dead_letters``: where dead messages
+  go; ``keys``: idempotency keys and their ledger; ``shared``: the watcher of a store that others change, too.
 """
 
-from mq.broker.broker import Broker
-from mq.broker.browsing import Browsed, Ranges
-from mq.broker.claims import LARGEST_CLAIM, Batch, Standing
+from mq.broker.batch_consumers import LARGEST_CLAIM, ClaimedBatch, ConsumerPosition
+from mq.broker.broker import Broker, open_broker
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
 from mq.broker.exclusion import Exclusion
-from mq.broker.holding import Held
-from mq.broker.looking import Seen
-from mq.broker.opened import open_broker
-from mq.broker.publishing import Draft, Published
-from mq.broker.queue_settings import QueueSettings
+from mq.broker.peek import Browsed, Ranges, Seen
+from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import QueueStatus, Redriven
-from mq.broker.uploads import Upload
+from mq.broker.settings import QueueSettings
+from mq.broker.unacked import Held
 
 __all__ = [
     "LARGEST_CLAIM",
-    "Batch",
     "Broker",
     "BrokerConfig",
     "Browsed",
+    "ClaimedBatch",
+    "ConsumerPosition",
     "Draft",
     "Exclusion",
     "Held",
@@ -40,7 +46,6 @@ __all__ = [
     "Redriven",
     "Removal",
     "Seen",
-    "Standing",
     "Upload",
     "open_broker",
 ]

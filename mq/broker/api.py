@@ -1,38 +1,90 @@
-"""What every door may ask of a broker: of the one in this process (:class:`~mq.broker.broker.Broker`), or of the one
-that a node of a cluster shows to its doors. What the methods mean is said at the former."""
+"""The broker's API as doors see it, the places where a queue may live, and the membership of a cluster.
+
+A door works with the broker in this process (:class:`~mq.broker.broker.Broker`) or with the one that a node of a
+cluster shows to its doors. What the methods mean is said at the former.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from mq.broker.browsing import Browsed, Ranges
-from mq.broker.claims import Batch, Standing
+from mq.broker.batch_consumers import ClaimedBatch, ConsumerPosition
 from mq.broker.consuming import Removal
+from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.exclusion import Exclusion
-from mq.broker.heirs import Heir
-from mq.broker.holding import Held
-from mq.broker.looking import READY, Seen
-from mq.broker.places import Membership
-from mq.broker.publishing import Draft, Published
-from mq.broker.queue_settings import QueueSettings
+from mq.broker.peek import READY, Browsed, Ranges, Seen
+from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
-from mq.broker.uploads import Upload
+from mq.broker.settings import QueueSettings
+from mq.broker.unacked import Held
 from mq.errors import MQError
 from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description
 
+DISK: Final = "disk"
+"""In the store of this daemon: there again after a restart."""
+MEMORY: Final = "memory"
+"""Gone with this process."""
+CLUSTER: Final = "cluster"
+"""Highly available: on all nodes of a cluster."""
+PLACES: Final = (DISK, MEMORY, CLUSTER)
+
+
+class Node(NamedTuple):
+    """A node of a cluster.
+
+    Attributes:
+        name: as its file has it.
+        uptime_seconds: for how long it has been a member without interruption.
+        is_master: whether it is the oldest.
+    """
+
+    name: str
+    uptime_seconds: float
+    is_master: bool
+
+
+class Membership(NamedTuple):
+    """A cluster, as one of its nodes sees it.
+
+    Attributes:
+        node: the name of the one that tells; empty where there is no cluster.
+        role: ``master`` or ``mirror``; ``alone`` where it has no part in a cluster just now.
+        nodes: those that are members now, the oldest first.
+        queues: how many highly available queues there are.
+        is_served: whether a node serves them now, as far as this node knows.
+        term: rises with every new master; 0 where none is known.
+    """
+
+    node: str
+    role: str
+    nodes: tuple[Node, ...]
+    queues: int
+    is_served: bool
+    term: int
+
+
+ALONE: Final = Membership("", "alone", (), 0, False, 0)
+"""A daemon that is in no cluster."""
+
 
 class DeclarationsAPI(Protocol):
-    """As :class:`~mq.broker.declarations.Declarations`."""
+    """As :class:`~mq.broker.queues.Declarations`."""
 
     def knows(self, queue: str) -> bool: ...
+
+    def may_have(self, queue: str) -> bool: ...
+
+    async def find(self, queue: str) -> None: ...
 
     def ready(self, queue: str) -> int: ...
 
     async def look(self, queue: str) -> None: ...
 
     def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]: ...
+
+    async def admit(self, queue: QueueName, *, is_replicated: bool) -> None: ...
 
     async def create(
         self,
@@ -50,7 +102,7 @@ class DeclarationsAPI(Protocol):
 
     def on_failover(self, told: Callable[[Iterable[str]], None]) -> None: ...
 
-    def inherit(self, heir: Heir) -> None: ...
+    def set_sink(self, sink: DeadLetterSink) -> None: ...
 
     async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None: ...
 
@@ -60,13 +112,15 @@ class DeclarationsAPI(Protocol):
 
 
 class ClaimsAPI(Protocol):
-    """As :class:`~mq.broker.claiming.Claiming`."""
+    """As :class:`~mq.broker.batch_consumers.Claims`."""
 
-    async def consumers(self, queue: str) -> list[Standing]: ...
+    async def consumers(self, queue: str) -> list[ConsumerPosition]: ...
 
-    async def consumer(self, queue: str, name: str) -> Standing: ...
+    async def consumer(self, queue: str, name: str) -> ConsumerPosition: ...
 
-    async def start(self, queue: str, name: str) -> Standing: ...
+    async def start(
+        self, queue: str, name: str, checkpoint: str = "", *, take_over: bool = False
+    ) -> ConsumerPosition: ...
 
     async def claim(
         self,
@@ -79,19 +133,23 @@ class ClaimsAPI(Protocol):
         most_bytes: int | None = None,
         up_to: int | None = None,
         lease: float = ...,
-    ) -> Batch | None: ...
+    ) -> ClaimedBatch | None: ...
 
     async def read(
-        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int
+        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int, of: int | None = None
     ) -> list[tuple[int, Message]]: ...
 
-    async def acknowledge(self, queue: str, name: str, batch: int, epoch: int) -> None: ...
+    async def note_read(
+        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int, of: int, checkpoint: str = ""
+    ) -> None: ...
+
+    async def acknowledge(self, queue: str, name: str, batch: int, epoch: int, *, if_read: bool = False) -> None: ...
 
     async def forget(self, queue: str, name: str) -> None: ...
 
 
 class BrowsingAPI(Protocol):
-    """As :class:`~mq.broker.browsing.Browsing`."""
+    """As :class:`~mq.broker.peek.SequenceBrowser`."""
 
     async def browse(self, queue: str, *, after: int = 0, up_to: int | None = None, most: int = 100) -> Browsed: ...
 
@@ -157,7 +215,9 @@ class BrokerAPI(Protocol):
 
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]: ...
 
-    async def requeue(self, queue: str, id: str, *, receipt: str | None = None) -> None: ...
+    async def requeue(
+        self, queue: str, id: str, *, receipt: str | None = None, delay: float | None = 0.0, reason: str = ""
+    ) -> None: ...
 
     async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None: ...
 
@@ -169,7 +229,15 @@ class BrokerAPI(Protocol):
 
     async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None: ...
 
-    async def put_back(self, held: Sequence[Held], *, redelivered: bool = True, to_back: bool = False) -> None: ...
+    async def put_back(
+        self,
+        held: Sequence[Held],
+        *,
+        redelivered: bool = True,
+        to_back: bool = False,
+        failed: bool = False,
+        most: int | None = None,
+    ) -> None: ...
 
     async def reject(self, held: Sequence[Held]) -> None: ...
 

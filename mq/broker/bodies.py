@@ -1,16 +1,18 @@
-"""What a queue knows of its messages' bodies: their sizes and digests, where its settings ask for them.
+"""Body stats: the sizes and digests of a queue's bodies, where its settings need them.
 
-Derived from the messages themselves, so that it cannot disagree with them: read when it is first needed, kept up to
-date from then on. What has not been read yet is in :attr:`Bodies.unread`.
+They come from the messages themselves, so they cannot disagree with them: loaded when first needed
+(:mod:`mq.broker.body_loader`), kept up to date from then on.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mq.message import MessageId
+import trio
+
+from mq.message import Message, MessageId
 
 
 class _Known(NamedTuple):
@@ -18,12 +20,12 @@ class _Known(NamedTuple):
     digest: bytes | None
 
 
-class Bodies:
-    """The bodies of one queue's messages.
+class BodyStats:
+    """The sizes and digests of one queue's bodies.
 
     Attributes:
-        unread: messages whose bodies are not known yet; its keys, in an order that every run has.
-        total: bytes of the known bodies, those of messages on their way out left out.
+        unread: messages whose bodies are not loaded yet; a dictionary, whose order is the same in every run.
+        total: bytes of the loaded bodies, without those of messages that are leaving.
     """
 
     def __init__(self, ids: Iterable[MessageId]) -> None:
@@ -34,11 +36,11 @@ class Bodies:
         self._ids: dict[bytes, MessageId] = {}
 
     def find(self, digest: bytes) -> MessageId | None:
-        """The message with this body."""
+        """The message whose body has this digest; None without one."""
         return self._ids.get(digest)
 
     def add(self, id: MessageId, size: int, digest: bytes | None) -> None:
-        """This is `id`'s body; a digest of None is the same as no other."""
+        """Add the body of a message. A digest of None equals no other."""
         self.unread.pop(id, None)
         if id not in self._known:
             self._known[id] = _Known(size, digest)
@@ -47,7 +49,7 @@ class Bodies:
                 self._ids.setdefault(digest, id)
 
     def arrived(self, id: MessageId) -> None:
-        """`id` is in the queue, perhaps since long, perhaps back from a way out that it could not take."""
+        """Note that a message is in the queue: new there, there already, or back after it could not leave."""
         if id in self._leaving:
             self._leaving.discard(id)
             self.total += self._known[id].size
@@ -55,13 +57,13 @@ class Bodies:
             self.unread[id] = None
 
     def leaving(self, id: MessageId) -> None:
-        """`id` is on its way out of the queue: its bytes do not count any more, its body does."""
+        """Note that a message is leaving the queue: its bytes do not count any more, its digest still does."""
         if id in self._known and id not in self._leaving:
             self._leaving.add(id)
             self.total -= self._known[id].size
 
     def left(self, id: MessageId) -> None:
-        """`id` is not in the queue any more."""
+        """Note that a message has left the queue."""
         self.leaving(id)
         self._leaving.discard(id)
         self.unread.pop(id, None)
@@ -71,5 +73,12 @@ class Bodies:
 
 
 def digest_of(data: bytes) -> bytes:
-    """By which two bodies are the same: SHA-256."""
+    """The digest by which bodies are compared: SHA-256."""
     return hashlib.sha256(data).digest()
+
+
+async def close(messages: Sequence[Message]) -> None:
+    """Close the messages' bodies, also when cancelled."""
+    with trio.CancelScope(shield=True):
+        for message in messages:
+            await message.body.aclose()

@@ -1,33 +1,34 @@
-"""The broker: the one API that every door calls."""
+"""The broker: the one API that every door calls, and :func:`open_broker`, which opens one for the length of a block."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from typing import Any
 
 import trio
 
-from mq.broker.asked import Asked
+from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership
+from mq.broker.batch_consumers import Claims
 from mq.broker.bodies import digest_of
-from mq.broker.claiming import Claiming
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
-from mq.broker.declarations import Declarations
 from mq.broker.exclusion import Exclusion
-from mq.broker.fetches import FetchRequest
-from mq.broker.holding import Held
-from mq.broker.looking import READY, Seen
-from mq.broker.places import ALONE, CLUSTER, MEMORY, Membership
-from mq.broker.publishing import Draft, Published
-from mq.broker.queue_settings import VISIBILITY, QueueSettings, check_value
-from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
-from mq.broker.rooms import Rooms
-from mq.broker.uploads import Upload
+from mq.broker.in_flight import InFlight
+from mq.broker.peek import READY, Seen
+from mq.broker.publishing import Draft, Published, Upload
+from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, QueueStatus, Redriven
+from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
+from mq.broker.unacked import Held
+from mq.broker.waiters import FetchRequest
+from mq.broker.wiring import Wiring
 from mq.errors import Conflict, MQError, NoSuchMessage
-from mq.lifecycle import Observer
+from mq.lifecycle import Observer, Span
 from mq.message import Message, MessageId, QueueName, shorten
-from mq.storage.interface import Description, Storage
+from mq.storage.interface import Description, Sharing, Storage
+from mq.storage.registry import open_storage
 
 
 class Broker:
@@ -48,34 +49,33 @@ class Broker:
     ) -> None:
         self.config = config
         self._storage = storage
-        rooms = Rooms(storage, config, observers, clock_ns, random)
-        self._rooms = rooms
-        self._catalog, self._committer, self._fetches = rooms.catalog, rooms.committer, rooms.fetches
-        self._queues, self._publishing, self._consuming = rooms.queues, rooms.publishing, rooms.consuming
-        self._holding = rooms.holding
-        self._looking, self._upkeep, self._follower = rooms.looking, rooms.upkeep, rooms.follower
-        self.declarations: Declarations = rooms.declarations  # what a door declares beyond messages
-        self._asked = Asked(rooms.committer)
-        self.claims = Claiming(rooms.claims, self._queues.get, self._asked)
-        self.browsing = rooms.browsing
+        self._wiring = wiring = Wiring(storage, config, observers, clock_ns, random)
+        self._catalog, self._committer, self._waiters = wiring.catalog, wiring.committer, wiring.waiters
+        self._queues, self._publishing, self._consuming = wiring.queues, wiring.publishing, wiring.consuming
+        self._unacked = wiring.unacked
+        self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
+        self.declarations: Declarations = wiring.declarations  # what a door declares beyond messages
+        self._in_flight = InFlight(wiring.committer)
+        self.claims = Claims(wiring.claims, self._queues.get, self._in_flight)
+        self.browsing = wiring.browse
 
     async def load(self) -> None:
-        """Take up what is in the store.
+        """Load the queues, messages and records of the store.
 
         Raises:
             StorageUnusable: it cannot be read.
         """
-        await self._rooms.load()
+        await self._wiring.load()
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start every task."""
-        await self._rooms.start(nursery)
+        await self._wiring.start(nursery)
 
     async def finish(self) -> None:
-        """Accept nothing more, and wait until what was asked for is done. Who waits for messages waits no longer."""
-        self._asked.close()
-        self._fetches.close()
-        await self._asked.finished()
+        """Accept no more requests, and wait until the last is done. Fetches that wait end with no message."""
+        self._in_flight.close()
+        self._waiters.close()
+        await self._in_flight.finished()
 
     # The store
 
@@ -87,11 +87,11 @@ class Broker:
     @property
     def ready(self) -> bool:
         """Whether messages can be stored and handed out: False once the medium has failed."""
-        return not self._asked.is_closed and not self._committer.failure
+        return not self._in_flight.is_closed and not self._committer.failure
 
     @property
     def membership(self) -> Membership:
-        """It is in no cluster."""
+        """Always :data:`~mq.broker.api.ALONE`: this broker is in no cluster."""
         return ALONE
 
     # Queues
@@ -101,11 +101,11 @@ class Broker:
         return await self._queues.look_up(queue, surely=True) is not None
 
     async def create_queue(self, queue: str, place: str | None = None) -> bool:
-        """Make a queue. False when it is there already, and stays as it is.
+        """Make a queue. False when it is there already; then it stays as it is.
 
         Args:
             queue: its name.
-            place: where it lives (:mod:`mq.broker.places`); None for wherever a queue does.
+            place: where it lives (:mod:`mq.broker.api`); None for wherever a queue does.
 
         Raises:
             InvalidName: not a queue's name.
@@ -114,40 +114,40 @@ class Broker:
         name = QueueName(queue)
         if place == CLUSTER:
             raise Conflict(f"queue {name} cannot be highly available: this daemon is in no cluster (--cluster)")
-        with self._asked:
+        with self._in_flight:
             return await self._queues.create(name, is_transient=place == MEMORY)
 
     async def delete_queue(self, queue: str) -> None:
         """Delete a queue and all its messages."""
-        with self._asked:
+        with self._in_flight:
             await self._queues.delete(queue)
 
     async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
-        """Change what is set for a queue, all of `patch` or nothing; None sets one back to its default.
+        """Change settings of a queue, all of `patch` or nothing; a value of None resets one to its default.
 
         Raises:
             InvalidSetting: a setting is unknown or out of its range, or two contradict each other.
             Conflict: a setting that cannot be kept here and now.
         """
-        with self._asked:
+        with self._in_flight:
             return await self._queues.change_settings(queue, patch)
 
     async def status(self, queue: str) -> QueueStatus:
-        """What is set for a queue, and what is in it."""
+        """The queue's settings and counts."""
         await self._queues.look_up(queue, surely=True)
         return self._queues.status(await self._queues.get(queue))
 
     async def queues(self) -> list[QueueStatus]:
-        """Every queue, by name."""
+        """The status of every queue, sorted by name."""
         return await self._queues.all()
 
     def inventory(self) -> Iterator[Inventory]:
-        """Every queue with its messages as they are now. Take all of it without waiting for anything meanwhile."""
+        """Every queue with its messages as they are now. Read all of it without an await in between."""
         return self._queues.inventory()
 
     async def purge(self, queue: str) -> int:
-        """Remove all messages of a queue that nobody holds; how many there were."""
-        with self._asked:
+        """Remove all messages of a queue that are not leased or held; how many were removed."""
+        with self._in_flight:
             return await self._queues.purge(queue)
 
     async def redrive(
@@ -156,23 +156,23 @@ class Broker:
         """Move ready messages back to the queues in which they died, or all of them to another one.
 
         Args:
-            queue: where they are now.
-            to: where they go, if not back.
+            queue: the queue to take them from.
+            to: the queue to move them to; None for those in which they died.
             most: how many at the most.
-            ids: only these.
+            ids: move only these; None for any.
         """
-        with self._asked:
+        with self._in_flight:
             return await self._queues.redrive(queue, to, most, ids)
 
     # Publishing
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> Upload:
-        """Bring a large body to the store; then publish what is returned, or discard it. What `chunks` raises passes.
+        """Stage a large body in the store; then publish it, or discard it. Errors of `chunks` pass through.
 
         Raises:
             BodyTooLarge: it is over the limit.
         """
-        self._asked.check()
+        self._in_flight.check()
         return await self._publishing.stage(chunks)
 
     async def publish(
@@ -207,10 +207,13 @@ class Broker:
         return outcome.id
 
     async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
-        """Store messages with one barrier; what became of each, in their order."""
+        """Store messages with one barrier; a message or an error for each draft, in their order."""
+        began = trio.current_time()
         try:
-            with self._asked:
-                return await self._publishing.publish(await self._queues.get(queue), drafts)
+            with self._in_flight:
+                outcomes = await self._publishing.publish(await self._queues.get(queue), drafts)
+            self._catalog.tell_took(Span.PUBLISH, trio.current_time() - began)
+            return outcomes
         finally:
             for draft in drafts:
                 if isinstance(draft.body, Upload):
@@ -231,7 +234,7 @@ class Broker:
     # Consuming
 
     async def fetch(self, queue: str, *, wait: float = 0, visibility: float | None = None) -> Message | None:
-        """Lease the first READY message; None when there is none. Nobody else gets it until the lease ends.
+        """Lease the first READY message; None when there is none. No other fetch gets it until the lease ends.
 
         Close its body when done with it.
 
@@ -273,43 +276,56 @@ class Broker:
             NoSuchMessage: the message is not in it.
             ReceiptMismatch: another delivery holds it, or none does any more.
         """
-        with self._asked:
+        with self._in_flight:
             await self._consuming.remove(await self._queues.get(queue), Removal(id, receipt))
 
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
-        """Remove messages with one barrier; what went wrong with each, in their order. None is "removed"."""
-        with self._asked:
+        """Remove messages with one barrier; for each, in their order, its error, or None when it was removed."""
+        with self._in_flight:
             return await self._consuming.remove_many(await self._queues.get(queue), removals)
 
-    async def requeue(self, queue: str, id: str, *, receipt: str | None = None) -> None:
+    async def requeue(
+        self, queue: str, id: str, *, receipt: str | None = None, delay: float | None = 0.0, reason: str = ""
+    ) -> None:
         """End a message's lease: it is READY again, in its old place.
+
+        Args:
+            queue: the queue's name.
+            id: the message.
+            receipt: of the delivery that must still hold it.
+            delay: seconds for which it is held back first; None, after a failure, for as long as the queue's settings
+                say.
+            reason: why the work on it failed; kept with it, and told when it dies.
 
         Raises:
             NoSuchMessage: the message is not in it, or no lease of it is running.
             ReceiptMismatch: another delivery holds it.
+            InvalidSetting: `delay` is out of its range.
         """
-        with self._asked:
-            await self._consuming.requeue(await self._queues.get(queue), id, receipt)
+        if delay is not None:
+            check_value("delay", delay, DELAY)
+        with self._in_flight:
+            await self._consuming.requeue(await self._queues.get(queue), id, receipt, delay, reason)
 
     async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None:
-        """Let a message's lease end in so many seconds from now.
+        """Let a message's lease end `seconds` from now.
 
         Raises:
             As :meth:`requeue`; and InvalidSetting when `seconds` is out of its range.
         """
         check_value("visibility", seconds, VISIBILITY)
-        with self._asked:
+        with self._in_flight:
             await self._consuming.extend(await self._queues.get(queue), id, seconds, receipt)
 
-    # Holding, for as long as a connection lasts
+    # Unacknowledged deliveries, for as long as a connection lasts
 
     async def hold(
         self, queue: str, most: int = 1, *, wait: float = 0, exclusion: Exclusion | None = None
     ) -> list[Held]:
-        """Up to `most` READY messages, which nobody else gets until they are settled; no lease runs out meanwhile.
+        """Up to `most` READY messages, held until the caller settles them; no lease runs out meanwhile.
 
-        Whoever holds them has to settle them in the end, each in one of the three ways. What is not settled when the
-        broker ends is READY at the next start. Those who wait get messages one each in turn.
+        The caller has to settle each: acknowledge it, put it back or reject it. What is not settled when the broker
+        ends is READY at the next start. Calls that wait get messages one each in turn.
 
         Args:
             queue: the queue's name.
@@ -321,48 +337,59 @@ class Broker:
             QueueHeld: one consumer alone has the queue's messages.
         """
         index = await self._queues.get(queue)
-        in_memory = not self.config.peers
+        in_memory = self.config.sharing is not Sharing.PEERS
         seconds = None if in_memory else self.config.delay_seconds
         request = FetchRequest(index, most, seconds, waits=wait > 0, holds=in_memory, exclusion=exclusion)
-        with self._asked:
-            return await self._holding.hold(request, wait)
+        with self._in_flight:
+            return await self._unacked.hold(request, wait)
 
     async def exclude(self, queue: str) -> Exclusion:
-        """Let one consumer alone have the queue's messages, until it ends that. Whoever waits for them hears of it.
+        """Give a queue to one consumer alone, until it ends the exclusion. Calls that wait for its messages fail.
 
         Raises:
-            Conflict: among peers, whose consumers are not known here.
-            QueueHeld: somebody has it already.
+            Conflict: the store has peers, whose consumers this broker does not know.
+            QueueHeld: another consumer has it alone already.
         """
-        return self._holding.exclude(await self._queues.get(queue))
+        return self._unacked.exclude(await self._queues.get(queue))
 
     async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None:
-        """Remove what is held. Those that somebody else has removed meanwhile are passed over.
+        """Remove held messages. Those that others have removed meanwhile are passed over.
 
         Args:
             held: the messages.
-            durable: whether that must be durable on return; else it is soon.
+            durable: whether the removal must be durable on return; else it is soon after.
         """
-        with self._asked:
-            await self._holding.acknowledge(held, durable=durable)
+        with self._in_flight:
+            await self._unacked.acknowledge(held, durable=durable)
 
-    async def put_back(self, held: Sequence[Held], *, redelivered: bool = True, to_back: bool = False) -> None:
-        """Let others have what is held.
+    async def put_back(
+        self,
+        held: Sequence[Held],
+        *,
+        redelivered: bool = True,
+        to_back: bool = False,
+        failed: bool = False,
+        most: int | None = None,
+    ) -> None:
+        """Make held messages READY.
 
         Args:
             held: the messages.
-            redelivered: whether somebody has had them.
-            to_back: not in their places, but behind all the others of their queue.
+            redelivered: whether a consumer has had them.
+            to_back: put them behind all others of their queue, not in their places.
+            failed: whether the work on them failed: where their queues' settings say so they count as received, and are
+                held back first, or die.
+            most: then they count in any case, and die when they were received so often; None for no such limit.
         """
-        with self._asked:
-            await self._holding.put_back(held, redelivered=redelivered, to_back=to_back)
+        with self._in_flight:
+            await self._unacked.put_back(held, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
 
     async def reject(self, held: Sequence[Held]) -> None:
-        """Move what is held to its queue's dead-letter queue; remove it where there is none."""
-        with self._asked:
-            await self._holding.reject(held)
+        """Move held messages to their queue's dead-letter queue; remove them where there is none."""
+        with self._in_flight:
+            await self._unacked.reject(held)
 
-    # Looking
+    # Peek
 
     async def show(self, queue: str, id: str) -> Seen:
         """A message as it is, without taking it. Close its body when done with it.
@@ -370,7 +397,7 @@ class Broker:
         Raises:
             NoSuchMessage: the message is not in the queue.
         """
-        seen = await self._looking.show(await self._queues.get(queue), MessageId(id))
+        seen = await self._peek.show(await self._queues.get(queue), MessageId(id))
         if seen is None:
             raise NoSuchMessage(f"message {shorten(id)} is not in queue {queue}")
         return seen
@@ -385,10 +412,58 @@ class Broker:
             most: how many at the most.
         """
         index = await self._queues.settled(queue)
-        return await self._looking.page(index, state, MessageId(after) if after is not None else None, most)
+        return await self._peek.page(index, state, MessageId(after) if after is not None else None, most)
 
-    # How they are done
+    # Implementation
 
     async def _fetch(self, request: FetchRequest, wait: float) -> list[Message]:
-        with self._asked:
+        with self._in_flight:
             return await self._consuming.fetch(request, wait)
+
+
+@asynccontextmanager
+async def open_broker(
+    storage: Storage | str,
+    config: BrokerConfig = BrokerConfig(),  # noqa: B008 - frozen
+    *,
+    observers: Sequence[Observer] = (),
+    clock_ns: Callable[[], int] = time.time_ns,
+    random: Random | None = None,
+) -> AsyncIterator[Broker]:
+    """A broker over a store, for the length of the block.
+
+    On leaving the block the broker accepts no more requests, finishes those it has, and ends its tasks. Disk is the
+    truth: the next start goes on with moves that the end has interrupted.
+
+    Args:
+        storage: an open store, or the address of one, such as ``posix:/var/lib/mq``.
+        config: how it works.
+        observers: see every transition of every message.
+        clock_ns: wall clock, nanoseconds since 1970.
+        random: chooses among candidates at peers > 0; seeded by the operating system when not given.
+
+    Raises:
+        StorageUnusable: the store cannot serve.
+    """
+    async with AsyncExitStack() as stack:
+        if isinstance(storage, str):
+            storage = await stack.enter_async_context(
+                open_storage(
+                    storage,
+                    sharing=config.sharing,
+                    max_lease_seconds=config.delay_seconds,
+                )
+            )
+        broker = Broker(storage, config, observers, clock_ns, random or Random())
+        await broker.load()
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            await broker.start(nursery)
+            try:
+                yield broker
+            except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group
+                failure = error
+            await broker.finish()
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure

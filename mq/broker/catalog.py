@@ -1,38 +1,27 @@
-"""What the broker knows of its store: every queue's index, which messages are on their way, and who must be told.
+"""The catalog: every queue's index, and which messages are being moved.
 
-Every move, whoever makes it, is bracketed by :meth:`Catalog.begin` and :meth:`Catalog.end`; nothing else changes an
-index.
+:meth:`Catalog.begin` and :meth:`Catalog.end` bracket every move; nothing else changes an index. In between the message
+is locked: other work on it waits.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+import trio
 
 from mq.broker.index import QueueIndex
-from mq.broker.transit import Transit
-from mq.lifecycle import Kind, Observer, State, Transition
+from mq.lifecycle import DetailedObserver, Kind, Observer, Span, State, Transition
 from mq.message import MessageId
 from mq.storage.interface import Entry
 
 logger = logging.getLogger("mq.broker")
 
 
-class Place(Protocol):
-    """Told of an entry that has arrived where it must do something about it."""
-
-    def __call__(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
-        """`entry` is there, in that queue; `due` is when its lease ends (Trio's clock), where that is known exactly."""
-
-
-class _Begun(NamedTuple):
-    queue: QueueIndex
-    is_leaving: bool
-
-
 class Catalog:
-    """The queues, and the messages on their way.
+    """The queues, and the messages that are being moved.
 
     Args:
         observers: told of every transition.
@@ -40,33 +29,34 @@ class Catalog:
 
     Attributes:
         queues: every queue's index, by name.
-        transit: the messages on their way.
-        arrivals: told of what arrives in a state.
-        removed: told of what arrives in REMOVED, whose queue may be no more.
-        orphaned: told of messages of deleted queues.
-        departed: told of messages that were removed.
-        closed: told of queues that are no more.
+        leaving: queues that were deleted here and of which messages are still being moved, by name.
+        strangers: names without a queue of which messages may lie in NEW or DELAYED.
+        locks: the messages that are being moved.
+        events: told of messages that have arrived.
+        closed: called with the name of each queue that is no more.
     """
 
     def __init__(self, observers: Sequence[Observer], clock_ns: Callable[[], int]) -> None:
         self.queues: dict[str, QueueIndex] = {}
-        self.transit = Transit()
-        self.arrivals: dict[State, Place] = {}
-        self.removed: Callable[[Entry], None] = _ignore
-        self.orphaned: Callable[[Entry], None] = _ignore
-        self.departed: Callable[[MessageId], None] = _forget
+        self.leaving: dict[str, QueueIndex] = {}
+        self.strangers: set[str] = set()
+        self.locks = MessageLocks()
+        self.events = CatalogEvents()
         self.closed: Callable[[str], None] = _close
         self._begun: dict[MessageId, _Begun] = {}
+        self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
+        self._detailed = [observer for observer in observers if isinstance(observer, DetailedObserver)]
         self._clock_ns = clock_ns
 
     def begin(self, entry: Entry, *, is_leaving: bool = False) -> None:
-        """`entry` leaves its place: out of the index, and locked. One that is to leave its queue counts no more."""
-        self.transit.begin(entry.id)
-        index = self.queues.get(entry.queue)
+        """Begin a move: lock the message and take it out of the index. One that leaves its queue counts no more."""
+        self.locks.begin(entry.id)
+        index = self.queues.get(entry.queue) or self.leaving.get(entry.queue)
         if index is None:
             return
         index.discard(entry.id)
+        index.under_way += 1
         self._begun[entry.id] = _Begun(index, is_leaving)
         if not is_leaving:
             index.moving += 1
@@ -74,11 +64,12 @@ class Catalog:
             index.bodies.leaving(entry.id)
 
     def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None, door: str = "") -> None:
-        """The move is over: the message is at `now`; that is `left` when it did not move, None when it is gone."""
-        self.transit.end(left.id)
+        """End a move: the message is at `now`, which is `left` when it did not move, and None when it is gone."""
+        self.locks.end(left.id)
         begun = self._begun.pop(left.id, None)
         has_left = now is None or now.state is State.REMOVED or now.queue != left.queue
         if begun is not None:
+            begun.queue.under_way -= 1
             begun.queue.moving -= not begun.is_leaving
             if has_left:
                 begun.queue.returned.discard(left.id)
@@ -86,33 +77,51 @@ class Catalog:
                     begun.queue.bodies.left(left.id)
         if now is not None:
             if now.state is State.REMOVED:
-                self.departed(left.id)
+                self.events.departed(left.id)
             self.place(now, due)
             if now is not left and self._observers:
                 self.tell(kind, left, now, door=door)
+        if begun is not None and begun.queue.deleted:
+            self.let_go(begun.queue)
 
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:
-        """The messages of a queue that are on their way from one place to another."""
+        """The messages of a queue that are being moved."""
         return [id for id, begun in self._begun.items() if begun.queue is index]
 
     def place(self, entry: Entry, due: float | None = None) -> None:
-        """`entry` is there: into the index of its queue, and on to whoever has to do something about it."""
+        """Add an entry to the index of its queue, and tell :attr:`events` of it."""
         if entry.state is State.REMOVED:
-            self.removed(entry)
+            self.events.removed(entry)
             return
         index = self.queues.get(entry.queue)
-        if index is None or entry.joined < index.created:
-            self.orphaned(entry)
-            return
+        if index is None:
+            if entry.queue in self.leaving:
+                self.events.orphaned(entry)
+            return  # else its folder was moved away by hand, or a peer has deleted it: it stays where it is
         index.add(entry)
         if index.bodies is not None:
             index.bodies.arrived(entry.id)
-        arrived = self.arrivals.get(entry.state)
-        if arrived is not None:
-            arrived(index, entry, due)
+        self.events.arrived(index, entry, due)
+
+    def leave(self, index: QueueIndex) -> None:
+        """Note that a queue was deleted here. Messages being moved are removed where they arrive."""
+        self.leaving[index.name] = index
+
+    def let_go(self, index: QueueIndex) -> None:
+        """Note that a message of a deleted queue has arrived, or cannot; with the last the queue has left."""
+        if self.leaving.get(index.name) is index:
+            if not index.under_way and not index.reserved and not index.stuck:
+                del self.leaving[index.name]
+            self._left.unpark_all()
+
+    async def has_left(self, queue: str) -> bool:
+        """Wait until no message of a deleted queue is being moved. False when some cannot be removed for now."""
+        while queue in self.leaving and not self.leaving[queue].stuck:
+            await self._left.park()
+        return queue not in self.leaving
 
     def tell(self, kind: Kind, left: Entry | None, now: Entry | None, size: int | None = None, door: str = "") -> None:
-        """Let the observers know."""
+        """Tell the observers of a transition."""
         entry = now or left
         if not self._observers or entry is None:
             return
@@ -131,14 +140,66 @@ class Catalog:
         for observer in self._observers:
             observer.saw([transition])
 
+    def tell_took(self, span: Span, seconds: float) -> None:
+        """Tell the observers how long something took."""
+        for observer in self._detailed:
+            observer.took(span, seconds)
 
-def _ignore(entry: Entry) -> None:
-    """Nobody takes care of such messages yet."""
+    def tell_held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
+        """Tell the observers of messages that were handed out, or came back, in memory alone."""
+        for observer in self._detailed:
+            observer.held(kind, queue, ids)
 
 
-def _forget(id: MessageId) -> None:
-    """Nobody wants to know yet."""
+class CatalogEvents:
+    """What a catalog tells of messages that have arrived somewhere. The methods do nothing unless a subclass does."""
+
+    def arrived(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+        """`entry` is in NEW, READY or DELAYED of that queue; `due` is when its lease ends (Trio's clock), if known."""
+
+    def removed(self, entry: Entry) -> None:
+        """`entry` is in REMOVED. Its queue may be no more."""
+
+    def orphaned(self, entry: Entry) -> object:
+        """`entry` has arrived in a queue that was deleted meanwhile."""
+
+    def departed(self, id: MessageId) -> None:
+        """The message was removed."""
+
+
+class MessageLocks:
+    """Locks of the messages that are being moved."""
+
+    def __init__(self) -> None:
+        self._moving: dict[MessageId, trio.lowlevel.ParkingLot | None] = {}
+
+    def __contains__(self, id: MessageId) -> bool:
+        return id in self._moving
+
+    def begin(self, id: MessageId) -> None:
+        """Lock a message. The caller has to call :meth:`end`."""
+        assert id not in self._moving, "two moves of one message at a time"
+        self._moving[id] = None
+
+    def end(self, id: MessageId) -> None:
+        """Unlock a message: it has arrived, or is back."""
+        lot = self._moving.pop(id)
+        if lot is not None:
+            lot.unpark_all()
+
+    async def wait(self, id: MessageId) -> None:
+        """Wait until a message is not locked."""
+        while id in self._moving:
+            lot = self._moving[id]
+            if lot is None:
+                lot = self._moving[id] = trio.lowlevel.ParkingLot()
+            await lot.park()
+
+
+class _Begun(NamedTuple):
+    queue: QueueIndex
+    is_leaving: bool
 
 
 def _close(queue: str) -> None:
-    """Nobody wants to know."""
+    """Do nothing: no door has asked for closed queues."""

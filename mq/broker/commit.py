@@ -1,4 +1,6 @@
-"""Group commit: what many tasks want done at the same time shares one durability barrier."""
+"""Group commit: operations of many tasks share one durability barrier. With it the two ways there and back:
+:class:`BatchChannel` brings many items to a worker at once, :class:`Future` one answer to one task.
+"""
 
 from __future__ import annotations
 
@@ -6,57 +8,64 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import trio
 
-from mq.broker.mailbox import Reply
-from mq.errors import MQError, NoSuchMessage, NoSuchQueue, StorageError, StorageFailed, StorageFenced, StorageFull
+from mq.errors import (
+    MQError,
+    NoSuchMessage,
+    NoSuchQueue,
+    StorageError,
+    StorageFailed,
+    StorageFenced,
+    StorageFull,
+    StorageUnsure,
+)
 from mq.storage.interface import Operation, Outcome, Result, Storage
 
+T = TypeVar("T")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes no further group along."""
 QUIET_STEPS: Final = 3
-"""Steps of the event loop, one after another, that bring a batch nothing more before it begins: from a request that has
-arrived to the operation that it asks for are about so many."""
+"""Steps of the event loop without a new operation after which a batch begins: about as many as a request takes from its
+arrival to its operation."""
 MOST_STEPS: Final = 16
-"""Steps that it waits at the most, whatever comes."""
+"""Steps of the event loop that a batch waits at the most."""
 BATCHES: Final = 2
-"""Batches that are under way at the most: one that is being done, and one that begins the moment it ends."""
-_FADES: Final = 0.95
-"""What is left of :attr:`Committer._together` with every batch, if fewer come."""
-
-
-class _Group:
-    __slots__ = ("messages", "operations", "then")
-
-    def __init__(self, operations: Sequence[Operation], messages: int, then: Callable[[list[Outcome]], None]) -> None:
-        self.operations = operations
-        self.messages = messages
-        self.then = then
+"""Batches under way at the most: one in the store, and one that begins the moment it ends."""
+_LOAD_DECAY: Final = 0.95
+"""The part of :attr:`Committer._concurrent` that a batch leaves of it, if fewer messages come."""
 
 
 class Committer:
-    """Commits to one store. What arrives while a batch is being done is the next one, so a waiter is satisfied only by
-    a barrier that began after its own operation was done, and under load the batches grow to what one barrier's time
-    lets in.
+    """Commits to one store. Operations that arrive during a batch form the next one. So under load a batch grows to the
+    operations that arrive within one barrier's time, and no barrier answers an operation that came after its begin.
 
-    Where all who wait would be let go by the same barrier, the store would idle while they run, and they while it
-    works. So half of them take turns with the other half, unless barriers are so dear that all had better share one.
+    If one barrier answered all tasks at once, the store would idle while they run, and they while it works. So one half
+    of the tasks takes turns with the other, unless barriers are so expensive that all had better share one.
 
     Start :meth:`run` :data:`BATCHES` times.
+
+    Args:
+        storage: the store.
+        told: called with the seconds that each batch took.
+
+    Attributes:
+        failure: why the medium failed; empty while it works.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, told: Callable[[float], None] = lambda _: None) -> None:
         self._storage = storage
-        self._gathers = storage.description.durable  # where a barrier costs nothing, waiting does
+        self._told = told
+        self._gathers = storage.description.durable  # without a barrier there is nothing to share
         self._waiting: deque[_Group] = deque()
         self._size = 0  # messages that wait
         self._under_way: deque[list[_Group]] = deque()
         self._doing = 0  # messages whose operations are under way
-        self._together = 0.0  # messages that were under way or waited at once, lately
-        self._before = 0
-        self._is_called = False  # somebody is about to form a batch
+        self._concurrent = 0.0  # messages that were under way or waited at once, lately
+        self._last_groups = 0  # groups in the batch before
+        self._is_called = False  # a committer task is about to form a batch
         self._idle = trio.lowlevel.ParkingLot()
         self._answered = trio.lowlevel.ParkingLot()
         self.failure = ""
@@ -64,26 +73,31 @@ class Committer:
 
     @property
     def share(self) -> int:
-        """How many messages' operations are best handed over together."""
+        """How many messages' operations are best committed together."""
         return self._half or LARGEST_BATCH
 
-    def submit(self, operations: Sequence[Operation], messages: int, then: Callable[[list[Outcome]], None]) -> None:
-        """Do what is to be done to so many messages together, with whatever else waits, and call `then` with one
-        outcome for each operation, in order. Who comes first is answered first."""
-        self._waiting.append(_Group(operations, messages, then))
+    def submit(self, make: Make, messages: int, then: Then) -> None:
+        """Commit operations in one batch, together with others that wait. Groups are answered in order of arrival.
+
+        Args:
+            make: returns the operations; called just before the store, so that instants in them are true.
+            messages: how many messages they are about.
+            then: called with one outcome for each operation, in order, and with the times of the batch.
+        """
+        self._waiting.append(_Group(make, messages, then))
         self._size += messages
         self._call()
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Do these together, with whatever else waits. One outcome each, in order."""
-        reply: Reply[list[Outcome]] = Reply()
-        self.submit(operations, len(operations), reply.set)
-        return await reply.get()
+        """Commit operations in one batch, together with others that wait; their outcomes, in order."""
+        future: Future[list[Outcome]] = Future()
+        self.submit(lambda: operations, len(operations), lambda outcomes, _: future.set(outcomes))
+        return await future.get()
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """What fails outside a batch stops the batches, too: what is on the medium is unknown. Being shut out of the
-        store ends the broker."""
+        """A context in which a failure of the store stops the batches, too."""
+        # After a failure the state of the medium is unknown. Being fenced ends the broker.
         try:
             yield
         except StorageFenced as error:
@@ -98,7 +112,7 @@ class Committer:
         """Commit for ever.
 
         Raises:
-            StorageFenced: another broker is in charge of the store. What this one believes is of no worth any more.
+            StorageFenced: another broker is in charge of the store; this one's index is worthless.
         """
         while True:
             while self._shut_out is None and not self._is_time():
@@ -108,30 +122,35 @@ class Committer:
                 raise self._shut_out
             groups = await self._gathered()
             self._call()
+            began = trio.current_time()
+            for group in groups:
+                group.operations = group.make()
             operations = [operation for group in groups for operation in group.operations]
             outcomes = iter(await self._commit(operations))
+            barrier = BatchTimes(began, max(began, trio.current_time() - self._storage.description.heard_late))
+            self._told(barrier.ended - barrier.began)
             while self._under_way[0] is not groups:
                 await self._answered.park()
             self._under_way.popleft()
             self._doing -= sum(group.messages for group in groups)
             self._answered.unpark_all()
             for group in groups:
-                group.then([next(outcomes) for _ in group.operations])
+                group.then([next(outcomes) for _ in group.operations], barrier)
 
     @property
     def _half(self) -> int | None:
-        """Half of those who are under way at once, where it pays that they take turns."""
-        least, half = self._storage.description.overlap_from, math.ceil(self._together / 2)
+        """Half of the concurrent messages, where two halves that take turns pay; else None."""
+        least, half = self._storage.description.overlap_from, math.ceil(self._concurrent / 2)
         return half if least is not None and half >= max(2, least) else None
 
     def _call(self) -> None:
-        """Who is not parked will look for himself."""
+        """Wake one idle committer task, if it is time for a batch. A busy one re-checks when it finishes."""
         if self._idle and self._is_time():
             self._is_called = True
             self._idle.unpark()
 
     def _is_time(self) -> bool:
-        """Whether somebody should form a batch."""
+        """Whether to form a batch now."""
         if not self._waiting or self._is_called:
             return False
         if not self._under_way:
@@ -140,8 +159,8 @@ class Committer:
         return half is not None and self._size >= half
 
     async def _gathered(self) -> list[_Group]:
-        """The next batch, with whoever is just about to come. Those whom one barrier let go come back one by one;
-        whoever is a little too late for the next would wait for two, and each barrier costs its flushes."""
+        """The next batch, once no more operations come for a few steps of the event loop."""
+        # Tasks that one barrier answered come back one by one, and one that just misses a batch waits for two barriers.
         self._is_called = True
         quiet = steps = 0
         while not self._is_enough() and quiet < QUIET_STEPS and steps < MOST_STEPS:
@@ -152,7 +171,7 @@ class Committer:
         return self._take()
 
     def _is_enough(self) -> bool:
-        if not self._gathers or max(len(self._waiting), self._before) <= 1:
+        if not self._gathers or max(len(self._waiting), self._last_groups) <= 1:
             return True
         return self._size >= self.share
 
@@ -162,8 +181,8 @@ class Committer:
         while self._waiting and size < most:
             groups.append(self._waiting.popleft())
             size += groups[-1].messages
-        self._together = max(self._together * _FADES, float(self._size + self._doing))
-        self._before = len(groups)
+        self._concurrent = max(self._concurrent * _LOAD_DECAY, float(self._size + self._doing))
+        self._last_groups = len(groups)
         self._size -= size
         self._doing += size
         self._under_way.append(groups)
@@ -179,8 +198,131 @@ class Committer:
         return outcomes
 
 
+class BatchTimes(NamedTuple):
+    """When a batch was committed, by Trio's clock.
+
+    Attributes:
+        began: when its operations were made, and the store was called.
+        ended: when all of it was durable. The event loop may have been told much later.
+    """
+
+    began: float
+    ended: float
+
+
+Make = Callable[[], Sequence[Operation]]
+Then = Callable[[list[Outcome], BatchTimes], None]
+
+
+class _Group:
+    __slots__ = ("make", "messages", "operations", "then")
+
+    def __init__(self, make: Make, messages: int, then: Then) -> None:
+        self.make = make
+        self.operations: Sequence[Operation] = ()
+        self.messages = messages
+        self.then = then
+
+
+class BatchChannel(Generic[T]):
+    """A channel whose readers take all items at once. It has no limit: each item's sender waits for its future.
+
+    Attributes:
+        step_seconds: how long a step of the event loop took at the last :meth:`drain`.
+    """
+
+    def __init__(self) -> None:
+        self.step_seconds = 0.0
+        self._called = 0.0  # when a reader was woken last
+        self._items: deque[T] = deque()
+        self._readers = trio.lowlevel.ParkingLot()
+
+    def put(self, item: T) -> None:
+        """Add an item, and wake one reader."""
+        self._items.append(item)
+        if self._readers.unpark():
+            self._called = trio.current_time()
+
+    def take(self, limit: int) -> list[T]:
+        """Take the items that are there, at most `limit`."""
+        return [self._items.popleft() for _ in range(min(limit, len(self._items)))]
+
+    async def drain(self, limit: int) -> list[T]:
+        """Wait for an item, then take all there are, at most `limit`."""
+        began = trio.current_time()
+        await trio.lowlevel.checkpoint()
+        self.step_seconds = trio.current_time() - began
+        while not self._items:
+            await self._readers.park()
+            self.step_seconds = trio.current_time() - self._called
+        if len(self._items) > limit:
+            taken = [self._items.popleft() for _ in range(limit)]
+            self._readers.unpark()
+            return taken
+        taken = list(self._items)
+        self._items.clear()
+        return taken
+
+
+class Future(Generic[T]):
+    """The answer to one request: a worker sets it once, tasks wait for it.
+
+    Attributes:
+        value: the answer, once it is set.
+        answered: whether a value or an error is set.
+        abandoned: whether a task that waited was cancelled.
+    """
+
+    __slots__ = ("_error", "_waiters", "abandoned", "answered", "value")
+
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self.answered = False
+        self.abandoned = False
+        self._error: Exception | None = None
+        self._waiters: list[trio.lowlevel.Task] = []
+
+    def set(self, value: T) -> None:
+        """Answer with a value."""
+        self.value = value
+        self._answer()
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error."""
+        self._error = error
+        self._answer()
+
+    async def get(self) -> T:
+        """Wait for the answer. A task that is cancelled here sets `abandoned`."""
+        if not self.answered:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+        return self.value  # type: ignore[return-value]
+
+    async def _wait(self) -> None:
+        task = trio.lowlevel.current_task()
+
+        def leave(_: object) -> trio.lowlevel.Abort:
+            self._waiters.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._waiters.append(task)
+        try:
+            await trio.lowlevel.wait_task_rescheduled(leave)
+        except trio.Cancelled:
+            self.abandoned = True  # only here: until the task sees Cancelled it may still receive the value
+            raise
+
+    def _answer(self) -> None:
+        self.answered = True
+        for task in self._waiters:
+            trio.lowlevel.reschedule(task)
+        self._waiters.clear()
+
+
 def error_of(outcome: Outcome, what: str) -> MQError:
-    """The error that an outcome other than DONE means to whoever asked for it."""
+    """The error for the caller that an outcome other than DONE means."""
     if outcome.result is Result.FULL:
         return StorageFull(f"cannot {what} now: {outcome.reason}. Try again later")
     if outcome.result is Result.NO_QUEUE:
@@ -189,6 +331,12 @@ def error_of(outcome: Outcome, what: str) -> MQError:
         return NoSuchMessage("the message is not in the queue any more")
     if outcome.result is Result.FAILED:
         return StorageFailed(
-            f"the store has failed ({outcome.reason}); repair the disk, remount it, and start mq again"
+            f"the store failed meanwhile: it may have been done, or not ({outcome.reason}); repair the disk, "
+            "remount it, and start mq again"
+        )
+    if outcome.result is Result.UNKNOWN:
+        return StorageUnsure(
+            f"cannot {what} for certain: it may have been done ({outcome.reason or 'no answer in time'}). "
+            "Try again only where twice does no harm, or with the same key"
         )
     return StorageError(f"cannot {what}: {outcome.result.value}. Try again")

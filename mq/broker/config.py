@@ -1,4 +1,4 @@
-"""How a broker works: numbers, and who else is at work on its store."""
+"""A broker's configuration: its numbers, and which others work on its store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq.errors import InvalidSetting
+from mq.storage.interface import Sharing
 
 MARGIN_SECONDS: Final = 2.0
 """A lease's deadline is named before its barrier and counted from after it. The name allows this much for the
@@ -17,7 +18,7 @@ RETRY_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 1.0
 """How often a store is looked at that others change and that cannot tell."""
 GLANCE_SECONDS: Final = 0.1
-"""How often such a store is looked at for messages of the queues that somebody waits for."""
+"""How often such a store is looked at for messages of the queues that requests wait for."""
 STRANDED_SECONDS: Final = 10.0
 """How old a message in NEW of a shared store must be before it is taken for a dead broker's and delivered."""
 
@@ -33,6 +34,8 @@ class BrokerConfig:
         mover: deliver and requeue here; False when a separate mover does it.
         reaper: unlink removed messages here; False when a separate reaper does it.
         max_body: the longest body in bytes.
+        strict_seeds: each step of a message is a move of its own, as the seed MQ has it: NEW, READY, DELAYED, REMOVED.
+            No message goes from NEW to a waiting request, and none is unlinked before it was moved to REMOVED.
 
     Raises:
         InvalidSetting: a number out of its range.
@@ -44,6 +47,7 @@ class BrokerConfig:
     mover: bool = True
     reaper: bool = True
     max_body: int = 64 * 1024 * 1024
+    strict_seeds: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -57,6 +61,24 @@ class BrokerConfig:
                 raise InvalidSetting(f"{name} must be from {low} to {high}, got {value!r}")
 
     @property
-    def followed(self) -> bool:
-        """Whether others change the store too, so that what the broker knows of it are hints."""
-        return self.peers > 0 or not self.mover
+    def sharing(self) -> Sharing:
+        """Who else works on the store."""
+        if self.peers:
+            return Sharing.PEERS
+        return Sharing.ALONE if self.mover and self.reaper else Sharing.WATCHED
+
+    @property
+    def others_move(self) -> bool:
+        """Whether others move messages, too, so that what the broker knows of the store are hints. A reaper elsewhere
+        only unlinks what was removed."""
+        return self.sharing is Sharing.PEERS or not self.mover
+
+    @property
+    def skips_steps(self) -> bool:
+        """Whether a message may go from NEW to a waiting request: not where others move messages, too."""
+        return not self.others_move and not self.strict_seeds
+
+    @property
+    def joins_reaping(self) -> bool:
+        """Whether a removal and its unlink are one batch, of which a store may make one step."""
+        return self.reaper and not self.strict_seeds

@@ -1,125 +1,124 @@
-"""Consuming: fetch, take, remove, requeue, extend."""
+"""Consuming: fetch, take, remove, requeue, extend.
+
+A :class:`Remover` moves messages that are acknowledged together to REMOVED in one batch. The same batch unlinks them,
+for a store may do both in one step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple
 
 import trio
 
-from mq.broker.catalog import Catalog
-from mq.broker.closing import close
-from mq.broker.config import BrokerConfig
-from mq.broker.deaths import RECEIVES, Deaths
-from mq.broker.fetches import Fetches, FetchRequest
-from mq.broker.holds import Holds
+from mq.broker.bodies import close
+from mq.broker.commit import BatchChannel, BatchTimes, Future, error_of
+from mq.broker.core import Core
+from mq.broker.dead_letters import RECEIVES, DeadLetters
+from mq.broker.dispatch import Holds
 from mq.broker.index import QueueIndex
-from mq.broker.jobs import Change, Job
-from mq.broker.keys import Settle
+from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
-from mq.broker.mailbox import Mailbox
-from mq.broker.removing import Remover
 from mq.broker.upkeep import Upkeep
+from mq.broker.waiters import FetchRequest, Waiters
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch
-from mq.lifecycle import Kind, State
+from mq.lifecycle import DOOR, Kind, State
 from mq.message import Message, MessageId, shorten
-from mq.storage.interface import Entry, Meta, Move, Storage
+from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result, Unlink
+
+LARGEST_GROUP: Final = 1024
+"""Calls that a remover takes up in one turn."""
 
 
 class Removal(NamedTuple):
     """A message that is to be removed.
 
     Attributes:
-        id: the message.
-        receipt: of the delivery that must still hold it; None for "whoever holds it".
+        id: its id.
+        receipt: of the delivery that must still hold it; None for any.
     """
 
     id: str
     receipt: str | None = None
 
 
-class Consuming:
-    """What consumers ask for.
+class Consumption:
+    """Operations of consumers, on a queue's index.
 
     Args:
-        storage: knows where a message is, on a followed store.
-        catalog: the queues.
-        fetches: where fetches stand in line.
-        jobs: where the save workers find work.
-        upkeep: takes back what nobody took.
-        deaths: takes care of what was received too often.
-        settle: called before messages leave their queue.
+        core: what every part has.
+        waiters: gets fetch requests.
+        upkeep: takes back messages that no client got.
+        dead_letters: gets messages that were received too often.
         leases: names leases.
-        holds: serves those who hold messages in memory.
-        remover: removes where nobody else can have moved a message meanwhile.
-        config: how the broker works.
+        holds: takes back messages that are held in memory.
+        remover: removes messages on a store that no other broker changes.
     """
 
     def __init__(
         self,
-        storage: Storage,
-        catalog: Catalog,
-        fetches: Fetches,
-        jobs: Mailbox[Sequence[Job]],
+        core: Core,
+        waiters: Waiters,
         upkeep: Upkeep,
-        deaths: Deaths,
-        settle: Settle,
+        dead_letters: DeadLetters,
         leases: Leases,
         holds: Holds,
         remover: Remover,
-        config: BrokerConfig,
     ) -> None:
-        self._storage = storage
-        self._catalog = catalog
-        self._fetches = fetches
-        self._jobs = jobs
+        self._storage = core.storage
+        self._catalog = core.catalog
+        self._waiters = waiters
+        self._jobs = core.jobs
         self._upkeep = upkeep
-        self._deaths = deaths
+        self._dead_letters = dead_letters
         self._remover = remover
-        self._settle = settle
+        self._settle = core.settle
         self._leases = leases
         self._holds = holds
-        self._config = config
+        self._config = core.config
+        self._random = core.random
 
     async def fetch(self, request: FetchRequest, wait: float) -> list[Message]:
-        """The messages that the request gets; none when there are none, or when none came within `wait` seconds.
+        """The messages for the request; none if there are none, or none came within `wait` seconds.
 
         Raises:
             QueueHeld: one consumer alone has the queue's messages.
         """
         self.check_exclusion(request.index, request.exclusion)
-        self._fetches.ask(request)
+        self._waiters.ask(request)
         try:
             if not request.waits:
-                return await request.reply.get()
+                return await request.future.get()
             with trio.move_on_after(wait):
-                return await request.reply.get()
-            request.reply.abandoned, request.waits = False, False
-            if self._fetches.withdraw(request):
+                return await request.future.get()
+            request.future.abandoned, request.waits = False, False
+            if self._waiters.withdraw(request):
                 return []
-            return await request.reply.get()  # it is being served just now
+            return await request.future.get()  # a worker is serving it
         except trio.Cancelled:
-            self._fetches.withdraw(request)
+            self._waiters.withdraw(request)  # does nothing if it was served
             await self._take_back(request)
             raise
 
     def check_exclusion(self, index: QueueIndex, exclusion: object | None) -> None:
-        """Let one consumer alone have the messages of a queue.
+        """Check that a consumer may have messages of a queue.
 
         Raises:
-            QueueHeld: it is another one.
+            QueueHeld: another one has the queue alone.
         """
         if index.exclusion is not None and index.exclusion is not exclusion:
             raise QueueHeld(f"queue {index.name} is one consumer's alone. Try again when it has gone")
 
     async def give_back(self, messages: Sequence[Message]) -> None:
-        """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
+        """Make fetched messages READY again at once, without counting them as received. Closes their bodies."""
         await close(messages)
         for message in messages:
             index = self._catalog.queues.get(message.queue)
             entry = index.find(message.id) if index is not None else None
-            if entry is not None and entry.meta.claim == message.receipt:
+            if entry is not None and entry.meta.receipt == message.receipt:
                 self._upkeep.give_back(entry)
 
     async def remove(self, index: QueueIndex, removal: Removal) -> None:
@@ -131,7 +130,7 @@ class Consuming:
         """
         id = MessageId(removal.id)
         await self._settle([id])
-        if not self._config.followed:
+        if not self._config.others_move:
             entry = await self._locate(index, id, removal.receipt)
             await self._remover.remove([entry], durable=True, strict=True).get()
             return
@@ -141,15 +140,15 @@ class Consuming:
             await self._remove_other_names(index, id)
 
     async def _removed(self, entry: Entry) -> bool:
-        """Remove it from there; False when a peer has moved it meanwhile."""
+        """Remove a message from where it is; False when a peer has moved it meanwhile."""
         with suppress(NoSuchMessage):
-            await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").reply.get()
+            await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").future.get()
             return True
         return False
 
     async def remove_many(self, index: QueueIndex, removals: Sequence[Removal]) -> list[MQError | None]:
-        """Remove them in one batch; what became of each, in their order. None is "removed". Of several removals of one
-        message the first counts."""
+        """Remove messages in one batch; for each, in their order, its error, or None when it was removed."""
+        # Of several removals of one message the first counts: the others are tried after it.
         errors: list[MQError | None] = [None] * len(removals)
 
         async def remove(number: int) -> None:
@@ -160,7 +159,7 @@ class Consuming:
 
         first = {removal.id: number for number, removal in reversed(list(enumerate(removals)))}
         numbers = list(first.values())
-        left = numbers if self._config.followed else await self._remove_still(index, removals, numbers, errors)
+        left = numbers if self._config.others_move else await self._remove_still(index, removals, numbers, errors)
         async with trio.open_nursery() as nursery:
             for number in left:
                 nursery.start_soon(remove, number)
@@ -176,52 +175,68 @@ class Consuming:
         numbers: Sequence[int],
         errors: list[MQError | None],
     ) -> list[int]:
-        """Remove in one batch those that nobody is moving just now, and note what they failed by. The others."""
+        """Remove the messages that are not locked in one batch, and note their errors. Returns the other numbers."""
         found: dict[int, Entry] = {}
         moving = []
         try:
             ids = [MessageId(removals[number].id) for number in numbers]
             await self._settle(ids)
         except MQError:
-            return list(numbers)  # each will hear of it, or succeed
+            return list(numbers)  # one by one each gets its own error, or succeeds
         for number, id in zip(numbers, ids, strict=True):
-            if id in self._catalog.transit:
+            if id in self._catalog.locks:
                 moving.append(number)
                 continue
             try:
                 found[number] = _checked(index, id, index.find(id), removals[number].receipt)
             except MQError as error:
                 errors[number] = error
-        for number, reply in zip(found, self._remover.remove_each(list(found.values())), strict=True):
+        for number, future in zip(found, self._remover.remove_each(list(found.values())), strict=True):
             try:
-                await reply.get()
+                await future.get()
             except MQError as error:
                 errors[number] = error
         return moving
 
-    async def requeue(self, index: QueueIndex, id: str, receipt: str | None) -> None:
-        """End a message's lease: it is READY again, in its old place; or dead, when that was its last one.
+    async def requeue(
+        self, index: QueueIndex, id: str, receipt: str | None, delay: float | None = 0.0, reason: str = ""
+    ) -> None:
+        """End a message's lease: it is READY again, in its old place, or dead if it was received too often.
+
+        Args:
+            index: its queue.
+            id: the message.
+            receipt: of the delivery that must still hold it; None for any.
+            delay: seconds for which it is held back; None for as long as its queue says.
+            reason: why the work on it failed; empty when it did not, or none is known.
 
         Raises:
             NoSuchMessage: it is not in the queue.
             NotLeased: no lease of it is running.
             ReceiptMismatch: another delivery holds it.
         """
+        if reason:
+            await self._dead_letters.note_failure(await self._leased(index, id, receipt), reason)
         while True:
             entry = await self._leased(index, id, receipt)
-            if self._deaths.is_worn_out(entry):
-                await self._deaths.bury(entry, RECEIVES).get()
+            if self._dead_letters.is_worn_out(entry):
+                await self._dead_letters.dead_letter(entry, RECEIVES).get()
                 return
-            job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
+            receives = entry.meta.receives
+            seconds = index.settings.retry_seconds(receives, self._random) if delay is None else delay
+            if seconds > 0:
+                job = self._begin(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "hold the message back")
+            else:
+                job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
             try:
-                await job.reply.get()
+                await job.future.get()
                 return
             except NoSuchMessage:
-                if not self._config.followed:
+                if not self._config.others_move:
                     raise
 
     async def extend(self, index: QueueIndex, id: str, seconds: float, receipt: str | None) -> None:
-        """Let a message's lease end in so many seconds from now.
+        """Let a message's lease end `seconds` from now.
 
         Raises:
             As :meth:`requeue`.
@@ -230,77 +245,196 @@ class Consuming:
             entry = await self._leased(index, id, receipt)
             meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(seconds))
             if meta == entry.meta:
-                meta = meta._replace(deadline_ms=self._leases.deadline_ms(seconds) + 1)  # a move leads elsewhere
+                # A move to the very same name is none: it ends a millisecond later.
+                meta = meta._replace(deadline_ms=self._leases.deadline_ms(seconds) + 1)
             job = self._begin(Move(entry, State.DELAYED, meta), Kind.EXTEND, "extend the lease", seconds)
             try:
-                await job.reply.get()
+                await job.future.get()
                 return
             except NoSuchMessage:
-                if not self._config.followed:
+                if not self._config.others_move:
                     raise
 
-    # How it is done
+    # Implementation
 
     async def _take_back(self, request: FetchRequest) -> None:
-        """Whoever asked went in the very step in which the answer came: nobody has the messages."""
+        """Give back the messages of a request that was cancelled in the very step in which it was answered."""
         if request.holds:
             self._holds.put_back(request.index, request.held, is_returned=False)
         elif not request.takes:
             for entry in request.held:
                 self._upkeep.give_back(entry)
-        await close(request.reply.value or [])
+        await close(request.future.value or [])
 
-    def _begin(self, move: Move, kind: Kind, what: str, seconds: float | None = None) -> Change:
-        """Put a job that moves an entry which stands in the index, or on a followed store somewhere."""
+    def _begin(self, move: Move, kind: Kind, what: str, seconds: float | None = None) -> MoveJob:
+        """Submit a job that moves an entry; where others change the store, the index need not have it."""
         self._catalog.begin(move.entry, is_leaving=move.state is State.REMOVED)
-        job = Change(self._catalog, move, kind, what, seconds)
+        job = MoveJob(self._catalog, move, kind, what, seconds)
         self._jobs.put([job])
         return job
 
     async def _leased(self, index: QueueIndex, id: str, receipt: str | None) -> Entry:
         entry = await self._locate(index, MessageId(id), receipt)
-        if entry.state is not State.DELAYED or entry.meta.claim is None:
+        if entry.state is not State.DELAYED or entry.meta.receipt is None:
             raise NotLeased(f"message {id} of queue {index.name} is not leased: fetch it first")
         return entry
 
     async def _locate(self, index: QueueIndex, id: MessageId, receipt: str | None) -> Entry:
-        """Where the message is now, and that nobody moves it."""
+        """Where the message is now; it is not locked.
+
+        Raises:
+            NoSuchMessage: it is not in the queue.
+            ReceiptMismatch: another delivery holds it.
+        """
         while True:
-            await self._catalog.transit.wait(id)
+            await self._catalog.locks.wait(id)
             entry = index.find(id)
-            if entry is None and self._config.followed:
+            if entry is None and self._config.others_move:
                 entry = await self._storage.find(index.name, id)
-            if id not in self._catalog.transit:
+            if id not in self._catalog.locks:
                 break
         return _checked(index, id, entry, receipt)
 
     @property
     def _has_other_names(self) -> bool:
-        """Whether a message may have more than one."""
-        return self._config.followed and not self._storage.description.journaled
+        """Whether a message may have more than one name in the store."""
+        return self._config.others_move and not self._storage.description.journaled
 
     def _removal(self, entry: Entry) -> Move:
-        """Where a message may have more than one name, each of them goes to a name of its own in REMOVED."""
-        claim = self._leases.meta(entry, 0).claim if self._has_other_names else None
-        return Move(entry, State.REMOVED, Meta(claim=claim))
+        """The move to REMOVED."""
+        # Where a message may have more than one name, each needs one of its own in REMOVED.
+        receipt = self._leases.meta(entry, 0).receipt if self._has_other_names else None
+        return Move(entry, State.REMOVED, Meta(receipt=receipt))
 
     async def _remove_other_names(self, index: QueueIndex, id: MessageId) -> None:
-        """Where moves are link and unlink, a peer that was killed in between has left the message under two names."""
+        """Remove the message under its other names, too."""
+        # Where a move is a link and an unlink, a peer that died in between has left two names.
         while True:
-            await self._catalog.transit.wait(id)
+            await self._catalog.locks.wait(id)
             entry = await self._storage.find(index.name, id)
-            if id in self._catalog.transit:
+            if id in self._catalog.locks:
                 continue
             if entry is None:
                 return
             with suppress(NoSuchMessage):
-                await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").reply.get()
+                await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").future.get()
+
+
+class Remover:
+    """Removes messages that stand in the index, batch by batch. Start :meth:`run`.
+
+    Args:
+        core: what every part has.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._catalog = core.catalog
+        self._committer = core.committer
+        self._reaps = core.config.joins_reaping
+        self._waiting: BatchChannel[Sequence[_RemovalBatch]] = BatchChannel()  # those of each call
+
+    def remove(self, entries: Sequence[Entry], *, durable: bool, strict: bool = False) -> Future[None]:
+        """Remove messages, whether or not the caller waits for the answer.
+
+        Args:
+            entries: where they are.
+            durable: whether the answer waits until the removal is durable.
+            strict: whether a message that is gone is an error.
+
+        Returns:
+            The answer; an error where a message could not be removed and stays where it was.
+        """
+        batch = self._batch(entries, durable=durable, strict=strict)
+        if entries:
+            self._waiting.put([batch])
+        else:
+            batch.future.set(None)
+        return batch.future
+
+    def remove_each(self, entries: Sequence[Entry]) -> list[Future[None]]:
+        """Remove messages under one barrier, durably and strictly; an answer for each."""
+        batches = [self._batch([entry], durable=True, strict=True) for entry in entries]
+        if batches:
+            self._waiting.put(batches)
+        return [batch.future for batch in batches]
+
+    def _batch(self, entries: Sequence[Entry], *, durable: bool, strict: bool) -> _RemovalBatch:
+        for entry in entries:
+            self._catalog.begin(entry, is_leaving=True)
+        moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
+        unlinks = [Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries] if self._reaps else []
+        return _RemovalBatch(moves, unlinks, strict, DOOR.get(), Future())
+
+    async def run(self) -> None:
+        """Remove for ever."""
+        while True:
+            batches: list[_RemovalBatch] = []
+            size = 0
+            calls = await self._waiting.drain(LARGEST_GROUP)
+            share = self._committer.share
+            for call in calls:
+                batches += call
+                size += sum(len(batch.moves) for batch in call)
+                if size >= share:
+                    self._do(batches)
+                    batches, size = [], 0
+            if batches:
+                self._do(batches)
+
+    def _do(self, batches: Sequence[_RemovalBatch]) -> None:
+        operations: list[Operation] = []
+        messages = 0
+        for batch in batches:
+            operations += batch.moves
+            operations += batch.unlinks
+            messages += len(batch.moves)
+        self._committer.submit(lambda: operations, messages, partial(self._answer, batches))
+
+    def _answer(self, batches: Sequence[_RemovalBatch], done: list[Outcome], barrier: BatchTimes) -> None:
+        outcomes = iter(done)
+        for batch in batches:
+            moved = list(islice(outcomes, len(batch.moves)))
+            error = self._end(batch, moved, list(islice(outcomes, len(batch.unlinks))))
+            if error is None:
+                batch.future.set(None)
+            else:
+                batch.future.fail(error)
+
+    def _end(self, batch: _RemovalBatch, moved: Sequence[Outcome], unlinked: Sequence[Outcome]) -> MQError | None:
+        """End the moves of a batch in the catalog; the error of the last message that could not be removed."""
+        error = None
+        reaped = zip(batch.moves, unlinked, strict=False)  # an unlink for each move, or none at all
+        gone = {move.entry.id for move, outcome in reaped if outcome.result is Result.DONE}
+        for move, outcome in zip(batch.moves, moved, strict=True):
+            left, now = move.entry, outcome.entry
+            if outcome.result is Result.GONE:
+                self._catalog.end(left, None, Kind.REMOVE)
+                error = error_of(outcome, "remove the message") if batch.strict else error
+            elif outcome.result is not Result.DONE:
+                self._catalog.end(left, left, Kind.REMOVE)
+                error = error_of(outcome, "remove the message")
+            elif left.id in gone:
+                self._catalog.end(left, None, Kind.REMOVE)
+                self._catalog.events.departed(left.id)
+                self._catalog.tell(Kind.REMOVE, left, now, door=batch.door)
+                self._catalog.tell(Kind.REAP, now, None)
+            else:
+                self._catalog.end(left, now, Kind.REMOVE, door=batch.door)
+        return error
+
+
+class _RemovalBatch(NamedTuple):
+    moves: list[Move]
+    unlinks: list[Unlink]
+    strict: bool
+    door: str
+    future: Future[None]
 
 
 def _checked(index: QueueIndex, id: MessageId, entry: Entry | None, receipt: str | None) -> Entry:
-    """The entry of a message, if there is one, and whoever has the receipt may change it."""
+    """The entry of a message, if there is one and the receipt, if any, holds it."""
     if entry is None:
         raise NoSuchMessage(f"message {shorten(id)} is not in queue {index.name}")
-    if receipt is not None and (entry.state is not State.DELAYED or entry.meta.claim != receipt):
+    if receipt is not None and (entry.state is not State.DELAYED or entry.meta.receipt != receipt):
         raise ReceiptMismatch(f"message {id}: your lease has run out. Fetch it again")
     return entry

@@ -1,4 +1,4 @@
-"""One consumer that has a queue alone. A module of its own that is never compiled: others inherit from the class."""
+"""An exclusion gives a queue to one consumer alone. The module is never compiled, for other code inherits from it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from mq.broker.index import QueueIndex
 
 
 class Exclusion:
-    """One consumer alone has a queue's messages, until :meth:`end`."""
+    """Gives a queue's messages to one consumer alone, until :meth:`end`."""
 
     def __init__(self, index: QueueIndex) -> None:
         self._index = index
         index.exclusion = self
 
     def end(self) -> None:
-        """Let others in again. Does nothing the second time."""
+        """Let other consumers in again. A second call does nothing."""
         if self._index.exclusion is self:
             self._index.exclusion = None

@@ -1,49 +1,79 @@
-"""What a lease is called, and how long it lasts."""
+"""Leases: how they are named on disk, and how long they last."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Final
+
+import trio
 
 from mq.broker.config import MARGIN_SECONDS
-from mq.broker.fetches import FetchRequest
+from mq.broker.waiters import FetchRequest
 from mq.lifecycle import State
 from mq.storage.interface import Entry, Meta, Move
 
+STEPS_TO_HAND_OUT: Final = 8
+"""Steps of the event loop from the naming of a lease to the answer with its message, and a few more."""
+MOST_ALLOWED_SECONDS: Final = 10.0
+"""The greatest allowance; if the event loop needs more, no lease is given."""
+
 
 class Leases:
-    """How a lease is named: when it falls due, and by whom it is held.
+    """Names leases, each with its deadline and its receipt.
 
     Args:
-        seconds: how long it lasts where nobody says otherwise.
+        seconds: the default length of a lease.
         clock_ns: wall clock, nanoseconds since 1970.
-        random: makes claims that nobody else makes.
+        random: seeds receipts that no other broker makes.
+
+    Attributes:
+        allowance: seconds by which the deadline is later than the lease's end. Where the event loop is late, the lease
+            is not over before its holder gets the message.
+        come_too_late: whether the event loop is too late to give leases.
     """
 
     def __init__(self, seconds: float, clock_ns: Callable[[], int], random: Random) -> None:
         self._seconds = seconds
         self._clock_ns = clock_ns
-        self._claims = random.getrandbits(64)
+        self._receipts = random.getrandbits(64)
+        self.allowance = 0.0
+        self.come_too_late = False
+        self._noted = 0.0
+
+    def note_step(self, seconds: float) -> None:
+        """Note how long a step of the event loop took. The longest of the last ones sets the allowance."""
+        now = trio.current_time()
+        allowed = STEPS_TO_HAND_OUT * seconds
+        self.come_too_late = allowed > MOST_ALLOWED_SECONDS
+        if allowed >= self.allowance or now - self._noted > self.allowance:
+            self.allowance, self._noted = min(allowed, MOST_ALLOWED_SECONDS), now
 
     def seconds(self, request: FetchRequest) -> float:
-        """How long the lease that a fetch asks for lasts."""
+        """The length of the lease that a fetch request gets."""
         if request.seconds is not None:
             return request.seconds
         visibility = request.index.settings.visibility
         return self._seconds if visibility is None else visibility
 
     def meta(self, entry: Entry, seconds: float) -> Meta:
-        """The meta of `entry` once it is leased."""
-        self._claims = (self._claims + 1) % (1 << 64)
+        """The meta of `entry` once it is leased, with a receipt of its own."""
+        self._receipts = (self._receipts + 1) % (1 << 64)
         _, receives, _, order, expires_ms = entry.meta
-        return Meta(self.deadline_ms(seconds), receives + 1, f"{self._claims:016x}", order, expires_ms)
+        return Meta(self.deadline_ms(seconds), receives + 1, f"{self._receipts:016x}", order, expires_ms)
 
-    def move(self, request: FetchRequest, entry: Entry, *, reads: bool = False) -> Move:
-        """What brings a message to whoever asked for it: its lease, or its removal."""
+    def move(self, request: FetchRequest, entry: Entry, allowance: float = 0.0, *, reads: bool = False) -> Move:
+        """The move that gives a message to a request: a lease, named longer by `allowance`, or a removal."""
         if request.takes:
             return Move(entry, State.REMOVED)
-        return Move(entry, State.DELAYED, self.meta(entry, self.seconds(request)), reads=reads)
+        return Move(entry, State.DELAYED, self.meta(entry, self.seconds(request) + allowance), reads=reads)
+
+    def delayed(self, entry: Entry, seconds: float, receives: int) -> Move:
+        """The move that ends a message's lease, or a hold, and holds the message back for so many seconds."""
+        deadline_ms = self._clock_ns() // 1_000_000 + max(1, round(seconds * 1000))
+        meta = entry.meta.at_rest()._replace(deadline_ms=deadline_ms, receives=receives)
+        return Move(entry, State.DELAYED, meta)
 
     def deadline_ms(self, seconds: float) -> int:
-        """What the name says of a lease that ends so many seconds after its barrier."""
+        """The deadline, as the name has it, of a lease that ends so many seconds after its barrier."""
         return self._clock_ns() // 1_000_000 + round((seconds + MARGIN_SECONDS) * 1000)

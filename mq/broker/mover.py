@@ -1,6 +1,8 @@
-"""The mover: delivers what is in NEW at once, and requeues what is in DELAYED when its timer ends.
+"""The mover delivers messages in NEW at once, and requeues those in DELAYED when their timers end; the reaper unlinks
+messages in REMOVED.
 
-One heap for all timers, one task, no polling. The same class serves inside the broker and as the program ``mq-mover``.
+One heap has all timers, one task serves them, and nothing polls. The classes work inside the broker and in the programs
+``mq-mover`` and ``mq-reaper``.
 """
 
 from __future__ import annotations
@@ -13,28 +15,33 @@ from typing import Final
 
 import trio
 
+from mq.broker.commit import BatchChannel
 from mq.broker.config import RETRY_SECONDS
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.interface import Entry, Move, Operation, Outcome, Result
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 
 logger = logging.getLogger("mq.mover")
+reaper_logger = logging.getLogger("mq.reaper")
 
 Commit = Callable[[Sequence[Operation]], Awaitable[list[Outcome]]]
 
 LARGEST_ROUND = 1024
-"""So many in a batch. Not Final: a compiled constant cannot be changed, and the simulation makes this one smaller."""
+"""Moves in one batch. Not Final: a compiled constant cannot be changed, and the simulation makes this one smaller."""
+MOST_UNLINKED: Final = 256
+"""Unlinks in one batch of the reaper."""
 AT_ONCE: Final = -math.inf
+"""The due time of an entry that is to be moved at once."""
 
 
 class Mover:
-    """Moves entries to READY when they are due.
+    """Moves entries to READY when they are due. Start :meth:`run`.
 
     Args:
-        commit: does operations.
-        begin: told before an entry is moved; False when it is not to be moved (any more).
-        end: told what became of it.
-        aim: says how an entry is moved.
+        commit: commits operations.
+        begin: called before an entry is moved; returns False for one that is not to be moved.
+        end: called with each entry and its outcome.
+        aim: returns the move of an entry; None for :func:`to_ready`.
     """
 
     def __init__(
@@ -65,15 +72,15 @@ class Mover:
             self._changed.set()
 
     def cancel(self, id: MessageId) -> None:
-        """Do not move it after all. Whoever waits for its round waits no longer: there may be none."""
+        """Remove a timer."""
         known = self._due.pop(id, None)
         if known is not None:
             self._compact()
             if known[0] == AT_ONCE:
-                self._tell_waiting()
+                self._tell_waiting()  # there may be no round that would
 
     async def caught_up(self) -> None:
-        """Until all that is to be moved at once now has been: moved, or refused."""
+        """Wait until every entry that is to be moved at once by now was moved or refused."""
         last = self._count
         while min(self._moving_now, self._next_at_once()) <= last:
             await self._round.wait()
@@ -89,7 +96,7 @@ class Mover:
             self._tell_waiting()
 
     def _next_at_once(self) -> float:
-        """The number of what is to be moved at once and was added first."""
+        """The number of the first timer that is due at once; infinity without one."""
         return self._heap[0][1] if self._next_due() == AT_ONCE else math.inf
 
     def _tell_waiting(self) -> None:
@@ -97,7 +104,7 @@ class Mover:
         finished.set()
 
     async def _wait(self) -> None:
-        """Until something is due."""
+        """Wait until a timer is due."""
         await trio.lowlevel.checkpoint()
         while True:
             self._changed = trio.Event()
@@ -127,7 +134,7 @@ class Mover:
         return taken
 
     def _compact(self) -> None:
-        """Timers that were replaced or forgotten leave the heap before they outnumber the rest."""
+        """Rebuild the heap when most of its timers were replaced or removed."""
         if len(self._heap) > 2 * len(self._due) + 64:
             self._heap = [(due, count, id) for id, (due, count, _) in self._due.items()]
             heapq.heapify(self._heap)
@@ -142,5 +149,45 @@ class Mover:
 
 
 def to_ready(entry: Entry) -> Move:
-    """Deliver it, or requeue it. A crash in between is repaired at the next start."""
-    return Move(entry, State.READY, entry.meta.at_rest(), durable=False)
+    """The move that delivers or requeues an entry."""
+    return Move(entry, State.READY, entry.meta.at_rest(), durable=False)  # the next start repeats what a crash undoes
+
+
+class Reaper:
+    """Unlinks entries, batch by batch. Start :meth:`run`.
+
+    Args:
+        commit: commits operations.
+        end: called with each entry and its outcome.
+    """
+
+    def __init__(self, commit: Commit, end: Callable[[Entry, Outcome], None]) -> None:
+        self._commit = commit
+        self._end = end
+        self._removed: BatchChannel[Entry] = BatchChannel()
+        self._stuck: set[MessageId] = set()
+
+    def add(self, entry: Entry) -> None:
+        """Unlink `entry` soon."""
+        self._removed.put(entry)
+
+    async def run(self) -> None:
+        """Unlink for ever."""
+        while True:
+            entries = await self._removed.drain(MOST_UNLINKED)
+            outcomes = await self._commit([Unlink(entry) for entry in entries])
+            later = []
+            for entry, outcome in zip(entries, outcomes, strict=True):
+                self._end(entry, outcome)
+                if outcome.result is Result.MORE:
+                    self.add(entry)
+                elif outcome.result in (Result.FULL, Result.UNKNOWN):
+                    later.append(entry)
+                elif outcome.result is Result.EXISTS and entry.id not in self._stuck:
+                    self._stuck.add(entry.id)
+                    reaper_logger.warning("queue %s is deleted, but foreign files are left in its folder", entry.queue)
+            if later:
+                reaper_logger.warning("cannot unlink %d messages now: %s", len(later), outcome.reason)
+                await trio.sleep(RETRY_SECONDS)
+                for entry in later:
+                    self.add(entry)

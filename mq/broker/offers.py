@@ -1,32 +1,77 @@
-"""What was just published and somebody waits for is offered to them straight from NEW: it need not be delivered first,
-and need not be read back.
+"""Messages published a moment ago: bodies still in memory, and offers, which a worker can lease straight from NEW.
 
-An offer is an entry in NEW that the mover has not been told of. Whoever serves the queue next takes it, or leaves it to
-the mover. Only what is first in its queue is offered, so the order is kept.
+An offer is an entry in NEW that the mover does not know of yet. The worker that serves the queue next takes it, or has
+it delivered. Only a message that is the queue's first is offered, which keeps the order.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from mq.broker.index import QueueIndex
-from mq.broker.recent import Recent
 from mq.message import BytesBody, MessageId, Properties, checksum
 from mq.storage.interface import FRESH, Entry, Stored
 
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of all recent bodies together."""
+OVERHEAD: Final = 1024
+"""Bytes that a message counts besides its body: about what its id and its attributes take."""
 MOST_OFFERS: Final = 64
-"""Of one queue: their bodies are in memory until a worker comes."""
+"""Offers of one queue: their bodies stay in memory until a worker comes."""
 LARGEST_BODY: Final = 1 << 16
-"""Bytes of a body that is offered; a longer one is delivered, and read from the store."""
+"""Bytes of the longest body that is offered. A longer one is delivered, and read from the store."""
 
 
-class Taken(NamedTuple):
-    """A message that was taken out of its queue's index.
+class RecentBodies:
+    """A cache of bodies by message id, each read once at the most; the oldest make room.
+
+    Args:
+        most_bytes: its size, with :data:`OVERHEAD` for each message.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[MessageId, _RecentBody] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:
+        """Keep the body of a message that was stored."""
+        if id in self._kept:
+            self._let_go(id)
+        self._kept[id] = _RecentBody(body, attributes)
+        self._bytes += len(body) + OVERHEAD
+        while self._bytes > self._most_bytes:
+            self._let_go(next(iter(self._kept)))
+
+    def __contains__(self, id: MessageId) -> bool:
+        return id in self._kept
+
+    def take(self, id: MessageId) -> Stored | None:
+        """Return what reading the message would, and forget it; None when it is not kept."""
+        if id not in self._kept:
+            return None
+        body, attributes = self._let_go(id)
+        return Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
+
+    def _let_go(self, id: MessageId) -> _RecentBody:
+        kept = self._kept.pop(id)
+        self._bytes -= len(kept.body) + OVERHEAD
+        return kept
+
+
+class _RecentBody(NamedTuple):
+    body: bytes
+    attributes: Mapping[str, Any]
+
+
+class Candidate(NamedTuple):
+    """A message that was taken out of its queue's index, to be handed out.
 
     Attributes:
         entry: where it is.
-        stored: what reading it would give, where that is known.
+        stored: what a read would return, where memory has it.
     """
 
     entry: Entry
@@ -34,22 +79,22 @@ class Taken(NamedTuple):
 
 
 class Offers:
-    """The messages that are offered just now.
+    """The messages in NEW that are offered.
 
     Args:
-        wanted: how many of a queue's messages are waited for.
-        recent: gets the bodies of what is not offered.
-        is_open: whether messages are offered here at all; they are not where others take them, too.
+        wanted: returns how many messages of a queue are waited for.
+        recent: gets the bodies of messages that are not offered.
+        is_open: whether to offer at all; not on a store from which other brokers take messages, too.
     """
 
-    def __init__(self, wanted: Callable[[QueueIndex], int], recent: Recent, *, is_open: bool) -> None:
+    def __init__(self, wanted: Callable[[QueueIndex], int], recent: RecentBodies, *, is_open: bool) -> None:
         self._wanted = wanted
         self._recent = recent
         self._is_open = is_open
-        self._offers: dict[QueueIndex, dict[MessageId, Taken]] = {}
+        self._offers: dict[QueueIndex, dict[MessageId, Candidate]] = {}
 
     def consider(self, index: QueueIndex, entry: Entry, body: object, attributes: Mapping[str, Any]) -> None:
-        """A message has been written, and is about to stand in NEW. If it is not offered it is to be delivered."""
+        """Offer a message that was written and is about to stand in NEW, if it qualifies."""
         if not self._is_open or not isinstance(body, bytes) or len(body) > LARGEST_BODY:
             return
         if entry.meta == FRESH and self._offer(index, entry, body, attributes):
@@ -61,24 +106,20 @@ class Offers:
         is_first = not index.ready and not index.delivering and len(index.new) == len(offers)
         if is_first and not index.settings.paused and len(offers) < min(self._wanted(index), MOST_OFFERS):
             stored = Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
-            self._offers.setdefault(index, offers)[entry.id] = Taken(entry, stored)
+            self._offers.setdefault(index, offers)[entry.id] = Candidate(entry, stored)
             return True
         return False
 
     def is_offered(self, index: QueueIndex, entry: Entry) -> bool:
-        """Whether it is offered."""
+        """Whether a message is offered."""
         return entry.id in self._offers.get(index, ())
 
-    def take(self, index: QueueIndex) -> Taken | None:
-        """Take the first message that is offered, out of the index too; None when one that is READY comes before it.
-
-        Offers come in the order in which their writers were told, and that is any. What was published after them may
-        have been delivered meanwhile, and what was published before may have come back.
-        """
+    def take(self, index: QueueIndex) -> Candidate | None:
+        """Take the first offer, out of the index too; None without one, or if a READY message comes before it."""
         offers = self._offers.get(index)
         while offers:
-            offer = offers[min(offers, key=_place)]
-            ready = index.first(1)
+            offer = offers[min(offers, key=_place)]  # offers come in any order: that in which publishers were answered
+            ready = index.first(1)  # a later message may have been delivered meanwhile, an earlier one have come back
             if ready and ready[0].joined < offer.entry.id.time:
                 return None
             del offers[offer.entry.id]
@@ -88,7 +129,7 @@ class Offers:
         return None
 
     def leave(self, index: QueueIndex) -> list[Entry]:
-        """Nobody takes the others: those that are still there, to be delivered."""
+        """Withdraw the queue's offers, and return those that are still in NEW, to be delivered."""
         offers = self._offers.pop(index, {})
         return [offer.entry for offer in offers.values() if index.new.get(offer.entry.id) == offer.entry]
 

@@ -1,45 +1,51 @@
-"""Publishing: from what a client sent to jobs for the save workers.
+"""Publishing: :class:`Publisher` turns drafts into jobs, and save workers give these to the store.
 
-On the way stand the queue's limits, its uniqueness, and the client's own keys. Drafts that are published together keep
-their order and share one barrier.
+The publisher checks a queue's limits, its uniqueness, and the client's idempotency keys. Drafts that are published
+together keep their order and share one barrier. A large body is staged in the store first (:class:`Upload`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple
+
+import trio
 
 from mq.broker.bodies import digest_of
-from mq.broker.catalog import Catalog
-from mq.broker.commit import Committer
-from mq.broker.config import BrokerConfig
-from mq.broker.handover import Handover
-from mq.broker.index import QueueIndex
-from mq.broker.jobs import Job, Publish
+from mq.broker.body_loader import BodyLoader
+from mq.broker.commit import BatchChannel, BatchTimes, Committer, Future, error_of
+from mq.broker.core import Core
+from mq.broker.dispatch import Handover, HandoverBatch
+from mq.broker.index import RANK_TICKS, QueueIndex
+from mq.broker.jobs import Job
 from mq.broker.keys import Keys
-from mq.broker.learning import Learner
-from mq.broker.mailbox import Mailbox
 from mq.broker.offers import Offers
-from mq.broker.queue_settings import DELAY, REJECT, TTL, check_value
-from mq.broker.uploads import Upload, check_size, stage
-from mq.errors import BrokerClosed, Conflict, MQError, NoSuchQueue, QueueFull
-from mq.message import MessageId, MessageIds
-from mq.storage.interface import FRESH, Meta, Storage
+from mq.broker.settings import DELAY, REJECT, TTL, check_value
+from mq.errors import BodyTooLarge, BrokerClosed, Conflict, MQError, NoSuchQueue, PublishPaused, QueueFull
+from mq.lifecycle import DOOR, Kind
+from mq.message import MessageId
+from mq.storage.interface import FRESH, Meta, Operation, Outcome, Result, Staged, Storage, Write
+
+LARGEST_GROUP: Final = 1024
+"""Calls whose jobs a save worker takes up in one turn."""
 
 
 class Draft(NamedTuple):
     """A message that is to be published.
 
     Attributes:
-        body: the bytes, or what :meth:`Publishing.stage` returned.
+        body: the bytes, or what :meth:`Publisher.stage` returned.
         attributes: JSON values to keep with it.
-        delay: seconds before it can be fetched; None for what the queue says.
-        ttl: seconds after which it expires; where the queue has one, too, the shorter one counts.
-        key: the client's own key for it: a second draft with this key stands for the same message.
-        transient: it need not outlive this process.
-        rank: whatever has a lower one stands before it in the queue; from 0 to 255.
-        id: of its message, where that was chosen before; it says nothing then of when the message joins its queue.
+        delay: seconds before it can be fetched; None for the queue's own.
+        ttl: seconds after which it expires; the shorter of this and the queue's counts.
+        key: the client's idempotency key: a second draft with this key stands for the same message.
+        transient: whether it may be lost when this process ends.
+        priority: from 0 to 255; messages of a higher one come first, where the queue has priorities.
+        id: of its message, where the caller has chosen one; then it does not tell when the message joins the queue.
+        is_dead_letter: whether it died in another queue, and no client publishes it.
     """
 
     body: bytes | Upload
@@ -48,77 +54,52 @@ class Draft(NamedTuple):
     ttl: float | None = None
     key: str | None = None
     transient: bool = False
-    rank: int = 0
+    priority: int = 0
     id: MessageId | None = None
+    is_dead_letter: bool = False
 
 
 class Published(NamedTuple):
-    """What became of a draft.
+    """The message that a draft stands for.
 
     Attributes:
-        id: its message's id.
-        is_new: False when the message was there already, for its key or, in a unique queue, for its body.
+        id: its id.
+        is_new: False when an earlier draft published it: one of the same key or, in a unique queue, of the same body.
     """
 
     id: MessageId
     is_new: bool = True
 
 
-class _Prepared(NamedTuple):
-    """What is to be waited for: a job of this draft, or of an earlier one that stands for the same message."""
-
-    job: Publish | None
-    is_new: bool
-    answer: Published | MQError | None = None
-
-
-class Publishing:
+class Publisher:
     """Publishes drafts.
 
     Args:
-        storage: keeps messages.
-        catalog: the queues.
-        committer: knows whether the medium has failed.
-        learner: reads what a queue has to know of its bodies.
-        keys: the clients' keys; None among peers, which cannot know of each other's.
-        jobs: where the save workers find work.
-        handover: to whoever waits when it is written.
-        offers: to whoever waits when it has been written.
-        ids: makes ids.
-        config: how the broker works.
-        clock_ns: wall clock, nanoseconds since 1970.
+        core: what every part has.
+        loader: loads the body stats of queues.
+        keys: the idempotency keys; None among peers, which cannot know each other's.
+        handover: gives messages to waiting requests as they are written.
+        offers: gives written messages to requests that come soon after.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        catalog: Catalog,
-        committer: Committer,
-        learner: Learner,
-        keys: Keys | None,
-        jobs: Mailbox[Sequence[Job]],
-        handover: Handover,
-        offers: Offers,
-        ids: MessageIds,
-        config: BrokerConfig,
-        clock_ns: Callable[[], int],
-    ) -> None:
-        self._storage = storage
-        self._catalog = catalog
-        self._committer = committer
-        self._learner = learner
+    def __init__(self, core: Core, loader: BodyLoader, keys: Keys | None, handover: Handover, offers: Offers) -> None:
+        self._storage = core.storage
+        self._catalog = core.catalog
+        self._committer = core.committer
+        self._loader = loader
         self._keys = keys
-        self._jobs = jobs
-        self._handover = handover
-        self._offers = offers
-        self._ids = ids
-        self._config = config
-        self._clock_ns = clock_ns
-        self._by_digest: dict[tuple[QueueIndex, bytes], Publish] = {}
-        self._by_key: dict[tuple[QueueIndex, str], Publish] = {}
+        self._jobs = core.jobs
+        self.core = core
+        self.handover = handover
+        self.offers = offers
+        self._ids = core.ids
+        self._config = core.config
+        self._clock_ns = core.clock_ns
+        self._by_digest: dict[tuple[QueueIndex, bytes], PublishJob] = {}
+        self._by_key: dict[tuple[QueueIndex, str], PublishJob] = {}
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> Upload:
-        """Bring a large body to the store. What `chunks` raises passes.
+        """Stage a large body in the store. Errors of `chunks` pass through.
 
         Raises:
             BodyTooLarge: it is over the limit.
@@ -127,35 +108,37 @@ class Publishing:
             return await stage(self._storage, chunks, self._longest)
 
     async def publish(self, index: QueueIndex, drafts: Sequence[Draft]) -> list[Published | MQError]:
-        """Publish them in one batch; what became of each, in their order.
+        """Publish drafts in one batch; a message or an error for each, in their order.
 
         Raises:
-            StorageError: the store cannot be looked at; nothing was published.
+            StorageError: the queue's bodies cannot be read; nothing was published.
         """
         if index.settings.knows_bodies:
-            await self._learner.learn(index)
+            await self._loader.load(index)
         prepared = [self._prepare(index, draft) for draft in drafts]
         has_keys = any(draft.key is not None for draft in drafts)
         if has_keys:
             await self._note_keys(index, drafts, prepared)
-        jobs = [each.job for each in prepared if each.job is not None and each.is_new and not each.job.reply.answered]
+        jobs = [each.job for each in prepared if each.job is not None and each.is_new and not each.job.future.answered]
         if jobs:
             self._jobs.put(jobs)
         outcomes = [await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
             if entry.job is not None and not entry.is_new and isinstance(outcomes[number], MQError):
-                [outcomes[number]] = await self.publish(index, [drafts[number]])  # the other one's failure is not ours
+                # The earlier draft that it waited for failed, perhaps for a reason of its own.
+                [outcomes[number]] = await self.publish(index, [drafts[number]])
         return await self._note_known(index, drafts, outcomes) if has_keys else outcomes
 
     async def find(self, index: QueueIndex, digest: bytes) -> MessageId | None:
-        """The message of a unique queue whose body has this digest."""
-        await self._learner.learn(index)
+        """The message of a unique queue whose body has this digest; None without one."""
+        await self._loader.load(index)
         return index.bodies.find(digest) if index.bodies is not None else None
 
-    # How it is done
+    # Implementation
 
     def _prepare(self, index: QueueIndex, draft: Draft) -> _Prepared:
-        """A job for the draft, or the answer that it has without one. Nothing is awaited, so who is next sees it."""
+        """A job for the draft, or its answer without one."""
+        # Nothing here awaits, so the next draft sees the job of this one.
         try:
             if index.deleted:
                 raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
@@ -169,7 +152,7 @@ class Publishing:
             return _Prepared(None, is_new=False, answer=error)
 
     def _earlier(self, index: QueueIndex, draft: Draft, digest: bytes | None) -> _Prepared | None:
-        """The same message, if it is there already or being published."""
+        """The message that the draft stands for, if it is in the queue or being published; else None."""
         if draft.key is not None:
             if self._keys is None:
                 raise Conflict("idempotency keys cannot be kept among peers: publish without one")
@@ -187,10 +170,12 @@ class Publishing:
         return None
 
     def _check(self, index: QueueIndex, draft: Draft) -> None:
-        """Refuse what is out of range or has no room."""
+        """Refuse a body that is too long or has no room in the queue."""
         size = draft.body.size if isinstance(draft.body, Upload) else len(draft.body)
         check_size(size, self._longest)
         settings = index.settings
+        if settings.publish_paused and not draft.is_dead_letter:
+            raise PublishPaused(f"publishing to queue {index.name} is paused, until mq resume {index.name} ends that")
         if settings.overflow != REJECT:
             return
         if settings.max_messages is not None and index.counted >= settings.max_messages:
@@ -199,9 +184,7 @@ class Publishing:
         if settings.max_bytes is not None and bytes_then > settings.max_bytes:
             raise QueueFull(f"queue {index.name} has no room for {size} bytes more. Try again later")
 
-    def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None) -> Publish:
-        body = draft.body.staged if isinstance(draft.body, Upload) else draft.body
-
+    def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None) -> PublishJob:
         def landed(id: MessageId | None) -> None:
             if digest is not None:
                 self._by_digest.pop((index, digest), None)
@@ -213,22 +196,11 @@ class Publishing:
                     self._keys.drop([job.id])
 
         meta = self._meta(index, draft)
-        job = Publish(
-            self._catalog,
-            self._ids,
-            index,
-            body,
-            digest,
-            draft.attributes,
-            meta,
-            landed,
-            handover=self._handover,
-            offers=self._offers,
-            transient=draft.transient,
-        )
-        if draft.rank or draft.id is not None:
+        job = PublishJob(self, index, draft, digest, meta, landed)
+        rank = index.settings.max_priority - min(draft.priority, index.settings.max_priority)
+        if rank or draft.id is not None:
             job.id = draft.id
-            job.stand_behind(draft.rank)
+            job.stand_behind(rank)
         if digest is not None and index.settings.unique:
             self._by_digest[index, digest] = job
         if draft.key is not None:
@@ -252,8 +224,9 @@ class Publishing:
         )
 
     async def _note_keys(self, index: QueueIndex, drafts: Sequence[Draft], prepared: list[_Prepared]) -> None:
-        """Keys are durable before their messages: after a crash they say which message to look for."""
-        keyed: dict[str, Publish] = {}
+        """Make the keys of new messages durable; jobs whose keys cannot be kept fail."""
+        # Keys come before their messages: after a crash they say which message to look for.
+        keyed: dict[str, PublishJob] = {}
         for draft, entry in zip(drafts, prepared, strict=True):
             if draft.key is not None and entry.job is not None and entry.is_new:
                 keyed[draft.key] = entry.job
@@ -261,7 +234,7 @@ class Publishing:
             return
         for entry in prepared:
             if entry.job is not None and entry.is_new:
-                entry.job.id = entry.job.id or self._ids.new()  # those without a key, too: the batch keeps its order
+                entry.job.id = entry.job.id or self._ids.new()  # also without a key: the batch keeps its order
         try:
             await self._keys.note(index, {key: job.id for key, job in keyed.items() if job.id is not None})
         except MQError as error:
@@ -276,7 +249,7 @@ class Publishing:
     async def _note_known(
         self, index: QueueIndex, drafts: Sequence[Draft], outcomes: list[Published | MQError]
     ) -> list[Published | MQError]:
-        """A key that came with a body which was there already stands for that message from now on."""
+        """Let new keys stand for the messages that their drafts found in the queue; the outcomes then."""
         known = {
             draft.key: outcome.id
             for draft, outcome in zip(drafts, outcomes, strict=True)
@@ -299,8 +272,70 @@ class Publishing:
 
     @cached_property
     def _longest(self) -> int:
-        """How long a body may be, in bytes: here, and in the store."""
+        """The longest body in bytes that both the configuration and the store take."""
         return min(self._config.max_body, self._storage.description.max_body or self._config.max_body)
+
+
+class Upload:
+    """A large body, staged in the store and not yet published.
+
+    Args:
+        staged: the store's handle for it.
+        digest: SHA-256 of its bytes.
+    """
+
+    def __init__(self, staged: Staged, digest: bytes) -> None:
+        self.staged = staged
+        self.digest = digest
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return self.staged.size
+
+    async def discard(self) -> None:
+        """Remove the staged body. Does nothing once it is published."""
+        with trio.CancelScope(shield=True):
+            await self.staged.discard()
+
+
+async def stage(storage: Storage, chunks: AsyncIterable[bytes], longest: int) -> Upload:
+    """Stage a body of at most `longest` bytes in the store. Errors of `chunks` pass through.
+
+    Raises:
+        BodyTooLarge: it is over the limit.
+    """
+    digest = hashlib.sha256()
+
+    async def limited() -> AsyncGenerator[bytes]:
+        size = 0
+        async for chunk in chunks:
+            size += len(chunk)
+            check_size(size, longest)
+            digest.update(chunk)
+            yield chunk
+
+    async with aclosing(limited()) as body:
+        staged = await storage.stage(body)
+    return Upload(staged, digest.digest())
+
+
+def check_size(size: int, longest: int) -> None:
+    """Check the length of a body.
+
+    Raises:
+        BodyTooLarge: it is over the limit.
+    """
+    if size > longest:
+        raise BodyTooLarge(f"the body is longer than {longest} bytes, the limit here")
+
+
+class _Prepared(NamedTuple):
+    """The job that a draft waits for: its own, or that of an earlier draft of the same message; or else its answer."""
+
+    job: PublishJob | None
+    is_new: bool
+    answer: Published | MQError | None = None
 
 
 async def _outcome(entry: _Prepared) -> Published | MQError:
@@ -308,6 +343,164 @@ async def _outcome(entry: _Prepared) -> Published | MQError:
         assert entry.answer is not None
         return entry.answer
     try:
-        return Published(await entry.job.reply.get(), entry.is_new)
+        return Published(await entry.job.future.get(), entry.is_new)
     except MQError as error:
         return error
+
+
+class PublishJob:
+    """Writes one message; `future` has its id then.
+
+    The id is made with the operation, unless it had to be known before, so that ids and barriers have one order.
+
+    Args:
+        publisher: gives the handover, the offers and the core.
+        index: the queue, in which the job reserves room.
+        draft: what is published.
+        digest: of the body, where it is known.
+        meta: delay and expiry.
+        landed: called before the answer, with the id when the message is durable, with None when it failed.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        index: QueueIndex,
+        draft: Draft,
+        digest: bytes | None,
+        meta: Meta,
+        landed: Callable[[MessageId | None], None],
+    ) -> None:
+        self.future: Future[MessageId] = Future()
+        self.id: MessageId | None = None
+        self.index = index
+        self._catalog = publisher.core.catalog
+        self._ids = publisher.core.ids
+        self._handover = publisher.handover
+        self._offers = publisher.offers
+        self._body = body = draft.body.staged if isinstance(draft.body, Upload) else draft.body
+        self._digest = digest
+        self._attributes = draft.attributes
+        self._meta = meta
+        self._landed = landed
+        self._transient = draft.transient
+        self._is_handed_over = self._is_writing = False
+        self._door = DOOR.get()
+        self._size = len(body) if isinstance(body, bytes) else body.size
+        index.reserved += 1
+        index.reserved_bytes += self._size
+
+    def operation(self) -> Operation:
+        """The Write, which may be handed over to a waiting request."""
+        id = self.id or self._ids.new()
+        write = Write(self.index.name, id, self._body, self._attributes, self._meta, transient=self._transient)
+        # A message whose id was made earlier may have been overtaken by others: it is not handed over.
+        self._is_handed_over = self.id is None and self._handover.takes(self.index, write)
+        self._is_writing = not self._is_handed_over
+        self.index.writing += self._is_writing
+        return write
+
+    def stand_behind(self, rank: int) -> None:
+        """Give the message a place behind all of a lower rank that come within :data:`RANK_TICKS`."""
+        now = self._ids.new()
+        self.id = self.id or now
+        self._meta = self._meta._replace(order=now.time + rank * RANK_TICKS)
+
+    def done(self, outcome: Outcome, barrier: BatchTimes) -> None:
+        """Answer with the id."""
+        entry = outcome.entry
+        if outcome.result is not Result.DONE or entry is None:
+            self.give_up(error_of(outcome, "store the message"))
+            return
+        if self._is_handed_over:
+            self._catalog.begin(entry)  # it has left NEW in the same batch: HandoverBatch.done ends this move
+        elif self.index.deleted:
+            self._catalog.events.orphaned(entry)
+        self._release()  # only now: a deleted queue is not made anew while a message of it is under way
+        self._note_body(entry.id)
+        if not self._is_handed_over and not self.index.deleted:
+            self._offers.consider(self.index, entry, self._body, self._attributes)
+            self._catalog.place(entry)
+        self._catalog.tell(Kind.PUBLISH, None, entry, self._size, self._door)
+        self._tell_landed(entry.id)
+        if self.index.deleted:
+            self.future.fail(NoSuchQueue(f"queue {self.index.name} was deleted meanwhile"))
+        else:
+            self.future.set(entry.id)
+
+    def give_up(self, error: Exception) -> None:
+        """Fail: the message is not written."""
+        self._release()
+        self._tell_landed(None)
+        self.future.fail(error)
+
+    def _tell_landed(self, id: MessageId | None) -> None:
+        """Call `landed`, once."""
+        # The callback refers to this job: without this cycle both are freed at once, with no garbage collector.
+        landed, self._landed = self._landed, _ignore
+        landed(id)
+
+    def _release(self) -> None:
+        self.index.reserved -= 1
+        self.index.reserved_bytes -= self._size
+        self.index.writing -= self._is_writing
+        if self.index.deleted:
+            self._catalog.let_go(self.index)
+
+    def _note_body(self, id: MessageId) -> None:
+        if self.index.bodies is not None:
+            if self._digest is None and isinstance(self._body, bytes):
+                self._digest = digest_of(self._body)
+            if self._digest is not None:
+                self.index.bodies.add(id, self._size, self._digest)
+
+
+class SaveWorker:
+    """Gives jobs to the committer as they come. Those of one call share a barrier.
+
+    Args:
+        committer: commits their operations.
+        calls: the jobs of each call.
+        handover: gives messages to waiting requests as they are written.
+    """
+
+    def __init__(self, committer: Committer, calls: BatchChannel[Sequence[Job]], handover: Handover) -> None:
+        self._committer = committer
+        self._calls = calls
+        self._handover = handover
+
+    async def run(self) -> None:
+        """Do jobs for ever."""
+        while True:
+            jobs: list[Job] = []
+            calls = await self._calls.drain(LARGEST_GROUP)
+            share = self._committer.share
+            for call in calls:
+                jobs += call
+                if len(jobs) >= share:
+                    self._do(jobs)
+                    jobs = []
+            if jobs:
+                self._do(jobs)
+
+    def _do(self, jobs: Sequence[Job]) -> None:
+        operations = [job.operation() for job in jobs]
+        handed_over = self._handover.collect()
+
+        def make() -> Sequence[Operation]:
+            return operations if handed_over is None else [*operations, *handed_over.make_moves()]
+
+        self._committer.submit(make, len(jobs), partial(_answer, jobs, handed_over))
+
+
+def _answer(
+    jobs: Sequence[Job], handed_over: HandoverBatch | None, outcomes: list[Outcome], barrier: BatchTimes
+) -> None:
+    for job, outcome in zip(jobs, outcomes, strict=False):  # the outcomes of handed over messages come after theirs
+        job.done(outcome, barrier)
+    if handed_over is not None:
+        handed_over.done(outcomes[len(jobs) :], barrier)
+
+
+def _ignore(id: MessageId | None) -> None:
+    """The callback of a job that has called its own."""

@@ -1,46 +1,47 @@
-"""The queues: made, deleted, set, emptied."""
+"""Operations on whole queues (:class:`Queues`), and for doors (:class:`Declarations`): declared queues, which keep a
+value of the door's own, and records.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import trio
 
-from mq.broker.catalog import Catalog
-from mq.broker.commit import Committer
-from mq.broker.config import BrokerConfig
-from mq.broker.deaths import Deaths, arriving
-from mq.broker.follow import Follower
+from mq.broker.body_loader import BodyLoader
+from mq.broker.core import Core
+from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
 from mq.broker.index import QueueIndex
-from mq.broker.jobs import Change, Job
-from mq.broker.keys import Settle
-from mq.broker.learning import Learner
-from mq.broker.mailbox import Mailbox
-from mq.broker.queue_settings import DEFAULTS, QueueSettings
+from mq.broker.jobs import MoveJob
+from mq.broker.settings import DEFAULTS, QueueSettings
+from mq.broker.shared import StoreWatcher
 from mq.broker.upkeep import Upkeep
-from mq.errors import Conflict, InvalidSetting, MQError, NoSuchMessage, NoSuchQueue, StorageError
+from mq.errors import Conflict, InvalidSetting, MQError, NoSuchMessage, NoSuchQueue, StorageError, StorageFull
 from mq.lifecycle import Kind, State
-from mq.message import MessageId, MessageIds, QueueName, shorten
-from mq.storage.interface import QUEUE, Entry, Move, Storage
+from mq.message import MessageId, QueueName, shorten
+from mq.storage.interface import QUEUE, Entry, Move, Sharing
 
 logger = logging.getLogger("mq.broker")
 
 LARGEST_SLICE: Final = 1000
+"""Messages that are moved in one batch."""
 
 
 class QueueStatus(NamedTuple):
-    """What a queue is, and what is in it.
+    """A queue's settings and counts.
 
     Attributes:
         name: its name.
-        settings: what is set for it.
+        settings: its settings.
         ready: messages that can be fetched now, or in a moment.
-        leased: messages that somebody holds.
+        leased: messages that are leased or held, or on their way from or to a lease.
         delayed: messages that cannot be fetched yet.
         oldest_ns: when the oldest ready message came into the queue, nanoseconds since 1970; None without one.
+        created_ns: when the queue was made, nanoseconds since 1970.
     """
 
     name: str
@@ -49,6 +50,7 @@ class QueueStatus(NamedTuple):
     leased: int
     delayed: int
     oldest_ns: int | None
+    created_ns: int = 0
 
 
 class Inventory(NamedTuple):
@@ -57,8 +59,8 @@ class Inventory(NamedTuple):
     Attributes:
         queue: its name.
         created_ns: when it was made, nanoseconds since 1970.
-        entries: the messages that are not on their way from one place to another.
-        moving: the ids of those that are.
+        entries: its messages, without those that are being moved.
+        moving: the ids of the messages that are being moved.
     """
 
     queue: str
@@ -68,10 +70,10 @@ class Inventory(NamedTuple):
 
 
 class Redriven(NamedTuple):
-    """What became of messages that were to go back.
+    """The result of a redrive.
 
     Attributes:
-        moved: how many went.
+        moved: how many messages were moved.
         left: how many ready messages are left.
     """
 
@@ -80,47 +82,31 @@ class Redriven(NamedTuple):
 
 
 class Queues:
-    """All queues of a store.
+    """The queues of a store: made, deleted, set, emptied, redriven.
 
     Args:
-        storage: keeps them.
-        catalog: knows them.
-        committer: knows whether the medium has failed.
-        follower: looks at the store again.
-        upkeep: takes care of what a deleted queue leaves.
-        deaths: knows where a message died.
-        learner: reads what a queue has to know of its bodies.
-        settle: called before messages leave their queue.
-        jobs: where the save workers find work.
-        ids: says when a queue was made.
-        config: how the broker works.
+        core: what every part has.
+        watcher: reads the queues from the store again.
+        upkeep: removes the messages of deleted queues.
+        dead_letters: knows where a message died.
+        loader: loads the body stats of queues.
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        catalog: Catalog,
-        committer: Committer,
-        follower: Follower,
-        upkeep: Upkeep,
-        deaths: Deaths,
-        learner: Learner,
-        settle: Settle,
-        jobs: Mailbox[Sequence[Job]],
-        ids: MessageIds,
-        config: BrokerConfig,
+        self, core: Core, watcher: StoreWatcher, upkeep: Upkeep, dead_letters: DeadLetters, loader: BodyLoader
     ) -> None:
-        self._storage = storage
-        self._catalog = catalog
-        self._committer = committer
-        self._follower = follower
+        self._storage = core.storage
+        self._catalog = core.catalog
+        self._committer = core.committer
+        self._watcher = watcher
         self._upkeep = upkeep
-        self._deaths = deaths
-        self._learner = learner
-        self._settle = settle
-        self._jobs = jobs
-        self._ids = ids
-        self._config = config
+        self._dead_letters = dead_letters
+        self._loader = loader
+        self._settle = core.settle
+        self._jobs = core.jobs
+        self._ids = core.ids
+        self._config = core.config
+        self._incarnations = itertools.count(int(core.writer, 16))
         self._changing = trio.Lock()
 
     async def get(self, queue: str) -> QueueIndex:
@@ -135,20 +121,20 @@ class Queues:
         return index
 
     async def look_up(self, queue: str, *, surely: bool = False) -> QueueIndex | None:
-        """The queue's index. On a followed store what is known is a hint: `surely` looks at the store itself."""
-        if self._config.followed and (surely or queue not in self._catalog.queues):
-            await self._follower.load_queues()
+        """The queue's index; None without such a queue. `surely` reads the store itself, where others change it."""
+        if self._config.others_move and (surely or queue not in self._catalog.queues):
+            await self._watcher.load_queues()
         return self._catalog.queues.get(queue)
 
     async def settled(self, queue: str) -> QueueIndex:
-        """The queue's index, with all in it that was published before.
+        """The queue's index, with every message delivered that was published before.
 
         Raises:
             NoSuchQueue: it does not exist.
         """
         index = await self.get(queue)
-        if self._config.followed:
-            await self._follower.refresh(index)
+        if self._config.others_move:
+            await self._watcher.refresh(index)
         await self._upkeep.settle(index)
         return index
 
@@ -163,25 +149,36 @@ class Queues:
         """Make a queue. False when it is there already; then it stays as it is.
 
         Args:
-            name: what it is called.
-            patch: what is set for it.
-            declared: kept with it, for whoever declared it.
-            is_transient: it need not outlive this process.
+            name: its name.
+            patch: its settings, by their JSON names; the others are at their defaults.
+            declared: a door's own value, kept with it.
+            is_transient: whether it ends with this process.
 
         Raises:
             InvalidSetting: a setting is unknown or out of its range.
         """
         settings = DEFAULTS.changed(patch)
         async with self._changing:
-            created = self._ids.new().time  # before looking: what a peer publishes in one that we do not see is younger
             if await self.look_up(name, surely=True) is not None:
                 await self._make_sure(name)
                 return False
-            index = QueueIndex(name, created, settings, declared, is_transient=is_transient)
+            leftovers = await self._leftovers(name)
+            if self._config.sharing is not Sharing.PEERS:
+                await self._remove(leftovers)
+            index = QueueIndex(
+                name,
+                self._ids.new().time,
+                settings,
+                declared,
+                is_transient=is_transient,
+                incarnation=next(self._incarnations),
+            )
             with self._committer.noting_failure():
                 made = await self._storage.put_record(QUEUE, name, index.record(settings))
-            if self._config.followed:
-                await self._follower.load_queues()  # a peer may have made it meanwhile, earlier than we
+            if made and self._config.sharing is Sharing.PEERS:
+                await self._remove(leftovers)  # only now: if a peer has made the queue, they are its messages
+            if self._config.others_move:
+                await self._watcher.load_queues()  # a peer may have made it at the same time, before us
             self._catalog.queues.setdefault(name, index)
             return made
 
@@ -193,15 +190,23 @@ class Queues:
         """
         async with self._changing:
             index = await self.get(queue)
-            with self._committer.noting_failure():
-                dropped = await self._storage.drop_record(QUEUE, queue)
-            self._upkeep.forget(index, remove=dropped)
+            before = {*index.new.values(), *index.delayed.values()} if self._config.others_move else None
+            index.is_going = True
+            try:
+                with self._committer.noting_failure():
+                    dropped = await self._storage.drop_record(QUEUE, queue)
+                left = [*index.new.values(), *index.delayed.values()]
+                if before is not None:  # a later one may belong to a queue that a peer has made anew
+                    left = [entry for entry in left if entry in before]
+                self._upkeep.forget(index, left, is_ours=dropped)
+            finally:
+                index.is_going = False
             if not dropped:
                 raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
             await self._reap_deleted(queue)
 
     async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
-        """Change what is set for a queue; all of it or nothing. Durable on return.
+        """Change settings of a queue: all of `patch` or nothing. Durable on return.
 
         Raises:
             NoSuchQueue: it does not exist.
@@ -209,49 +214,57 @@ class Queues:
             Conflict: a setting that cannot be kept here and now.
         """
         async with self._changing:
-            await self.look_up(queue, surely=True)  # a peer may have set something else
+            await self.look_up(queue, surely=True)  # a peer may have changed settings
             index = await self.get(queue)
             settings = index.settings.changed(patch)
             await self._check(index, settings)
             with self._committer.noting_failure():
                 await self._storage.put_record(QUEUE, queue, index.record(settings))
             if settings.knows_bodies != index.settings.knows_bodies or settings.unique != index.settings.unique:
-                index.bodies = None  # learnt anew when it is needed
+                index.bodies = None  # loaded anew when needed
             index.settings = settings
             self._upkeep.settings_changed(index)
         if settings.knows_bodies:
-            with suppress(StorageError):  # what is set is set: it is learnt when it is needed
-                await self._learner.learn(index)
+            with suppress(StorageError):  # the settings are durable; the bodies are loaded when needed
+                await self._loader.load(index)
             self._upkeep.trim(index)
         return settings
 
     def status(self, index: QueueIndex) -> QueueStatus:
-        """What a queue is, and what is in it."""
-        held_back = sum(entry.meta.deadline_ms is not None for entry in index.new.values())
-        first = index.first(1)
+        """The queue's settings and counts."""
+        held_back = sum(entry.meta.deadline_ms is not None for entry in index.new.values()) if index.new else 0
+        first = index.first(1) if index.ready else None
         return QueueStatus(
             index.name,
             index.settings,
             ready=index.ready + index.delivering + len(index.new) - held_back,
-            leased=index.leased + len(index.held),
+            leased=index.leased + len(index.held) + index.moving - index.delivering,
             delayed=len(index.delayed) - index.leased + held_back,
             oldest_ns=MessageId.time_ns(first[0].joined) if first else None,
+            created_ns=MessageId.time_ns(index.created),
         )
 
     async def all(self) -> list[QueueStatus]:
-        """Every queue, by name."""
-        if self._config.followed:
-            await self._follower.load_queues()
-        return [self.status(self._catalog.queues[name]) for name in sorted(self._catalog.queues)]
+        """The status of every queue, sorted by name."""
+        if self._config.others_move:
+            await self._watcher.load_queues()
+        found: list[QueueStatus] = []
+        for place, name in enumerate(sorted(self._catalog.queues)):
+            if place % LARGEST_SLICE == LARGEST_SLICE - 1:  # 10,000 queues at once would stop all else for 50 ms
+                await trio.lowlevel.checkpoint()
+            index = self._catalog.queues.get(name)
+            if index is not None:
+                found.append(self.status(index))
+        return found
 
     def inventory(self) -> Iterator[Inventory]:
-        """Every queue as it is now. Take all of it without waiting for anything, or it changes meanwhile."""
+        """Every queue as it is now. Read all of it without an await in between, or it changes meanwhile."""
         for index in self._catalog.queues.values():
             moving = self._catalog.on_their_way(index)
             yield Inventory(index.name, MessageId.time_ns(index.created), index.entries(), moving)
 
     async def purge(self, queue: str) -> int:
-        """Remove all messages that nobody holds; how many there were.
+        """Remove all messages that are not leased or held; how many were removed.
 
         Raises:
             NoSuchQueue: the queue does not exist.
@@ -260,7 +273,7 @@ class Queues:
         index = await self.get(queue)
         await self._upkeep.settle(index)
         purged = 0
-        entries = [entry for entry in index.entries() if entry.meta.claim is None]
+        entries = [entry for entry in index.entries() if entry.meta.receipt is None]
         for start in range(0, len(entries), LARGEST_SLICE):
             moves = [Move(entry, State.REMOVED) for entry in entries[start : start + LARGEST_SLICE]]
             purged += await self._do(index, moves, Kind.REMOVE, "remove the message")
@@ -269,13 +282,13 @@ class Queues:
     async def redrive(
         self, queue: str, to: str | None = None, most: int = LARGEST_SLICE, ids: Sequence[str] | None = None
     ) -> Redriven:
-        """Move ready messages back to the queues in which they died, or all of them to another one.
+        """Move ready messages back to the queues in which they died, or all of them to another queue.
 
         Args:
-            queue: where they are now.
-            to: where they go, if not back.
+            queue: the queue to take them from.
+            to: the queue to move them to; None for those in which they died.
             most: how many at the most.
-            ids: only these.
+            ids: move only these; None for any.
 
         Raises:
             NoSuchQueue: one of the queues does not exist.
@@ -290,25 +303,54 @@ class Queues:
         for entry in index.in_order() if wanted is None else wanted:
             target = self._target(entry, to) if entry is not None and entry.state is State.READY else None
             if entry is not None and target is not None:
-                meta = arriving(target, self._ids, self._upkeep.clock_ns)
+                meta = arriving(target, entry, self._ids, self._upkeep.clock_ns)
                 moves.append(Move(entry, State.READY, meta, target.name))
             if len(moves) >= most:
                 break
         moved = await self._do(index, moves, Kind.REROUTE, "move the message")
         return Redriven(moved, index.ready)
 
-    # How it is done
+    # Implementation
+
+    async def _leftovers(self, name: str) -> list[Entry]:
+        """Messages in NEW and DELAYED that deleted queues of that name have left.
+
+        Raises:
+            StorageFull: some cannot be removed for now.
+        """
+        if not await self._catalog.has_left(name):
+            self._upkeep.retry_orphans(name)  # the medium may have room by now
+        if not await self._catalog.has_left(name):
+            raise StorageFull(
+                f"queue {name} cannot be made now: some messages of the one that was deleted cannot be removed yet. "
+                "Try again later"
+            )
+        if not self._config.others_move and name not in self._catalog.strangers:
+            return []
+        return [entry for state in (State.NEW, State.DELAYED) for entry in await self._storage.scan(state, name)]
+
+    async def _remove(self, leftovers: Sequence[Entry]) -> None:
+        """Remove leftovers of a deleted queue, before a queue of its name is made.
+
+        Raises:
+            StorageError: some are still there.
+        """
+        # In NEW and DELAYED nothing else tells the messages of two queues of one name apart.
+        futures = [self._upkeep.orphaned(entry) for entry in leftovers if entry.id not in self._catalog.locks]
+        for future in futures:
+            with suppress(NoSuchMessage):
+                await future.get()
 
     async def _make_sure(self, name: str) -> None:
-        """A peer has made the queue, and may have died before it was durable."""
-        if self._config.followed:
+        """Make a queue durable that is there already."""
+        if self._config.others_move:  # a peer may have died before its record was
             record = (await self._storage.records(QUEUE)).get(name)
             if record is not None:
                 with self._committer.noting_failure():
                     await self._storage.put_record(QUEUE, name, {"created": 0, **record})
 
     def _target(self, entry: Entry, to: str | None) -> QueueIndex | None:
-        deaths = self._deaths.history(entry)
+        deaths = self._dead_letters.history(entry)
         name = to or (deaths[0]["queue"] if deaths else None)
         target = self._catalog.queues.get(name) if name is not None else None
         if target is None or target.name == entry.queue or target.settings.unique:
@@ -316,23 +358,23 @@ class Queues:
         return target
 
     async def _do(self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str) -> int:
-        """Move what is still there, in one batch; how many."""
+        """Make those moves whose messages are still where they were, in one batch; how many were made."""
         await self._settle([move.entry.id for move in moves])
         jobs = []
         for move in moves:
             id = move.entry.id
-            if id not in self._catalog.transit and id not in index.held and index.find(id) == move.entry:
+            if id not in self._catalog.locks and id not in index.held and index.find(id) == move.entry:
                 self._catalog.begin(move.entry, is_leaving=True)
-                jobs.append(Change(self._catalog, move, kind, what))
+                jobs.append(MoveJob(self._catalog, move, kind, what))
         if jobs:
             self._jobs.put(jobs)
         done, failed = 0, None
         for job in jobs:
             try:
-                await job.reply.get()
+                await job.future.get()
                 done += 1
             except NoSuchMessage:
-                pass  # somebody else was faster
+                pass  # another move was faster
             except MQError as error:
                 failed = error
         if failed is not None:
@@ -340,36 +382,164 @@ class Queues:
         return done
 
     async def _check(self, index: QueueIndex, settings: QueueSettings) -> None:
-        """Refuse what cannot be kept here and now."""
-        if settings.unique and self._config.followed:
+        """Refuse settings that contradict the store or another queue."""
+        if settings.unique and self._config.others_move:
             raise Conflict("unique cannot be kept on a store that others change too: serve it with --peers=0")
         if settings.unique and any(
             other.settings.dead_letter_queue == index.name for other in self._catalog.queues.values()
         ):
             raise Conflict(f"{index.name} is a dead-letter queue: it must take every message, so it cannot be unique")
         if settings.dead_letter_queue is not None and settings.dead_letter_queue != index.settings.dead_letter_queue:
-            await self._check_grave(index.name, settings.dead_letter_queue)
+            await self._check_target(index.name, settings.dead_letter_queue)
 
-    async def _check_grave(self, queue: str, grave: str) -> None:
+    async def _check_target(self, queue: str, target: str) -> None:
         path = [queue]
-        name: str | None = grave
+        name: str | None = target
         while name is not None:
             if name in path:
                 raise InvalidSetting(f"dead letters would go round: {' -> '.join([*path, name])}. Name another queue")
             path.append(name)
             index = await self.look_up(name)
             name = index.settings.dead_letter_queue if index is not None else None
-        found = await self.look_up(grave, surely=True)
+        found = await self.look_up(target, surely=True)
         if found is None:
-            raise Conflict(f"the dead-letter queue {grave} does not exist. Create it first, with PUT /{grave}")
+            raise Conflict(f"the dead-letter queue {target} does not exist. Create it first, with PUT /{target}")
         if found.settings.unique:
-            raise Conflict(f"{grave} is unique, so it would not take every message. Name another dead-letter queue")
+            raise Conflict(f"{target} is unique, so it would not take every message. Name another dead-letter queue")
 
     async def _reap_deleted(self, queue: str) -> None:
-        """Let the reaper know what the deletion of a queue has brought to REMOVED."""
+        """Have the messages unlinked that the deletion of a queue has brought to REMOVED."""
         try:
             with trio.CancelScope(shield=True):
                 for entry in await self._storage.scan(State.REMOVED, queue):
                     self._catalog.place(entry)
         except StorageError as error:
             logger.warning("what was in queue %s is unlinked after the next start: %s", queue, error)
+
+
+class Declarations:
+    """What a door keeps in the store beyond messages: declared queues, records, a sink for dead letters.
+
+    Args:
+        core: what every part has.
+        queues: makes queues.
+        sinks: gets the door's dead-letter sink.
+    """
+
+    def __init__(self, core: Core, queues: Queues, sinks: DeadLetterSinks) -> None:
+        self._storage = core.storage
+        self._catalog = core.catalog
+        self._committer = core.committer
+        self._queues = queues
+        self._sinks = sinks
+
+    def knows(self, queue: str) -> bool:
+        """Whether this broker knows such a queue. Answers at once."""
+        return queue in self._catalog.queues
+
+    def may_have(self, queue: str) -> bool:
+        """Whether a queue may exist that :meth:`knows` does not know: not here, where it knows all."""
+        return False
+
+    async def find(self, queue: str) -> None:
+        """Bring :meth:`knows` up to date on a queue that may live on another node. Here it always is."""
+
+    def ready(self, queue: str) -> int:
+        """How many messages of a queue can be handed out now, or in a moment; 0 without the queue. Answers at once."""
+        index = self._catalog.queues.get(queue)
+        return 0 if index is None else self._queues.status(index).ready
+
+    async def look(self, queue: str) -> None:
+        """Bring :meth:`ready` up to date on a queue that lives on another node. Here it always is."""
+
+    def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The declared queues, each with the door's own value."""
+        for name, index in self._catalog.queues.items():
+            if index.declared is not None:
+                yield name, index.declared
+
+    async def admit(self, queue: QueueName, *, is_replicated: bool) -> None:
+        """Check whether a queue may be declared, as :meth:`create` does; this call may take longer.
+
+        Args:
+            queue: its name.
+            is_replicated: whether it is to be highly available.
+
+        Raises:
+            Conflict: it may not.
+        """
+        if is_replicated:
+            raise _in_no_cluster(queue)
+
+    async def create(
+        self,
+        queue: QueueName,
+        settings: Mapping[str, Any],
+        declared: Mapping[str, Any] | None,
+        *,
+        is_transient: bool,
+        is_replicated: bool = False,
+    ) -> bool:
+        """Make a queue with its settings and the door's own value in one step; durable on return.
+
+        Args:
+            queue: its name.
+            settings: by their JSON names; the others are at their defaults.
+            declared: JSON values that are kept with it.
+            is_transient: whether it ends with this process.
+            is_replicated: whether it is to be highly available.
+
+        Returns:
+            False when it is there already; then it stays as it is.
+
+        Raises:
+            Conflict: it cannot be highly available: this daemon is in no cluster.
+            InvalidSetting: a setting is unknown or out of its range.
+            StorageError: the store cannot keep it now.
+        """
+        if is_replicated:
+            raise _in_no_cluster(queue)
+        return await self._queues.create(queue, settings, declared, is_transient=is_transient)
+
+    def on_closed(self, told: Callable[[str], None]) -> None:
+        """Call `told` with each queue that is deleted, in whatever way."""
+        self._catalog.closed = told
+
+    def on_opened(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Call `told` with each queue that another node declares. Here none does."""
+
+    def on_failover(self, told: Callable[[Iterable[str]], None]) -> None:
+        """Call `told` with the queues whose consumers have to begin anew after a fail-over. Here there is none."""
+
+    def set_sink(self, sink: DeadLetterSink) -> None:
+        """Set the sink that gets the dead letters of the door's queues."""
+        self._sinks.sink = sink
+
+    async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
+        """Put a record; durable on return.
+
+        Raises:
+            StorageError: the store cannot keep it now.
+        """
+        with self._committer.noting_failure():
+            await self._storage.put_record(kind, key, value)
+
+    async def drop(self, kind: str, key: str) -> None:
+        """Drop a record; durable on return.
+
+        Raises:
+            StorageError: the store cannot drop it now.
+        """
+        with self._committer.noting_failure():
+            await self._storage.drop_record(kind, key)
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """The records of a kind, by key."""
+        return await self._storage.records(kind)
+
+
+def _in_no_cluster(queue: str) -> Conflict:
+    return Conflict(
+        f"queue {queue} cannot be highly available (x-queue-type=quorum): this daemon is in no cluster. Start it with "
+        "--cluster, or declare a classic queue"
+    )

@@ -1,88 +1,133 @@
-"""What goes on without anybody asking: deliveries, leases that end, messages that die, what deleted queues left.
+"""Upkeep: work without a request. Deliveries, ends of leases, expiry and deaths, leftovers of deleted queues.
 
-It owns the mover, the reaper and the timers of what expires, and tells them what arrives where: whatever enters NEW
-or DELAYED is the mover's, whatever enters REMOVED the reaper's, and whoever waits for a queue is called when a
-message of it is READY.
+:class:`Upkeep` owns the mover, the reaper and the timers of what expires, and tells them what arrives where: an entry
+in NEW or DELAYED is the mover's, one in REMOVED the reaper's; for one in READY it calls the queue's waiters.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final
 
 import trio
 
-from mq.broker.catalog import Catalog
-from mq.broker.commit import Committer
-from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS, BrokerConfig
-from mq.broker.deaths import DROPPED, EXPIRED, RECEIVES, Deaths
-from mq.broker.expiry import Expiry
-from mq.broker.fetches import Fetches
+from mq.broker.catalog import CatalogEvents
+from mq.broker.commit import Future
+from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
+from mq.broker.core import Core
+from mq.broker.dead_letters import DROPPED, EXPIRED, RECEIVES, DeadLetters
 from mq.broker.index import QueueIndex
-from mq.broker.jobs import Change, Job, Orphan
-from mq.broker.mailbox import Mailbox
-from mq.broker.mover import LARGEST_ROUND, Mover, to_ready
+from mq.broker.jobs import MoveJob, OrphanJob
+from mq.broker.mover import LARGEST_ROUND, Mover, Reaper, to_ready
 from mq.broker.offers import Offers
-from mq.broker.queue_settings import DROP_HEAD
-from mq.broker.reaper import Reaper
+from mq.broker.settings import DROP_HEAD
+from mq.broker.waiters import Waiters
 from mq.lifecycle import Kind, State
 from mq.message import MessageId
 from mq.storage.interface import Entry, Move, Outcome, Result
 
-logger = logging.getLogger("mq.broker")
+_LARGEST_ROUND: Final = 512
+_SHORTEST_SECONDS: Final = 0.001
+"""The shortest wait: expiry is noted in milliseconds."""
 
 
-class Upkeep:
-    """Keeps messages moving.
+class Expiry:
+    """Timers of READY messages that expire. Start :meth:`run`.
 
     Args:
-        catalog: what is known of the store.
-        committer: does the moves.
-        jobs: where changes that nobody waits for are put.
-        deaths: takes care of dead messages.
-        fetches: who waits for what is READY.
-        offers: to whoever waits for what is in NEW.
-        config: how the broker works.
+        expire: called with the queue and id of each expired message, which may be gone.
         clock_ns: wall clock, nanoseconds since 1970.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        committer: Committer,
-        jobs: Mailbox[Sequence[Job]],
-        deaths: Deaths,
-        fetches: Fetches,
-        offers: Offers,
-        config: BrokerConfig,
-        clock_ns: Callable[[], int],
-    ) -> None:
-        self._catalog = catalog
-        self._committer = committer
-        self._jobs = jobs
-        self._deaths = deaths
-        self._fetches = fetches
+    def __init__(self, expire: Callable[[str, MessageId], None], clock_ns: Callable[[], int]) -> None:
+        self._expire = expire
+        self._clock_ns = clock_ns
+        self._due: dict[MessageId, tuple[int, MessageId, str]] = {}
+        self._heap: list[tuple[int, MessageId, str]] = []
+        self._changed = trio.Event()
+
+    def add(self, entry: Entry) -> None:
+        """Set the timer of a READY message, if it expires."""
+        if entry.meta.expires_ms is None:
+            self.forget(entry.id)
+            return
+        timer = (entry.meta.expires_ms, entry.id, entry.queue)
+        if self._due.get(entry.id) == timer:
+            return  # the message was leased, and is back
+        self._due[entry.id] = timer
+        heapq.heappush(self._heap, timer)
+        if self._heap[0] == timer:
+            self._changed.set()
+
+    def forget(self, id: MessageId) -> None:
+        """Remove the timer of a message, if it has one."""
+        # Its key leaves the heap later, before such keys outnumber the rest.
+        if self._due.pop(id, None) is not None and len(self._heap) > 2 * len(self._due) + 64:
+            self._heap = list(self._due.values())
+            heapq.heapify(self._heap)
+
+    async def run(self) -> None:
+        """Call `expire` for expired messages for ever."""
+        while True:
+            await trio.lowlevel.checkpoint()
+            self._changed = trio.Event()
+            with trio.move_on_after(self._seconds_left()):
+                await self._changed.wait()
+            now_ms = self._clock_ns() // 1_000_000
+            for _ in range(_LARGEST_ROUND):
+                if not self._heap or self._heap[0][0] > now_ms:
+                    break
+                timer = heapq.heappop(self._heap)
+                if self._due.get(timer[1]) == timer:
+                    del self._due[timer[1]]
+                    self._expire(timer[2], timer[1])
+
+    def _seconds_left(self) -> float:
+        if not self._heap:
+            return math.inf
+        left_ns = self._heap[0][0] * 1_000_000 - self._clock_ns()
+        return max(_SHORTEST_SECONDS, left_ns / 1e9) if left_ns > 0 else 0.0
+
+
+logger = logging.getLogger("mq.broker")
+
+
+class Upkeep(CatalogEvents):
+    """Keeps messages moving.
+
+    Args:
+        core: what every part has.
+        dead_letters: moves dead messages.
+        waiters: called when messages are READY.
+        offers: the messages in NEW that are offered.
+    """
+
+    def __init__(self, core: Core, dead_letters: DeadLetters, waiters: Waiters, offers: Offers) -> None:
+        self._catalog = core.catalog
+        self._committer = core.committer
+        self._jobs = core.jobs
+        self._dead_letters = dead_letters
+        self._waiters = waiters
         self._offers = offers
-        self._config = config
-        self.clock_ns = clock_ns
-        self._mover = Mover(committer.commit, self._begin_move, self._end_move, _aim)
-        self._expiry = Expiry(self._expire, clock_ns)
-        self._reaper = Reaper(committer.commit, self._end_reap)
-        self._stuck_orphans: Mailbox[Entry] = Mailbox()
+        self._config = core.config
+        self._random = core.random
+        self.clock_ns = core.clock_ns
+        self._mover = Mover(core.committer.commit, self._begin_move, self._end_move, _aim)
+        self._expiry = Expiry(self._expire, core.clock_ns)
+        self._reaper = Reaper(core.committer.commit, self._end_reap)
+        self._stuck: dict[MessageId, tuple[Entry, QueueIndex | None]] = {}
+        self._is_stuck = trio.Event()
         self._delivering: dict[MessageId, QueueIndex] = {}
-        catalog.orphaned = self._remove_orphan
-        catalog.departed = self._departed
-        catalog.arrivals[State.READY] = self._ready_add
-        catalog.arrivals[State.DELAYED] = self._delayed_add
-        if config.mover:
-            catalog.arrivals[State.NEW] = self._new_add
-        if config.reaper:
-            catalog.removed = self._reaper.add
+        core.catalog.events = self
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start the tasks."""
-        nursery.start_soon(self._remove_stuck_orphans)
-        nursery.start_soon(self._deaths.run)
+        nursery.start_soon(self._retry_orphans)
+        nursery.start_soon(self._dead_letters.run)
         nursery.start_soon(self._expiry.run)
         if self._config.mover:
             nursery.start_soon(self._mover.run)
@@ -90,112 +135,165 @@ class Upkeep:
             nursery.start_soon(self._reaper.run)
 
     async def deliver_backlog(self) -> None:
-        """What a crash left in NEW is READY before the first fetch, if the medium lets it."""
+        """Deliver what a crash left in NEW, as far as the medium takes it. Called before the first fetch."""
         if self._config.mover:
             await self._mover.caught_up()
 
     async def settle(self, index: QueueIndex) -> None:
-        """Until what is in NEW now has been delivered, or cannot be."""
+        """Wait until the queue's messages in NEW were delivered or refused."""
         if index.undelivered and self._config.mover:
             self.deliver_offers(index)
             await self._mover.caught_up()
 
     def give_back(self, entry: Entry) -> None:
-        """A lease that nobody took: READY again at once, and not counted. One that has ended meanwhile is let be."""
+        """Make a leased message READY at once, without counting it as received, if the lease stands."""
         index = self._catalog.queues.get(entry.queue)
-        if index is not None and index.find(entry.id) == entry and entry.id not in self._catalog.transit:
+        if index is not None and index.find(entry.id) == entry and entry.id not in self._catalog.locks:
             self._catalog.begin(entry)
             meta = entry.meta.at_rest()._replace(receives=max(0, entry.meta.receives - 1))
-            self._jobs.put([Change(self._catalog, Move(entry, State.READY, meta), Kind.REQUEUE, "requeue it")])
+            self._jobs.put([MoveJob(self._catalog, Move(entry, State.READY, meta), Kind.REQUEUE, "requeue it")])
 
     def is_dead(self, index: QueueIndex, entry: Entry) -> bool:
-        """Whether a READY message must not be handed out any more. Then it is on its way out."""
-        for reason, is_so in ((EXPIRED, self._deaths.is_expired), (RECEIVES, self._deaths.is_worn_out)):
+        """Whether a READY message has expired or was received too often. If so, its removal has begun."""
+        for reason, is_so in ((EXPIRED, self._dead_letters.is_expired), (RECEIVES, self._dead_letters.is_worn_out)):
             if is_so(entry):
-                self._deaths.bury(entry, reason)
+                self._dead_letters.dead_letter(entry, reason)
                 return True
         return False
 
     def deliver_offers(self, index: QueueIndex) -> None:
-        """Nobody takes what else is offered: deliver it."""
+        """Deliver the queue's messages that are offered and were not taken."""
         for entry in self._offers.leave(index):
             self._mover.add(entry)
 
     def trim(self, index: QueueIndex) -> None:
-        """Let go of the oldest messages of a queue that holds too much and may drop some."""
+        """Drop the oldest messages of a queue that is over its limits, where its settings say so."""
         if index.settings.overflow == DROP_HEAD and not self._committer.failure:
             while _holds_too_much(index) and (oldest := index.oldest()) is not None:
-                if oldest.id in self._catalog.transit:
-                    break  # a peer has brought it here, while it is being moved from elsewhere
-                self._deaths.bury(oldest, DROPPED)
+                if oldest.id in self._catalog.locks:
+                    break  # a peer has brought it here, while this broker moves it from elsewhere
+                self._dead_letters.dead_letter(oldest, DROPPED)
 
     def settings_changed(self, index: QueueIndex) -> None:
-        """What may be handed out, or must go, may be another thing now."""
+        """Apply changed settings: drop what is over the limits, and call the waiters' worker."""
         self.trim(index)
-        self._fetches.call(index)
+        self._waiters.call(index)
 
-    def forget(self, index: QueueIndex, *, remove: bool) -> None:
-        """The queue is no more. What is left of it outside its folder goes too, if it was deleted through us."""
+    def forget(self, index: QueueIndex, leftovers: Iterable[Entry] = (), *, is_ours: bool = False) -> None:
+        """Forget a queue that was deleted.
+
+        Args:
+            index: the queue.
+            leftovers: its messages outside its folder, which are removed.
+            is_ours: whether this broker deleted it; then messages being moved are removed, too, where they arrive.
+        """
         index.deleted = True
         self._catalog.queues.pop(index.name, None)
-        self._fetches.call(index)
+        self._waiters.call(index)
         self._catalog.closed(index.name)
         for id in index.expiring():
             self._expiry.forget(id)
         for entry in [*index.new.values(), *index.delayed.values()]:
             self._mover.cancel(entry.id)
-            if remove:
-                self._remove_orphan(entry)
+        if is_ours:
+            self._catalog.leave(index)
+            for entry in leftovers:
+                self.orphaned(entry)
+            self._catalog.let_go(index)
+        else:
+            self._catalog.strangers.add(index.name)
 
-    def _remove_orphan(self, entry: Entry) -> None:
-        """A message of a deleted queue: nobody waits for this, and a crash before it is repaired at the next start."""
+    def orphaned(self, entry: Entry) -> Future[Entry]:
+        """Remove a message of a deleted queue. What a crash leaves of them is no message of a queue that is made later:
+        that waits for them (:meth:`mq.broker.queues.Queues.create`)."""
         self._catalog.begin(entry, is_leaving=True)
-        orphan = Orphan(self._catalog, Move(entry, State.REMOVED, durable=False), self._stuck_orphans.put)
+        orphan = OrphanJob(self._catalog, Move(entry, State.REMOVED), self._remove_later)
         self._jobs.put([orphan])
+        return orphan.future
 
-    async def _remove_stuck_orphans(self) -> None:
-        """What the medium refused to remove is tried again, in a while."""
+    def _remove_later(self, entry: Entry) -> None:
+        leaving = self._catalog.leaving.get(entry.queue)
+        if leaving is not None:
+            leaving.stuck += 1
+        self._stuck[entry.id] = entry, leaving
+        self._is_stuck.set()
+
+    def retry_orphans(self, queue: str | None = None, most: int | None = None) -> None:
+        """Try to remove what the medium refused to remove: of deleted queues of one name, or of all."""
+        tried = (id for id, (entry, _) in self._stuck.items() if queue in (None, entry.queue))
+        for id in list(islice(tried, most)):
+            entry, leaving = self._stuck.pop(id)
+            if id not in self._catalog.locks:
+                self.orphaned(entry)
+            if leaving is not None:
+                leaving.stuck -= 1
+                self._catalog.let_go(leaving)
+
+    async def _retry_orphans(self) -> None:
         while True:
-            entries = await self._stuck_orphans.drain(LARGEST_ROUND)
+            await self._is_stuck.wait()
             await trio.sleep(RETRY_SECONDS)
-            for entry in entries:
-                if entry.id not in self._catalog.transit:
-                    self._remove_orphan(entry)
+            self.retry_orphans(most=LARGEST_ROUND)
+            if not self._stuck:
+                self._is_stuck = trio.Event()
 
-    def _ready_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+    def arrived(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+        """Have the mover, the timers and the waiters do their part."""
+        if entry.state is State.READY:
+            self._ready_add(index, entry)
+        elif entry.state is State.DELAYED:
+            self._delayed_add(index, entry, due)
+        elif self._config.mover:
+            self._new_add(index, entry)
+
+    def removed(self, entry: Entry) -> None:
+        """Have the reaper unlink it."""
+        if self._config.reaper:
+            self._reaper.add(entry)
+
+    def departed(self, id: MessageId) -> None:
+        """Forget its history and its timers."""
+        self._dead_letters.forget(id)
+        self._mover.cancel(id)
+        self._expiry.forget(id)
+
+    def _ready_add(self, index: QueueIndex, entry: Entry) -> None:
         self._expiry.add(entry)
         self.trim(index)
-        self._fetches.call(index)
+        self._waiters.call(index)
 
     def _expire(self, queue: str, id: MessageId) -> None:
         index = self._catalog.queues.get(queue)
         entry = index.find(id) if index is not None else None
         if index is None or entry is None or entry.state is not State.READY:
             return
-        if id in index.held or id in self._catalog.transit:
+        if id in index.held or id in self._catalog.locks:
             return
-        if self._deaths.is_expired(entry) and not self._committer.failure:
-            self._deaths.bury(entry, EXPIRED)
+        if self._dead_letters.is_expired(entry) and not self._committer.failure:
+            self._dead_letters.dead_letter(entry, EXPIRED)
 
-    def _departed(self, id: MessageId) -> None:
-        self._deaths.forget(id)
-        self._mover.cancel(id)
-        self._expiry.forget(id)
-
-    def _new_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+    def _new_add(self, index: QueueIndex, entry: Entry) -> None:
         if self._offers.is_offered(index, entry):
-            self._fetches.call(index)
+            self._waiters.call(index)
         else:
             self._mover.add(entry)
 
     def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
         if self._config.mover:
-            self._mover.add(entry, trio.current_time() + self._remaining_seconds(entry) if due is None else due)
-        if entry.meta.claim is None:
+            due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
+            self._mover.add(entry, due + self._retry_seconds(index, entry))
+        if entry.meta.receipt is None:
             self.trim(index)
 
+    def _retry_seconds(self, index: QueueIndex, entry: Entry) -> float:
+        """How much longer than its lease a message is held back: a lease that ends by itself is a failure, too."""
+        # No move marks this wait, so it costs nothing; and a holder that comes too late may still remove the message.
+        if entry.meta.receipt is None or self._dead_letters.is_worn_out(entry):
+            return 0.0
+        return index.settings.retry_seconds(entry.meta.receives, self._random)
+
     def _remaining_seconds(self, entry: Entry) -> float:
-        """How long a lease found in the store still runs, by the wall clock, which may have been set since."""
+        """How long a lease from the store still runs, by the wall clock and within the longest lease."""
         if entry.meta.deadline_ms is None:
             return self._config.delay_seconds
         remaining_ns = entry.meta.deadline_ms * 1_000_000 - self.clock_ns()
@@ -203,12 +301,12 @@ class Upkeep:
 
     def _begin_move(self, entry: Entry) -> bool:
         index = self._catalog.queues.get(entry.queue)
-        if index is None or entry.id in self._catalog.transit or index.find(entry.id) != entry:
+        if index is None or entry.id in self._catalog.locks or index.find(entry.id) != entry:
             return False
         if self._committer.failure:
             return False  # nothing moves any more, until a restart
-        if entry.state is State.DELAYED and self._deaths.is_worn_out(entry):
-            self._deaths.bury(entry, RECEIVES, is_lease_over=True)
+        if entry.state is State.DELAYED and self._dead_letters.is_worn_out(entry):
+            self._dead_letters.dead_letter(entry, RECEIVES, is_lease_over=True)
             return False
         self._catalog.begin(entry)
         if entry.state is State.NEW:
@@ -229,9 +327,9 @@ class Upkeep:
         else:
             self._catalog.end(entry, entry, kind)
             self._mover.cancel(entry.id)
-            if outcome.result is Result.NO_QUEUE and index is not None:
+            if outcome.result is Result.NO_QUEUE and index is not None and not index.is_going:
                 logger.warning("the folder of queue %s is gone; its other messages are left where they are", index.name)
-                self.forget(index, remove=False)
+                self.forget(index)
 
     def _end_reap(self, entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.DONE:
@@ -239,7 +337,7 @@ class Upkeep:
 
 
 def _aim(entry: Entry) -> Move:
-    """What is to be delayed goes from NEW to DELAYED; everything else to READY."""
+    """The move of a due entry: from NEW to DELAYED for a message with a delay, else to READY."""
     if entry.state is State.NEW and entry.meta.deadline_ms is not None:
         return Move(entry, State.DELAYED, entry.meta, durable=False)
     return to_ready(entry)

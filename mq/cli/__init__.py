@@ -1,22 +1,34 @@
 """The program ``mq``: one group of verbs. ``mq`` without a verb serves.
 
-A verb lives in a module of its own, ``mq/cli/VERB.py``, and is a line of :data:`VERBS`. Its module is imported when the
-verb is called and not before, so that a verb pays only for what it uses: only serving loads an event loop and a web
-server. The flags that stood before the verb are the context's ``obj``: text by field name, None for "not given".
+A verb is a line of :data:`VERBS`. Its module is imported when the verb is called and not before, so that a verb pays
+only for what it uses: only serving loads an event loop and a web server. The flags that stood before the verb are the
+context's ``obj``: text by field name, None for "not given". The files:
+
+* ``serve``: the daemon; it opens ``clustering``, ``journaling``, ``protect`` (users, TLS) and ``supervised`` (the
+  service manager's). ``flags``: its settings.
+* ``plain``: how they say no. ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``,
+  ``messages``, ``queues``, ``archive`` (export, import), ``top``, ``connections``,
+  ``logging_level``, ``bench``.
+* ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``vsqs``: a folder as a queue.
+* ``mover``, ``reaper``: programs over a root; ``trust``: their flags. ``pipeline``: programs over the journal.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import os
 from typing import Final, NamedTuple
 
 import click
 
 from mq import __version__
 from mq.cli.flags import settings_options
+from mq.cli.plain import PlainGroup
+from mq.settings import near_misses
 
 
-class Verb(NamedTuple):
+class CliVerb(NamedTuple):
     """Where a verb lives.
 
     Attributes:
@@ -29,28 +41,39 @@ class Verb(NamedTuple):
 
 
 VERBS: Final = {
-    "serve": Verb("mq.cli.serve:serve_command", "Serve queues over HTTP and AMQP."),
-    "user": Verb("mq.cli.user:user_command", "Add, list and remove users, and make tokens."),
-    "send": Verb("mq.cli.send:send_command", "Publish messages: standard input, or each FILE, or each line."),
-    "receive": Verb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
-    "peek": Verb("mq.cli.peek:peek_command", "Show messages and leave them where they are."),
-    "delete": Verb("mq.cli.remove:delete_command", "Remove messages by their ids."),
-    "purge": Verb("mq.cli.remove:purge_command", "Remove all messages of a queue that nobody holds."),
-    "queues": Verb("mq.cli.queues:queues_command", "List all queues and what is in them."),
-    "queue": Verb("mq.cli.queues:queue_command", "Make, show, set and delete a queue."),
-    "redrive": Verb("mq.cli.moving:redrive_command", "Move dead messages back to the queues they died in."),
-    "move": Verb("mq.cli.moving:move_command", "Move messages that are ready from a queue to the queue TARGET."),
-    "export": Verb("mq.cli.exporting:export_command", "Write all messages of a queue to FILE; they stay."),
-    "import": Verb("mq.cli.importing:import_command", "Publish the messages of FILE to a queue."),
-    "top": Verb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),
-    "doctor": Verb("mq.cli.doctor:doctor_command", "Check a root: torn and foreign files, and messages in two places."),
-    "bench": Verb("mq.cli.bench:bench_command", "Measure a daemon: publish, then fetch and remove."),
-    "vsqs": Verb("mq.cli.vsqs:vsqs", "Use a folder as a queue, without a daemon."),
+    "serve": CliVerb("mq.cli.serve:serve_command", "Serve queues over HTTP and AMQP."),
+    "user": CliVerb("mq.cli.user:user_command", "Add, list and remove users, and make tokens."),
+    "send": CliVerb("mq.cli.send:send_command", "Publish messages: standard input, or each FILE, or each line."),
+    "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
+    "peek": CliVerb("mq.cli.messages:peek_command", "Show messages and leave them where they are."),
+    "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by their ids."),
+    "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue that nobody holds."),
+    "queues": CliVerb("mq.cli.queues:queues_command", "List all queues and what is in them."),
+    "queue": CliVerb("mq.cli.queues:queue_command", "Make, show, set and delete a queue."),
+    "pause": CliVerb("mq.cli.queues:pause_command", "Pause delivery from a queue, or publishing to it."),
+    "resume": CliVerb("mq.cli.queues:resume_command", "End the pauses of a queue."),
+    "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead messages back to the queues they died in."),
+    "move": CliVerb("mq.cli.messages:move_command", "Move messages that are ready from a queue to the queue TARGET."),
+    "export": CliVerb("mq.cli.archive:export_command", "Write all messages of a queue to FILE; they stay."),
+    "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of FILE to a queue."),
+    "top": CliVerb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),
+    "connections": CliVerb(
+        "mq.cli.connections:connections_command", "Show who is connected and who consumes, or close a connection."
+    ),
+    "logging": CliVerb(
+        "mq.cli.logging_level:logging_command", "Show how much a daemon logs, or change it until the daemon ends."
+    ),
+    "certificate": CliVerb("mq.cli.certificate:certificate_command", "Make a certificate for TLS, and its key."),
+    "doctor": CliVerb(
+        "mq.cli.doctor:doctor_command", "Check a root: torn and foreign files, and messages in two places."
+    ),
+    "bench": CliVerb("mq.cli.bench:bench_command", "Measure a daemon: publish, then fetch and remove."),
+    "vsqs": CliVerb("mq.cli.vsqs:vsqs", "Use a folder as a queue, without a daemon."),
 }
 """Every verb, in the order of ``mq --help``."""
 
 
-class _Verbs(click.Group):
+class _Verbs(PlainGroup):
     """Lists the table, and imports the one verb that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -58,6 +81,21 @@ class _Verbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return load_verb(cmd_name) if cmd_name in VERBS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, VERBS, n=1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"there is no verb {name!a:.60}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Verbs first: they are what a reader looks for, and there are fifty lines of settings."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -71,15 +109,17 @@ def load_verb(name: str) -> click.Command:
     return command
 
 
-@click.group(cls=_Verbs, invoke_without_command=True)
+@click.group("mq", cls=_Verbs, invoke_without_command=True)
 @settings_options
 @click.version_option(__version__, prog_name="mq")
 @click.pass_context
 def main(context: click.Context, /, **flags: str | None) -> None:
-    """A durable message queue over HTTP. Without a command it serves.
+    """A durable message queue over HTTP and AMQP. Without a command it serves, and takes the options below.
 
     A flag beats its environment variable, which beats the file.
     """
+    for name, near in near_misses(os.environ).items():
+        click.echo(f"mq: {name} in the environment is no setting of mq: did you mean {near}?", err=True)
     context.obj = flags
     if context.invoked_subcommand is None:
         context.invoke(load_verb("serve"))

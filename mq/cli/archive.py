@@ -1,20 +1,33 @@
-"""Messages of a queue as a file: JSON Lines, or a tar with one file a message. Written and read one message at a time.
+"""Messages of a queue as a file: the verbs ``export`` and ``import``, and the two formats, JSON Lines and tar.
 
 A line of JSON has ``id``, ``state``, ``receives``, ``content_type``, ``attributes``, and ``body`` or ``base64``. In a
 tar a member's name is the message's id and its content the body, byte for byte; the rest stands in pax headers that
 tars take for extended attributes ``user.mq.export.*``. A tar made by anything else is read, too: every file in it is a
-message.
+message. Files are written and read one message at a time; an import can be run again where it stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import secrets
+import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from mq.client import Outgoing, Received
+import click
+from tqdm import tqdm
+
+from mq.cli.remote import Remote, fail, json_option, print_json, queue_argument, remote, warn
+from mq.client import Client, ClientError, Outcome, Outgoing, Received
+from mq.client.batches import cut
 from mq.client.codec import body_members, body_of, json_line
 
 FORMATS: Final = ("tar", "jsonl")
@@ -147,3 +160,147 @@ def _described(message: Received) -> dict[str, Any]:
     if message.attributes:
         found["attributes"] = dict(message.attributes)
     return found
+
+
+_ORDER: Final = ("delayed", "leased", "ready")
+"""The way in which messages of a paused queue move: looked at in this order, none slips through."""
+
+
+@click.command("export")
+@queue_argument
+@click.argument("file", default="-", type=click.Path(allow_dash=True, dir_okay=False))
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Else as the end of FILE says; JSON Lines for -.")
+@click.option("--state", "states", multiple=True, type=click.Choice(_ORDER), help="Only these; may be given again.")
+@remote
+def export_command(remote: Remote, queue: str, file: str, kind: str | None, states: tuple[str, ...]) -> None:
+    """Write all messages of a queue to FILE; they stay.
+
+    FILE is there when all of it is written, and not before. What comes, goes or is fetched meanwhile may be in it or
+    not; of a queue that is paused all is in it.
+    """
+    try:
+        with remote.client() as client, _new_file(file) as target:
+            archive = writer(kind or format_of(file), target, file)
+            _export(client, queue, archive, states or _ORDER)
+            archive.close()
+    except OSError as error:
+        fail(f"cannot write {click.format_filename(file)}: {error.strerror or error}")
+
+
+def _export(client: Client, queue: str, archive: Writer, states: tuple[str, ...]) -> None:
+    """Every message once, though it may change its state meanwhile."""
+    found = client.queue(queue)
+    seen: set[str] = set()
+    with tqdm(total=sum(getattr(found, state) for state in states), disable=None, unit=" messages") as bar:
+        for state in states:
+            for message in client.browse(queue, state=state):
+                if message.id not in seen:
+                    seen.add(message.id)
+                    archive.add(message)
+                    bar.update()
+
+
+@contextmanager
+def _new_file(path: str) -> Iterator[IO[bytes]]:
+    """Standard output, or a file that gets its name when all went well, and is on the disk then."""
+    if path == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    folder, name = os.path.split(os.path.abspath(path))
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name[:100]}.", delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise
+
+
+@click.command("import")
+@queue_argument
+@click.argument("file", default="-", type=click.Path(exists=True, allow_dash=True, dir_okay=False))
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Else as the end of FILE says; JSON Lines for -.")
+@click.option("--run", metavar="NAME", help="Go on with the run of this name: what it has stored is not stored again.")
+@click.option("--no-keys", is_flag=True, help="For daemons with peers, which refuse keys: it cannot be run again.")
+@json_option
+@remote
+def import_command(
+    remote: Remote, queue: str, file: str, kind: str | None, run: str | None, no_keys: bool, as_json: bool
+) -> None:
+    """Publish the messages of FILE to a queue.
+
+    They keep their order and get new ids. When it is interrupted it says how to go on: the daemon remembers for a day
+    what a run has stored.
+    """
+    if run is not None and no_keys:
+        raise click.UsageError("without keys no run can be gone on with")
+    run = run or secrets.token_hex(4)
+    importing = _Import(queue, None if no_keys else run)
+    try:
+        with remote.client(keys=False) as client, ExitStack() as stack:
+            source = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
+            importing.all(client, source, kind or format_of(file))
+    except BadArchive as error:
+        fail(f"{importing.sum()}. {error}")
+    except (ClientError, KeyboardInterrupt):
+        warn(f"{importing.sum()}. To go on: the same command with --run {run}" if not no_keys else importing.sum())
+        raise
+    if as_json:
+        print_json({"stored": importing.stored, "there": importing.there})
+    else:
+        click.echo(importing.stored)
+
+
+class _Import:
+    """One run.
+
+    Args:
+        queue: where to.
+        run: its name, from which each message's key is made; None for no keys.
+    """
+
+    def __init__(self, queue: str, run: str | None) -> None:
+        self.stored = 0
+        self.there = 0
+        self._queue = queue
+        self._run = run
+
+    def all(self, client: Client, source: IO[bytes], kind: str) -> None:
+        """Batch after batch; at the end at the first one that has an entry refused."""
+        with tqdm(total=_size(source), disable=None, unit="B", unit_scale=True) as bar:
+            for batch in cut(self._keyed(read(kind, source))):
+                self._count(client.publish_many(self._queue, batch))
+                bar.update(_position(source, bar.n) - bar.n)
+
+    def sum(self) -> str:
+        """What was done so far, in words."""
+        return f"{self.stored} messages are stored" + (f", {self.there} were there already" if self.there else "")
+
+    def _keyed(self, messages: Iterator[Outgoing]) -> Iterator[Outgoing]:
+        for number, message in enumerate(messages, 1):
+            yield message if self._run is None else replace(message, key=f"mq-import-{self._run}-{number}")
+
+    def _count(self, outcomes: list[Outcome]) -> None:
+        before = self.stored + self.there
+        self.stored += sum(outcome.status == 201 for outcome in outcomes)
+        self.there += sum(outcome.status == 200 for outcome in outcomes)
+        for number, outcome in enumerate(outcomes, before + 1):
+            if not outcome.ok:
+                raise ClientError(f"message {number} was refused: {outcome.detail}")
+
+
+def _size(source: IO[bytes]) -> int | None:
+    """Bytes of a plain file; None for a pipe."""
+    if not source.seekable():
+        return None
+    end = source.seek(0, 2)
+    source.seek(0)
+    return end
+
+
+def _position(source: IO[bytes], otherwise: int) -> int:
+    return source.tell() if source.seekable() else otherwise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -12,8 +11,9 @@ from typing import Any, Final, NamedTuple
 import click
 import trio
 
-from mq.cli.remote import INTERRUPTED, Remote, json_option, print_json, print_table, remote, told
+from mq.cli.remote import Remote, json_option, print_json, print_table, remote, told, warn
 from mq.client import AsyncClient, ClientError, Received
+from mq.errors import first_of
 
 HEADER: Final = ("", "COUNT", "PER SECOND", "P50 MS", "P90 MS", "P99 MS", "MAX MS")
 
@@ -48,38 +48,56 @@ class Timed(NamedTuple):
 def bench_command(remote: Remote, seconds: float, clients: int, size: int, no_keys: bool, as_json: bool) -> None:
     """Measure a daemon: publish, then fetch and remove.
 
-    It works on a queue of its own, which it deletes afterwards.
+    It works on a queue of its own, which it deletes afterwards. Where it cannot go on, it prints what it has.
     """
+    results: list[Timed] = []
+    failure: BaseException | None = None
     try:
-        results = trio.run(partial(_bench, remote, seconds, clients, size, keys=not no_keys))
+        trio.run(partial(_bench, results, remote, seconds, clients, size, keys=not no_keys))
     except* KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        failure = KeyboardInterrupt()
     except* ClientError as group:
-        with told():
-            raise _first(group) from None
+        failure = first_of(group)
     if as_json:
         for result in results:
             print_json(_document(result))
     else:
         print_table(HEADER, map(_row, results))
+    if failure is not None:
+        with told():
+            raise failure
 
 
-async def _bench(remote: Remote, seconds: float, clients: int, size: int, *, keys: bool) -> list[Timed]:
+async def _bench(results: list[Timed], remote: Remote, seconds: float, clients: int, size: int, *, keys: bool) -> None:
+    """Add to `results` what each step did, also of one that did not come to its end."""
     queue = f"bench-{secrets.token_hex(4)}"
     async with AsyncClient(remote.access, retry=remote.retry, keys=keys) as client:
         await client.create_queue(queue)
+        load = _Load(client, queue, secrets.token_bytes(size))
         try:
-            load = _Load(client, queue, secrets.token_bytes(size))
-            published = await _timed(load.publish, seconds, clients)
-            emptied = await _timed(load.fetch_and_remove, seconds, clients)
+            for work, verbs in ((load.publish, ("publish",)), (load.fetch_and_remove, ("fetch", "remove"))):
+                begun, is_whole = trio.current_time(), False
+                try:
+                    await _work(work, seconds, clients)
+                    is_whole = True
+                finally:
+                    spent = trio.current_time() - begun
+                    had = [Timed(verb, spent, load.latencies[verb]) for verb in verbs]
+                    results += [timed for timed in had if is_whole or timed.latencies]
         finally:
-            with trio.move_on_after(remote.access.timeout, shield=True):
-                await client.delete_queue(queue)
-    return [
-        Timed("publish", published, load.latencies["publish"]),
-        Timed("fetch", emptied, load.latencies["fetch"]),
-        Timed("remove", emptied, load.latencies["remove"]),
-    ]
+            await _delete(client, queue, remote.access.timeout)
+
+
+async def _delete(client: AsyncClient, queue: str, seconds: float) -> None:
+    """A daemon that is slow, or gone, keeps the queue: that is told, and hides nothing that was measured."""
+    with trio.move_on_after(seconds, shield=True):
+        try:
+            await client.delete_queue(queue)
+        except ClientError:
+            pass
+        else:
+            return
+    warn(f"the queue {queue} was not deleted: mq queue delete {queue} --yes")
 
 
 class _Load:
@@ -112,8 +130,8 @@ class _Load:
         return result
 
 
-async def _timed(work: Callable[[], Awaitable[bool]], seconds: float, clients: int) -> float:
-    """Let so many clients work for that time, or until there is nothing to do. How long it took."""
+async def _work(work: Callable[[], Awaitable[bool]], seconds: float, clients: int) -> None:
+    """Let so many clients work for that time, or until there is nothing to do."""
     begun = trio.current_time()
 
     async def one_client() -> None:
@@ -123,7 +141,6 @@ async def _timed(work: Callable[[], Awaitable[bool]], seconds: float, clients: i
     async with trio.open_nursery() as nursery:
         for _ in range(clients):
             nursery.start_soon(one_client)
-    return trio.current_time() - begun
 
 
 def _document(result: Timed) -> dict[str, Any]:
@@ -137,9 +154,3 @@ def _row(result: Timed) -> list[str]:
     count = len(result.latencies)
     milliseconds = [f"{result.percentile(share):.1f}" for share in (0.5, 0.9, 0.99, 1.0)]
     return [result.verb, str(count), f"{count / result.seconds:.0f}", *milliseconds]
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -6,23 +6,20 @@ import dataclasses
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
 
 import trio
 
+from mq.access.exposure import is_loopback
 from mq.broker import Broker, BrokerConfig
 from mq.broker.api import BrokerAPI
 from mq.cluster.config import ClusterConfig, load_cluster
 from mq.cluster.coordinator import find_coordinator
 from mq.cluster.node import ClusterNode
-from mq.errors import InvalidSetting, NotServed
+from mq.errors import InvalidSetting
 from mq.lifecycle import Observer
 from mq.settings import Settings
 
-logger = logging.getLogger("mq")
-
-HEARING_SECONDS: Final = 10.0
-"""How long a node waits to hear which highly available queues there are, before it opens its doors all the same."""
+logger = logging.getLogger("mq.cluster")
 
 
 def cluster_of(settings: Settings) -> ClusterConfig | None:
@@ -43,16 +40,30 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
     given = {key: value for key, value in given.items() if value}
     if not settings.cluster and not given:
         return None
-    if settings.peers or not settings.amqp_port:
+    if settings.peers or not settings.serves_amqp:
         raise InvalidSetting("a node of a cluster has no peers (--peers=0), and serves AMQP (--amqp-port)")
-    return load_cluster(settings.cluster, given)
+    if settings.strict_seeds:
+        raise InvalidSetting("a node of a cluster keeps queues that are no folders: leave out --strict-seeds")
+
+    def trusts(host: str) -> bool:
+        return settings.insecure or (is_loopback(settings.address) and is_loopback(host))
+
+    config = load_cluster(settings.cluster, given, trusts)
+    if not config.password:
+        logger.warning("this cluster has no password: every client of the AMQP port is believed to be a node")
+    return config
 
 
 @asynccontextmanager
 async def clustered(
-    config: ClusterConfig | None, local: Broker, broker_config: BrokerConfig, observers: Sequence[Observer]
+    config: ClusterConfig | None,
+    local: Broker,
+    broker_config: BrokerConfig,
+    observers: Sequence[Observer],
+    stop: trio.Event,
 ) -> AsyncIterator[BrokerAPI]:
-    """What the doors see for the length of the block: the local broker, or that and the cluster's.
+    """What the doors see for the length of the block: the local broker, or that and the cluster's, once that is heard
+    of, or `stop` is set.
 
     Raises:
         InvalidSetting: no package knows the coordinator.
@@ -66,13 +77,18 @@ async def clustered(
         node = ClusterNode(config, coordinator, local, alone, observers)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
-            await _hear(node)
-            yield node.joint
+            await _hear(node, stop)
+            yield node.broker
             nursery.cancel_scope.cancel()
 
 
-async def _hear(node: ClusterNode) -> None:
-    try:
-        await node.directory.serving(trio.current_time() + HEARING_SECONDS)
-    except NotServed as error:
-        logger.warning("the doors open without the cluster: %s", error)
+async def _hear(node: ClusterNode, stop: trio.Event) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def give_up() -> None:
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(give_up)
+        await node.hear()
+        nursery.cancel_scope.cancel()

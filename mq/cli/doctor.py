@@ -11,10 +11,11 @@ import click
 from tqdm import tqdm
 
 from mq.cli.remote import fail, json_option, print_json
+from mq.cli.trust import trust_options
 from mq.errors import StorageFull, StorageUnusable
 from mq.programs import CANNOT_START
-from mq.storage.inspection import Seen
-from mq.storage.looking import Look, open_look, quarantine, repair
+from mq.storage.files.doctor import InspectableRoot, Inspection, check_ownership, open_to_inspect, quarantine, repair
+from mq.storage.options import StorageOptions
 
 FINDINGS: Final = 5
 """The exit status when something is not as it should be."""
@@ -36,30 +37,43 @@ FINDINGS: Final = 5
     help="Between the two looks, while a daemon serves.",
 )
 @json_option
-def doctor_command(root: str, no_bodies: bool, repairs: bool, folder: str | None, pause: float, as_json: bool) -> None:
+@trust_options
+def doctor_command(
+    root: str,
+    no_bodies: bool,
+    repairs: bool,
+    folder: str | None,
+    pause: float,
+    as_json: bool,
+    options: StorageOptions,
+) -> None:
     """Check a root: torn and foreign files, and messages in two places.
 
     Without --repair or --quarantine it changes nothing, and may look while a daemon serves the root. Exits with 5 when
     something is left that should not be.
     """
     try:
+        if repairs or folder is not None:
+            check_ownership(root, options)
         seen = _look(root, no_bodies, pause, folder, needs_alone=repairs or folder is not None, as_json=as_json)
         if seen.found and (repairs or folder is not None):
             if repairs:
-                repair(root)
+                repair(root, options)
             seen = _look(root, no_bodies, pause, None, needs_alone=True, as_json=as_json)
     except (StorageUnusable, StorageFull) as error:
         fail(str(error), CANNOT_START)
     sys.exit(FINDINGS if seen.found else 0)
 
 
-def _look(root: str, no_bodies: bool, pause: float, folder: str | None, *, needs_alone: bool, as_json: bool) -> Seen:
+def _look(
+    root: str, no_bodies: bool, pause: float, folder: str | None, *, needs_alone: bool, as_json: bool
+) -> Inspection:
     """Look, tell what was found, and move it where that is asked for."""
-    with open_look(root) as look:
+    with open_to_inspect(root) as look:
         if needs_alone and not look.alone:
             raise StorageUnusable("somebody serves the root: stop the daemon, its mover and its reaper first")
         with tqdm(disable=None, unit=" messages", leave=False) as bar:
-            seen = look.seen(bodies=not no_bodies, pause=lambda: time.sleep(pause), told=bar.update)
+            seen = look.inspect(bodies=not no_bodies, pause=lambda: time.sleep(pause), told=bar.update)
         _tell(look, seen, as_json=as_json)
         if folder is not None:
             for source, target in quarantine(look, seen.found, folder):
@@ -70,13 +84,13 @@ def _look(root: str, no_bodies: bool, pause: float, folder: str | None, *, needs
     return seen
 
 
-def _tell(look: Look, seen: Seen, *, as_json: bool) -> None:
-    for finding, path, detail, id in sorted(seen.found, key=lambda found: (found.finding.value, found.path)):
+def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
+    for finding, path, detail, id in sorted(seen.found, key=lambda found: (found.kind.value, found.path)):
         if as_json:
             print_json({"finding": finding.value, "path": _shown(path), "detail": detail, "id": id})
         else:
             click.echo(f"{finding.value:8} {_shown(path)}: {detail}")
-    counts = Counter(found.finding.value for found in seen.found)
+    counts = Counter(found.kind.value for found in seen.found)
     if as_json:
         served = not look.alone
         print_json({"messages": seen.messages, "unchecked": seen.unchecked, "served": served, "findings": counts})

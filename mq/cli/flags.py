@@ -16,12 +16,13 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     It gets them as text by field name; None is "not given".
     """
-    options = [_option(line) for line in LINES]
+    options = [option_of(line) for line in LINES]
     options.append(click.option(CONFIG_FLAG, metavar="FILE", help=f"Settings as TOML.  [{CONFIG_VARIABLE}]"))
     return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-def _option(line: Line) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def option_of(line: Line) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The flag of one line."""
     shown = f"; default {line.shown}" if line.shown else ""
     text = f"{line.help[0].upper()}{line.help[1:]}.  [{line.variable}{shown}]"
     if line.is_switch:

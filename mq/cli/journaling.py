@@ -27,7 +27,7 @@ class Journaling:
         journal: the journal, if there is one.
 
     Attributes:
-        observers: for the broker: the journal, or nobody.
+        observers: for the broker: the journal, or none.
     """
 
     def __init__(self, journal: Journal | None) -> None:

@@ -9,19 +9,22 @@ from functools import partial
 import click
 import trio
 
-from mq import __version__
-from mq.broker.config import RETRY_SECONDS
+from mq import __version__, log_lines
+from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.mover import Mover
+from mq.cli.plain import PlainCommand
+from mq.cli.trust import trust_options
 from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.programs import run_program
+from mq.storage.files.source import SourceFolder
 from mq.storage.interface import Entry, Outcome, Result
-from mq.storage.source import SourceFolder
+from mq.storage.options import StorageOptions
 
 logger = logging.getLogger("mq.mover")
 
 
-@click.command()
+@click.command("mq-mover", cls=PlainCommand)
 @click.option("--source", required=True, metavar="FOLDER", help="The folder from which files are taken.")
 @click.option("--destination", required=True, metavar="FOLDER", help="The folder of the queues, one folder each.")
 @click.option(
@@ -33,13 +36,15 @@ logger = logging.getLogger("mq.mover")
     help="How long a file waits, from its arrival; a deadline in its name wins.",
 )
 @click.version_option(__version__, prog_name="mq-mover")
-def main(source: str, destination: str, delay: float) -> None:
+@trust_options
+def main(source: str, destination: str, delay: float, options: StorageOptions) -> None:
     """Move messages from a folder to their queues."""
-    run_program("mq-mover", partial(_serve, source, destination, delay), (StorageUnusable, StorageFailed), "info")
+    log_lines.begin("info")
+    run_program("mq-mover", partial(_serve, source, destination, delay, options), (StorageUnusable, StorageFailed))
 
 
-async def _serve(source: str, destination: str, delay: float, stop: trio.Event) -> None:
-    folder = SourceFolder(State.DELAYED if delay else State.NEW, source, destination)
+async def _serve(source: str, destination: str, delay: float, options: StorageOptions, stop: trio.Event) -> None:
+    folder = SourceFolder(State.DELAYED if delay else State.NEW, source, destination, options)
     try:
         async with trio.open_nursery() as nursery:
             program = _Program(folder, delay)
@@ -61,7 +66,7 @@ class _Program:
         self._told: set[str] = set()
 
     async def follow(self) -> None:
-        """Add whatever is there and whatever arrives."""
+        """Add what is there and what arrives."""
         async with self._folder.changes() as changes:
             await self._look()
             async for change in changes:
@@ -81,9 +86,9 @@ class _Program:
         if flaw:
             self._tell(f"message {entry.id} of {entry.queue} is not whole ({flaw}): left where it is")
             return
-        due_ns = await self._due_ns(entry)
-        if due_ns is not None:
-            self.mover.add(entry, trio.current_time() + max(0.0, (due_ns - time.time_ns()) / 1e9))
+        seconds = await self._remaining_seconds(entry)
+        if seconds is not None:
+            self.mover.add(entry, trio.current_time() + max(0.0, seconds))
 
     async def _flaw(self, entry: Entry) -> str | None:
         while True:
@@ -93,11 +98,13 @@ class _Program:
                 self._tell(str(error))
                 await trio.sleep(RETRY_SECONDS)
 
-    async def _due_ns(self, entry: Entry) -> int | None:
+    async def _remaining_seconds(self, entry: Entry) -> float | None:
+        """By the wall clock, which may have been set since: not longer than is ever waited. None when it has left."""
         if entry.meta.deadline_ms is not None:
-            return entry.meta.deadline_ms * 1_000_000
-        arrived = await self._folder.arrived_ns(entry)
-        return None if arrived is None else arrived + round(self._delay * 1e9)
+            remaining_ns = entry.meta.deadline_ms * 1_000_000 - time.time_ns()
+            return min(remaining_ns / 1e9, LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
+        arrived_ns = await self._folder.arrived_ns(entry)
+        return None if arrived_ns is None else min((arrived_ns - time.time_ns()) / 1e9, 0.0) + self._delay
 
     def _ended(self, entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.FAILED:

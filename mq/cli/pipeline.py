@@ -17,6 +17,7 @@ import click
 from tqdm import tqdm
 
 from mq import __version__
+from mq.cli.plain import PlainGroup
 from mq.errors import MQError
 from mq.programs import CANNOT_START
 
@@ -30,7 +31,7 @@ _SECRETS: Final = ("token", "password")
 _master = click.option("--master", metavar="URL", help="Of Spark, as for spark-submit.  [default: this machine]")
 
 
-@click.group()
+@click.group("mq-pipeline", cls=PlainGroup)
 @click.version_option(__version__, prog_name="mq-pipeline")
 def main() -> None:
     """Pipelines on Spark. They need pip install 'mq[spark]'."""

@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import trio
 
-from mq.access import Access
+from mq.access import UserDirectory
 from mq.access.certificates import Certificates, TLSFiles
 from mq.access.exposure import Protection, check_exposure
+from mq.doors.audit import AuditFile
+from mq.doors.logins import Logins
 from mq.errors import InvalidSetting
 from mq.settings import Settings
 from mq.web.serve import PROTOCOLS
@@ -25,37 +27,37 @@ class Guards(NamedTuple):
     """What stands before the doors.
 
     Attributes:
-        access: knows the users; None lets everybody do everything. The same for all doors.
+        logins: finds users; None allows everything to all. The same for all doors.
         certificates: for TLS of the HTTP door; None speaks without it.
         amqp_certificates: the same files for AMQP, which has no name that ALPN could offer.
+        audit: takes the audit log; None leaves it in the program's.
     """
 
-    access: Access | None
+    logins: Logins | None
     certificates: Certificates | None
     amqp_certificates: Certificates | None
+    audit: AuditFile | None
 
 
 def make_guards(settings: Settings) -> Guards:
-    """Those that the settings ask for.
+    """The guards that the settings ask for.
 
     Raises:
         InvalidSetting: a file is wrong, or the network would find the doors unguarded.
     """
-    files = TLSFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    files = TLSFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_crl)
     protection = Protection(bool(settings.users), files is not None, bool(settings.tls_client_ca))
     check_exposure(settings.address, protection, insecure=settings.insecure)
-    access = Access(settings.users) if settings.users else None
-    if files is None:
-        return Guards(access, None, None)
-    return Guards(access, Certificates(files, PROTOCOLS), Certificates(files, ()))
+    logins = Logins(UserDirectory(settings.users)) if settings.users else None
+    certificates = None if files is None else Certificates(files, PROTOCOLS)
+    amqp_certificates = None if files is None else Certificates(files, ())
+    audit = AuditFile(settings.audit, settings.log_format) if settings.audit else None
+    return Guards(logins, certificates, amqp_certificates, audit)
 
 
 @asynccontextmanager
 async def reloading(guards: Guards) -> AsyncGenerator[None]:
-    """In the block SIGHUP reads the files anew. Without any it does what it does to every program."""
-    if guards == (None, None, None):
-        yield
-        return
+    """In the block SIGHUP reads the files anew, as far as there are any, and never ends the program."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
 
@@ -69,9 +71,11 @@ async def reloading(guards: Guards) -> AsyncGenerator[None]:
 
 
 def _reload(guards: Guards) -> None:
-    if guards.access is not None:
+    if not any(guards):
+        logger.info("nothing to read anew on SIGHUP: there are neither users nor TLS nor an audit log")
+    if guards.logins is not None:
         try:
-            logger.info("users read anew: %d", guards.access.reload())
+            logger.info("users read anew: %d", guards.logins.access.reload())
         except InvalidSetting as error:
             logger.error("the users stay as they were: %s", error)
     if guards.certificates is not None and guards.amqp_certificates is not None:
@@ -81,3 +85,9 @@ def _reload(guards: Guards) -> None:
             logger.info("certificates read anew, for new connections")
         except InvalidSetting as error:
             logger.error("the certificates stay as they were: %s", error)
+    if guards.audit is not None:
+        try:
+            guards.audit.reopen()
+            logger.info("audit log opened anew")
+        except InvalidSetting as error:
+            logger.error("the audit log goes on in its old file: %s", error)

@@ -17,9 +17,9 @@ from mq.cli.remote import (
     remote,
     yes_option,
 )
-from mq.client import Queue
+from mq.client import Queue, QueueSettings
 
-_STORES: Final = ("disk", "memory", "cluster")  # as mq.broker.places has them, which loads a broker
+_STORES: Final = ("disk", "memory", "cluster")  # as mq.broker.api has them, which loads a broker
 _HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "")
 
 
@@ -97,6 +97,43 @@ def delete_command(remote: Remote, queue: str, yes: bool) -> None:
         client.delete_queue(queue)
 
 
+@click.command("pause")
+@queue_argument
+@click.option("--delivery", is_flag=True, help="Hand out nothing. So it is without a flag.")
+@click.option("--publishing", is_flag=True, help="Refuse what is published.")
+@remote
+def pause_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
+    """Pause delivery from a queue, or publishing to it.
+
+    It is so at every door, until mq resume.
+    """
+    changes = _pauses(delivery or not publishing, publishing, is_on=True)
+    with remote.client() as client:
+        client.configure(queue, **changes)
+
+
+@click.command("resume")
+@queue_argument
+@click.option("--delivery", is_flag=True, help="Hand out messages again, and no more than that.")
+@click.option("--publishing", is_flag=True, help="Take messages again, and no more than that.")
+@remote
+def resume_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
+    """End the pauses of a queue."""
+    is_all = not (delivery or publishing)
+    changes = _pauses(delivery or is_all, publishing or is_all, is_on=False)
+    with remote.client() as client:
+        client.configure(queue, **changes)
+
+
+def _pauses(delivery: bool, publishing: bool, *, is_on: bool) -> QueueSettings:
+    changes: QueueSettings = {}
+    if delivery:
+        changes["paused"] = is_on
+    if publishing:
+        changes["publish_paused"] = is_on
+    return changes
+
+
 def parse_settings(given: tuple[str, ...]) -> Any:
     """Settings from NAME=VALUE, as JSON values by name.
 
@@ -114,8 +151,15 @@ def parse_settings(given: tuple[str, ...]) -> Any:
 
 def _row(queue: Queue) -> tuple[str, ...]:
     oldest = "" if queue.oldest_seconds is None else f"{queue.oldest_seconds:.0f}s"
-    paused = "paused" if queue.settings.get("paused") else ""
+    paused = shown_pauses(
+        delivery=bool(queue.settings.get("paused")), publishing=bool(queue.settings.get("publish_paused"))
+    )
     return queue.name, str(queue.ready), str(queue.leased), str(queue.delayed), oldest, paused
+
+
+def shown_pauses(*, delivery: bool, publishing: bool) -> str:
+    """What is paused of a queue, in a word or two."""
+    return "all paused" if delivery and publishing else "paused" if delivery else "no publishing" if publishing else ""
 
 
 def _value(text: str) -> Any:

@@ -8,18 +8,21 @@ from functools import partial
 import click
 import trio
 
-from mq import __version__
-from mq.broker.reaper import Reaper
+from mq import __version__, log_lines
+from mq.broker.mover import Reaper
+from mq.cli.plain import PlainCommand
+from mq.cli.trust import trust_options
 from mq.errors import StorageFailed, StorageUnusable
 from mq.lifecycle import State
 from mq.programs import run_program
+from mq.storage.files.source import SourceFolder
 from mq.storage.interface import Entry, Outcome, Result
-from mq.storage.source import SourceFolder
+from mq.storage.options import StorageOptions
 
 logger = logging.getLogger("mq.reaper")
 
 
-@click.command()
+@click.command("mq-reaper", cls=PlainCommand)
 @click.option(
     "--source",
     default="/tmp/mq/remove",
@@ -28,13 +31,15 @@ logger = logging.getLogger("mq.reaper")
     help="The folder from which files are unlinked.",
 )
 @click.version_option(__version__, prog_name="mq-reaper")
-def main(source: str) -> None:
+@trust_options
+def main(source: str, options: StorageOptions) -> None:
     """Unlink removed messages."""
-    run_program("mq-reaper", partial(_serve, source), (StorageUnusable, StorageFailed), "info")
+    log_lines.begin("info")
+    run_program("mq-reaper", partial(_serve, source, options), (StorageUnusable, StorageFailed))
 
 
-async def _serve(source: str, stop: trio.Event) -> None:
-    folder = SourceFolder(State.REMOVED, source)
+async def _serve(source: str, options: StorageOptions, stop: trio.Event) -> None:
+    folder = SourceFolder(State.REMOVED, source, options=options)
 
     def ended(entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.FAILED:

@@ -1,4 +1,4 @@
-"""The verb ``receive``: fetches messages, hands each to standard output or to a command, and removes it only then."""
+"""The verb ``receive``: fetches messages, hands each to standard output, a command or a webhook, then removes it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any, Final, NoReturn, Protocol
 
 import click
 
 from mq.cli.remote import EMPTY, REFUSED, Remote, json_option, print_json, queue_argument, remote, warn
-from mq.client import Client, ClientError, Head, LeaseLost, NotFound, Stream
+from mq.client import Client, ClientError, Death, Head, Lease, LeaseLost, NotFound, Stream
 from mq.client.codec import body_members
+from mq.client.renewal import MAX_HANDLING_SECONDS
+from mq.client.webhook import Webhook
 
 FOLLOW_WAIT_SECONDS: Final = 20.0
-LEASE_SECONDS: Final = 30.0
-_PARTS_OF_A_LEASE: Final = 3
-"""A lease is extended so often that two tries may fail."""
+RETRY_SECONDS: Final = 1.0
+"""After how long a message comes back where nothing says it: one that nobody can work on must not spin."""
+_GLANCE_SECONDS: Final = 0.5
+"""How often it is looked whether the lease of a command's message is lost."""
 
 
 class Receiver(Protocol):
@@ -43,15 +46,30 @@ class Receiver(Protocol):
     metavar="SECONDS",
     help="Length of the lease; else the queue's own.",
 )
+@click.option(
+    "--max-handling",
+    type=click.FloatRange(0.001),
+    default=MAX_HANDLING_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="For how long a lease is renewed while a message is at hand.",
+)
 @click.option("--keep", is_flag=True, help="Do not remove: the message comes back when its lease ends.")
 @click.option("--exec", "command", metavar="CMD", help="Give the body to this shell command; exit 0 means done.")
+@click.option("--to", "target", metavar="URL", help="Post the body to this webhook; an answer of 2xx means done.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.001, 43_200),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the webhook may take to answer.",
+)
 @click.option(
     "--retry-delay",
     type=click.FloatRange(0, 43_200),
-    default=1.0,
-    show_default=True,
     metavar="SECONDS",
-    help="After how long a message comes back when CMD fails.",
+    help="After how long a message comes back when CMD or the webhook fails; else as its queue says, or a second.",
 )
 @json_option
 @remote
@@ -62,25 +80,38 @@ def receive_command(
     follow: bool,
     wait: float,
     visibility: float | None,
+    max_handling: float,
     keep: bool,
     command: str | None,
-    retry_delay: float,
+    target: str | None,
+    timeout: float,
+    retry_delay: float | None,
     as_json: bool,
 ) -> None:
     """Fetch messages, print their bodies, and remove them.
 
-    A message is removed once its body has been written, or when CMD has done its work. Else it comes back: be ready to
-    see it twice.
+    A message is removed once its body has been written, or when CMD or the webhook has done its work. Else it comes
+    back: be ready to see it twice.
     """
-    if command is not None and (keep or as_json):
-        raise click.UsageError("--exec does not go with --keep or --json")
-    with remote.client() as client, _stopped_by_sigterm():
+    ways = [flag for flag, given in (("--exec", command), ("--to", target)) if given is not None]
+    if len(ways) > 1 or (ways and (keep or as_json)):
+        raise click.UsageError(f"{ways[0]} does not go with {', '.join([*ways[1:], '--keep or --json'])}")
+    with ExitStack() as stack:
+        client = stack.enter_context(remote.client())
+        stack.enter_context(_stopped_by_sigterm())
         receiver: Receiver
-        if command is None:
-            receiver = _Printer(keep=keep, as_json=as_json, ends=follow or limit > 1)
+        if ways and retry_delay is None and not client.queue(queue).settings.get("retry_delay"):
+            retry_delay = RETRY_SECONDS
+        if command is not None:
+            receiver = _Runner(command, max_handling, retry_delay)
+        elif target is not None:
+            try:
+                webhook = stack.enter_context(Webhook(target, timeout, max_handling, retry_delay))
+            except ValueError as error:
+                raise click.UsageError(str(error)) from error
+            receiver = _Poster(webhook)
         else:
-            visibility = visibility or _lease_of(client, queue)
-            receiver = _Runner(command, visibility, retry_delay)
+            receiver = _Printer(max_handling, keep=keep, as_json=as_json, ends=follow or limit > 1)
         wait = wait or (FOLLOW_WAIT_SECONDS if follow else 0.0)
         sys.exit(_receive(client, receiver, queue, None if follow else limit, wait, visibility))
 
@@ -114,21 +145,24 @@ class _Printer:
     """Writes bodies to standard output.
 
     Args:
+        max_handling: seconds after which the lease is renewed no more.
         keep: leave the message leased.
         as_json: one object a line.
         ends: write a newline after a body that does not end with one, for more than one is to come.
     """
 
-    def __init__(self, *, keep: bool, as_json: bool, ends: bool) -> None:
+    def __init__(self, max_handling: float, *, keep: bool, as_json: bool, ends: bool) -> None:
+        self._max_handling = max_handling
         self._keep = keep
         self._as_json = as_json
         self._ends = ends
 
     def __call__(self, client: Client, stream: Stream) -> bool:
         """Write, make sure that it is written, then remove."""
-        with contextlib.nullcontext() if self._keep else client.handling(stream.message):
+        message = stream.message
+        with contextlib.nullcontext() if self._keep else client.handling(message, max_handling=self._max_handling):
             if self._as_json:
-                print_json(described(stream.message, b"".join(stream)))
+                print_json(described(message, b"".join(stream)))
             else:
                 self._write(stream)
             _settle(sys.stdout.buffer)
@@ -144,24 +178,27 @@ class _Printer:
 
 
 class _Runner:
-    """Hands bodies to a command.
+    """Hands bodies to a command. The lease is renewed for as long as it runs.
 
     Args:
         command: for the shell.
-        visibility: length of the lease in seconds; extended for as long as the command runs.
-        retry_delay: seconds after which a message comes back whose work failed.
+        max_handling: seconds after which that ends, and the command is ended.
+        retry_delay: seconds after which a message comes back whose work failed; None for as long as its queue says.
     """
 
-    def __init__(self, command: str, visibility: float, retry_delay: float) -> None:
+    def __init__(self, command: str, max_handling: float, retry_delay: float | None) -> None:
         self._command = command
-        self._visibility = visibility
+        self._max_handling = max_handling
         self._retry_delay = retry_delay
 
     def __call__(self, client: Client, stream: Stream) -> bool:
         """Run it; remove when it says 0, else give back."""
-        message = stream.message
+        message, status = stream.message, REFUSED
         try:
-            status = self._run(client, stream)
+            with client.renewing(message, max_handling=self._max_handling) as lease:
+                status = self._run(stream, lease)
+        except LeaseLost as error:
+            warn(f"message {message.id} may be worked on twice: {error}")
         except BaseException:
             with contextlib.suppress(ClientError):
                 client.requeue(message)
@@ -169,11 +206,12 @@ class _Runner:
         if status == 0:
             client.remove(message)
             return True
-        warn(f"the command ended with {status}: message {message.id} comes back in {self._retry_delay:g} seconds")
-        client.extend(message, self._retry_delay)
+        when = "when its queue says" if self._retry_delay is None else f"in {self._retry_delay:g} seconds"
+        warn(f"the command ended with {status}: message {message.id} comes back {when}")
+        client.requeue(message, self._retry_delay, f"the command ended with {status}")
         return False
 
-    def _run(self, client: Client, stream: Stream) -> int:
+    def _run(self, stream: Stream, lease: Lease) -> int:
         environment = os.environ | _variables(stream.message)
         with subprocess.Popen(self._command, shell=True, stdin=subprocess.PIPE, env=environment) as process:
             try:
@@ -182,24 +220,33 @@ class _Runner:
                     with process.stdin as pipe:
                         for chunk in stream:
                             pipe.write(chunk)
-                return self._await(client, stream.message, process)
+                return self._await(process, lease)
             except BaseException:
                 process.terminate()
                 raise
 
-    def _await(self, client: Client, message: Head, process: subprocess.Popen[bytes]) -> int:
-        """The command's exit status. The lease is extended until it is there."""
+    def _await(self, process: subprocess.Popen[bytes], lease: Lease) -> int:
+        """The command's exit status. It is ended when the lease is lost: somebody else may have begun the same work."""
         while True:
             try:
-                return process.wait(self._visibility / _PARTS_OF_A_LEASE)
+                return process.wait(_GLANCE_SECONDS)
             except subprocess.TimeoutExpired:
-                self._extend(client, message)
+                if lease.lost.is_set():
+                    process.terminate()
 
-    def _extend(self, client: Client, message: Head) -> None:
-        try:
-            client.extend(message, self._visibility)
-        except LeaseLost as error:
-            warn(f"message {message.id} may be worked on twice: {error}")
+
+class _Poster:
+    """Hands bodies to a webhook."""
+
+    def __init__(self, webhook: Webhook) -> None:
+        self._webhook = webhook
+
+    def __call__(self, client: Client, stream: Stream) -> bool:
+        """Post; False when it was given back."""
+        why = self._webhook.post(client, stream)
+        if why:
+            warn(f"the webhook did not take message {stream.message.id}, which comes back: {why}")
+        return not why
 
 
 def described(message: Head, body: bytes) -> dict[str, Any]:
@@ -213,11 +260,13 @@ def described(message: Head, body: bytes) -> dict[str, Any]:
     if message.attributes:
         shown["attributes"] = dict(message.attributes)
     if message.deaths:
-        shown["deaths"] = [
-            {"queue": death.queue, "reason": death.reason, "receives": death.receives, "time": death.time}
-            for death in message.deaths
-        ]
+        shown["deaths"] = [_death(death) for death in message.deaths]
     return {**shown, **body_members(body)}
+
+
+def _death(death: Death) -> dict[str, Any]:
+    shown: dict[str, Any] = {"queue": death.queue, "reason": death.reason, "receives": death.receives}
+    return {**shown, "time": death.time} | ({"error": death.error} if death.error else {})
 
 
 def _variables(message: Head) -> dict[str, str]:
@@ -233,12 +282,6 @@ def _variables(message: Head) -> dict[str, str]:
         "MQ_RECEIVES": str(message.receives),
         "MQ_CONTENT_TYPE": message.content_type,
     }
-
-
-def _lease_of(client: Client, queue: str) -> float:
-    """The length of lease to ask for: the queue's own, or one of ours where it has none."""
-    found = client.queue(queue).settings.get("visibility")
-    return float(found) if isinstance(found, int | float) else LEASE_SECONDS
 
 
 def _settle(file: IO[bytes]) -> None:

@@ -1,10 +1,11 @@
-"""What the verbs that speak to a daemon have in common: where it is, who asks, how data is shown, how they end."""
+"""What the verbs that speak to a daemon have in common: its address, the user, how data is shown, how they end."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from mq.cli.plain import INTERRUPTED
 from mq.client import Access, Client, ClientError, Interrupted, QueueFull, Retry, Unavailable, Unreachable
 from mq.client.wire import DEFAULT_URL
 
@@ -23,11 +25,11 @@ EMPTY: Final = 3
 """The exit status when there was no message."""
 NOT_NOW: Final = 4
 """The exit status when a daemon is away, busy or full: trying again later may help."""
-INTERRUPTED: Final = 130
-"""The exit status after Control-C, as shells have it."""
 
 TOKEN_VARIABLE: Final = "MQ_TOKEN"
 _FLAGS: Final = ("url", "credentials", "ca", "certificate")
+_CREATE: Final = re.compile(r"[Cc]reate it with PUT /(\S+)")
+"""What a daemon advises where a queue is missing: right over HTTP, and no command."""
 _COMPLETION_SECONDS: Final = 1.0
 
 
@@ -35,7 +37,7 @@ class Remote(NamedTuple):
     """A daemon, as the flags of a verb name it.
 
     Attributes:
-        access: where it is and who asks.
+        access: the daemon's address and the user.
         retry: how patient to be.
     """
 
@@ -99,7 +101,7 @@ def told() -> Iterator[None]:
         sys.exit(INTERRUPTED)
     except ClientError as error:
         passes = isinstance(error, Unreachable | Interrupted | Unavailable | QueueFull)
-        fail(str(error), NOT_NOW if passes else REFUSED)
+        fail(_CREATE.sub(r"mq queue create \1 makes it", str(error)), NOT_NOW if passes else REFUSED)
 
 
 def fail(text: str, status: int = REFUSED) -> NoReturn:
@@ -136,7 +138,7 @@ yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask whoever sits at the terminal; where nobody does, `yes` has to be given."""
+    """Ask at the terminal; without one, `yes` has to be given."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -167,7 +169,7 @@ def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _refuse_settings() -> None:
-    """Flags before the verb are the daemon's settings: who gives one here means something else by it."""
+    """Flags before the verb are the daemon's settings: one that is given here is meant for something else."""
     flags = click.get_current_context().find_root().obj or {}
     for name, value in flags.items():
         if value is not None:

@@ -26,6 +26,7 @@ class Fields(NamedTuple):
     content_type: str | None
     delay: float | None
     ttl: float | None
+    priority: int | None
     attributes: dict[str, str]
 
 
@@ -44,6 +45,11 @@ def _attributes(context: click.Context, parameter: click.Parameter, given: tuple
 @click.option("--content-type", metavar="TYPE", help="What the bodies are.")
 @click.option("--delay", type=click.FloatRange(0, 43_200), metavar="SECONDS", help="Time before they can be fetched.")
 @click.option("--ttl", type=click.FloatRange(0.001), metavar="SECONDS", help="Time after which they expire.")
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 255),
+    help="From 0 to 255: higher ones come first, where the queue has max_priority.",
+)
 @click.option(
     "--attribute", "attributes", multiple=True, callback=_attributes, metavar="NAME=TEXT", help="Kept with them."
 )
@@ -121,7 +127,7 @@ class _Sender:
         """Each line as one message. What can be read at once goes in one batch: nothing waits for a batch to fill."""
         number = 0
         for lines in _read_lines(file):
-            for batch in cut(Outgoing(line, *self._fields) for line in lines if line):
+            for batch in cut(Outgoing(line, **self._fields._asdict()) for line in lines if line):
                 outcomes = self._client.publish_many(self._queue, batch)
                 number = self._told(file, outcomes, number)
 

@@ -3,41 +3,62 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import click
 import trio
 
-from mq import __version__
-from mq.amqp.door import Door
-from mq.amqp.server import serve as serve_amqp
-from mq.amqp.session import Limits
+from mq import __version__, log_lines
+from mq.amqp.protocol.session import ConnectionLimits
+from mq.amqp.server.listener import serve as serve_amqp
+from mq.amqp.server.shown import declared
+from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
 from mq.cli.clustering import cluster_of, clustered
 from mq.cli.flags import settings_options
 from mq.cli.journaling import journaling
-from mq.cli.protect import make_guards, reloading
+from mq.cli.protect import Guards, make_guards, reloading
+from mq.cli.supervised import READY, STOPPING, supervised
+from mq.doors.budget import Budget
+from mq.doors.connections import Crowd
+from mq.doors.exchanges import Exchanges
 from mq.doors.listening import CannotListen
+from mq.doors.open_connections import OpenConnections
 from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
 from mq.lifecycle import DOOR
+from mq.message import shorten
 from mq.observers.metrics import Metrics
-from mq.programs import CANNOT_START, collect_seldom, run_program
-from mq.settings import Settings, load_settings
+from mq.programs import CANNOT_START, collect_seldom, leave_in_time, run_program
+from mq.settings import AMQP_PORT, Settings, load_settings
+from mq.sqs.door import SqsDoor
 from mq.storage.interface import Storage
 from mq.storage.registry import open_storage
-from mq.web.access import Gate
 from mq.web.app import WebApp
+from mq.web.authorizer import Auditor, Authorizer
+from mq.web.browser_guard import ANY_HOST, BrowserGuard
 from mq.web.endpoints import Endpoints
-from mq.web.serve import serve
+from mq.web.exchange import Handler
+from mq.web.request_log import RequestLog
+from mq.web.serve import serve, serve_socket
+
+logger = logging.getLogger("mq")
 
 GARBAGE_THRESHOLDS: Final = (20_000, 20, 50)
 """When Python looks for garbage; by itself it does after every 700 objects more. The thousand messages that are under
 way are none, and were looked at over and over: that took an eighth of a publish over AMQP."""
+
+_FOLDERS: Final = ("posix", "tmpfs")
+"""Stores in which a queue is a folder and a message a file."""
+
+_EMPTIED: Final = "/tmp"
+"""By systemd-tmpfiles, by the distribution at boot, or by being in memory; /var/tmp is kept."""
 
 _REFUSALS = (InvalidSetting, StorageUnusable, StorageFenced, CannotListen)
 
@@ -54,17 +75,41 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
         click.echo(f"mq: {error}", err=True)
         sys.exit(CANNOT_START)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    run_program("mq", partial(_serve, settings), _REFUSALS, settings.log_level)
+    log_lines.begin(settings.log_level, settings.log_format, requests=settings.log_requests)
+    run_program("mq", partial(_serve, settings), _REFUSALS)
 
 
-def _open_store(settings: Settings) -> AbstractAsyncContextManager[Storage]:
+def _broker_config(settings: Settings) -> BrokerConfig:
+    return BrokerConfig(
+        workers=settings.workers,
+        peers=settings.peers,
+        delay_seconds=settings.delay,
+        mover=not settings.no_mover,
+        reaper=not settings.no_reaper,
+        max_body=settings.max_body,
+        strict_seeds=settings.strict_seeds,
+    )
+
+
+def _open_store(settings: Settings, config: BrokerConfig) -> AbstractAsyncContextManager[Storage]:
     return open_storage(
         settings.served_store,
-        shared=settings.peers > 0,
-        watched=settings.no_mover or settings.no_reaper,
+        sharing=config.sharing,
         max_lease_seconds=settings.delay,
         native=not settings.no_native,
+        group_writable=settings.group_writable,
+        root_owner=settings.root_owner,
+        log=not settings.no_log,
     )
+
+
+@asynccontextmanager
+async def _leaving_in_time() -> AsyncIterator[None]:
+    """Once the doors are closed, the process waits for its store, but not for ever."""
+    try:
+        yield
+    finally:
+        leave_in_time("mq")
 
 
 async def _serve(settings: Settings, stop: trio.Event) -> None:
@@ -72,48 +117,149 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         raise InvalidSetting(
             "reuse_port is for daemons that serve one root together: say how many others there are (--peers)"
         )
-    config = BrokerConfig(
-        workers=settings.workers,
-        peers=settings.peers,
-        delay_seconds=settings.delay,
-        mover=not settings.no_mover,
-        reaper=not settings.no_reaper,
-        max_body=settings.max_body,
-    )
+    _check_strict(settings)
+    config = _broker_config(settings)
     cluster = cluster_of(settings)
     guards = make_guards(settings)
-    metrics = Metrics()
+    metrics = Metrics(folder=settings.folder, version=__version__)
     async with (
-        journaling(settings) as journal,
-        _open_store(settings) as store,
-        open_broker(store, config, observers=[metrics, *journal.observers]) as local,
-        clustered(cluster, local, config, [metrics]) as broker,
+        supervised(os.environ) as tell_manager,
         reloading(guards),
+        journaling(settings) as journal,
+        _open_store(settings, config) as store,
+        open_broker(store, config, observers=[metrics, *journal.observers]) as local,
+        clustered(cluster, local, config, [metrics], stop) as broker,
+        _leaving_in_time(),
         trio.open_nursery() as nursery,
     ):
         journal.begin(local)
-        endpoints = Endpoints(broker, settings.max_body, metrics)
-        app = WebApp(endpoints if guards.access is None else Gate(endpoints, guards.access))
+        metrics.knows = broker.declarations.knows
+        budget = Budget(settings.memory)
+        seen = OpenConnections()
+        exchanges = Exchanges()
+        endpoints = Endpoints(
+            broker, settings.max_body, metrics, budget, seen, exchanges, strict_seeds=settings.strict_seeds
+        )
+        is_secure = guards.certificates is not None
+        logins = guards.logins
+        handler: Handler = Auditor(endpoints) if logins is None else Authorizer(endpoints, logins, is_secure=is_secure)
+        sqs = SqsDoor(
+            handler,
+            broker,
+            budget,
+            nursery,
+            guards.logins,
+            lease_seconds=settings.delay,
+            scheme="https" if guards.certificates else "http",
+        )
+        handler = handler if settings.strict_seeds else sqs
+        app = WebApp(RequestLog(BrowserGuard(handler, settings.address, settings.hosts)))
 
         async def until_stop() -> None:
             await stop.wait()
+            tell_manager(STOPPING)
             endpoints.end_waits()
+            sqs.end()
 
         DOOR.set("http")
+        crowd = Crowd(settings.connections_per_address)
         serve_web = partial(
             serve,
             certificates=guards.certificates,
+            crowd=crowd,
+            seen=seen,
             fast_lane=not settings.no_fast_lane,
             shares_port=settings.reuse_port,
         )
         urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
-        if settings.amqp_port:
-            limits = Limits(body_max=min(settings.max_body, Limits().body_max))
-            door = Door(broker, settings.amqp_vhosts, guards.access, limits)
-            amqp = partial(serve_amqp, door, settings.address, settings.amqp_port, stop=stop.wait, version=__version__)
+        if settings.serves_amqp:
+            limits = ConnectionLimits(body_max=min(settings.max_body, ConnectionLimits().body_max))
+            amqp = AmqpState(broker, settings.amqp_vhosts, guards.logins, limits, memory=budget, seen=seen)
+            exchanges.told_by(partial(declared, amqp.topology))
             DOOR.set("amqp")
-            amqp = partial(amqp, certificates=guards.amqp_certificates, shares_port=settings.reuse_port)
-            urls += await nursery.start(amqp)
+            is_node = cluster is not None  # others know it by its port
+            urls += await _open_amqp(nursery, settings, amqp, guards, crowd, stop, needs_port=is_node)
+        if settings.socket:
+            urls += await _open_socket(nursery, settings, handler, seen, until_stop)
         collect_seldom()
         durable = "durable" if broker.description.durable else "not durable"
-        click.echo(f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}", err=True)
+        _say(settings, f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}")
+        tell_manager(READY)
+        for line in forgotten(store.description.name, durable=store.description.durable):
+            _say(settings, f"mq: {line}")
+
+
+def _say(settings: Settings, line: str) -> None:
+    """Say something to whoever has started it: where programs read the log, as a line of that."""
+    if settings.log_format == log_lines.JSON:
+        logger.warning("%s", line)
+    else:
+        click.echo(line, err=True)
+
+
+def forgotten(store: str, *, durable: bool) -> list[str]:
+    """What to say, once, of a store that will not keep its messages: nothing, or a line.
+
+    Args:
+        store: its address.
+        durable: what it answers survives the loss of power.
+    """
+    kind, _, place = store.removeprefix("layered:").partition(":")
+    advice = "Keep it on a disk: --root /var/lib/mq, or another folder there"
+    if kind == "memory":
+        return [f"WARNING: {store} holds everything in memory, and forgets it when mq ends. {advice}"]
+    if not durable:
+        return [f"WARNING: {place} is in memory, or on a disk without flushes: the power takes it. {advice}"]
+    if kind in _FOLDERS and Path(os.path.realpath(place)).is_relative_to(_EMPTIED):
+        return [f"WARNING: {place} is below {_EMPTIED}, which most systems empty when they start. {advice}"]
+    return []
+
+
+def _check_strict(settings: Settings) -> None:
+    if settings.strict_seeds and settings.store.partition(":")[0] not in _FOLDERS:
+        raise InvalidSetting(
+            f"--strict-seeds is for a store of folders ({' or '.join(_FOLDERS)}), not for {shorten(settings.store)}"
+        )
+
+
+async def _open_socket(
+    nursery: trio.Nursery,
+    settings: Settings,
+    handler: Handler,
+    seen: OpenConnections,
+    until_stop: Callable[[], Awaitable[None]],
+) -> list[str]:
+    """The URLs."""
+    DOOR.set("http")
+    # No browser gets there by itself, so any name will do. Behind a proxy it may: where a page comes from still counts.
+    app = WebApp(RequestLog(BrowserGuard(handler, settings.address, [ANY_HOST])))
+    serving = partial(serve_socket, app, settings.socket, settings.socket_mode, fast_lane=not settings.no_fast_lane)
+    urls: list[str] = await nursery.start(partial(serving, stop=until_stop, seen=seen))
+    return urls
+
+
+async def _open_amqp(
+    nursery: trio.Nursery,
+    settings: Settings,
+    door: AmqpState,
+    guards: Guards,
+    crowd: Crowd,
+    stop: trio.Event,
+    *,
+    needs_port: bool,
+) -> list[str]:
+    """The URLs; none where another program has AMQP's port, and it was not asked for by name."""
+    port = AMQP_PORT if settings.amqp_port is None else settings.amqp_port
+    serving = partial(serve_amqp, door, settings.address, port, stop=stop.wait, version=__version__)
+    urls: list[str] = await nursery.start(
+        partial(
+            serving,
+            certificates=guards.amqp_certificates,
+            crowd=crowd,
+            shares_port=settings.reuse_port,
+            needs_port=needs_port or settings.amqp_port is not None,
+        )
+    )
+    if not urls:
+        _say(settings, f"mq: another program has port {port}: AMQP is not served. Choose a port with --amqp-port")
+    return urls

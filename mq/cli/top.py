@@ -5,16 +5,19 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import click
 
+from mq.cli.queues import shown_pauses
 from mq.cli.remote import Remote, aligned, json_option, print_json, print_table, remote
-from mq.client import Client, ClientError, Queue
+from mq.client import Client, ClientError
 
-HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "IN/S", "OUT/S", "")
+HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "IN/S", "OUT/S", "ACK/S", "BACK/S", "DEAD/S", "")
 _CLEAR: Final = "\x1b[H\x1b[2J"
+_LARGEST_PAGE: Final = 1000
+_OF_A_MINUTE: Final = 1  # of the three averages of a flow
 
 
 class Look(NamedTuple):
@@ -26,9 +29,13 @@ class Look(NamedTuple):
         leased: messages that somebody holds.
         delayed: messages whose time has not come.
         oldest_seconds: the age of the oldest message; None when there is none.
-        published_per_second: on average over the last minute.
-        removed_per_second: the same.
+        published_per_second: on average over the last minute; so are the others.
+        delivered_per_second: leased, or sent to a consumer.
+        removed_per_second: acknowledged, mostly.
+        returned_per_second: came back, to be delivered again.
+        died_per_second: went to a dead-letter queue, or expired.
         paused: whether nothing is handed out.
+        publish_paused: whether nothing is taken.
     """
 
     name: str
@@ -37,8 +44,12 @@ class Look(NamedTuple):
     delayed: int
     oldest_seconds: float | None
     published_per_second: float
+    delivered_per_second: float
     removed_per_second: float
+    returned_per_second: float
+    died_per_second: float
     paused: bool
+    publish_paused: bool
 
 
 @click.command("top")
@@ -71,31 +82,60 @@ def _print(client: Client, *, as_json: bool) -> None:
 
 def _screen(client: Client) -> list[str]:
     """As many lines as the terminal has room for."""
+    width, height = shutil.get_terminal_size()
     try:
-        looks = _looks(client)
+        found = client.rates(sort="ready", limit=min(max(height, 1), _LARGEST_PAGE))
     except ClientError as error:
         return [f"mq: {error}"]
-    total = f"{len(looks)} queues, {sum(look.ready for look in looks)} messages ready"
+    total = f"{found['there']} queues, {found['ready']} messages ready"
+    looks = [_look(queue) for queue in found["queues"]]
     lines = [f"{client.access.url}  {total}", "", *aligned(HEADER, map(_row, looks))]
-    width, height = shutil.get_terminal_size()
     return [line[:width] for line in lines[: height - 1]]
 
 
-def _looks(client: Client) -> list[Look]:
+def _looks(client: Client) -> Iterator[Look]:
     """Every queue, the fullest first."""
-    rates: Mapping[str, Any] = client.stats().get("queues", {})
-    looks = [_look(queue, rates.get(queue.name, {}).get("per_second", {})) for queue in client.queues()]
-    return sorted(looks, key=lambda look: (-look.ready, -look.leased, look.name))
+    skip = 0
+    while True:
+        queues = client.rates(sort="ready", skip=skip, limit=_LARGEST_PAGE)["queues"]
+        yield from map(_look, queues)
+        skip += len(queues)
+        if len(queues) < _LARGEST_PAGE:
+            return
 
 
-def _look(queue: Queue, rates: Mapping[str, float]) -> Look:
-    counts = queue.ready, queue.leased, queue.delayed
-    paused = bool(queue.settings.get("paused"))
-    return Look(queue.name, *counts, queue.oldest_seconds, rates.get("publish", 0.0), rates.get("remove", 0.0), paused)
+def _look(queue: Mapping[str, Any]) -> Look:
+    rates = {name: averages[_OF_A_MINUTE] for name, averages in queue["per_second"].items()}
+    return Look(
+        name=queue["name"],
+        ready=queue["ready"],
+        leased=queue["leased"],
+        delayed=queue["delayed"],
+        oldest_seconds=queue["oldest_seconds"],
+        published_per_second=rates["publish"],
+        delivered_per_second=rates["deliver"],
+        removed_per_second=rates["acknowledge"],
+        returned_per_second=rates["redeliver"],
+        died_per_second=rates["die"] + rates["expire"],
+        paused=queue["paused"],
+        publish_paused=queue["publish_paused"],
+    )
 
 
 def _row(look: Look) -> tuple[str, ...]:
     oldest = "" if look.oldest_seconds is None else f"{look.oldest_seconds:.0f}s"
     counts = str(look.ready), str(look.leased), str(look.delayed)
-    rates = f"{look.published_per_second:.1f}", f"{look.removed_per_second:.1f}"
-    return look.name, *counts, oldest, *rates, "paused" if look.paused else ""
+    rates = (
+        look.published_per_second,
+        look.delivered_per_second,
+        look.removed_per_second,
+        look.returned_per_second,
+        look.died_per_second,
+    )
+    return (
+        look.name,
+        *counts,
+        oldest,
+        *(f"{rate:.1f}" for rate in rates),
+        shown_pauses(delivery=look.paused, publishing=look.publish_paused),
+    )

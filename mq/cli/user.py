@@ -5,21 +5,30 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 import click
 
+from mq.access.aws_keys import AwsKey
 from mq.access.editing import UsersFile
-from mq.access.hashes import check_password
+from mq.access.hashes import check_password, time_text
 from mq.access.rights import Right
 from mq.access.users_file import is_pattern, warn_if_open
 from mq.errors import InvalidSetting
 from mq.programs import CANNOT_START
 from mq.settings import load_settings
 
+_UNITS: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LONGEST_SECONDS: Final = 3660 * 86_400
 _TAKES_EFFECT: Final = "A daemon that runs takes it up on SIGHUP."
+
+_WITHOUT_RIGHTS: Final = (
+    '{name} has no right, and can do nothing yet. Give some in the users file, below [users."{name}"], such as '
+    'consume = ["orders.*"]; or remove the user, and add it with --right RIGHT=PATTERN.'
+)
 
 
 def _parse_rights(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[Right, list[str]]:
@@ -31,6 +40,20 @@ def _parse_rights(context: click.Context, parameter: click.Parameter, given: tup
             raise click.BadParameter(f"give one of {known}, with = and a pattern of queue names: publish=orders.*")
         rights.setdefault(Right(word), []).append(pattern)
     return rights
+
+
+def _parse_duration(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    """The seconds that ``12h`` or ``30d`` stands for."""
+    if given is None:
+        return None
+    number, unit = given[:-1], given[-1:]
+    if (
+        unit not in _UNITS
+        or not (number.isascii() and number.isdecimal())
+        or not 0 < int(number) * _UNITS[unit] <= _LONGEST_SECONDS
+    ):
+        raise click.BadParameter("give a number with m, h, d or w, of at most ten years: 12h, 30d")
+    return int(number) * _UNITS[unit]
 
 
 def _users_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,16 +76,35 @@ def user_command() -> None:
     help="What the user may do, and where. May be given more than once.",
 )
 @click.option("--password", "asks", is_flag=True, help="Ask for a password instead of making a token.")
+@click.option(
+    "--unix",
+    metavar="LOGIN",
+    help="Know the user by this login name of the machine, over the daemon's Unix socket, instead of making a token.",
+)
+@click.option("--aws-key", "has_key", is_flag=True, help="Make a key for Amazon's SDKs instead of a token.")
 @_users_option
 @click.pass_context
 def add_command(
-    context: click.Context, /, name: str, rights: dict[Right, list[str]], asks: bool, users: str | None
+    context: click.Context,
+    /,
+    name: str,
+    rights: dict[Right, list[str]],
+    asks: bool,
+    unix: str | None,
+    has_key: bool,
+    users: str | None,
 ) -> None:
     """Add a user, with a token that is printed once."""
     with _refusing():
         file = _file(context, users)
-        token = file.add(name, rights, _ask_password() if asks else None)
-    _print_token(token)
+        token = file.add(name, rights, _ask_password() if asks else None, unix, only_aws_key=has_key)
+        key = file.add_aws_key(name) if has_key else None
+    if not rights:
+        click.echo(_WITHOUT_RIGHTS.format(name=name), err=True)
+    if key is None:
+        _print_token(token)
+    else:
+        _print_key(key)
 
 
 @user_command.command("list")
@@ -71,12 +113,25 @@ def add_command(
 def list_command(context: click.Context, /, users: str | None) -> None:
     """List the users, what they may do, and how they show who they are."""
     with _refusing():
-        accounts = _file(context, users).accounts()
-    for user, password, tokens in accounts:
+        file = _file(context, users)
+        accounts = file.accounts()
+        keys = {account.user.name: file.aws_keys(account.user.name) for account in accounts}
+    for user, password, tokens, certificate, unix in accounts:
         click.echo(user.name)
         for right, patterns in user.rights.items():
             click.echo(f"  {right}: {' '.join(patterns)}")
         click.echo(f"  password: {'yes' if password else 'no'}, tokens: {len(tokens)}")
+        if certificate is not None:
+            click.echo(f"  certificate: {certificate}")
+        if unix is not None:
+            click.echo(f"  unix: {unix}")
+        if keys[user.name]:
+            click.echo(f"  AWS keys: {' '.join(keys[user.name])}")
+        for token in tokens:
+            if token.expires is not None:
+                click.echo(
+                    f"  a token {'until' if token.expires > time.time() else 'that expired'} {time_text(token.expires)}"
+                )
 
 
 @user_command.command("remove")
@@ -93,13 +148,34 @@ def remove_command(context: click.Context, /, name: str, users: str | None) -> N
 @user_command.command("token")
 @click.argument("name")
 @click.option("--only", is_flag=True, help="Take away the password and the tokens that there were.")
+@click.option(
+    "--expires",
+    "lasts",
+    metavar="30d",
+    callback=_parse_duration,
+    help="Let it count for so long and no longer: a number with m, h, d or w for minutes, hours, days or weeks.",
+)
 @_users_option
 @click.pass_context
-def token_command(context: click.Context, /, name: str, only: bool, users: str | None) -> None:
+def token_command(context: click.Context, /, name: str, only: bool, lasts: int | None, users: str | None) -> None:
     """Give a user one more token, and print it once."""
     with _refusing():
-        token = _file(context, users).add_token(name, only=only)
+        token = _file(context, users).add_token(
+            name, only=only, expires=None if lasts is None else int(time.time()) + lasts
+        )
     _print_token(token)
+
+
+@user_command.command("aws-key")
+@click.argument("name")
+@click.option("--only", is_flag=True, help="Take away the AWS keys that there were.")
+@_users_option
+@click.pass_context
+def aws_key_command(context: click.Context, /, name: str, only: bool, users: str | None) -> None:
+    """Give a user one more key for Amazon's SDKs, and print it."""
+    with _refusing():
+        key = _file(context, users).add_aws_key(name, only=only)
+    _print_key(key)
 
 
 @user_command.command("retire")
@@ -138,6 +214,12 @@ def _print_token(token: str | None) -> None:
         click.echo(token)
         click.echo("This is the token. It cannot be shown again.", err=True)
     click.echo(_TAKES_EFFECT, err=True)
+
+
+def _print_key(key: AwsKey) -> None:
+    """As a shell takes it, and as a file of credentials has it."""
+    click.echo(f"AWS_ACCESS_KEY_ID={key.id}\nAWS_SECRET_ACCESS_KEY={key.secret}")
+    click.echo(f"This is the key. {_TAKES_EFFECT}", err=True)
 
 
 @contextmanager

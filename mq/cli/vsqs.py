@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ NOTHING: Final = 3
 @click.pass_obj
 def vsqs(flags: dict[str, str | None]) -> None:
     """Use a folder as a queue, without a daemon."""
+    logging.getLogger("mq.vsqs.mount").addHandler(logging.NullHandler())  # the verbs say it themselves
     given = [name for name, value in flags.items() if value is not None]
     if given:
         raise click.UsageError(f"--{given[0].replace('_', '-')} is for serving; vsqs has no use for it")
@@ -34,6 +36,7 @@ def vsqs(flags: dict[str, str | None]) -> None:
 def send(folder: str, capacity: int | None, create: bool) -> None:
     """Publish standard input as one message; print its id."""
     with _open(folder, capacity, create) as queue:
+        _warn(queue)
         click.echo(queue.publish(sys.stdin.buffer.read()))
 
 
@@ -84,6 +87,7 @@ def delete(folder: str, id: str) -> None:
 def size(folder: str) -> None:
     """Print how many messages there are, those being processed included."""
     with _open(folder) as queue:
+        _warn(queue)
         click.echo(queue.size())
 
 
@@ -94,6 +98,12 @@ def _open(folder: str, capacity: int | None = None, create: bool = False) -> Ite
             yield queue
     except MQError as error:
         _end(str(error), FAILED)
+
+
+def _warn(queue: Queue) -> None:
+    """Not for `receive`, of which scripts read standard error: the id is there."""
+    if queue.caution:
+        click.echo(f"mq: {queue.caution}", err=True)
 
 
 def _end(text: str, status: int) -> NoReturn:

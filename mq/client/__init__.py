@@ -1,11 +1,14 @@
 """Clients of a daemon: one for threads, one for Trio, over one core that does no I/O.
 
-* :mod:`mq.client.values`: what goes in and comes out. :mod:`mq.client.errors`: what can go wrong.
-* :mod:`mq.client.calls`: a request, its answer, and when it may be sent again. :mod:`mq.client.requests`: every verb of
-  the protocol as one of these. :mod:`mq.client.codec`: headers and lines. :mod:`mq.client.batches`: long lists.
-* :mod:`mq.client.retries`: pauses between tries.
-* :mod:`mq.client.wire`: what httpx is told. :mod:`mq.client.sync_client`, :mod:`mq.client.trio_client`: the two.
-* :mod:`mq.client.amqp`: a third client, over AMQP, which stands by itself.
+* ``values``: what goes in and comes out; ``errors``: what can go wrong.
+* ``calls``: a request, its body and its answer, and when it may be sent again; ``requests``: each verb of the protocol
+  as such a call; ``codec``: headers and lines; ``batches``: long lists, cut into requests.
+* ``retries``: pauses between tries; ``wire``: what httpx is told.
+* ``renewal``: when the lease of a message at hand is extended, and when it is lost; ``trio_lease``, ``thread_lease``:
+  the task, and the thread, that do it.
+* ``trio_client``: the client for Trio; ``sync_client``: the one for threads, generated from it.
+* ``webhook``: posts messages to an address of somebody else's.
+* ``amqp``: a third client, over AMQP, which stands by itself.
 
 Nothing here knows of the broker, or serves::
 
@@ -16,8 +19,8 @@ Nothing here knows of the broker, or serves::
         with client.receive("letters") as message:
             print(message.body)
 
-The clients themselves, with what sends for them, are imported when they are asked for: who brings another transport, as
-the Spark source does, pays for neither httpx nor Trio.
+The clients themselves are imported when they are asked for: the Spark source, which brings a transport of its own, pays
+for neither httpx nor Trio.
 """
 
 from importlib import import_module
@@ -27,6 +30,7 @@ from mq.client.errors import (
     BadRequest,
     ClientError,
     Conflict,
+    GiveBack,
     Interrupted,
     LeaseLost,
     NotAllowed,
@@ -54,20 +58,25 @@ from mq.client.values import (
 
 if TYPE_CHECKING:
     from mq.client.sync_client import Client, Stream
+    from mq.client.thread_lease import Lease
     from mq.client.trio_client import AsyncClient, AsyncStream
+    from mq.client.trio_lease import AsyncLease
     from mq.client.wire import Access
 
 __all__ = [
     "Access",
     "AsyncClient",
+    "AsyncLease",
     "AsyncStream",
     "BadRequest",
     "Client",
     "ClientError",
     "Conflict",
     "Death",
+    "GiveBack",
     "Head",
     "Interrupted",
+    "Lease",
     "LeaseLost",
     "NotAllowed",
     "NotFound",
@@ -92,8 +101,10 @@ __all__ = [
 _WITH_TRANSPORT: Final = {
     "Access": "mq.client.wire",
     "AsyncClient": "mq.client.trio_client",
+    "AsyncLease": "mq.client.trio_lease",
     "AsyncStream": "mq.client.trio_client",
     "Client": "mq.client.sync_client",
+    "Lease": "mq.client.thread_lease",
     "Stream": "mq.client.sync_client",
 }
 

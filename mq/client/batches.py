@@ -45,10 +45,10 @@ def outcome_alone(result: Published | Refused) -> Outcome:
         return Outcome(status=201 if result.is_new else 200, id=result.id)
     if result.status not in _ABOUT_ONE:
         raise result
-    return Outcome(status=result.status, detail=result.detail)
+    return Outcome(status=result.status, detail=result.detail, is_unsure=result.is_unsure)
 
 
-class Publishing:
+class PublishBatch:
     """A batch on its way: which of its entries are still open.
 
     Args:
@@ -70,11 +70,11 @@ class Publishing:
         """The one message of a batch of one: it goes alone, its bytes as they are."""
         return self._messages[0] if len(self._messages) == 1 else None
 
-    def halves(self) -> tuple[Publishing, Publishing]:
+    def halves(self) -> tuple[PublishBatch, PublishBatch]:
         """Two smaller batches, for a daemon that takes none of this size. The keys stay."""
         middle = len(self._messages) // 2
         left, right = self._messages[:middle], self._messages[middle:]
-        return Publishing(self.queue, left, keys=False), Publishing(self.queue, right, keys=False)
+        return PublishBatch(self.queue, left, keys=False), PublishBatch(self.queue, right, keys=False)
 
     def call(self) -> Call[list[Outcome]]:
         """The request for the open entries."""

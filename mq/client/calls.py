@@ -1,12 +1,13 @@
-"""A request and its answer as plain values, and when a request may be sent again. Nothing here does I/O."""
+"""A request and its answer as plain values, the bodies of requests, and when a request may be sent again. No I/O."""
 
 from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from http.client import TOO_MANY_REQUESTS
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from mq.client.errors import NotUnderstood, Refused, refusal
 
@@ -17,7 +18,7 @@ class Again(enum.Enum):
     """When a request may be sent again without doing twice what was asked for once."""
 
     NEVER = "never"
-    """Whatever comes back is the answer."""
+    """Never: the first answer counts."""
     UNSERVED = "unserved"
     """When it is certain that it was not served: there was no connection, or the queue was full (429)."""
     ALWAYS = "always"
@@ -43,11 +44,13 @@ class Answer(NamedTuple):
         status: as in RFC 9110.
         headers: by name in small letters.
         body: empty while it is still to be streamed.
+        time: when it came, in seconds by the client's clock.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
+    time: float = 0.0
 
     def document(self) -> Any:
         """Its body as JSON.
@@ -92,6 +95,7 @@ class Call(Generic[T]):
         body: all of it, or where it comes from.
         again: when it may be sent again.
         wait: seconds that the daemon may take on purpose.
+        timeout: seconds that connecting, sending and the answer may take each; None for what the client's user said.
         read: the result, from an answer of less than 400.
         gone: the result when a repeated request finds that nothing is left to do: an earlier try did it. None where
             that cannot be.
@@ -103,22 +107,24 @@ class Call(Generic[T]):
     body: bytes | Source = b""
     again: Again = Again.ALWAYS
     wait: float = 0.0
+    timeout: float | None = None
     read: Callable[[Answer], T]
     gone: Callable[[Refused], T] | None = None
 
-    def result(self, answer: Answer, *, repeated: bool = False) -> T:
+    def result(self, answer: Answer, *, repeated: bool = False, is_unsure: bool = False) -> T:
         """What the answer means.
 
         Args:
             answer: the one that counts.
             repeated: whether an earlier try may have been served.
+            is_unsure: whether it is unknown what one of them did.
 
         Raises:
             Refused: the daemon said no.
             NotUnderstood: no mq gives such an answer.
         """
         if answer.status >= 400:
-            error = refusal(answer.status, _detail(answer))
+            error = _refusal(answer, was_unsure=is_unsure)
             if repeated and self.gone is not None:
                 return self.gone(error)
             raise error
@@ -134,10 +140,69 @@ def nothing(answer: Answer) -> None:
     """Reads an answer that says no more than "done"."""
 
 
-def _detail(answer: Answer) -> str:
-    """The line of a refusal; where something in between answered, its status."""
+def changed_nothing(answer: Answer) -> bool:
+    """Whether a refusal says for certain that what was asked for was not done: as mq says it, and without an
+    ``outcome``. A proxy that gave up waiting for mq knows nothing."""
+    if answer.status == TOO_MANY_REQUESTS:
+        return True
+    said = _said(answer)
+    return said.get("status") == answer.status and "outcome" not in said
+
+
+def _refusal(answer: Answer, *, was_unsure: bool) -> Refused:
+    """An error with the line of a refusal; where something in between answered, its status."""
+    detail = _said(answer).get("detail")
+    text = detail if isinstance(detail, str) and detail else f"the answer was {answer.status}"
+    is_unsure = answer.status >= 500 and not changed_nothing(answer)
+    if is_unsure and text != detail:
+        text += ": it may have been done"
+    elif was_unsure and not is_unsure:
+        text += ". An earlier try may have been done"
+    return refusal(answer.status, text, is_unsure=is_unsure or was_unsure)
+
+
+def _said(answer: Answer) -> Mapping[str, Any]:
     try:
-        detail = answer.members().get("detail")
+        return answer.members()
     except NotUnderstood:
-        detail = None
-    return detail if isinstance(detail, str) and detail else f"the answer was {answer.status}"
+        return {}
+
+
+SyncBody = bytes | str | Iterable[bytes] | Callable[[], Iterable[bytes]]
+"""Bytes, text, chunks (sent once), or a function that begins the chunks anew for every try."""
+AsyncBody = SyncBody | AsyncIterable[bytes] | Callable[[], AsyncIterable[bytes]]
+"""The same for the Trio client, whose chunks may be asynchronous. Plain ones are taken in the event loop: they should
+not block."""
+
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+class Given(NamedTuple):
+    """A body as it is published.
+
+    Attributes:
+        data: all of it, or b"" where there is a source.
+        source: where a long one comes from.
+        content_type: what it is when the caller says nothing.
+    """
+
+    data: bytes
+    source: Source | None = None
+    content_type: str | None = None
+
+
+def given(body: AsyncBody) -> Given:
+    """The body that a caller gave."""
+    if isinstance(body, str):
+        return Given(body.encode(), None, _TEXT)
+    if isinstance(body, bytes | bytearray | memoryview):
+        return Given(bytes(body))
+    if callable(body):
+        return Given(b"", Source(body, is_repeatable=True))
+    return Given(b"", Source(lambda: body, is_repeatable=False))
+
+
+async def asynchronous(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Plain chunks as the Trio client sends them."""
+    for chunk in chunks:
+        yield chunk

@@ -38,6 +38,8 @@ def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
         headers.append(("x-message-delay", seconds("delay", message.delay)))
     if message.ttl is not None:
         headers.append(("x-message-ttl", seconds("ttl", message.ttl)))
+    if message.priority is not None:
+        headers.append(("x-message-priority", str(message.priority)))
     if message.key is not None:
         headers.append(("idempotency-key", message.key))
     headers.extend((ATTRIBUTE + name, value) for name, value in message.attributes.items())
@@ -47,7 +49,7 @@ def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
 def outgoing_line(message: Outgoing) -> bytes:
     """A message as a line of a batch, with its end."""
     entry: dict[str, Any] = dict(body_members(message.body))
-    for name in ("content_type", "delay", "ttl", "key"):
+    for name in ("content_type", "delay", "ttl", "priority", "key"):
         value = getattr(message, name)
         if value is not None:
             entry[name] = value
@@ -101,6 +103,7 @@ def head_of(queue: str, answer: Answer) -> Head:
             "id": headers.get("x-message-id"),
             "receipt": headers.get("etag", "").strip('"'),
             "receives": headers.get("x-message-receives", "0"),
+            "lease": headers.get("x-message-lease"),
             "content_type": headers.get("content-type"),
             "state": headers.get("x-message-state", ""),
             "deaths": _json_list(headers.get("x-message-deaths", "[]")),
@@ -108,6 +111,7 @@ def head_of(queue: str, answer: Answer) -> Head:
                 name.removeprefix(ATTRIBUTE): value for name, value in headers.items() if name.startswith(ATTRIBUTE)
             },
         },
+        answer.time,
     )
 
 
@@ -123,6 +127,8 @@ def with_body(head: Head, body: bytes) -> Received:
         id=head.id,
         receipt=head.receipt,
         receives=head.receives,
+        lease=head.lease,
+        fetched=head.fetched,
         content_type=head.content_type,
         attributes=head.attributes,
         deaths=head.deaths,
@@ -133,11 +139,11 @@ def with_body(head: Head, body: bytes) -> Received:
 
 def received_lines(queue: str, answer: Answer) -> tuple[Received, ...]:
     """The messages of a batch; none where the answer is empty."""
-    return tuple(received_line(queue, line) for line in answer.lines())
+    return tuple(received_line(queue, line, answer.time) for line in answer.lines())
 
 
-def received_line(queue: str, line: Mapping[str, Any]) -> Received:
-    """A message from a line of JSON.
+def received_line(queue: str, line: Mapping[str, Any], time: float = 0.0) -> Received:
+    """A message from a line of JSON that came at a `time` of the client's clock.
 
     Raises:
         NotUnderstood: it is none.
@@ -146,7 +152,7 @@ def received_line(queue: str, line: Mapping[str, Any]) -> Received:
         body = body_of(line)
     except ValueError as error:
         raise NotUnderstood(f"a message cannot be read: {error}") from error
-    return with_body(_head(Head, queue, line), body)
+    return with_body(_head(Head, queue, line, time), body)
 
 
 def page(queue: str, answer: Answer) -> Page:
@@ -161,7 +167,12 @@ def outcomes(answer: Answer, count: int) -> list[Outcome]:
         NotUnderstood: there are more or fewer outcomes than entries.
     """
     found = [
-        Outcome(status=int(line.get("status", 0)), id=str(line.get("id", "")), detail=str(line.get("detail", "")))
+        Outcome(
+            status=int(line.get("status", 0)),
+            id=str(line.get("id", "")),
+            detail=str(line.get("detail", "")),
+            is_unsure="outcome" in line,
+        )
         for line in answer.lines()
     ]
     if len(found) != count or any(not 200 <= outcome.status < 600 for outcome in found):
@@ -188,7 +199,7 @@ def queue_of(value: object) -> Queue:
     )
 
 
-def _head(kind: type[H], queue: str, line: Mapping[str, Any]) -> H:
+def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
     id, receives, attributes = line.get("id"), line.get("receives") or 0, line.get("attributes") or {}
     if not isinstance(id, str) or not id:
         raise NotUnderstood("the daemon handed out something without an id: is it mq?")
@@ -197,6 +208,8 @@ def _head(kind: type[H], queue: str, line: Mapping[str, Any]) -> H:
         id=id,
         receipt=str(line.get("receipt") or ""),
         receives=int(receives) if str(receives).isdecimal() else 0,
+        lease=float(line.get("lease") or 0),
+        fetched=time,
         content_type=str(line.get("content_type") or "application/octet-stream"),
         attributes={str(name): str(value) for name, value in attributes.items()},
         deaths=tuple(_death(death) for death in line.get("deaths") or ()),
@@ -210,6 +223,7 @@ def _death(value: Mapping[str, Any]) -> Death:
         reason=str(value.get("reason", "")),
         receives=int(value.get("receives") or 0),
         time=float(value.get("time") or 0),
+        error=str(value.get("error", "")),
     )
 
 

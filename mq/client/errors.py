@@ -1,9 +1,12 @@
 """What can go wrong between a client and a daemon, by whose fault, and whether anything was changed.
 
 * :class:`Refused`: the daemon said no. Its subclasses say why; the text is the daemon's own line.
-* :class:`Unreachable`: nobody took the request, so nothing was changed.
+* :class:`Unreachable`: no daemon took the request, so nothing was changed.
 * :class:`Interrupted`: the request went out and no whole answer came back: whether it was served is not known.
 * :class:`NotUnderstood`: an answer came that no mq gives.
+
+Where what was asked for may have been done all the same, :attr:`~mq.errors.MQError.is_unsure` is true, and the text
+says so.
 """
 
 from __future__ import annotations
@@ -18,6 +21,20 @@ class ClientError(MQError):
     """The root of every error that a client raises on purpose."""
 
 
+class GiveBack(Exception):
+    """Raised by a program in a block that handles a message, which goes back then. No error: the block ends there.
+
+    Args:
+        delay: seconds before it can be fetched again; None for as long as its queue says of failures.
+        reason: why, for those who look at it among the dead.
+    """
+
+    def __init__(self, delay: float | None = 0.0, reason: str = "") -> None:
+        super().__init__(reason)
+        self.delay = delay
+        self.reason = reason
+
+
 class Unreachable(ClientError):
     """There was no connection, after all tries. The request was not made."""
 
@@ -25,23 +42,27 @@ class Unreachable(ClientError):
 class Interrupted(ClientError):
     """The connection broke, or no answer came in time. The request may have been served, or may not."""
 
+    is_unsure = True
+
 
 class NotUnderstood(ClientError):
     """The answer is not one that mq gives: something else listens there, or stands in between."""
 
 
 class Refused(ClientError):
-    """The daemon refused, and changed nothing (but see :class:`Unavailable`).
+    """The daemon refused, and changed nothing, unless ``is_unsure``.
 
     Attributes:
         status: the HTTP status; over AMQP the reply code.
         detail: the daemon's line: what is wrong and what to do.
+        is_unsure: whether it may have been done all the same, by this try or one before.
     """
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, status: int, detail: str, *, is_unsure: bool = False) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
+        self.is_unsure = is_unsure
 
 
 class BadRequest(Refused):
@@ -69,12 +90,12 @@ class TooLarge(Refused):
 
 
 class QueueFull(Refused):
-    """429, after all tries: the queue is full by its own settings."""
+    """429, after all tries: the queue takes nothing now. It is full by its own settings, or publishing is paused."""
 
 
 class Unavailable(Refused):
-    """503, after all tries: the store cannot promise to keep anything just now. Where it has failed, what it was asked
-    for may turn out to be done when it is opened anew."""
+    """503, after all tries: the store cannot promise to keep anything just now. Over HTTP ``is_unsure`` says
+    whether it may have been done; over AMQP the text does."""
 
 
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
@@ -90,6 +111,6 @@ _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
 }
 
 
-def refusal(status: int, detail: str) -> Refused:
+def refusal(status: int, detail: str, *, is_unsure: bool = False) -> Refused:
     """The error for a status of 400 or more."""
-    return _BY_STATUS.get(status, Refused)(status, detail)
+    return _BY_STATUS.get(status, Refused)(status, detail, is_unsure=is_unsure)

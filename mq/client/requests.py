@@ -17,12 +17,14 @@ from mq.client.values import Head, Outcome, Outgoing, Page, Published, Queue, Re
 T = TypeVar("T")
 
 LONGEST_BATCH: Final = 1000
+LONGEST_REASON: Final = 200
+"""Characters of the reason of a failure that a daemon keeps; the rest is cut off."""
 _JSON: Final = ("content-type", "application/json")
 _LINES: Final = (("content-type", codec.JSON_LINES), ("accept", codec.JSON_LINES))
 
 
 def fresh_key() -> str:
-    """An idempotency key that nobody else has."""
+    """A unique idempotency key."""
     return secrets.token_hex(16)
 
 
@@ -144,15 +146,27 @@ def remove_batch(queue: str, messages: Sequence[str | Head]) -> Call[list[Outcom
 
 
 def extend(queue: str, id: str, receipt: str, visibility: float) -> Call[None]:
-    """Let the lease end so many seconds from now; at once for 0."""
-    call: Call[None] = Call(
+    """Let the lease end `visibility` seconds from now; at once for 0."""
+    call = _change(queue, id, receipt, {"visibility": float(codec.seconds("visibility", visibility))})
+    return call if visibility else replace(call, gone=_GIVEN_BACK)
+
+
+def requeue(queue: str, id: str, receipt: str, delay: float | None, reason: str = "") -> Call[None]:
+    """Give a leased message back, to be handed out again after `delay` seconds; None for as long as its queue says."""
+    wanted: dict[str, Any] = {"delay": None if delay is None else float(codec.seconds("delay", delay))}
+    if reason:
+        wanted["reason"] = reason[:LONGEST_REASON].encode("utf-8", "replace").decode()
+    return replace(_change(queue, id, receipt, wanted), gone=_GIVEN_BACK)
+
+
+def _change(queue: str, id: str, receipt: str, wanted: Mapping[str, Any]) -> Call[None]:
+    return Call(
         method="PATCH",
         target=_target(queue, "messages", id),
         headers=(*_if_match(receipt), _JSON),
-        body=codec.json_line({"visibility": float(codec.seconds("visibility", visibility))}),
+        body=codec.json_line(wanted),
         read=nothing,
     )
-    return call if visibility else replace(call, gone=_earlier(None, 404, 409, 412))
 
 
 def peek(queue: str, limit: int, state: str, after: str | None) -> Call[Page]:
@@ -209,6 +223,45 @@ def stats() -> Call[Mapping[str, Any]]:
     return Call(method="GET", target="/-/stats", read=Answer.members)
 
 
+def rates(sort: str, filter: str, skip: int, limit: int, history: bool) -> Call[Mapping[str, Any]]:
+    """Queues, and how much happens to them."""
+    asked = {"sort": sort, "skip": str(skip), "max": str(limit)} | ({"filter": filter} if filter else {})
+    target = _target("-", "rates", **asked, **({"history": "true"} if history else {}))
+    return Call(method="GET", target=target, read=Answer.members)
+
+
+def queue_rates(queue: str) -> Call[Mapping[str, Any]]:
+    """How much happens to one, and has in the last hour."""
+    return Call(method="GET", target=_target(queue, "rates"), read=Answer.members)
+
+
+def connections(after: str | None = None) -> Call[Mapping[str, Any]]:
+    """A page of the open connections."""
+    return Call(method="GET", target=_target("-", "connections", **_behind(after)), read=Answer.members)
+
+
+def consumers(after: str | None = None) -> Call[Mapping[str, Any]]:
+    """A page of those who consume."""
+    return Call(method="GET", target=_target("-", "consumers", **_behind(after)), read=Answer.members)
+
+
+def close_connection(id: str) -> Call[None]:
+    """End a connection."""
+    return Call(method="DELETE", target=_target("-", "connections", id), read=nothing, gone=_earlier(None, 404))
+
+
+def logging() -> Call[Mapping[str, Any]]:
+    """How much is logged."""
+    return Call(method="GET", target="/-/logging", read=Answer.members)
+
+
+def change_logging(level: str | None, every_request: bool | None) -> Call[Mapping[str, Any]]:
+    """Log more, or less."""
+    wanted = {"level": level, "requests": every_request}
+    body = codec.json_line({name: value for name, value in wanted.items() if value is not None})
+    return Call(method="PATCH", target="/-/logging", headers=(_JSON,), body=body, read=Answer.members)
+
+
 def ready() -> Call[bool]:
     """Does the store take changes?"""
     return Call(method="GET", target="/-/ready", again=Again.NEVER, read=lambda answer: True)
@@ -217,6 +270,10 @@ def ready() -> Call[bool]:
 def _target(*segments: str, **parameters: str) -> str:
     path = "/" + "/".join(quote(segment, safe="@") for segment in segments)
     return f"{path}?{urlencode(parameters)}" if parameters else path
+
+
+def _behind(after: str | None) -> Mapping[str, str]:
+    return {} if after is None else {"after": after}
 
 
 def _fetching(wait: float, visibility: float | None) -> Mapping[str, str]:
@@ -239,6 +296,10 @@ def _earlier(result: T, *statuses: int) -> Callable[[Refused], T]:
         return result
 
     return gone
+
+
+_GIVEN_BACK: Final = _earlier(None, 404, 409, 412)
+"""After these refusals an earlier try has given the message back."""
 
 
 def _id(answer: Answer) -> str:

@@ -9,12 +9,13 @@ from email.utils import parsedate_to_datetime
 from random import Random
 from typing import Any, Final
 
-from mq.client.calls import Again, Answer, Call, Source
+from mq.client.calls import Again, Answer, Call, Source, changed_nothing
 
 _BUSY: Final = frozenset({429, 502, 503, 504})
 """Statuses that may pass. 502 and 504 are not mq's: a proxy could not reach it."""
 _NOT_SERVED: Final = frozenset({429})
-"""Those that say for certain that nothing was changed. A 503 may come from a write of which nothing is known."""
+"""Statuses that prove that nothing was changed, from mq or from a proxy. A 503 may come from a write whose outcome is
+unknown."""
 _LARGEST_EXPONENT: Final = 30
 
 
@@ -24,7 +25,7 @@ class Retry:
 
     Attributes:
         patience: seconds, from the first try on, after which no other one begins; 0 never tries again.
-        first: the first pause is at most so many seconds, the next at most twice as many, ...
+        first: seconds of the first pause at the most; each next one may be twice as long, ...
         longest: ... and none is longer than this, unless the daemon's Retry-After asks for more.
     """
 
@@ -33,6 +34,8 @@ class Retry:
     longest: float = 10.0
 
 
+ONCE: Final = Retry(patience=0.0)
+"""For what has pauses of its own."""
 GIVING_BACK: Final = Retry(patience=3.0)
 """For a message that is given back: its lease ends by itself anyway."""
 CONSUME_WAIT_SECONDS: Final = 20.0
@@ -70,7 +73,9 @@ class Tries:
         self._begun = clock()
         self._count = 0
         self.perhaps_served = False
-        """Whether a try that had no answer may have been served."""
+        """Whether a try that had no answer may have been served: what is found done by the next is its work."""
+        self.is_unsure = False
+        """Whether it is unknown what a try has done. Of a 503 the daemon says whether anything was changed."""
 
     def after_answer(self, answer: Answer) -> float | None:
         """Seconds to pause before the next try; None when this answer counts."""
@@ -80,6 +85,7 @@ class Tries:
             if self._again is not Again.ALWAYS:
                 return None
             self.perhaps_served = True
+            self.is_unsure |= not changed_nothing(answer)
         return self._pause(self._retry_after(answer))
 
     def after_failure(self, *, is_sent: bool) -> float | None:
@@ -93,7 +99,7 @@ class Tries:
         if is_sent:
             if self._again is not Again.ALWAYS or not self._is_repeatable:
                 return None
-            self.perhaps_served = True
+            self.perhaps_served = self.is_unsure = True
         return self._pause(None)
 
     def after_refusals(self) -> float | None:

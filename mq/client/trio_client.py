@@ -1,10 +1,15 @@
-"""The client for Trio. What is sent and what answers mean is in :mod:`mq.client.requests`; here are the connection, the
-pauses, and the public verbs, which are those of :class:`mq.client.Client`."""
+"""The client for Trio: the connection, the pauses and the public verbs.
+
+What is sent and what answers mean is in :mod:`mq.client.requests`.
+
+``tools/sync_client.py`` generates the client for threads (:mod:`mq.client.sync_client`) from this file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -13,11 +18,12 @@ import httpx
 import trio
 
 from mq.client import requests
-from mq.client.batches import Publishing, cut, outcome_alone
-from mq.client.bodies import AsyncBody, asynchronous, given
-from mq.client.calls import Answer, Call, Source
-from mq.client.errors import ClientError, Refused, TooLarge, Unavailable
-from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, PAGE, Retry, Tries
+from mq.client.batches import PublishBatch, cut, outcome_alone
+from mq.client.calls import Answer, AsyncBody, Call, Source, asynchronous, given
+from mq.client.errors import ClientError, GiveBack, Refused, TooLarge, Unavailable
+from mq.client.renewal import MAX_HANDLING_SECONDS
+from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Retry, Tries
+from mq.client.trio_lease import AsyncLease
 from mq.client.values import (
     Head,
     Outcome,
@@ -62,15 +68,15 @@ class AsyncStream:
             raise translated(error, self._url) from error
 
     async def aclose(self) -> None:
-        """Stop reading. The generators inside httpx are run to their end, which comes at once when the response is
-        closed: Trio warns of those that are left half-way."""
+        """Stop reading."""
         await self._response.aclose()
+        # async only: Trio warns of httpx's generators that are left half-way. They end at once when it is closed.
         with contextlib.suppress(httpx.RequestError, httpx.StreamError):
             async for _ in self._chunks:
                 pass
 
 
-class Browsing:
+class AsyncBrowseIterator:
     """Every message of a queue, page by page: iterate over it."""
 
     def __init__(self, begin: Call[Page], go_on: Callable[[Call[Page]], Awaitable[Page]], queue: str) -> None:
@@ -92,7 +98,7 @@ class Browsing:
         return self._messages.pop()
 
 
-class Consuming:
+class AsyncConsumeIterator:
     """Message after message, for ever: iterate over it."""
 
     def __init__(self, fetch: Callable[[], Awaitable[Received | None]]) -> None:
@@ -111,7 +117,7 @@ class AsyncClient:
     """Speaks to one daemon. Tasks may share it. Close it, or use it as an asynchronous context manager.
 
     Args:
-        access: where the daemon is and who asks; the one on 127.0.0.1:8080 when not given.
+        access: the daemon's address and the user; the one on 127.0.0.1:8080 when not given.
         retry: how patient to be while the daemon is away or full.
         keys: give every published message an idempotency key, so that it can be sent again without being stored
             twice. False for a daemon with peers, which refuses keys: then a publish whose answer is lost raises
@@ -185,6 +191,7 @@ class AsyncClient:
         ttl: float | None = None,
         attributes: Mapping[str, str] | None = None,
         key: str | None = None,
+        priority: int | None = None,
     ) -> Published:
         """Publish a message. When this returns, it is durable.
 
@@ -197,17 +204,18 @@ class AsyncClient:
             ttl: seconds after which it expires.
             attributes: text kept with it; names in small letters.
             key: an idempotency key of your own, for the case that this program dies and does it all again.
+            priority: from 0 to 255; higher ones are handed out first, where the queue has a `max_priority`.
         """
         found = given(body)
         key = requests.fresh_key() if key is None and self._keys else key
-        message = Outgoing(found.data, content_type or found.content_type, delay, ttl, attributes or {}, key)
+        message = Outgoing(found.data, content_type or found.content_type, delay, ttl, attributes or {}, key, priority)
         return await self._run(requests.publish(queue, message, found.source))
 
     async def publish_many(self, queue: str, messages: Iterable[Outgoing | bytes | str]) -> list[Outcome]:
         """Publish messages in batches, each one barrier. An outcome for each, in their order: look at its `ok`."""
         found: list[Outcome] = []
         for batch in cut(message if isinstance(message, Outgoing) else Outgoing(message) for message in messages):
-            found.extend(await self._publish_batch(Publishing(queue, batch, keys=self._keys)))
+            found.extend(await self._publish_batch(PublishBatch(queue, batch, keys=self._keys)))
         return found
 
     async def fetch(self, queue: str, *, wait: float = 0.0, visibility: float | None = None) -> Received | None:
@@ -256,21 +264,21 @@ class AsyncClient:
 
         Args:
             queue: where.
-            limit: at most so many; a page of long messages has fewer.
+            limit: messages at the most; a page of long messages has fewer.
             state: "ready", "leased" or "delayed".
             after: an id; what comes behind it.
         """
         return await self._run(requests.peek(queue, limit, state, after))
 
-    def browse(self, queue: str, *, state: str = "ready") -> Browsing:
+    def browse(self, queue: str, *, state: str = "ready") -> AsyncBrowseIterator:
         """Every message that is there, page by page."""
-        return Browsing(requests.peek(queue, PAGE, state, None), self._run, queue)
+        return AsyncBrowseIterator(requests.peek(queue, PAGE, state, None), self._run, queue)
 
     async def remove(self, message: Head) -> None:
         """Remove a message for good. One with a receipt only while that delivery holds it.
 
         Raises:
-            LeaseLost: the lease ran out; the message is, or was, somebody else's.
+            LeaseLost: the lease ran out; the message is, or was, leased by another.
             NotFound: it is not there.
         """
         await self._run(requests.remove(message.queue, message.id, message.receipt))
@@ -288,54 +296,92 @@ class AsyncClient:
         """Let the lease of a message end in `visibility` seconds from now.
 
         Raises:
-            LeaseLost: it ran out, and the message is, or was, somebody else's.
+            LeaseLost: it ran out, and the message is, or was, leased by another.
             Conflict: it ran out.
         """
         await self._run(requests.extend(message.queue, message.id, message.receipt, visibility))
 
-    async def requeue(self, message: Head) -> None:
-        """Give a leased message back now.
+    async def requeue(self, message: Head, delay: float | None = 0.0, reason: str = "") -> None:
+        """Give a leased message back.
+
+        Args:
+            message: as it was fetched.
+            delay: seconds before it can be fetched again; None for as long as its queue says of failures.
+            reason: why the work on it failed; told when it dies, the first 200 characters.
 
         Raises:
-            LeaseLost: the lease ran out; the message is, or was, somebody else's.
+            LeaseLost: the lease ran out; the message is, or was, leased by another.
             Conflict: the lease ran out.
         """
-        await self._run(requests.extend(message.queue, message.id, message.receipt, 0))
+        await self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
 
     @contextlib.asynccontextmanager
-    async def handling(self, message: Head) -> AsyncIterator[None]:
-        """Remove the message when the block ends well, give it back when it raises."""
-        try:
-            yield
-        except BaseException:
-            # its lease ends by itself, too
-            with contextlib.suppress(ClientError), trio.move_on_after(GIVING_BACK.patience, shield=True):
-                await self._run(requests.extend(message.queue, message.id, message.receipt, 0), GIVING_BACK)
-            raise
-        await self.remove(message)
+    async def handling(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> AsyncIterator[AsyncLease]:
+        """Remove the message when the block ends well, give it back when it raises. Meanwhile its lease is renewed.
+
+        An error is a failure: the message comes back after the delay that its queue's settings say, and the error's
+        text is kept. Where the block is cancelled, or the program ended, it comes back at once. A block that raises
+        :class:`~mq.client.errors.GiveBack` says by itself what becomes of the message, and ends without an error.
+
+        Args:
+            message: as it was fetched.
+            max_handling: seconds after which the lease is renewed no more.
+
+        Raises:
+            LeaseLost: the lease was lost, or `max_handling` was over, before the message could be removed.
+        """
+        async with AsyncLease(message, self._renew, max_handling) as lease:
+            try:
+                with lease.guard():
+                    yield lease
+            except GiveBack as wish:
+                await self.requeue(message, wish.delay, wish.reason)
+                return
+            except Exception as error:
+                await self._give_back(message, None, f"{type(error).__name__}: {error}")
+                raise
+            except BaseException:
+                await self._give_back(message, 0.0)
+                raise
+            await self.remove(message)  # where the lease was thought lost, and is not, the work is done all the same
+
+    @contextlib.asynccontextmanager
+    async def renewing(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> AsyncIterator[AsyncLease]:
+        """Renew the lease of a message while the block runs, and leave it leased. As :meth:`handling` else."""
+        async with AsyncLease(message, self._renew, max_handling) as lease:
+            with lease.guard():
+                yield lease
+            lease.check()
 
     @contextlib.asynccontextmanager
     async def receive(
-        self, queue: str, *, wait: float = 0.0, visibility: float | None = None
+        self,
+        queue: str,
+        *,
+        wait: float = 0.0,
+        visibility: float | None = None,
+        max_handling: float = MAX_HANDLING_SECONDS,
     ) -> AsyncIterator[Received | None]:
-        """Fetch a message and handle it inside this context: removed at its end, given back when it raises."""
+        """Fetch a message and handle it inside this context, as :meth:`handling` does."""
         message = await self.fetch(queue, wait=wait, visibility=visibility)
         if message is None:
             yield None
             return
-        async with self.handling(message):
+        async with self.handling(message, max_handling=max_handling):
             yield message
 
-    def consume(self, queue: str, *, wait: float = CONSUME_WAIT_SECONDS, visibility: float | None = None) -> Consuming:
+    def consume(
+        self, queue: str, *, wait: float = CONSUME_WAIT_SECONDS, visibility: float | None = None
+    ) -> AsyncConsumeIterator:
         """Message after message, for ever. Each is leased: handle it with :meth:`handling`."""
-        return Consuming(partial(self.fetch, queue, wait=wait, visibility=visibility))
+        return AsyncConsumeIterator(partial(self.fetch, queue, wait=wait, visibility=visibility))
 
     async def contains(self, queue: str, body: bytes) -> str | None:
         """The id of the message of that body in a unique queue; None when it has none."""
         return await self._run(requests.contains(queue, body))
 
     async def purge(self, queue: str) -> int:
-        """Remove all messages that nobody holds. How many that were."""
+        """Remove all messages that are not leased. How many that were."""
         return await self._run(requests.purge(queue))
 
     async def redrive(
@@ -353,6 +399,56 @@ class AsyncClient:
         """Counts and rates of the daemon."""
         return await self._run(requests.stats())
 
+    async def rates(
+        self, *, sort: str = "name", filter: str = "", skip: int = 0, limit: int = PAGE, history: bool = False
+    ) -> Mapping[str, Any]:
+        """Queues with what is in them and how much happens to them, as docs/http.md has it.
+
+        Args:
+            sort: "name", or what there should be most of: "ready", "leased", "delayed", "oldest", "publish", "deliver",
+                "acknowledge", "redeliver", "expire", "die".
+            filter: only queues whose names have this in them, in small or capital letters.
+            skip: how many to pass over.
+            limit: how many at the most.
+            history: whether to tell the number of messages for each of the last 60 minutes.
+        """
+        return await self._run(requests.rates(sort, filter, skip, limit, history))
+
+    async def queue_rates(self, queue: str) -> Mapping[str, Any]:
+        """How much happens to a queue, and has in the last hour."""
+        return await self._run(requests.queue_rates(queue))
+
+    async def connections(self, after: str | None = None) -> Mapping[str, Any]:
+        """A page of the connections that are open at this daemon: ``open``, how many there are, ``connections``, the
+        oldest first, and ``next``, to be given as `after` for the next page; None on the last one."""
+        return await self._run(requests.connections(after))
+
+    async def consumers(self, after: str | None = None) -> Mapping[str, Any]:
+        """A page of ``consumers`` over AMQP, and of requests that wait for messages; the rest as of
+        :meth:`connections`."""
+        return await self._run(requests.consumers(after))
+
+    async def close_connection(self, id: str) -> None:
+        """End a connection.
+
+        Raises:
+            NotFound: none of that id is open.
+        """
+        await self._run(requests.close_connection(id))
+
+    async def logging(self) -> Mapping[str, Any]:
+        """How much the daemon logs: ``level``, and whether there is a line for each of the ``requests``."""
+        return await self._run(requests.logging())
+
+    async def change_logging(self, *, level: str | None = None, every_request: bool | None = None) -> Mapping[str, Any]:
+        """Let the daemon log more, or less, until it ends; None is no change. As :meth:`logging`, from now on.
+
+        Args:
+            level: "debug", "info", "warning" or "error".
+            every_request: whether each request over HTTP gets a line.
+        """
+        return await self._run(requests.change_logging(level, every_request))
+
     async def ready(self) -> bool:
         """Whether the daemon's store takes changes."""
         try:
@@ -360,7 +456,17 @@ class AsyncClient:
         except Unavailable:
             return False
 
-    async def _publish_batch(self, publishing: Publishing) -> list[Outcome]:
+    async def _give_back(self, message: Head, delay: float | None, reason: str = "") -> None:
+        call = requests.requeue(message.queue, message.id, message.receipt, delay, reason)
+        # If this fails, the lease ends by itself.
+        with contextlib.suppress(ClientError), trio.move_on_after(GIVING_BACK.patience, shield=True):
+            await self._run(call, GIVING_BACK)
+
+    async def _renew(self, message: Head, seconds: float, limit: float) -> None:
+        call = requests.extend(message.queue, message.id, message.receipt, seconds)
+        await self._run(replace(call, timeout=limit), ONCE)
+
+    async def _publish_batch(self, publishing: PublishBatch) -> list[Outcome]:
         if publishing.only is not None:
             return [await self._publish_alone(publishing.queue, publishing.only)]
         tries = Tries(publishing.call(), self._retry)
@@ -372,7 +478,7 @@ class AsyncClient:
                 await trio.sleep(pause)
         except TooLarge:
             left, right = publishing.halves()
-            return [*(await self._publish_batch(left)), *(await self._publish_batch(right))]
+            return await self._publish_batch(left) + await self._publish_batch(right)
         return publishing.outcomes()
 
     async def _publish_alone(self, queue: str, message: Outgoing) -> Outcome:
@@ -399,25 +505,27 @@ class AsyncClient:
             except httpx.RequestError as error:
                 pause = tries.after_failure(is_sent=is_sent(error))
                 if pause is None:
-                    raise translated(error, self.access.url) from error
+                    raise translated(error, self.access.url, perhaps_served=tries.is_unsure) from error
             else:
-                answer = answer_of(response)
+                answer = answer_of(response, trio.current_time())
                 pause = tries.after_answer(answer)
                 if pause is None:
-                    return response, await self._result(call, response, answer, repeated=tries.perhaps_served)
+                    return response, await self._result(call, response, answer, tries)
             await trio.sleep(pause)
 
-    async def _result(self, call: Call[T], response: httpx.Response, answer: Answer, *, repeated: bool) -> T:
+    async def _result(self, call: Call[T], response: httpx.Response, answer: Answer, tries: Tries) -> T:
         try:
-            return call.result(answer, repeated=repeated)
+            return call.result(answer, repeated=tries.perhaps_served, is_unsure=tries.is_unsure)
         except ClientError:
             await response.aclose()
             raise
 
     async def _send(self, call: Call[Any], *, stream: bool) -> httpx.Response:
         content = call.body.open() if isinstance(call.body, Source) else call.body
+        # async only: httpx's asynchronous client takes no plain chunks
         if not isinstance(content, bytes | AsyncIterable):
             content = asynchronous(content)
+
         response = await self._http.send(self._http.build_request(**self.access.request(call, content)), stream=True)
         try:
             if not stream or response.status_code != httpx.codes.OK:

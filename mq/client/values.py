@@ -13,15 +13,17 @@ class Death:
 
     Attributes:
         queue: where.
-        reason: "receives", "expired" or "dropped".
+        reason: "receives", "expired", "dropped", "rejected" or "delivery_limit".
         receives: how often it had been handed out there.
         time: when, in seconds since 1970.
+        error: why the work on it had failed last, as far as the worker said.
     """
 
     queue: str
     reason: str
     receives: int = 0
     time: float = 0.0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Head:
         id: its id, a UUID of version 1.
         receipt: unique to this delivery; empty when nothing was leased.
         receives: how often it has been handed out, this time included.
+        lease: seconds for which this delivery held it, from when it was fetched; 0 where that is not known.
+        fetched: when it came, in seconds by the client's clock.
         content_type: as published.
         attributes: as published; names in small letters.
         deaths: its way here through other queues, the latest first.
@@ -43,6 +47,8 @@ class Head:
     id: str
     receipt: str = ""
     receives: int = 0
+    lease: float = 0.0
+    fetched: float = field(default=0.0, compare=False)
     content_type: str = "application/octet-stream"
     attributes: Mapping[str, str] = field(default_factory=dict)
     deaths: tuple[Death, ...] = ()
@@ -97,6 +103,7 @@ class Outgoing:
         ttl: seconds after which it expires; None for the queue's own.
         attributes: text kept with it, by name; names in small letters.
         key: its idempotency key; None for a fresh one.
+        priority: from 0 to 255; higher ones are handed out first, where the queue has a max_priority. None for 0.
     """
 
     body: bytes | str
@@ -105,6 +112,7 @@ class Outgoing:
     ttl: float | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
     key: str | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +123,13 @@ class Outcome:
         status: the HTTP status that it would have had alone.
         id: the message's id; empty when it was refused.
         detail: why it was refused; empty when it was not.
+        is_unsure: whether it may have been done, though it was refused.
     """
 
     status: int
     id: str = ""
     detail: str = ""
+    is_unsure: bool = False
 
     @property
     def ok(self) -> bool:
@@ -153,7 +163,13 @@ class QueueSettings(TypedDict, total=False):
     dead_letter_queue: str | None
     unique: bool | None
     paused: bool | None
+    publish_paused: bool | None
     key_window: float | None
+    retry_delay: float | None
+    retry_factor: float | None
+    retry_jitter: float | None
+    retry_max: float | None
+    max_priority: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +179,10 @@ class Queue:
     Attributes:
         name: its name.
         ready: messages that can be fetched.
-        leased: messages that somebody holds.
+        leased: messages that are held under a lease.
         delayed: messages whose time has not come.
         oldest_seconds: the age of the oldest message; None when there is none.
-        settings: those that the daemon told, by name.
+        settings: the settings that the daemon told, by name.
     """
 
     name: str

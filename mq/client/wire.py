@@ -20,7 +20,7 @@ _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Where a daemon is, and who asks.
+    """The address of a daemon, and the user.
 
     Attributes:
         url: its address, with a path where a proxy puts it under one.
@@ -79,19 +79,21 @@ class Access:
 
     def request(self, call: Call[Any], content: Any) -> dict[str, Any]:
         """Arguments of httpx's ``build_request``."""
+        seconds = self.timeout if call.timeout is None else call.timeout
         return {
             "method": call.method,
             "url": call.target,
             "headers": [(name.encode(), value.encode()) for name, value in call.headers],
             "content": content,
-            "timeout": httpx.Timeout(self.timeout, read=self.timeout + call.wait),
+            "timeout": httpx.Timeout(seconds, read=seconds + call.wait),
         }
 
 
-def answer_of(response: httpx.Response) -> Answer:
-    """A response as an answer; without its body when that has not been read."""
+def answer_of(response: httpx.Response, time: float) -> Answer:
+    """A response that came at a `time` of the client's clock, as an answer; without its body when that has not been
+    read."""
     body = response.content if response.is_stream_consumed else b""
-    return Answer(response.status_code, _text_headers(response), body)
+    return Answer(response.status_code, _text_headers(response), body, time)
 
 
 def is_sent(error: httpx.RequestError) -> bool:
@@ -99,9 +101,17 @@ def is_sent(error: httpx.RequestError) -> bool:
     return not isinstance(error, _NOT_SENT)
 
 
-def translated(error: httpx.RequestError, url: str) -> ClientError:
-    """An error of httpx as one of ours."""
+def translated(error: httpx.RequestError, url: str, *, perhaps_served: bool = False) -> ClientError:
+    """An error of httpx as one of ours.
+
+    Args:
+        error: of the last try.
+        url: the daemon's.
+        perhaps_served: whether a try before may have been served.
+    """
     reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, _NOT_SENT) and perhaps_served:
+        return Interrupted(f"an earlier try may have been served, and now no daemon answers at {url}: {reason}")
     if isinstance(error, _NOT_SENT):
         return Unreachable(f"no daemon answers at {url}: {reason}")
     return Interrupted(f"the connection to {url} broke, the request may have been served: {reason}")

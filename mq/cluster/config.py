@@ -1,4 +1,4 @@
-"""The cluster's file: which node this is, and who its two neighbours are (seed CHMQ, part four).
+"""The cluster's file: this node and its two neighbours (seed CHMQ, part four).
 
 It is TOML::
 
@@ -7,14 +7,19 @@ neighbor_1 = "10.9.0.2:5672"
 neighbor_2 = "10.9.0.3:5672"
 coordinator = "etcd:http://10.9.0.1:2379,http://10.9.0.2:2379,http://10.9.0.3:2379"
 password_file = "/etc/mq/cluster.password"
+
+The first three lines are enough where only this machine can reach the nodes, or with ``--insecure``: etcd is then at
+its default place, and no password tells a node from another client. They may also stand as the seed has them, one
+value a line: the name, and two times ADDRESS:PORT.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,7 +31,11 @@ SHORTEST_LEASE_SECONDS: Final = 2
 """etcd gives no shorter one."""
 LONGEST_LEASE_SECONDS: Final = 60
 
+DEFAULT_COORDINATOR: Final = "etcd:http://127.0.0.1:2379"
+"""Where a member of etcd listens that was told nothing else."""
+
 _NAME: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,49}")
+_QUOTES: Final = "\"'"
 _PORT: Final = re.compile("[0-9]{1,5}")
 _KEYS: Final = (
     "name",
@@ -63,12 +72,13 @@ class ClusterConfig:
     Attributes:
         node: its own name.
         neighbors: the two others.
-        coordinator: who keeps the cluster's members, and its store.
+        coordinator: the address of what keeps the cluster's members, and its store.
         user: as whom it logs in at its neighbours.
         password: of that user; also what tells a node of this cluster from any other client: all nodes have the same.
-        ca: a PEM file: TLS is spoken with neighbours who show a certificate of these authorities; None for no TLS.
+            Empty where any client that comes so far is taken at its word.
+        ca: a PEM file: TLS is spoken with neighbours that show a certificate of these authorities; None for no TLS.
         certificate: a PEM file with certificate and key, to be shown to neighbours.
-        lease_seconds: so long after its last sign of life a node is a member.
+        lease_seconds: how long a node is a member after its last sign of life.
     """
 
     node: str
@@ -81,18 +91,21 @@ class ClusterConfig:
     lease_seconds: float = SHORTEST_LEASE_SECONDS
 
 
-def load_cluster(path: str, given: Mapping[str, str]) -> ClusterConfig:
+def load_cluster(
+    path: str, given: Mapping[str, str], trusts: Callable[[str], bool] = lambda host: False
+) -> ClusterConfig:
     """The cluster of a file, with what was given beside it; that counts.
 
     Args:
         path: the file; "" for none.
         given: values by the names of the file's keys.
+        trusts: whether a neighbour at this host name or address needs no password.
 
     Raises:
         InvalidSetting: the file cannot be read; or a value is wrong or missing: the text names the line.
     """
-    text = _read(path) if path else ""
-    source = _Source(path, text, given)
+    text = _with_keys(_read(path)) if path else ""
+    source = _ConfigSource(path, text, given)
     values = _parse(path, text)
     for key in values:
         if key not in _KEYS:
@@ -105,11 +118,12 @@ def load_cluster(path: str, given: Mapping[str, str]) -> ClusterConfig:
     first, second = (_neighbor(source, values, key) for key in ("neighbor_1", "neighbor_2"))
     if first == second:
         raise source.wrong("neighbor_2", "is the same as neighbor_1: a cluster has three nodes")
+    needs_password = not (trusts(first.host) and trusts(second.host))
     return ClusterConfig(
         name,
         (first, second),
-        source.text(values, "coordinator"),
-        _password(source, values),
+        source.text(values, "coordinator", DEFAULT_COORDINATOR),
+        _password(source, values, is_needed=needs_password),
         source.text(values, "user", "cluster"),
         source.text(values, "ca", "") or None,
         source.text(values, "certificate", "") or None,
@@ -117,7 +131,7 @@ def load_cluster(path: str, given: Mapping[str, str]) -> ClusterConfig:
     )
 
 
-class _Source:
+class _ConfigSource:
     """Where a value came from, for error texts."""
 
     def __init__(self, path: str, text: str, given: Mapping[str, str]) -> None:
@@ -156,6 +170,17 @@ def _read(path: str) -> str:
         raise InvalidSetting(f"cannot read {shorten(path)} (from --cluster): {reason}") from error
 
 
+def _with_keys(text: str) -> str:
+    """Three lines that are only values, as TOML; any other text as it is. Each stays on its line, for error texts."""
+    lines = text.splitlines()
+    filled = [number for number, line in enumerate(lines) if line.strip()]
+    if len(filled) != 3 or any("=" in lines[number] for number in filled):
+        return text
+    for key, number in zip(("name", "neighbor_1", "neighbor_2"), filled, strict=True):
+        lines[number] = f"{key} = {json.dumps(lines[number].strip().strip(_QUOTES))}"
+    return "\n".join(lines)
+
+
 def _parse(path: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
@@ -163,7 +188,7 @@ def _parse(path: str, text: str) -> dict[str, Any]:
         raise InvalidSetting(f"{path} (from --cluster) is not a TOML file: {error}") from error
 
 
-def _neighbor(source: _Source, values: Mapping[str, Any], key: str) -> Neighbor:
+def _neighbor(source: _ConfigSource, values: Mapping[str, Any], key: str) -> Neighbor:
     text = source.text(values, key)
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -172,9 +197,14 @@ def _neighbor(source: _Source, values: Mapping[str, Any], key: str) -> Neighbor:
     return Neighbor(host, int(port))
 
 
-def _password(source: _Source, values: Mapping[str, Any]) -> str:
+def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bool) -> str:
     if "password" in values:
         return source.text(values, "password")
+    if "password_file" not in values:
+        if is_needed:
+            why = "whoever reaches this node's AMQP port could say that they are one of its neighbors"
+            raise source.wrong("password_file", f"is missing: {why}. Add it, or say --insecure")
+        return ""
     path = source.text(values, "password_file")
     try:
         password = Path(path).read_text("utf-8").strip()
@@ -185,7 +215,7 @@ def _password(source: _Source, values: Mapping[str, Any]) -> str:
     return password
 
 
-def _lease(source: _Source, values: Mapping[str, Any]) -> float:
+def _lease(source: _ConfigSource, values: Mapping[str, Any]) -> float:
     value = values.get("lease_seconds", SHORTEST_LEASE_SECONDS)
     try:
         seconds = int(value)

@@ -1,7 +1,10 @@
-"""What a cluster has to know of its members, whoever keeps that.
+"""The coordinator: the interface to what keeps the members and the names of a cluster.
 
 A node *joins* with a candidacy, which lasts for as long as it is renewed. The member whose candidacy is the oldest is
-master. A candidacy that has ended is never taken up again: whoever joins anew is the youngest.
+master. A candidacy that has ended is never taken up again: a node that joins anew is the youngest.
+
+There is one name space. A node *reserves* the name of each queue that it has for itself; the store of a candidacy makes
+no queue of a reserved name, and no name is reserved of which there is a queue in that store.
 
 A package registers what keeps candidacies by entry point, as it does with stores::
 
@@ -11,10 +14,10 @@ A package registers what keeps candidacies by entry point, as it does with store
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import entry_points
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from mq.errors import InvalidSetting, MQError
 from mq.message import shorten
@@ -47,6 +50,44 @@ class Member(NamedTuple):
     since: float
 
 
+class FoundQueue(NamedTuple):
+    """A queue that the cluster has.
+
+    Attributes:
+        number: of this life of the queue. One that is deleted and made again has a higher one.
+        record: what the store keeps of it.
+    """
+
+    number: int
+    record: Mapping[str, Any]
+
+
+class Snapshot(NamedTuple):
+    """Queues that the cluster has, at one instant.
+
+    Attributes:
+        number: of that instant, which counts on with every change; that of a life is the number of its beginning.
+        queues: by name.
+    """
+
+    number: int
+    queues: Mapping[str, FoundQueue]
+
+
+class NameChange(NamedTuple):
+    """A queue of the cluster has changed, or is no more.
+
+    Attributes:
+        number: of that instant.
+        queue: its name.
+        found: what it is now; None when it was deleted.
+    """
+
+    number: int
+    queue: str
+    found: FoundQueue | None
+
+
 class Candidacy(Protocol):
     """One uninterrupted membership of this node."""
 
@@ -66,8 +107,29 @@ class Candidacy(Protocol):
         """End it at once, as far as that can be done."""
 
     def storage(self) -> Storage:
-        """The store of the highly available queues, not open yet. Whatever it changes is changed only if this
-        candidacy has not ended."""
+        """The store of the highly available queues, not open yet. It changes nothing once this candidacy
+        has ended. It raises Conflict for a new queue whose name a node has reserved."""
+
+
+class NameRegistry(Protocol):
+    """Keeps names: which queues the cluster has, and which its nodes have for themselves. Raises CoordinatorError where
+    there is no answer."""
+
+    async def find(self, queues: Sequence[str]) -> Snapshot:
+        """Which of these queues the cluster has, at an instant after the call."""
+
+    def follow(self) -> AbstractAsyncContextManager[tuple[Snapshot, AsyncIterator[NameChange]]]:
+        """All queues that the cluster has, and each change of them after that, in order. The iterator may raise
+        CoordinatorError, and may end: then enter anew."""
+
+    async def reserve(self, node: str, queue: str) -> bool:
+        """Reserve a name for a node; one may be reserved for several. False: the cluster has a queue of that name."""
+
+    async def release(self, node: str, queue: str) -> None:
+        """A node needs a name no more."""
+
+    async def reserved(self, node: str) -> Set[str]:
+        """The names that are reserved for a node."""
 
 
 class Coordinator(Protocol):
@@ -82,6 +144,10 @@ class Coordinator(Protocol):
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[None]]:
         """Tells, after the block is entered, whenever members may have changed. The iterator may raise
         CoordinatorError, and may end: then enter anew."""
+
+    @property
+    def names(self) -> NameRegistry:
+        """Of the queues."""
 
 
 Factory = Callable[[str, float], AbstractAsyncContextManager[Coordinator]]

@@ -1,8 +1,8 @@
 """One node of a cluster: it joins, keeps its candidacy, becomes master when it is the oldest, and stops being it
-before anybody else can be.
+before another node can be.
 
 Time is this node's own, and only ever counted forwards: a candidacy lasts for the lease's seconds from the instant
-*before* its renewal was sent, less a margin. When that is over, the node serves no more, whether or not anybody could
+*before* its renewal was sent, less a margin. When that is over, the node serves no more, whether or not any node could
 tell it so. Wrong clocks do not matter, and neither does a node that slept: it finds its time over before it answers
 anything.
 """
@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final, cast
 
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.broker.places import Membership, Node
+from mq.broker.api import BrokerAPI, Membership, Node
+from mq.cluster.cluster_broker import ClusterBroker
 from mq.cluster.config import ClusterConfig
 from mq.cluster.coordinator import Candidacy, CandidacyEnded, Coordinator, CoordinatorError, Member
-from mq.cluster.directory import Declared, Directory
-from mq.cluster.home import Home
-from mq.cluster.joint import Joint
-from mq.cluster.kept import KeptStorage
-from mq.cluster.link import Dial, NeighborLink, dial
-from mq.cluster.sessions import Sessions
-from mq.cluster.term import Term
-from mq.errors import StorageError
+from mq.cluster.directory import Directory
+from mq.cluster.grace_storage import GraceStorage
+from mq.cluster.leadership import Leadership, LocalLeader
+from mq.cluster.names import Names
+from mq.cluster.peer_link import Dial, PeerLink, dial
+from mq.cluster.sessions import LinkSessions
+from mq.errors import StorageError, first_of
 from mq.lifecycle import Observer
 
 logger = logging.getLogger("mq.cluster")
@@ -38,31 +38,30 @@ and for what is between looking at the clock and sending an answer."""
 RENEWALS: Final = 5
 """In the time of a lease."""
 RETRY_SECONDS: Final = 0.2
+HEARING_SECONDS: Final = 10.0
+"""How long a node waits to hear which queues the cluster has, before it opens its doors all the same."""
 SHORTEST_PAUSE_SECONDS: Final = 0.02
 LEAVING_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 1.0
 """How often members are looked at although no change was told."""
+ALONE_SECONDS: Final = 10.0
+"""After how long without another member a node says so: nodes that start together have found each other by then."""
 
-
-def first_of(error: BaseException) -> BaseException:
-    """The error itself, or the first one in its group of groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+_NOBODY_ELSE: Final = "nobody serves its queues when this node is lost. Start the two others"
 
 
 def boot_seconds() -> float:
-    """Seconds that go on whatever happens to this process, or to the clock on the wall."""
+    """Seconds that go on while this process sleeps or the wall clock is set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Tenure:
-    """A candidacy and how long it lasts for sure, as this node reckons.
+    """A candidacy, and how long it certainly lasts by this node's clock.
 
     Args:
         candidacy: the candidacy.
         until: when it ends if it is not renewed.
-        clock: by which that is.
+        clock: seconds that only go on.
     """
 
     def __init__(self, candidacy: Candidacy, until: float, clock: Callable[[], float]) -> None:
@@ -72,30 +71,31 @@ class Tenure:
 
     @property
     def lasts(self) -> bool:
-        """Whether nobody else can be master."""
+        """Whether no other node can be master."""
         return self._clock() < self.until
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds for which it certainly lasts."""
         return self.until - self._clock()
 
 
 class ClusterNode:
-    """A node.
+    """This node of a cluster.
 
     Args:
         config: of the cluster.
         coordinator: keeps its members.
         local: the broker of this node's own queues.
         broker_config: how the broker of the cluster's queues works.
-        observers: of that one.
+        observers: of the cluster's broker.
         clock: seconds that only go on.
         dial: opens connections to neighbours.
 
     Attributes:
-        joint: what this node's doors see.
-        directory: what it knows of the cluster's queues.
+        broker: what this node's doors see.
+        names: the cluster's queues, as far as they are known here.
+        directory: knows the leader.
         sessions: the links that are connected here.
     """
 
@@ -115,12 +115,15 @@ class ClusterNode:
         self._broker_config = broker_config
         self._observers = observers
         self._clock = clock
+        self.names = Names(config, coordinator.names, local)
         self.directory = Directory()
-        self.sessions = Sessions(config.node, config.password)
-        self.joint = Joint(local, self.directory, self.sessions, self.membership)
+        self.sessions = LinkSessions(config.node, config.password)
+        broker = ClusterBroker(config.node, local, self.names, self.directory, self.sessions, self.membership)
+        self._declarations = broker.declarations
+        self.broker = cast(BrokerAPI, broker)  # its verbs are made from a table (tests/cluster/test_verbs.py)
         self._members: list[Member] = []
         self._tenure: Tenure | None = None
-        self._term: Term | None = None
+        self._leadership: Leadership | None = None
         self._news = trio.Event()
         self._was_warned = ""
 
@@ -133,18 +136,23 @@ class ClusterNode:
             Node(member.node, round(max(0.0, now - member.since), 3), member.number == oldest)
             for member in self._members
         )
-        role = "alone" if tenure is None else "master" if self._term is not None else "mirror"
-        directory = self.directory
-        return Membership(
-            self._config.node, role, nodes, len(directory.queues), directory.place is not None, directory.term
-        )
+        role = "alone" if tenure is None else "master" if self._leadership is not None else "mirror"
+        is_served, term = self.directory.leader is not None, self.directory.term
+        return Membership(self._config.node, role, nodes, len(self.names.queues), is_served, term)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Be a node, for ever. Started once it answers links."""
+        """Be a node, for ever. Started once it answers links and has loaded what it knew when it ended.
+
+        Raises:
+            StorageError: its own root cannot be read.
+            StorageUnusable: it has a queue for itself whose name the cluster has, too.
+        """
+        await self.names.load()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.names.run)
             await nursery.start(self.sessions.run)
             for neighbor in self._config.neighbors:
-                nursery.start_soon(NeighborLink(self._config, neighbor, self.directory, self._dial).run)
+                nursery.start_soon(PeerLink(self._config, neighbor, self.directory, self._dial).run)
             task_status.started()
             while True:
                 try:
@@ -153,10 +161,25 @@ class ClusterNode:
                     self._warn(f"node {self._config.node} is no member just now: {error}")
                 await trio.sleep(RETRY_SECONDS)
 
+    async def hear(self) -> None:
+        """Wait, before the doors open, until the cluster's queues are known.
+
+        A node that knew its cluster before waits for HEARING_SECONDS at most, then asks for unknown names one by one.
+        """
+        with trio.move_on_after(HEARING_SECONDS):
+            await self.names.are_known.wait()
+        if self.names.are_known.is_set():
+            return
+        if self.names.was_member:
+            logger.warning("the doors open without the cluster: who keeps its members and names does not answer")
+            return
+        logger.warning("this root was never in its cluster, which does not answer: until it does, the doors stay shut")
+        await self.names.are_known.wait()
+
     # Being a member
 
     def _warn(self, news: str) -> None:
-        """Say it once."""
+        """Log news once."""
         if news != self._was_warned:
             self._was_warned = news
             logger.warning(news)
@@ -186,8 +209,8 @@ class ClusterNode:
         why: list[Exception] = []
 
         def stop(error: Exception) -> None:
-            if self._term is not None:
-                self._term.end()
+            if self._leadership is not None:
+                self._leadership.end()
             why.append(error)
             nursery.cancel_scope.cancel()
 
@@ -200,7 +223,7 @@ class ClusterNode:
             raise why[0]
 
     async def _renew(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
-        """Let the candidacy last."""
+        """Renew the candidacy, for ever."""
         interval = self._config.lease_seconds / RENEWALS
         pause = interval
         while True:
@@ -220,7 +243,7 @@ class ClusterNode:
 
     async def _expire(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
         """Stop being master in time. A mirror has nothing to stop: it tries on for as long as it is a member."""
-        while self._term is None or tenure.lasts:  # noqa: ASYNC110 - the clock need not be Trio's
+        while self._leadership is None or tenure.lasts:  # noqa: ASYNC110 - the clock need not be Trio's
             await trio.sleep(max(tenure.left, SHORTEST_PAUSE_SECONDS))
         stop(CandidacyEnded("it could not be renewed in time, so another node may be master soon"))
 
@@ -230,7 +253,7 @@ class ClusterNode:
     # Being master
 
     async def _listen(self) -> None:
-        """Hear of changes among the members."""
+        """Wake the follower at every change among the members."""
         while True:
             try:
                 async with self._coordinator.changes() as changes:
@@ -242,8 +265,9 @@ class ClusterNode:
             await trio.sleep(RETRY_SECONDS)
 
     async def _follow_members(self, tenure: Tenure, nursery: trio.Nursery, stop: Callable[[Exception], None]) -> None:
-        """Look who is the oldest, again whenever that may have changed."""
+        """Look which member is the oldest, after every change."""
         is_master = False
+        alone_since = self._clock()
         while True:
             self._news = trio.Event()
             try:
@@ -252,6 +276,10 @@ class ClusterNode:
                 logger.debug("the members are not known: %s", error)
                 await trio.sleep(RETRY_SECONDS)
                 continue
+            if len(self._members) > 1:
+                alone_since = self._clock()
+            elif self._clock() - alone_since >= ALONE_SECONDS:
+                self._warn(f"node {self._config.node} is the only one of its cluster: {_NOBODY_ELSE}")
             is_oldest = bool(self._members) and self._members[0].number == tenure.candidacy.number
             if is_oldest and not is_master and tenure.lasts:
                 is_master = True
@@ -267,7 +295,7 @@ class ClusterNode:
         def broken(reason: str) -> None:
             stop(CandidacyEnded(f"the cluster's store does not do what a master needs: {reason}"))
 
-        store = KeptStorage(tenure.candidacy.storage(), broken)
+        store = GraceStorage(tenure.candidacy.storage(), broken)
         try:
             try:
                 await store.open()
@@ -279,31 +307,20 @@ class ClusterNode:
         except* StorageError as errors:
             broken(str(first_of(errors)))
 
-    async def _serve(self, tenure: Tenure, broker: Broker, store: KeptStorage) -> None:
-        term = Term(tenure.candidacy.number, broker, store, lambda: tenure.lasts, self._opened)
-        declared: dict[str, Declared] = {status.name: None for status in await broker.queues()}
-        declared.update(broker.declarations.queues())
-        broker.declarations.on_closed(self._closed)
-        if self.joint.declarations.heir is not None:
-            broker.declarations.inherit(self.joint.declarations.heir)
-        home = Home(term)
-        self._term = term
+    async def _serve(self, tenure: Tenure, broker: Broker, store: GraceStorage) -> None:
+        leadership = Leadership(tenure.candidacy.number, broker, store, lambda: tenure.lasts)
+        if self._declarations.sink is not None:
+            broker.declarations.set_sink(self._declarations.sink)
+        leader, queues = LocalLeader(leadership), len(await broker.queues())
+        self._leadership = leadership
         try:
-            self.directory.begin(home, declared)
-            self.sessions.begin(term, declared)
-            logger.info("node %s serves %d queues, term %d", self._config.node, len(declared), term.number)
+            self.directory.begin(leader)
+            self.sessions.begin(leadership)
+            logger.info("node %s serves %d queues, term %d", self._config.node, queues, leadership.number)
             await store.run()
         finally:
-            term.end()
-            self._term = None
+            leadership.end()
+            self._leadership = None
             self.sessions.finish()
-            self.directory.end(home)
-            logger.info("node %s serves no more, term %d", self._config.node, term.number)
-
-    def _opened(self, queue: str, declared: Mapping[str, Any] | None) -> None:
-        self.directory.opened(queue, declared)
-        self.sessions.opened(queue, declared)
-
-    def _closed(self, queue: str) -> None:
-        self.directory.closed(queue)
-        self.sessions.closed(queue)
+            self.directory.end(leader)
+            logger.info("node %s serves no more, term %d", self._config.node, leadership.number)

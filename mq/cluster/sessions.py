@@ -1,4 +1,4 @@
-"""What a node answers to the links of its neighbours.
+"""The links of neighbours that are connected here, and the answers to their requests.
 
 A link is a connection of AMQP like any other. It publishes its requests to the queue :data:`REQUESTS`, with
 ``reply-to`` and ``correlation-id``, and consumes the replies from the queue that it names there, which is its own as
@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import trio
 
-from mq.amqp.errors import Refused
-from mq.amqp.properties import Properties as AmqpProperties
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.properties import BasicProperties as AmqpProperties
 from mq.broker import Browsed, Draft, Exclusion, Held, Published, Seen
-from mq.broker.closing import close
-from mq.cluster.term import Holder, Term
+from mq.broker.bodies import close
+from mq.cluster.leadership import Holder, Leadership
 from mq.cluster.wire import Handed, Malformed, decode, encode
 from mq.errors import BatchTooLarge, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed
 from mq.lifecycle import State
@@ -35,8 +35,8 @@ logger = logging.getLogger("mq.cluster")
 
 REQUESTS: Final = "mq.cluster.requests"
 REPLIES: Final = "mq.cluster.replies."
-"""And then something that nobody else has."""
-VERSION: Final = 1
+"""And then something unique."""
+VERSION: Final = 3
 """Of what is said over links. Nodes of two versions that differ here do not talk to each other."""
 LARGEST_REPLY: Final = 32 * 1024 * 1024
 """Bytes of bodies in one reply."""
@@ -46,7 +46,7 @@ _NOBODY: Final = MessageId("00000000-0000-1000-8000-000000000000")
 """Replies are no messages of a queue, but they have to look like some."""
 
 
-class Session(Exclusion):
+class LinkSession(Exclusion):
     """A link that is connected here. It is the exclusive consumer of its replies, and ends as one.
 
     Args:
@@ -54,7 +54,7 @@ class Session(Exclusion):
         ended: called once, at its end.
     """
 
-    def __init__(self, replies: str, ended: Callable[[Session], None]) -> None:
+    def __init__(self, replies: str, ended: Callable[[LinkSession], None]) -> None:
         self.replies = replies
         self.node = ""
         self.scopes: dict[str, trio.CancelScope] = {}
@@ -62,10 +62,10 @@ class Session(Exclusion):
         self._ended = ended
         self._outgoing: deque[Held] = deque()
         self._news = trio.Event()
-        self._holder: tuple[Term, Holder] | None = None
+        self._holder: tuple[Leadership, Holder] | None = None
 
     def end(self) -> None:
-        """The link is gone."""
+        """End the session: its link is gone."""
         if self.is_open:
             self.is_open = False
             for scope in self.scopes.values():
@@ -73,7 +73,7 @@ class Session(Exclusion):
             self._ended(self)
 
     def send(self, correlation: str, value: Any) -> None:
-        """Let it have something."""
+        """Queue a reply or an event for the link."""
         properties = _with_correlation(correlation)
         body = encode(value)
         message = Message(self.replies, _NOBODY, BytesBody(body), Properties(len(body), None, properties), 1, "")
@@ -81,25 +81,25 @@ class Session(Exclusion):
         self._news.set()
 
     async def take(self, most: int) -> list[Held]:
-        """What is to be sent, once there is something."""
+        """Wait for replies; up to `most` of them."""
         while not self._outgoing:
             self._news = trio.Event()
             await self._news.wait()
         return [self._outgoing.popleft() for _ in range(min(most, len(self._outgoing)))]
 
-    def holder(self, term: Term) -> Holder:
-        """What it holds of that term."""
-        if self._holder is None or self._holder[0] is not term:
-            self._holder = (term, Holder())
+    def holder(self, leadership: Leadership) -> Holder:
+        """What the link holds of a leadership."""
+        if self._holder is None or self._holder[0] is not leadership:
+            self._holder = (leadership, Holder())
         return self._holder[1]
 
     async def release(self) -> None:
-        """Give back what it held."""
+        """Give back what the link held."""
         if self._holder is not None:
             await self._holder[0].release(self._holder[1])
 
 
-class Sessions:
+class LinkSessions:
     """All links that are connected here.
 
     Args:
@@ -107,38 +107,40 @@ class Sessions:
         secret: of the cluster.
 
     Attributes:
-        term: the mastership of this node; None while it is no master.
+        leadership: this node's; None while it does not lead.
     """
 
     def __init__(self, node: str, secret: str) -> None:
-        self.term: Term | None = None
+        self.leadership: Leadership | None = None
         self._node = node
         self._secret = secret.encode()
-        self._sessions: dict[str, Session] = {}
-        self._queues: dict[str, Mapping[str, Any] | None] = {}
+        self._sessions: dict[str, LinkSession] = {}
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Answer, for ever."""
+        """Answer requests, for ever."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None  # links that end after this have nothing to give back to: the node ends
 
     # The queues that are none
 
     def owns(self, queue: str) -> bool:
-        """Whether a queue of that name is one of these."""
+        """Whether a name is that of the requests or of replies: no queue of the broker."""
         return queue == REQUESTS or queue.startswith(REPLIES)
 
-    def open(self, replies: str) -> Session:
-        """A link begins to consume its replies.
+    def open(self, replies: str) -> LinkSession:
+        """Begin a session: a link consumes its replies.
 
         Raises:
             NoSuchQueue: it cannot.
         """
         if not replies.startswith(REPLIES) or replies in self._sessions or self._nursery is None:
             raise NoSuchQueue(f"no link can consume from {replies}")
-        session = self._sessions[replies] = Session(replies, self._end)
+        session = self._sessions[replies] = LinkSession(replies, self._end)
         return session
 
     async def take(self, replies: str, most: int, wait: float) -> list[Held]:
@@ -158,27 +160,16 @@ class Sessions:
 
     # What links are told
 
-    def begin(self, term: Term, queues: Mapping[str, Mapping[str, Any] | None]) -> None:
-        """This node is master, and these are the highly available queues."""
-        self.term = term
-        self._queues = dict(queues)
-        self._tell_all("serves", term.number, self._queues)
+    def begin(self, leadership: Leadership) -> None:
+        """Tell all links that this node leads."""
+        self.leadership = leadership
+        self._tell_all("serves", leadership.number)
 
     def finish(self) -> None:
-        """It is no more."""
-        if self.term is not None:
-            self._tell_all("ended", self.term.number)
-            self.term = None
-
-    def opened(self, queue: str, declared: Mapping[str, Any] | None) -> None:
-        """There is one more queue."""
-        self._queues[queue] = declared
-        self._tell_all("opened", queue, declared)
-
-    def closed(self, queue: str) -> None:
-        """There is one less."""
-        self._queues.pop(queue, None)
-        self._tell_all("closed", queue)
+        """Tell all links that this node leads no more."""
+        if self.leadership is not None:
+            self._tell_all("ended", self.leadership.number)
+            self.leadership = None
 
     # How it is done
 
@@ -194,7 +185,7 @@ class Sessions:
             properties = AmqpProperties(base64.b64decode(kept["properties"]))
             replies, correlation = properties.text("reply_to"), properties.text("correlation_id")
             method, args, named = decode(draft.body)
-        except (Malformed, Refused, KeyError, ValueError, TypeError) as error:
+        except (Malformed, Refusal, KeyError, ValueError, TypeError) as error:
             return CallerError(f"not a request of a link: {error}")
         session = self._sessions.get(replies)
         if session is None or self._nursery is None:
@@ -211,7 +202,7 @@ class Sessions:
             self._nursery.start_soon(self._answer, session, correlation, method, args, named)
         return Published(_NOBODY)
 
-    def _greet(self, session: Session, correlation: str, args: Sequence[Any]) -> Published | MQError:
+    def _greet(self, session: LinkSession, correlation: str, args: Sequence[Any]) -> Published | MQError:
         secret, node, version = (*args, None, None, None)[:3]
         if version != VERSION:
             session.send(correlation, CallerError(f"node {self._node} speaks version {VERSION} of links"))
@@ -221,12 +212,12 @@ class Sessions:
         else:
             session.node = str(node)
             session.send(correlation, self._node)
-            if self.term is not None:
-                session.send("", ("serves", self.term.number, self._queues))
+            if self.leadership is not None:
+                session.send("", ("serves", self.leadership.number))
         return Published(_NOBODY)
 
     async def _answer(
-        self, session: Session, correlation: str, method: str, args: Sequence[Any], named: Mapping[str, Any]
+        self, session: LinkSession, correlation: str, method: str, args: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
         with trio.CancelScope() as scope:
             if not session.is_open:
@@ -239,26 +230,26 @@ class Sessions:
             finally:
                 session.scopes.pop(correlation, None)
         if scope.cancelled_caught and session.is_open:
-            session.send(correlation, None)  # nobody waits for it, but somebody remembers that
+            session.send(correlation, None)  # not waited for, but the link keeps its number until then
 
-    async def _perform(self, session: Session, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        term = self.term
-        if term is None:
+    async def _perform(self, session: LinkSession, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        leadership = self.leadership
+        if leadership is None:
             raise NotServed(NO_MASTER)
-        holder = session.holder(term)
-        value = await term.perform(holder, method, args, named)
+        holder = session.holder(leadership)
+        value = await leadership.perform(holder, method, args, named)
         try:
             rest = _excess(value)
             if rest:
-                await _undo(term, holder, rest)
+                await _undo(leadership, holder, rest)
                 value = value[: len(value) - len(rest)]
             return await _in_memory(value)
         except BaseException:
             with trio.CancelScope(shield=True):
-                await _undo(term, holder, value)
+                await _undo(leadership, holder, value)
             raise
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: LinkSession) -> None:
         self._sessions.pop(session.replies, None)
         if self._nursery is not None:
             self._nursery.start_soon(session.release)
@@ -293,26 +284,26 @@ def _excess(value: Any) -> list[Any]:
         BatchTooLarge: it cannot be left out.
     """
     left = LARGEST_REPLY
-    for place, each in enumerate(value if isinstance(value, list) else ()):
+    for position, each in enumerate(value if isinstance(value, list) else ()):
         message = each if isinstance(each, Message) else each.message if isinstance(each, Seen | Handed) else None
         left -= 0 if message is None else message.body.size
-        if left < 0 and place:
+        if left < 0 and position:
             if isinstance(each, Seen):
                 raise BatchTooLarge(f"these messages have more than {LARGEST_REPLY} bytes together: ask for fewer")
-            return list(value[place:])
+            return list(value[position:])
     return []
 
 
-async def _undo(term: Term, holder: Holder, value: Any) -> None:
-    """Messages were handed out that nobody gets."""
+async def _undo(leadership: Leadership, holder: Holder, value: Any) -> None:
+    """Give back messages that were handed out in vain."""
     handed = [each for each in value if isinstance(each, Handed)] if isinstance(value, list) else []
     leased = [each for each in value if isinstance(each, Message)] if isinstance(value, list) else []
     with suppress(MQError):  # or else they come back by themselves
         if handed:
             numbers = [each.number for each in handed]
-            await term.perform(holder, "put_back", [numbers], {"redelivered": False, "to_back": False})
+            await leadership.perform(holder, "put_back", [numbers], {"redelivered": False, "to_back": False})
         if leased:
-            await term.perform(holder, "give_back", [leased], {})
+            await leadership.perform(holder, "give_back", [leased], {})
 
 
 async def _read(message: Message) -> BytesBody | DamagedBody:

@@ -10,8 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from mq import errors
 from mq.broker import (
-    Batch,
     Browsed,
+    ClaimedBatch,
+    ConsumerPosition,
     Draft,
     Published,
     QueueSettings,
@@ -20,15 +21,16 @@ from mq.broker import (
     Redriven,
     Removal,
     Seen,
-    Standing,
 )
 from mq.errors import MQError
 from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties
 
+# Their names of earlier releases, so that nodes of two releases understand each other.
+_NAMES_ON_LINKS: Final[Mapping[type, str]] = {ClaimedBatch: "Batch", ConsumerPosition: "Standing"}
 _VALUES: Final[Mapping[str, Any]] = {
-    kind.__name__: kind
+    _NAMES_ON_LINKS.get(kind, kind.__name__): kind
     for kind in (
-        Batch,
+        ClaimedBatch,
         Browsed,
         Draft,
         Message,
@@ -39,7 +41,7 @@ _VALUES: Final[Mapping[str, Any]] = {
         Redriven,
         Removal,
         Seen,
-        Standing,
+        ConsumerPosition,
     )
 }
 _ERRORS: Final[Mapping[str, type[MQError]]] = {
@@ -50,7 +52,7 @@ _KIND: Final = "$"
 
 
 class Malformed(Exception):
-    """Bytes that nobody here has made."""
+    """Bytes that :func:`encode` has not made."""
 
 
 class Handed(NamedTuple):
@@ -59,7 +61,7 @@ class Handed(NamedTuple):
     Attributes:
         number: by which its holder names it.
         message: with all of its body.
-        redelivered: whether somebody may have had it before.
+        redelivered: whether a consumer may have had it before.
     """
 
     number: int
@@ -122,7 +124,10 @@ def _plain(value: Any, blobs: _Blobs) -> Any:
     if isinstance(value, QueueSettings):
         return {_KIND: "settings", "v": value.kept()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {_KIND: type(value).__name__, "v": [_plain(each, blobs) for each in value]}
+        return {
+            _KIND: _NAMES_ON_LINKS.get(type(value), type(value).__name__),
+            "v": [_plain(each, blobs) for each in value],
+        }
     if isinstance(value, Mapping):
         return {_KIND: "map", "v": {str(name): _plain(each, blobs) for name, each in value.items()}}
     if isinstance(value, Sequence):

@@ -1,5 +1,11 @@
-"""What every door on a socket shares, whatever is spoken behind it.
+"""What every door on a socket shares, whatever protocol it speaks.
 
-* :mod:`mq.doors.listening`: which addresses it listens on, and what it says when that cannot be.
-* :mod:`mq.doors.handshake`: TLS, before anything else is said.
+* ``listening``: an address becomes listeners; accepting; TLS before anything else is said.
+* ``unix_socket``: the same for a Unix socket, and which users may reach it.
+* ``connections``: the peer at the other end, how many connections one address may have, and their turns to be read.
+* ``open_connections``: what there is to see of each connection, and a way to end it.
+* ``exchanges``: what is declared over AMQP, as other doors may show it.
+* ``logins``: finds the user, and keeps the queue of passwords that wait to be checked.
+* ``audit``: writes down logins and what is done to queues.
+* ``budget``: the memory that requests of all doors share.
 """

@@ -1,9 +1,15 @@
-"""Listening: an address and a port become listeners, or one clear line."""
+"""Listening: an address and a port become listeners, or one clear line; and TLS, before anything else is said.
+
+What serves behind TLS takes the stream for any other: its guards and limits are the same.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
 import socket
+import ssl
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -11,12 +17,68 @@ import trio
 from mq.errors import MQError
 from mq.message import shorten
 
-_BACKLOG: Final = 65_535
+logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 65_535
 """The kernel lowers it to what it allows, as it does for Trio's."""
+
+
+MOST_ACCEPTED: Final = 64
+"""Connections that are accepted in one turn of the event loop."""
+
+
+HANDSHAKE_SECONDS: Final = 10
+"""How long a client may take for it, all its pauses together."""
+
+TLSStream = trio.SSLStream[trio.SocketStream]
 
 
 class CannotListen(MQError):
     """The address cannot be listened on: in use, not this machine's, or not allowed."""
+
+
+class PortTaken(CannotListen):
+    """Another program listens there."""
+
+
+class PromptListener(trio.abc.Listener[trio.SocketStream]):
+    """Accepts as many connections in a turn of the event loop as others get work done in it. One a turn, as Trio does,
+    keeps newcomers waiting for seconds where thousands are served.
+
+    Args:
+        listener: where they come.
+    """
+
+    def __init__(self, listener: trio.SocketListener) -> None:
+        self._listener = listener
+        self._accepted = 0
+
+    async def accept(self) -> trio.SocketStream:
+        """The next connection. Errors are those of :meth:`trio.SocketListener.accept`."""
+        self._accepted += 1
+        stream = self._accept_now() if self._accepted < MOST_ACCEPTED else None
+        if stream is None:
+            self._accepted = 0
+            stream = await self._listener.accept()
+        return stream
+
+    def _accept_now(self) -> trio.SocketStream | None:
+        """One that waits already. What is wrong with it is found again where it is waited for."""
+        listening = self._listener.socket
+        if listening.fileno() < 0:
+            return None
+        borrowed = socket.socket(listening.family, listening.type, listening.proto, listening.fileno())
+        try:
+            accepted, _ = borrowed.accept()
+        except OSError:
+            return None
+        finally:
+            borrowed.detach()
+        return trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+
+    async def aclose(self) -> None:
+        """Close it."""
+        await self._listener.aclose()
 
 
 async def listen(
@@ -32,7 +94,8 @@ async def listen(
             connection to one of them.
 
     Raises:
-        CannotListen: somebody else has the port, or the address is not to be had.
+        PortTaken: another program listens there.
+        CannotListen: the address or the port is not to be had.
     """
     try:
         if shares_port:
@@ -40,7 +103,8 @@ async def listen(
         return await trio.open_tcp_listeners(port, host=address)
     except OSError as error:
         hint = f". Choose another port with {flag}" if error.errno in (errno.EADDRINUSE, errno.EACCES) else ""
-        raise CannotListen(f"cannot listen on {address} port {port}: {error.strerror}{hint}") from error
+        refusal = PortTaken if error.errno == errno.EADDRINUSE else CannotListen
+        raise refusal(f"cannot listen on {address} port {port}: {error.strerror}{hint}") from error
     except UnicodeError as error:
         raise CannotListen(f"cannot listen on {shorten(address)}: not an address or a host name") from error
 
@@ -58,7 +122,7 @@ async def _open_shared(address: str, port: int) -> list[trio.SocketListener]:
                 if family == socket.AF_INET6:
                     opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 await opened.bind(place)
-                opened.listen(_BACKLOG)
+                opened.listen(BACKLOG)
             except BaseException:
                 opened.close()
                 raise
@@ -74,3 +138,37 @@ def url(scheme: str, listener: trio.SocketListener) -> str:
     """Where it listens, as a URL."""
     host, port = listener.socket.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+async def shake_hands(
+    stream: trio.SocketStream, context: ssl.SSLContext, stopped: Callable[[], Awaitable[object]]
+) -> TLSStream | None:
+    """The stream under TLS, or None where there is none to be had: then close what was accepted.
+
+    Args:
+        stream: just accepted.
+        context: the server's.
+        stopped: returns when the door stops.
+    """
+    tls = TLSStream(stream, context, server_side=True)
+    is_done = False
+    async with trio.open_nursery() as nursery:
+
+        async def give_up() -> None:
+            await stopped()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(give_up)
+        with trio.move_on_after(HANDSHAKE_SECONDS):
+            is_done = await _shake(tls)
+        nursery.cancel_scope.cancel()
+    return tls if is_done else None
+
+
+async def _shake(tls: TLSStream) -> bool:
+    try:
+        await tls.do_handshake()
+    except trio.BrokenResourceError as error:
+        logger.debug("a client did not get through the TLS handshake: %s", error.__cause__ or "it went away")
+        return False
+    return True

@@ -1,5 +1,6 @@
-"""Who is told of every transition, and what they make of it. The broker knows nothing of them.
+"""Observers of the broker's transitions. The broker knows nothing of them.
 
-:mod:`.metrics` counts. :mod:`.journal` writes everything down; that, :mod:`.journal_segments` and :mod:`.journal_rows`
-need pyarrow, and are imported only where there is a journal.
+* ``metrics``: counts; ``rates``: the last hour of a queue, in a ring; ``histograms``: how long things took.
+* ``journal``: writes every transition down; ``journal_rows``: transitions as Arrow rows; ``journal_segments``: files of
+  such rows, and their limits. These need pyarrow, and are imported only where there is a journal.
 """

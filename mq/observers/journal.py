@@ -1,4 +1,4 @@
-"""The lifecycle journal: an observer that writes down every transition, for those who want to know later.
+"""The lifecycle journal: an observer that writes down every transition.
 
 The broker's thread only appends to a list; a thread of the journal's own makes batches of it and writes them. What it
 cannot take, because the disk is slow or full, is counted and stands in the journal as a gap. The journal is no part of
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from mq.errors import InvalidSetting
-from mq.lifecycle import Kind, State, Transition
+from mq.lifecycle import Kind, Span, State, Transition
 from mq.message import MessageId, shorten
 from mq.observers.journal_rows import (
     CENSUS,
@@ -108,6 +108,12 @@ class Journal:
         if len(fields) >= self._notice_at:
             self._notify()
 
+    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
+        """As :meth:`mq.lifecycle.Observer.held`. The journal has what the store knows."""
+
+    def took(self, span: Span, seconds: float) -> None:
+        """As :meth:`mq.lifecycle.Observer.took`. It is nothing of a message's."""
+
     def found(self, queues: Iterable[Whereabouts]) -> None:
         """Where every message is as the life begins: told once, while nothing else is told."""
         now_ns, total = self._clock_ns(), 0
@@ -121,7 +127,7 @@ class Journal:
         self._put(note_batch(CENSUS, now_ns, count=total))
 
     def interrupted(self, queues: Iterable[tuple[str, Sequence[MessageId]]]) -> None:
-        """The broker has ended while it moved these messages: nobody knows whether they got there."""
+        """The broker has ended while it moved these messages: it is unknown whether they got there."""
         for queue, ids in queues:
             for start in range(0, len(ids), LARGEST_BATCH):
                 rows = [(id, None, 0) for id in ids[start : start + LARGEST_BATCH]]

@@ -1,6 +1,6 @@
 """The lifecycle journal's files: written batch by batch, rotated, removed when they are old, and read again.
 
-A segment is an Arrow IPC stream. Each batch is written whole with one call and carries a checksum, so whatever a crash
+A segment is an Arrow IPC stream. Each batch is written whole with one call and carries a checksum, so what a crash
 leaves can be read up to the last batch that is whole. Needs pyarrow (the extra ``journal``).
 """
 
@@ -149,7 +149,7 @@ class SegmentWriter:
                 self.close()
 
     def close(self) -> None:
-        """End the segment that is being written, and let go of those that are too many or too old.
+        """End the segment that is being written, and delete those that are too many or too old.
 
         Raises:
             OSError: the segment does not end in order, or others could not be removed. What was written is there.
@@ -180,7 +180,7 @@ class _Segment:
         self.size = 0
         self._path = path
         self._write = write
-        self._handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o640)
+        self._handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._parts = _Parts()
         self._stream: Any = pa.ipc.new_stream(self._parts, SCHEMA.with_metadata(head))
 
@@ -239,7 +239,7 @@ class _Parts:
         return b"".join(parts)
 
 
-class Segment:
+class JournalSegment:
     """A segment as it is on the disk.
 
     Args:
@@ -290,6 +290,6 @@ def _sizes(folder: Path) -> list[tuple[Path, int, float]]:
         try:
             status = path.stat()
         except FileNotFoundError:
-            continue  # somebody tidies up here, too
+            continue  # another process tidies up here, too
         found.append((path, status.st_size, status.st_mtime))
     return sorted(found, key=lambda each: each[2])

@@ -3,43 +3,141 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
 
-from mq.lifecycle import Kind, Transition
+from mq.lifecycle import Kind, Span, Transition
+from mq.message import MessageId
+from mq.observers.histograms import LONG, SHORT, Histogram
+from mq.observers.rates import FLOW_OF, SLOT_SECONDS, Flow, Ring, places_of
 
-WINDOW_SECONDS: Final = 60
-"""Rates are averages over the last minute."""
+OTHERS: Final = "*"
+"""Stands for the queues that are counted together. No queue has that name."""
+DELIVERY_AGE: Final = "delivery_age"
+MOST_RINGS: Final = 12_000
+"""Queues whose rates are known. Beyond that, those make room to which nothing has happened for a minute."""
+_SMALLEST_SWEEP: Final = 65_536
+"""Counts, each of a queue and a kind, before it is asked which queues are gone."""
+
+
+class Totals(NamedTuple):
+    """Counts since the start.
+
+    Attributes:
+        counts: by queue and kind; under :data:`OTHERS` those of all other queues, and of queues that are gone.
+        published_bytes: of bodies, by queue, likewise.
+    """
+
+    counts: dict[str, Counter[Kind]]
+    published_bytes: dict[str, int]
+
+
+class Durations(NamedTuple):
+    """How long something took.
+
+    Attributes:
+        buckets: for each bound in seconds, and at last for ``+Inf``: how often it took no longer.
+        total: seconds, all together.
+    """
+
+    buckets: list[tuple[str, int]]
+    total: float
 
 
 class Metrics:
     """Counts transitions.
 
+    What happens in a slot of five seconds is counted in a dictionary, which the next slot puts away: into the counts
+    since the start, and into the rings of those queues to which something happened. So a message costs one count, and
+    a daemon in which nothing happens does not wake up.
+
     Args:
         clock: seconds that only go on.
+        folder: of the store, on whose file system room can be short; empty for none.
+        version: of the program that counts.
+
+    Attributes:
+        folder, version: as given.
+        knows: whether there is a queue of that name. To be set, or the counts of queues that are gone stay until
+            somebody looks.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, folder: str = "", version: str = "") -> None:
+        self.folder = folder
+        self.version = version
+        self.knows: Callable[[str], bool] | None = None
+        self._everything = Ring(0)
         self._clock = clock
         self._started = clock()
-        self._counts: Counter[tuple[str, Kind]] = Counter()
+        self._slot = 0
+        self._slot_ends = self._started + SLOT_SECONDS
+        self._lately = _counters()
+        self._arrived: Counter[str] = Counter()
+        self._rings: dict[str, Ring] = {}
+        self._full_in = -1
+        self._counts = _counters()
+        self._sweep_at = _SMALLEST_SWEEP
         self._gone: Counter[Kind] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._recent: deque[tuple[int, Counter[tuple[str, Kind]]]] = deque()
+        self._gone_bytes = 0
+        self._shown: set[str] = set()
+        self._summed: set[str] = set()
+        self._spans = {span: Histogram(SHORT) for span in Span}
+        self._ages = Histogram(LONG)
 
     def saw(self, transitions: Sequence[Transition]) -> None:
         """Count these."""
-        second = int(self._clock())
-        if not self._recent or self._recent[-1][0] != second:
-            self._recent.append((second, Counter()))
-            self._drop_old(second)
+        if self._clock() >= self._slot_ends:
+            self.catch_up()
+        lately = self._lately
         for transition in transitions:
-            event = (transition.queue, transition.kind)
-            self._counts[event] += 1
-            self._recent[-1][1][event] += 1
+            lately[transition.kind][transition.queue] += 1
             if transition.size is not None:
                 self._bytes[transition.queue] += transition.size
+            if transition.destination is not None:
+                self._arrived[transition.destination] += 1
+            if transition.kind is Kind.LEASE:
+                self._note_age(transition.id, transition.time_ns)
+
+    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
+        """Count these, too."""
+        if self._clock() >= self._slot_ends:
+            self.catch_up()
+        self._lately[kind][queue] += len(ids)
+        if kind is Kind.LEASE:
+            now_ns = time.time_ns()
+            for id in ids:
+                self._note_age(id, now_ns)
+
+    def took(self, span: Span, seconds: float) -> None:
+        """Count this, too."""
+        self._spans[span].observe(seconds)
+
+    def _note_age(self, id: MessageId, now_ns: int) -> None:
+        self._ages.observe(max(0.0, (now_ns - id.published_ns) / 1e9))  # a clock may have been set back
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._started
+
+    def durations(self) -> dict[str, Durations]:
+        """How long things took since the start, in seconds: those of :class:`~mq.lifecycle.Span`, and under
+        :data:`DELIVERY_AGE` how long ago messages had been published when they were handed out."""
+        found = {span.value: histogram for span, histogram in self._spans.items()} | {DELIVERY_AGE: self._ages}
+        return {name: Durations(histogram.cumulative(), histogram.total) for name, histogram in found.items()}
+
+    def all(self) -> Ring:
+        """What happened to all queues together, those that are gone included. Call :meth:`catch_up` first."""
+        return self._everything
+
+    def ring(self, queue: str) -> Ring | None:
+        """What happened lately to a queue; None where nothing has. Call :meth:`catch_up` first."""
+        ring = self._rings.get(queue)
+        if ring is not None:
+            ring.advance(self._slot)
+        return ring
 
     def report(self, queues: Collection[str]) -> dict[str, Any]:
         """Since the start: counts by kind, and rates per second over the last minute, in all and by queue.
@@ -47,43 +145,113 @@ class Metrics:
         Args:
             queues: those there are. What others had is counted in the sum only.
         """
-        self._drop_old(int(self._clock()))
+        self.catch_up()
         self._forget_all_but(queues)
-        recent: Counter[tuple[str, Kind]] = Counter()
-        for _, counts in self._recent:
-            recent.update(counts)
-        seconds = min(max(self._clock() - self._started, 1.0), WINDOW_SECONDS)
+        uptime = self.uptime
         return {
-            "uptime_seconds": round(self._clock() - self._started, 3),
-            "counts": _by_kind(self._counts, self._gone),
-            "per_second": _rates(_by_kind(recent, Counter()), seconds),
+            "uptime_seconds": round(uptime, 3),
+            "counts": {kind.value: self._gone[kind] + counts.total() for kind, counts in self._counts.items()},
+            "per_second": self._per_second(self._everything, uptime),
             "queues": {
                 queue: {
-                    "counts": _by_kind(self._counts, Counter(), queue),
-                    "per_second": _rates(_by_kind(recent, Counter(), queue), seconds),
+                    "counts": {kind.value: counts[queue] for kind, counts in self._counts.items()},
+                    "per_second": self._per_second(self.ring(queue), uptime),
                     "published_bytes": self._bytes[queue],
                 }
                 for queue in sorted(queues)
             },
         }
 
+    def _per_second(self, ring: Ring | None, uptime: float) -> dict[str, float]:
+        if ring is None:
+            return {}
+        rates = {kind.value: ring.rates(flow, uptime).minute for kind, flow in FLOW_OF.items()}
+        return {kind: round(rate, 3) for kind, rate in rates.items() if rate}
+
+    def totals(self, queues: Collection[str], most: int) -> Totals:
+        """Counts since the start. A queue that is counted with the others stays there, so that no count goes back.
+
+        Args:
+            queues: those there are.
+            most: how many of them are counted one by one, at the most.
+        """
+        self.catch_up()
+        self._forget_all_but(queues)
+        self._shown.intersection_update(queues)
+        self._summed.intersection_update(queues)
+        for queue in sorted(set(queues) - self._shown - self._summed):
+            (self._shown if len(self._shown) < most else self._summed).add(queue)
+        counts = {queue: Counter[Kind]() for queue in sorted(self._shown)} | {OTHERS: self._gone.copy()}
+        sizes = {queue: self._bytes[queue] for queue in sorted(self._shown)}
+        sizes[OTHERS] = self._gone_bytes + sum(self._bytes[queue] for queue in self._summed)
+        for kind, numbers in self._counts.items():
+            for queue, number in numbers.items():
+                counts[queue if queue in self._shown else OTHERS][kind] += number
+        return Totals(counts, sizes)
+
+    def catch_up(self) -> None:
+        """Put away what was counted, and begin the slot that it is by now."""
+        lately, arrived, slot = self._lately, self._arrived, self._slot
+        self._slot = int(self.uptime // SLOT_SECONDS)
+        self._slot_ends = self._started + (self._slot + 1) * SLOT_SECONDS
+        self._lately, self._arrived = _counters(), Counter()
+        for kind, numbers in lately.items():
+            if numbers:
+                self._counts[kind].update(numbers)
+                flow = FLOW_OF.get(kind)
+                if flow is not None:
+                    self._count_all(numbers, slot, flow)
+        self._count_all(arrived, slot, Flow.ARRIVE)
+        self._everything.advance(self._slot)
+        self._sweep()
+
+    def _count_all(self, numbers: Counter[str], slot: int, flow: Flow) -> None:
+        self._everything.add(slot, flow, numbers.total())
+        rings, (fine, coarse) = self._rings, places_of(slot, flow)
+        for queue, number in numbers.items():
+            ring = rings.get(queue) or self._new_ring(queue, slot)
+            if ring is None:
+                continue
+            if ring.slot != slot:
+                ring.advance(slot)
+            counts = ring.counts  # as its own `add` does, which would take twice as long for ten thousand queues
+            counts[fine] += number
+            counts[coarse] += number
+
+    def _new_ring(self, queue: str, slot: int) -> Ring | None:
+        if len(self._rings) >= MOST_RINGS:
+            self._make_room(slot)
+            if self._full_in == slot:
+                return None
+        ring = self._rings[queue] = Ring(slot)
+        return ring
+
+    def _make_room(self, slot: int) -> None:
+        """Drop the rings of queues to which nothing has happened for a minute. Where that makes no room, it is tried
+        again in the next slot."""
+        if self._full_in == slot:
+            return
+        for queue in [queue for queue, ring in self._rings.items() if ring.is_idle(slot)]:
+            del self._rings[queue]
+        if len(self._rings) >= MOST_RINGS:
+            self._full_in = slot
+
+    def _sweep(self) -> None:
+        """Forget queues that are gone, before their counts fill the memory."""
+        counted = sum(map(len, self._counts.values()))
+        if counted > self._sweep_at and self.knows is not None:
+            self._forget_all_but({queue for numbers in self._counts.values() for queue in numbers if self.knows(queue)})
+            self._sweep_at = max(_SMALLEST_SWEEP, 2 * sum(map(len, self._counts.values())))
+
     def _forget_all_but(self, queues: Collection[str]) -> None:
-        for queue, kind in [event for event in self._counts if event[0] not in queues]:
-            self._gone[kind] += self._counts.pop((queue, kind))
-            self._bytes.pop(queue, None)
-
-    def _drop_old(self, second: int) -> None:
-        while self._recent and self._recent[0][0] <= second - WINDOW_SECONDS:
-            self._recent.popleft()
-
-
-def _by_kind(counts: Mapping[tuple[str, Kind], int], more: Counter[Kind], queue: str | None = None) -> dict[str, int]:
-    found = {kind.value: more[kind] for kind in Kind}
-    for (name, kind), number in counts.items():
-        if queue in (None, name):
-            found[kind.value] += number
-    return found
+        for kind, numbers in self._counts.items():
+            for queue in [queue for queue in numbers if queue not in queues]:
+                self._gone[kind] += numbers.pop(queue)
+                self._gone_bytes += self._bytes.pop(queue, 0)
+        for queue in [queue for queue in self._rings if queue not in queues]:
+            del self._rings[queue]
 
 
-def _rates(counts: Mapping[str, int], seconds: float) -> dict[str, float]:
-    return {kind: round(number / seconds, 3) for kind, number in counts.items() if number}
+def _counters() -> dict[Kind, Counter[str]]:
+    """One for each kind, by queue."""
+    return {kind: Counter() for kind in Kind}

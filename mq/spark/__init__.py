@@ -1,10 +1,10 @@
 """The data source ``mq`` of PySpark: queues as tables and as streams. Needs the extra ``mq[spark]``.
 
-* :mod:`mq.spark.source`: the data source. :mod:`mq.spark.options`: what can be said to it.
-* :mod:`mq.spark.batch`, :mod:`mq.spark.stream`, :mod:`mq.spark.writing`: reading once, reading on and on, writing.
-* :mod:`mq.spark.rows`: between messages and Arrow. :mod:`mq.spark.calls`, :mod:`mq.spark.connection`: requests, and who
-  sends them: :mod:`http.client`, with the requests and retries of :mod:`mq.client`. No event loop: this runs in Spark's
-  Python workers.
+* ``source``: the data source, and reading once; ``stream``: reading on and on; ``writing``: publishing rows.
+* ``options``: what can be said to it; ``errors``: what it raises; ``rows``: between messages and Arrow.
+* ``calls``: requests of its own, and columns as answers; ``connection``: sends them by :mod:`http.client`, with the
+  requests and retries of :mod:`mq.client`. No event loop: this runs in Spark's Python workers.
+* ``pipelines``: programs over the journal.
 
 Where mq is installed, Spark finds the source by itself (the module ``pyspark_mq``)::
 

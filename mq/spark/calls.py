@@ -1,19 +1,89 @@
-"""The requests that a data source makes beside those of every client: claims, and browsing by sequence."""
+"""The requests of the data source beside those of every client: claims, and browsing by sequence.
+
+Their answers are columns, as Arrow arrays that lie in the answer: nothing is done for a single message.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from mq.client.calls import Answer, Call, nothing
 from mq.client.errors import NotUnderstood
-from mq.spark.columns import COLUMNS, Columns, read_columns
+from mq.message import MessageId
 
+COLUMNS: Final = "application/vnd.mq.columns"
 _ACCEPT: Final = (("accept", COLUMNS),)
 
+_ID_BYTES: Final = 36
+_INSTANT: Final = pa.timestamp("us", "UTC")
 
-class Page(NamedTuple):
+
+class Columns(NamedTuple):
+    """Some messages.
+
+    Attributes:
+        sequence: the place of each in its queue.
+        timestamp: when it was published.
+        receives: how often it was handed out.
+        id: its id.
+        body: its bytes.
+        said: content type and attributes of messages that have any, by their number as text.
+    """
+
+    sequence: pa.Array
+    timestamp: pa.Array
+    receives: pa.Array
+    id: pa.Array
+    body: pa.Array
+    said: Mapping[str, Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+def read_columns(data: bytes) -> Columns:
+    """Messages as docs/http.md has them.
+
+    Raises:
+        NotUnderstood: this is something else.
+    """
+    try:
+        end = data.index(b"\n") + 1
+        head = json.loads(data[:end])
+        count, said = head["messages"], head["said"]
+        rest = pa.py_buffer(data).slice(end)
+        ends = rest.slice(20 * count, 4 * (count + 1))
+        body_bytes = int.from_bytes(ends.slice(4 * count), "little")
+        ids, bodies = rest.slice(24 * count + 4, _ID_BYTES * count), rest.slice((24 + _ID_BYTES) * count + 4)
+        if len(bodies) != body_bytes:
+            raise ValueError(f"{len(bodies)} bytes of bodies instead of {body_bytes}")
+        ticks = _array(pa.int64(), count, rest.slice(8 * count, 8 * count))
+        id_ends = pa.array(range(0, _ID_BYTES * (count + 1), _ID_BYTES), pa.int32()).buffers()[1]
+        return Columns(
+            _array(pa.int64(), count, rest.slice(0, 8 * count)),
+            pc.divide(pc.add(ticks, MessageId.time_ns(0) // 100), 10).cast(_INSTANT),
+            _array(pa.int32(), count, rest.slice(16 * count, 4 * count)),
+            _array(pa.string(), count, id_ends, ids),
+            _array(pa.binary(), count, ends, bodies),
+            said,
+        )
+    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise NotUnderstood(f"the daemon answered with something that is not columns of messages: {error}") from error
+
+
+def _array(kind: pa.DataType, length: int, *buffers: pa.Buffer) -> pa.Array:
+    array = pa.Array.from_buffers(kind, length, [None, *buffers])
+    array.validate(full=True)
+    return array
+
+
+class ColumnsPage(NamedTuple):
     """Messages as they came.
 
     Attributes:
@@ -30,12 +100,12 @@ def ranges(queue: str, parts: int) -> Call[Mapping[str, Any]]:
     return Call(method="GET", target=_target(queue, "ranges", parts=parts), read=Answer.members)
 
 
-def browse(queue: str, after: int, up_to: int, most: int) -> Call[Page]:
+def browse(queue: str, after: int, up_to: int, most: int) -> Call[ColumnsPage]:
     """The first page of a part."""
     return page(_target(queue, "browse", after=after, up_to=up_to, max=most))
 
 
-def page(target: str) -> Call[Page]:
+def page(target: str) -> Call[ColumnsPage]:
     """Some messages."""
     return Call(method="GET", target=target, headers=_ACCEPT, read=_page)
 
@@ -45,9 +115,10 @@ def consumer(queue: str, name: str) -> Call[Mapping[str, Any]]:
     return Call(method="GET", target=_target(queue, "consumers", name), read=Answer.members)
 
 
-def start(queue: str, name: str) -> Call[Mapping[str, Any]]:
-    """Begin an epoch. Sent again it begins another one, which does no harm: nobody has used the first."""
-    return Call(method="POST", target=_target(queue, "consumers", name), read=Answer.members)
+def start(queue: str, name: str, checkpoint: str | None, *, take_over: bool) -> Call[Mapping[str, Any]]:
+    """Begin an epoch. Sent again it begins another one, which does no harm: the first was not used."""
+    wanted = {"checkpoint": checkpoint, "take_over": "true" if take_over else None}
+    return Call(method="POST", target=_target(queue, "consumers", name, **wanted), read=Answer.members)
 
 
 def claim(
@@ -69,26 +140,36 @@ def claim(
     )
 
 
-def read_claim(queue: str, name: str, batch: int, epoch: int, start: int, stop: int, most: int) -> Call[Page]:
-    """The first page of a part of a claim."""
-    where = {"batch": batch, "epoch": epoch, "from": start, "to": stop, "max": most}
+def read_claim(
+    queue: str, name: str, batch: int, epoch: int, start: int, stop: int, most: int, *, of: int
+) -> Call[ColumnsPage]:
+    """The first page of a part of a claim that has `of` messages."""
+    where = {"batch": batch, "epoch": epoch, "from": start, "to": stop, "max": most, "of": of}
     return page(_target(queue, "consumers", name, "claim", **where))
 
 
+def note_read(
+    queue: str, name: str, batch: int, epoch: int, start: int, stop: int, *, of: int, checkpoint: str | None
+) -> Call[None]:
+    """Note that a part of a claim was read."""
+    where = {"batch": batch, "epoch": epoch, "from": start, "to": stop, "of": of, "checkpoint": checkpoint}
+    return Call(method="POST", target=_target(queue, "consumers", name, "claim", **where), read=nothing)
+
+
 def acknowledge(queue: str, name: str, batch: int, epoch: int) -> Call[None]:
-    """Remove what a claim has."""
-    target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch)
+    """Remove what a claim has, if all of it is noted as read."""
+    target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true")
     return Call(method="DELETE", target=target, read=nothing)
 
 
-def _target(*segments: str, **parameters: int | float | None) -> str:
+def _target(*segments: str, **parameters: str | int | float | None) -> str:
     path = "/" + "/".join(quote(segment, safe="@") for segment in segments)
     given = {name: value for name, value in parameters.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
 
 
-def _page(answer: Answer) -> Page:
+def _page(answer: Answer) -> ColumnsPage:
     if answer.headers.get("content-type") != COLUMNS:
         raise NotUnderstood(f"the daemon does not know {COLUMNS}: it must not be older than the data source")
     link = answer.headers.get("link", "")
-    return Page(read_columns(answer.body), link[1:].partition(">")[0] if 'rel="next"' in link else None)
+    return ColumnsPage(read_columns(answer.body), link[1:].partition(">")[0] if 'rel="next"' in link else None)

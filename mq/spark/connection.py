@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from mq.client.calls import Answer, Call, Source
 from mq.client.errors import ClientError, Interrupted, Unreachable
 from mq.client.retries import Retry, Tries
-from mq.spark.calls import Page
+from mq.spark.calls import ColumnsPage
 from mq.spark.calls import page as next_page
 from mq.spark.errors import InvalidOption, naming_options
 from mq.spark.options import Options
@@ -24,11 +24,11 @@ T = TypeVar("T")
 _HEADERS: Final = {"user-agent": "mq-spark", "accept-encoding": "identity"}
 
 
-class Connection:
+class DaemonConnection:
     """Speaks to the daemon that the options name. Close it, or use it as a context manager.
 
     Args:
-        options: where it is, and who asks.
+        options: the daemon's address, and the user.
 
     Everything raises :class:`~mq.spark.errors.SparkSourceError`, with the option that the error is about.
     """
@@ -69,7 +69,7 @@ class Connection:
         with naming_options(self._options.url, self._options.queue):
             return self.attempt(call)
 
-    def pages(self, call: Call[Page]) -> Iterator[Page]:
+    def pages(self, call: Call[ColumnsPage]) -> Iterator[ColumnsPage]:
         """What is there, and all pages that follow. The next one is asked for before this one is worked on.
 
         Raises:
@@ -102,7 +102,7 @@ class Connection:
             else:
                 pause = tries.after_answer(answer)
                 if pause is None:
-                    return call.result(answer, repeated=tries.perhaps_served)
+                    return call.result(answer, repeated=tries.perhaps_served, is_unsure=tries.is_unsure)
             time.sleep(min(pause, 2.0))
 
     def _send(self, call: Call[Any]) -> Answer:
@@ -115,7 +115,9 @@ class Connection:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Interrupted(f"the connection to {self._options.url} broke: {error!r}") from error
+            raise Interrupted(
+                f"the connection to {self._options.url} broke, the request may have been served: {error!r}"
+            ) from error
         headers = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, headers, body)
 

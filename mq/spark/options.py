@@ -43,6 +43,7 @@ class Options:
         max_messages_per_trigger: messages of one micro-batch.
         max_bytes_per_trigger: bytes of their bodies together.
         lease_seconds: how long a batch is kept from others without a sign of life.
+        take_over: whether a stream goes on from where its consumer is, whatever its checkpoint says.
         fail_on_claim_lost: whether a query fails when messages of a planned batch are gone.
         batch_size: messages of one request that publishes.
         write_id: names a write, so that it can be run again without storing anything twice.
@@ -64,6 +65,7 @@ class Options:
     max_messages_per_trigger: int = 10_000
     max_bytes_per_trigger: int | None = None
     lease_seconds: float = 900.0
+    take_over: bool = False
     fail_on_claim_lost: bool = True
     batch_size: int = 1000
     write_id: str = ""
@@ -144,6 +146,7 @@ TABLE: Final[Mapping[str, _Option]] = {
     "max_messages_per_trigger": _Option("maxMessagesPerTrigger", *_count(1, 10_000), (READ_STREAM,)),
     "max_bytes_per_trigger": _Option("maxBytesPerTrigger", *_count(1, _LARGEST), (READ_STREAM,)),
     "lease_seconds": _Option("leaseSeconds", *_seconds(1, 43_200), (READ_STREAM,)),
+    "take_over": _Option("takeOver", *_SWITCH, (READ_STREAM,)),
     "fail_on_claim_lost": _Option("failOnClaimLost", *_SWITCH, (READ_STREAM,)),
     "batch_size": _Option("batchSize", *_count(1, 1000), (WRITE,)),
     "write_id": _Option("writeId", *_TEXT, (WRITE,)),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import binascii
 import hashlib
 import json
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -22,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from mq.spark.columns import Columns
+from mq.spark.calls import Columns
 from mq.spark.errors import InvalidRow, InvalidSchema
 
 COLUMNS: Final = StructType(
@@ -45,10 +49,14 @@ ALL_COLUMNS: Final = StructType(
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 """Of a message that was published without one."""
 
-WRITTEN: Final = ("value", "key", "contentType", "headers", "delaySeconds", "ttlSeconds")
-"""Columns that make a message. ``id`` is its key, where there is no ``key``."""
+OWN_KEYS: Final = ("idempotencyKey", "id")
+"""Columns of which the first that is not null is the row's own key."""
+WRITTEN: Final = ("value", "idempotencyKey", "contentType", "headers", "delaySeconds", "ttlSeconds")
+"""Columns that make a message."""
 NOT_WRITTEN: Final = ("id", "queue", "sequence", "timestamp", "deliveryCount")
 """Columns that a row has because it was read from a queue; the broker gives a new message its own."""
+KEY_DIGEST_BYTES: Final = 12
+_NO_DIGEST: Final = bytes(KEY_DIGEST_BYTES)
 
 
 class RowMaker:
@@ -133,6 +141,12 @@ def check_written(schema: StructType) -> None:
         InvalidSchema: a column is missing, unknown, or of a type that no message has.
     """
     types = {field.name: field.dataType for field in schema}
+    if "key" in types:
+        raise InvalidSchema(
+            'the column "key" is not taken, for it may mean two things. A group, which many rows share, as Kafka\'s '
+            'key: mq has no column "group" yet, so put it into "headers", or drop it. Or what names this one row, so '
+            'that it is stored once: rename it to "idempotencyKey"'
+        )
     if "value" not in types:
         raise InvalidSchema(f'there is no column "value", the body; the columns are {", ".join(types)}')
     for name in types:
@@ -141,7 +155,7 @@ def check_written(schema: StructType) -> None:
     texts = (StringType().simpleString(),)
     wanted = {
         "value": (BinaryType().simpleString(), *texts),
-        "key": texts,
+        "idempotencyKey": texts,
         "contentType": texts,
         "headers": ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>"),
         "delaySeconds": ("double", "float", "int", "bigint"),
@@ -155,19 +169,27 @@ def check_written(schema: StructType) -> None:
 class LineMaker:
     """Makes lines of a batch for the broker of rows, each with an idempotency key.
 
-    The key is the row's own (its ``key``, else its ``id``), or made of the write, the partition and the row: of what
-    it says and how often the partition had such a row before. So a task that runs again stores nothing twice, in
-    whatever order its rows come then.
+    The key is the row's own (its ``idempotencyKey``, else its ``id``), or made of the write, the partition and the row:
+    of what it says and how often the partition had such a row before. So a task that runs again stores nothing twice,
+    in whatever order its rows come then. In a write that can be run anew the rows may come in other partitions then,
+    so there the partition is left out.
 
     Args:
         write: names the write: what is written again under this name is the same.
         partition: the task's.
+        is_named: whether the whole write can be run anew under its name.
+
+    Attributes:
+        digests: KEY_DIGEST_BYTES for each row whose key no other partition may have; zeros for the others, unless
+            there are only such.
     """
 
-    def __init__(self, write: str, partition: int) -> None:
-        self._write = write
+    def __init__(self, write: str, partition: int, *, is_named: bool = False) -> None:
+        self._write = write if is_named else f"{write}\0{partition}"
         self._partition = partition
+        self._is_named = is_named
         self._seen: Counter[bytes] = Counter()
+        self.digests = bytearray()
 
     def lines(self, batch: pa.RecordBatch, first: int) -> Iterator[bytes]:
         """A line for each row; `first` is the number of the first one.
@@ -176,14 +198,19 @@ class LineMaker:
             InvalidRow: one cannot be a message.
         """
         columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+        has_digests = self._is_named or any(name in columns for name in OWN_KEYS)
         for number in range(batch.num_rows):
             row = {name: values[number] for name, values in columns.items()}
             try:
-                yield self._line(row)
+                own = next((row[name] for name in OWN_KEYS if row.get(name)), None)
+                line = self._line(row, own)
             except ValueError as error:
                 raise InvalidRow(f"row {first + number} of partition {self._partition}: {error}") from error
+            if has_digests:
+                self.digests += _digest_of(line["key"]) if own is not None or self._is_named else _NO_DIGEST
+            yield json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
 
-    def _line(self, row: Mapping[str, Any]) -> bytes:
+    def _line(self, row: Mapping[str, Any], own: str | None) -> dict[str, Any]:
         value = row["value"]
         if value is None:
             raise ValueError('column "value" is null, and a message has a body: filter such rows, or coalesce them')
@@ -194,8 +221,8 @@ class LineMaker:
                 line[name] = row[column]
         if row.get("headers"):
             line["attributes"] = {pair["key"].lower(): _text(pair["value"]) for pair in row["headers"]}
-        line["key"] = row.get("key") or row.get("id") or self._key(body, line)
-        return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
+        line["key"] = own if own is not None else self._key(body, line)
+        return line
 
     def _key(self, body: bytes, line: Mapping[str, Any]) -> str:
         others = {name: value for name, value in line.items() if name not in ("body", "base64")}
@@ -205,8 +232,35 @@ class LineMaker:
         digest = content.digest()
         count = self._seen[digest]
         self._seen[digest] = count + 1
-        whole = f"{self._write}\0{self._partition}\0{count}\0".encode() + digest
+        whole = f"{self._write}\0{count}\0".encode() + digest
         return hashlib.blake2b(whole, digest_size=16).hexdigest()
+
+
+def find_repeated(digests: Sequence[bytes | bytearray]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Two rows with the same key, each as its place among `digests` and its number there.
+
+    Args:
+        digests: those that a :class:`LineMaker` has for each partition.
+    """
+    kind = pa.binary(KEY_DIGEST_BYTES)
+    lengths = [len(each) // KEY_DIGEST_BYTES for each in digests]
+    buffers = [[None, pa.py_buffer(each)] for each in digests]
+    whole = pa.chunked_array(map(partial(pa.Array.from_buffers, kind), lengths, buffers), kind)
+    counts = pc.value_counts(whole)
+    values, times = counts.field("values"), counts.field("counts")
+    none = pa.scalar(_NO_DIGEST, kind)
+    repeated = values.filter(pc.and_(pc.greater(times, 1), pc.not_equal(values, none)))
+    if not len(repeated):
+        return None
+    found = pc.indices_nonzero(pc.equal(whole, repeated[0]))
+    starts = list(accumulate(lengths, initial=0))
+    first, second = (int(found[each].as_py()) for each in (0, 1))
+    place, other = (bisect_right(starts, row) - 1 for row in (first, second))
+    return (place, first - starts[place]), (other, second - starts[other])
+
+
+def _digest_of(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=KEY_DIGEST_BYTES).digest()
 
 
 def _as_member(body: bytes) -> dict[str, Any]:

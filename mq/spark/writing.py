@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,26 +16,30 @@ from mq.client.calls import Call
 from mq.client.codec import JSON_LINES, outcomes
 from mq.client.retries import Retry, Tries
 from mq.client.values import Outcome
-from mq.spark.connection import Connection
+from mq.spark.connection import DaemonConnection
 from mq.spark.errors import InvalidRow, SparkSourceError
 from mq.spark.options import Options
-from mq.spark.rows import LineMaker, check_written
+from mq.spark.rows import LineMaker, check_written, find_repeated
 
 _BATCH_BYTES = 4 << 20
 _LATER = (429, 503)
 
 
 @dataclass
-class Stored(WriterCommitMessage):
+class StoredRows(WriterCommitMessage):
     """What a task has done.
 
     Attributes:
         rows: messages that it published.
         again: of these, how many were there already.
+        partition: the task's.
+        digests: of the keys of its rows, as far as no other row of the write may have them.
     """
 
     rows: int
     again: int
+    partition: int
+    digests: bytes
 
 
 class MqWriter(DataSourceArrowWriter):
@@ -56,10 +60,15 @@ class MqWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish the rows of a task."""
-        return _publish(self._options, self._write, iterator)
+        return _publish(self._options, self._write, iterator, is_named=bool(self._options.write_id))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing: what a task has published is published."""
+        """See that no row was taken for another one. What a task has published is published.
+
+        Raises:
+            InvalidRow: two rows have one key.
+        """
+        _check_keys(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: the broker knows the rows again when they are written again with the same ``writeId``."""
@@ -90,31 +99,50 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         return _publish(self._options, f"{query}/{batch}", iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing: what a task has published is published."""
+        """See that no row was taken for another one. What a task has published is published.
+
+        Raises:
+            InvalidRow: two rows have one key.
+        """
+        _check_keys(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Nothing: the broker knows the rows again when the micro-batch is run again."""
 
 
-def _publish(options: Options, write: str, batches: Iterator[pa.RecordBatch]) -> Stored:
+def _check_keys(messages: Sequence[WriterCommitMessage | None]) -> None:
+    """To the broker a row with the key of another one looks like a task that runs again. Here each task comes once."""
+    stored = [each for each in messages if isinstance(each, StoredRows) and each.digests]
+    found = find_repeated([each.digests for each in stored])
+    if found is not None:
+        (first, row), (second, other) = found
+        raise InvalidRow(
+            f"row {other} of partition {stored[second].partition} has the idempotency key of row {row} of partition "
+            f"{stored[first].partition}, so only one of them is in the queue. A key names one row: it is the column "
+            '"idempotencyKey", else "id", else, with "writeId", what the row says. Drop what is there twice, or give '
+            'each row an "idempotencyKey"'
+        )
+
+
+def _publish(options: Options, write: str, batches: Iterator[pa.RecordBatch], *, is_named: bool = False) -> StoredRows:
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
-    maker = LineMaker(write, partition)
+    maker = LineMaker(write, partition, is_named=is_named)
     rows, again = 0, 0
-    with Connection(options) as connection:
+    with DaemonConnection(options) as connection:
         publisher = _Publisher(options, connection, partition)
         for batch in batches:
             for line in maker.lines(batch, rows):
                 again += publisher.add(line)
             rows += batch.num_rows
         again += publisher.flush()
-    return Stored(rows, again)
+    return StoredRows(rows, again, partition, bytes(maker.digests))
 
 
 class _Publisher:
     """Gathers lines, and sends them together."""
 
-    def __init__(self, options: Options, connection: Connection, partition: int) -> None:
+    def __init__(self, options: Options, connection: DaemonConnection, partition: int) -> None:
         self._options = options
         self._connection = connection
         self._partition = partition

@@ -1,1 +1,12 @@
-"""Stores: the interface (:mod:`.interface`), the way to find one (:mod:`.registry`), and those that ship with mq."""
+"""Stores: the waist that every store passes through, and those that ship with mq.
+
+In reading order:
+
+* ``interface``: the verbs of a store, and what each promises.
+* ``options``: how a store will be used, said when it is opened.
+* ``registry``: from an address, such as ``posix:/var/lib/mq``, to an open store.
+* ``memory``: the store of this process's memory.
+* ``layered``: memory above another store, for what need not last.
+* ``conformance``: whether a store keeps the promises; ``checks`` holds them, one subject a module.
+* ``files``: the engine of the stores that keep each message as a file: ``posix:``, ``tmpfs:`` and ``fake:``.
+"""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
 from mq.lifecycle import State
@@ -25,26 +26,37 @@ QUEUE: Final = "queue"
 """The kind of record that makes a queue: its key is the queue's name, its value the queue's settings."""
 
 
+class Sharing(Enum):
+    """Who else works on a store."""
+
+    ALONE = "alone"
+    """One broker, and no other program of mq."""
+    WATCHED = "watched"
+    """One broker, and a mover or a reaper in another process."""
+    PEERS = "peers"
+    """Brokers in several processes."""
+
+
 class Meta(NamedTuple):
     """What moves change. A fresh message has the default everywhere.
 
     Attributes:
         deadline_ms: when a DELAYED entry falls due, in milliseconds since 1970.
         receives: how often the message has been handed out.
-        claim: unique to whoever holds the entry; 16 lower-case hexadecimal digits.
+        receipt: unique to the lease that holds the entry; 16 lower-case hexadecimal digits.
         order: the time (UUID ticks) by which the message stands in its queue, where that is not its id's.
         expires_ms: when it is of no use any more, in milliseconds since 1970.
     """
 
     deadline_ms: int | None = None
     receives: int = 0
-    claim: str | None = None
+    receipt: str | None = None
     order: int | None = None
     expires_ms: int | None = None
 
     def at_rest(self) -> Meta:
-        """What stays when the message is READY again: no deadline, no claim."""
-        if self.deadline_ms is None and self.claim is None:
+        """What stays when the message is READY again: no deadline, no receipt."""
+        if self.deadline_ms is None and self.receipt is None:
             return self
         return Meta(None, self.receives, None, self.order, self.expires_ms)
 
@@ -116,7 +128,7 @@ class Move(NamedTuple):
     """Move a message from where `entry` says to `state`, with new `meta`: a compare-and-move.
 
     GONE when it is not (or no longer) exactly there; of many racers exactly one gets DONE, provided that the
-    targets differ, so a move to DELAYED carries a claim of its own. NO_QUEUE when it leads into a queue that
+    targets differ, so a move to DELAYED carries a receipt of its own. NO_QUEUE when it leads into a queue that
     is not there. EXISTS when the target is taken: nothing is overwritten. A move into another `queue` carries an
     order: the instant at which the message joins that queue. It `reads` when the message is read next: a store may
     do so ahead.
@@ -163,7 +175,7 @@ class Result(enum.Enum):
     UNKNOWN = "unknown"
     """May have landed (network stores). Repeating it is safe."""
     FENCED = "fenced"
-    """Somebody else is in charge now; nothing was changed."""
+    """Another writer is in charge now; nothing was changed."""
 
 
 class Outcome(NamedTuple):
@@ -218,6 +230,8 @@ class Description(NamedTuple):
         overlap_from: operations whose doing takes as long as their barrier, as far as has been measured. Batches of at
             least so many gain where the next is handed over before the one before has ended: it begins at once then.
             None where that brings nothing.
+        heard_late: seconds from the end of the last batch, wherever that was done, until the event loop came to its
+            outcomes. To be read right after :meth:`Storage.commit`, before anything else is awaited.
     """
 
     name: str
@@ -227,6 +241,7 @@ class Description(NamedTuple):
     max_body: int | None
     journaled: bool
     overlap_from: int | None = None
+    heard_late: float = 0.0
 
 
 class Storage(Protocol):
@@ -249,15 +264,15 @@ class Storage(Protocol):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep `value` (JSON) under (kind, key), durably, replacing what was there. True when it is new.
 
-        The value of a QUEUE carries ``created``: an instant in UUID ticks. Messages of that queue in NEW or
-        DELAYED that joined it earlier (:attr:`Entry.joined`) belong to a deleted queue of the same name.
+        The value of a QUEUE carries ``created``, an instant in UUID ticks, to be shown, and ``incarnation``, a number
+        that no other queue of that name has or had. Where two make it at once, a shared store keeps the first ones'.
         """
 
     async def drop_record(self, kind: str, key: str) -> bool:
         """Forget (kind, key), durably. False when it was not there.
 
-        Dropping a QUEUE takes its messages in READY with it, and none of its messages in NEW or DELAYED
-        belongs to a queue that is made later under the same name.
+        Dropping a QUEUE takes its messages in READY with it. Those in NEW or DELAYED stay where they are, and are the
+        broker's to remove, before it makes a queue of that name again.
         """
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:

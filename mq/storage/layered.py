@@ -1,7 +1,7 @@
-"""``layered:ADDRESS`` keeps what must last in another store, and what need not in memory, as one store.
+"""``layered:ADDRESS`` is one store of two: what must last is in another store, what need not is in memory.
 
 Transient messages (:attr:`~mq.storage.interface.Write.transient`) and transient queues (whose record says
-``"transient": true``) live in memory and are gone with the process; all else is in the store below. Whoever uses it
+``"transient": true``) live in memory and are gone with the process; all else is in the store below. Its user
 sees one store with one order. A message stays in its layer; only one that moves to a transient queue comes up, for
 there is no such queue below.
 """
@@ -26,6 +26,7 @@ from mq.storage.interface import (
     Operation,
     Outcome,
     Result,
+    Sharing,
     Staged,
     Storage,
     Stored,
@@ -46,7 +47,7 @@ def make_layered(rest: str, options: StorageOptions) -> LayeredStorage:
     Raises:
         StorageUnusable: the store below cannot be made, or another process takes part, which has no memory of ours.
     """
-    if options.shared or options.watched:
+    if options.sharing is not Sharing.ALONE:
         raise StorageUnusable("layered: lives in one process: no peers, no separate mover or reaper can work on it")
     return LayeredStorage(make_storage(rest, options), options.max_memory)
 
@@ -61,16 +62,16 @@ class LayeredStorage:
 
     def __init__(self, below: Storage, max_memory: int) -> None:
         self._below = below
-        self._above = MemoryStorage()
-        self._max_memory = max_memory
-        self._sizes: dict[MessageId, int] = {}
-        self._used = 0
+        self._above = MemoryStorage(max_memory)
         self._transient: set[str] = set()
+        self._went_below = False  # a part of the last batch did
 
     @property
     def description(self) -> Description:
         """That of the store below."""
-        return self._below.description._replace(name=f"layered:{self._below.description.name}")
+        below = self._below.description
+        heard_late = below.heard_late if self._went_below else 0.0
+        return below._replace(name=f"layered:{below.name}", heard_late=heard_late)
 
     async def open(self) -> None:
         """Open the store below; memory is empty."""
@@ -96,19 +97,20 @@ class LayeredStorage:
             self._transient.add(key)
             return await self._above.put_record(kind, key, value)
         new = await self._below.put_record(kind, key, value)
-        await self._above.put_record(kind, key, value)
+        with trio.CancelScope(shield=True):  # a queue is in both layers or in none
+            await self._above.put_record(kind, key, value)
         return new
 
     async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record, wherever it is."""
-        if kind == QUEUE:
-            for entry in await self._above.scan(State.READY, key):
-                self._forget(entry.id)  # they go with their queue
-        dropped = await self._above.drop_record(kind, key)
+        """Forget a record, wherever it is. A queue that the store below cannot drop now is as it was."""
         if kind == QUEUE and key in self._transient:
+            dropped = await self._above.drop_record(kind, key)
             self._transient.discard(key)
             return dropped
-        return await self._below.drop_record(kind, key) or dropped
+        dropped = await self._below.drop_record(kind, key)
+        with trio.CancelScope(shield=True):
+            dropped |= await self._above.drop_record(kind, key)
+        return dropped
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind, of both layers."""
@@ -117,36 +119,45 @@ class LayeredStorage:
         return {**below, **{key: value for key, value in above.items() if value.get(TRANSIENT)}}
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
-        """Bring a large body to the store below. There it stays, even if its message is called transient."""
+        """Bring a large body to the store below. It stays there, also when its message is called transient."""
         return await self._below.stage(chunks)
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Each in its layer; memory has no barrier, and waits for none."""
+        """Do each operation in its layer. Those in memory wait for no barrier."""
         if not any(self._is_above(operation) or self._has_to_come_up(operation) for operation in operations):
+            self._went_below = True
             return await self._below.commit(operations)
         outcomes: dict[int, Outcome] = {}
+        together = _Together()
         for place, operation in enumerate(operations):
-            if self._is_above(operation):
-                outcomes[place] = await self._commit_above(operation)
+            if self._is_above(operation) or together.has_written(operation):
+                together.add(place, operation)
             elif self._has_to_come_up(operation):
+                outcomes |= await self._commit_above(together)
+                together = _Together()
                 outcomes[place] = await self._bring_up(operation)
+        outcomes |= await self._commit_above(together)
         rest = [place for place in range(len(operations)) if place not in outcomes]
         if rest:
             done = await self._below.commit([operations[place] for place in rest])
             outcomes.update(zip(rest, done, strict=True))
+        self._went_below = bool(rest)
         return [outcomes[place] for place in range(len(operations))]
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Each from its layer, in order."""
-        below = [entry for entry in entries if entry.id not in self._sizes]
-        found = iter(await self._below.read(below)) if below else iter(())
-        return [
-            next(found) if entry.id not in self._sizes else (await self._above.read([entry]))[0] for entry in entries
-        ]
+        is_above = [self._above.holds(entry) for entry in entries]  # looked at once: queues go while others are read
+        if not any(is_above):
+            return await self._below.read(entries)
+        above = [entry for entry, in_memory in zip(entries, is_above, strict=True) if in_memory]
+        below = [entry for entry, in_memory in zip(entries, is_above, strict=True) if not in_memory]
+        from_above = iter(await self._above.read(above))
+        from_below = iter(await self._below.read(below) if below else ())
+        return [next(from_above if in_memory else from_below) for in_memory in is_above]
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is."""
-        return await (self._above if id in self._sizes else self._below).find(queue, id)
+        return await self._above.find(queue, id) or await self._below.find(queue, id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries of both layers."""
@@ -154,41 +165,30 @@ class LayeredStorage:
         return [*await self._above.scan(state, queue, limit), *below][:limit]
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
-        """What happens to the store below from outside; nobody else reaches memory."""
+        """What happens to the store below from outside; memory is out of every other process's reach."""
         return self._below.changes()
-
-    # How it is done
 
     def _is_above(self, operation: Operation) -> bool:
         if isinstance(operation, Write):
             return isinstance(operation.body, bytes) and (operation.transient or operation.queue in self._transient)
-        return operation.entry.id in self._sizes
+        return self._above.holds(operation.entry)
 
     def _has_to_come_up(self, operation: Operation) -> TypeGuard[Move]:
-        """A message from below that becomes part of a transient queue: from another one, or as a staged body."""
+        """Whether it moves a message from below into a transient queue: from another one, or as a staged body."""
         if not isinstance(operation, Move) or operation.state is State.REMOVED:
             return False
         return (operation.queue or operation.entry.queue) in self._transient
 
-    async def _commit_above(self, operation: Operation) -> Outcome:
-        if isinstance(operation, Write):
-            return await self._write(operation)
-        [outcome] = await self._above.commit([operation])
-        if isinstance(operation, Unlink):
-            self._forget(operation.entry.id)
-        return outcome
-
-    async def _write(self, write: Write) -> Outcome:
-        assert isinstance(write.body, bytes), "a staged body stays below"
-        if self._used + len(write.body) > self._max_memory:
-            return Outcome(Result.FULL, reason=f"{self._max_memory} bytes of transient messages are in memory")
-        [outcome] = await self._above.commit([write])
-        if outcome.result is Result.DONE:
-            self._note(write.id, len(write.body))
-        return outcome
+    async def _commit_above(self, together: _Together) -> dict[int, Outcome]:
+        """Do what stays in memory, by its places in the batch."""
+        # in one step of the event loop: in a step each, they would wait as often for all that other tasks do in one
+        if not together.operations:
+            return {}
+        done = await self._above.commit(list(together.operations.values()))
+        return dict(zip(together.operations, done, strict=True))
 
     async def _bring_up(self, move: Move) -> Outcome:
-        """A copy with the same id, then the removal of the original. A crash in between leaves the original."""
+        """Copy a message to the target with the same id, then remove the original. A crash in between leaves that."""
         [stored] = await self._below.read([move.entry])
         if stored is None:
             return Outcome(Result.GONE)
@@ -199,23 +199,40 @@ class LayeredStorage:
         finally:
             with trio.CancelScope(shield=True):
                 await stored.body.aclose()
-        written = await self._write(
-            Write(move.entry.queue, move.entry.id, body, stored.properties.attributes, move.entry.meta)
+        [written] = await self._above.commit(
+            [Write(move.entry.queue, move.entry.id, body, stored.properties.attributes, move.entry.meta)]
         )
         if written.entry is None:
             return written
+        [moved] = await self._above.commit([move._replace(entry=written.entry)])
+        if moved.entry is None:  # its queue has just gone: the message stays where it was
+            await self._take_away(written.entry)
+            return moved
         [removed] = await self._below.commit([Move(move.entry, State.REMOVED)])
         if removed.entry is None:
-            await self._above.commit([Move(written.entry, State.REMOVED)])
-            await self._commit_above(Unlink(written.entry._replace(state=State.REMOVED)))
+            await self._take_away(moved.entry)
             return removed
         await self._below.commit([Unlink(removed.entry)])
-        [moved] = await self._above.commit([move._replace(entry=written.entry)])
         return moved
 
-    def _note(self, id: MessageId, size: int) -> None:
-        self._sizes[id] = size
-        self._used += size
+    async def _take_away(self, entry: Entry) -> None:
+        """Remove a copy that was brought up in vain."""
+        removed = Move(entry, State.REMOVED)
+        await self._above.commit([removed, Unlink(entry._replace(state=State.REMOVED, meta=removed.meta))])
 
-    def _forget(self, id: MessageId) -> None:
-        self._used -= self._sizes.pop(id, 0)
+
+class _Together:
+    """Operations in memory that are done in one step, by their places in the batch."""
+
+    def __init__(self) -> None:
+        self.operations: dict[int, Operation] = {}
+        self._written: set[MessageId] = set()
+
+    def add(self, place: int, operation: Operation) -> None:
+        self.operations[place] = operation
+        if isinstance(operation, Write):
+            self._written.add(operation.id)
+
+    def has_written(self, operation: Operation) -> bool:
+        """Whether what it moves is among them."""
+        return not isinstance(operation, Write) and operation.entry.id in self._written

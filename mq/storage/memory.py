@@ -1,7 +1,7 @@
 """``memory:`` keeps everything in this process: the store of transient queues and messages.
 
 Not durable, not shared. Dropping a queue forgets its READY messages on the spot, so nothing of it appears in REMOVED.
-Attributes and records are kept as JSON text, so that nobody can change them from outside, and what comes back is
+Attributes and records are kept as JSON text, so that no caller can change what is kept, and what comes back is
 what every other store would give.
 """
 
@@ -26,6 +26,7 @@ from mq.storage.interface import (
     Operation,
     Outcome,
     Result,
+    Sharing,
     Staged,
     Stored,
     Unlink,
@@ -42,12 +43,12 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
     """
     if rest:
         raise StorageUnusable("memory: stands alone: nothing follows its colon")
-    if options.shared or options.watched:
+    if options.sharing is not Sharing.ALONE:
         raise StorageUnusable("memory: lives in one process: no peers, no separate mover or reaper can work on it")
     return MemoryStorage()
 
 
-class _Kept(NamedTuple):
+class _KeptMessage(NamedTuple):
     meta: Meta
     data: bytes
     checksum: int
@@ -66,10 +67,16 @@ class _StagedBytes:
 
 
 class MemoryStorage:
-    """A :class:`~mq.storage.interface.Storage` of dictionaries. Its life is that of the object, from open to close."""
+    """A :class:`~mq.storage.interface.Storage` of dictionaries. Its life is that of the object, from open to close.
 
-    def __init__(self) -> None:
-        self._places: dict[tuple[State, str], dict[MessageId, _Kept]] = {}
+    Args:
+        max_bytes: of bodies; a write that would be more is FULL. None for no limit.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._places: dict[tuple[State, str], dict[MessageId, _KeptMessage]] = {}
         self._records: dict[str, dict[str, str]] = {}
 
     @property
@@ -84,6 +91,7 @@ class MemoryStorage:
     async def aclose(self) -> None:
         """Forget everything."""
         self._places.clear()
+        self._bytes = 0
         self._records.clear()
         await trio.lowlevel.checkpoint()
 
@@ -101,7 +109,7 @@ class MemoryStorage:
         if self._records.get(kind, {}).pop(key, None) is None:
             return False
         if kind == QUEUE:
-            self._places.pop((State.READY, key), None)
+            self._bytes -= sum(len(kept.data) for kept in self._places.pop((State.READY, key), {}).values())
         return True
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
@@ -140,6 +148,10 @@ class MemoryStorage:
     def changes(self) -> None:
         """No other process can reach it."""
 
+    def holds(self, entry: Entry) -> bool:
+        """Whether that message is at this place now."""
+        return self._at(entry) is not None
+
     def _entries(self, state: State, queue: str | None) -> Iterator[Entry]:
         for (place, name), messages in self._places.items():
             if place is state and queue in (None, name):
@@ -163,8 +175,10 @@ class MemoryStorage:
             if body.data is None:
                 return Outcome(Result.GONE)
             body = body.data
+        if self._max_bytes is not None and self._bytes + len(body) > self._max_bytes:
+            return Outcome(Result.FULL, reason=f"{self._max_bytes} bytes of transient messages are in memory")
         entry = Entry(write.queue, write.id, State.NEW, write.meta)
-        kept = _Kept(entry.meta, body, checksum(body), json.dumps(write.attributes))
+        kept = _KeptMessage(entry.meta, body, checksum(body), json.dumps(write.attributes))
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
 
     def _move(self, move: Move) -> Outcome:
@@ -179,25 +193,29 @@ class MemoryStorage:
             return Outcome(Result.EXISTS)
         return Outcome(Result.DONE, target)
 
-    def _at(self, entry: Entry) -> _Kept | None:
+    def _at(self, entry: Entry) -> _KeptMessage | None:
         kept = self._places.get((entry.state, entry.queue), {}).get(entry.id)
         return kept if kept is not None and kept.meta == entry.meta else None
 
-    def _put(self, entry: Entry, kept: _Kept) -> bool:
+    def _put(self, entry: Entry, kept: _KeptMessage) -> bool:
         place = self._places.setdefault((entry.state, entry.queue), {})
-        return place.setdefault(entry.id, kept) is kept
+        if place.setdefault(entry.id, kept) is not kept:
+            return False
+        self._bytes += len(kept.data)
+        return True
 
-    def _take(self, entry: Entry) -> _Kept | None:
+    def _take(self, entry: Entry) -> _KeptMessage | None:
         kept = self._at(entry)
         if kept is not None:
             place = self._places[entry.state, entry.queue]
             del place[entry.id]
+            self._bytes -= len(kept.data)
             if not place:  # queues come and go: an empty place is not kept
                 del self._places[entry.state, entry.queue]
         return kept
 
 
-def _stored(kept: _Kept | None) -> Stored | None:
+def _stored(kept: _KeptMessage | None) -> Stored | None:
     if kept is None:
         return None
     properties = Properties(len(kept.data), kept.checksum, json.loads(kept.attributes))

@@ -1,8 +1,10 @@
-"""What the one who opens a store says about how it will be used."""
+"""How a store will be used, as its opener says."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from mq.storage.interface import Sharing
 
 
 @dataclass(frozen=True)
@@ -10,15 +12,22 @@ class StorageOptions:
     """How a store will be used. A backend that cannot serve it so says no in its factory.
 
     Attributes:
-        shared: brokers in other processes work on the same store (peers > 0).
-        watched: a mover or a reaper in another process works on the same store.
+        sharing: who else works on the same store.
         max_lease_seconds: no lease will be longer; a deadline further off than that is a clock's mistake.
         native: whether mq-native may be used, where it is installed.
+        group_writable: whether folders are used in which a group may write, and queues which its members made.
+        root_owner: the number of a user whose folders are used, besides this process's and root's.
+        log: whether batches are made durable by a log instead of file by file, where one process has a store on a file
+            system of which that was proven (:attr:`mq.storage.files.mount.Mount.logged`).
+        log_bytes: of each of its two segments; where not given, they grow from 1 MiB to 32 MiB.
         max_memory: bytes of bodies that may be kept in memory, where the store keeps some there.
     """
 
-    shared: bool = False
-    watched: bool = False
+    sharing: Sharing = Sharing.ALONE
     max_lease_seconds: float = 43200
     native: bool = True
+    group_writable: bool = False
+    root_owner: int | None = None
     max_memory: int = 1 << 28
+    log: bool = True
+    log_bytes: int | None = None

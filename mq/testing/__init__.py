@@ -1,1 +1,9 @@
-"""What tests of mq, and of plugins for it, need to put a hand inside. Shipped: an author's tests use it too."""
+"""What tests of mq, and of plugins for it, use to reach inside. Shipped: an author's tests use it too.
+
+* ``calls``: system calls that are written down, or fail when a test says so.
+* ``ports``: a free port that stays free until its server starts.
+* ``simulate``: runs seeds; ``plan``: what a seed draws; ``simulation``: one run of broker, endpoints and store.
+* ``disk``: a disk that forgets what was not synced; ``faults``: what goes wrong with it, and when.
+* ``clients``: clients over HTTP; ``users``: programs that embed the broker; ``claimants``: durable batch consumers.
+* ``history``: the promises P1 to P7, checked against what clients were told; ``expected``: what users expect.
+"""

@@ -1,30 +1,34 @@
 """Hands inside the medium: calls that are written down, and calls that fail when a test says so.
 
-Both stand between a folder store and any other :class:`~mq.storage.calls.Calls`, real or fake::
+Both stand between a folder store and any other :class:`~mq.storage.files.calls.Calls`, real or fake::
 
     calls = FaultyCalls(LinuxCalls(), root)
     calls.fail("fsync", errno.EIO, nth=2)
     storage = FolderStorage("test:", root, calls, StorageOptions(), mount=lambda root: Mount("test"))
 
-They forget nothing over a power cut: that is the simulation's part.
+They forget nothing over a power cut: that is the simulation's part. :class:`StepByStep` does by any calls what
+mq-native does in one go, so that its batches meet the faults of those calls.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from mq.storage.calls import Calls, FileKind, Native
+from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind, Native, Ownership, Step, write_all
+from mq.storage.files.layout import ATTRIBUTES, SUM
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One call.
 
     Attributes:
-        verb: its name in :class:`~mq.storage.calls.Calls`.
+        verb: its name in :class:`~mq.storage.files.calls.Calls`.
         path: of the file or folder, below the root; a file that is open has the path it was opened by.
         detail: the target of a rename or link, the name of an attribute, how many bytes were written.
     """
@@ -51,7 +55,7 @@ class RecordingCalls:
     native: Native | None = None
 
     def __init__(self, inner: Calls, root: str = "") -> None:
-        self.log: list[Call] = []
+        self.log: list[RecordedCall] = []
         self._inner = inner
         self._root = root.rstrip("/") + "/"
         self._opened: dict[int, str] = {}
@@ -60,11 +64,12 @@ class RecordingCalls:
         """The calls so far, as text; only those verbs, if any are given."""
         return [str(call) for call in self.log if not verbs or call.verb in verbs]
 
-    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
         """As in Calls."""
-        self._meet("open", path, "new" if flags & os.O_CREAT else "")
-        fd = self._inner.open(path, flags, mode)
-        self._opened[fd] = path
+        whole = self._whole(path, dir_fd)
+        self._meet("open", whole, "new" if flags & os.O_CREAT else "")
+        fd = self._inner.open(path, flags, mode, dir_fd=dir_fd)
+        self._opened[fd] = whole
         return fd
 
     def close(self, fd: int) -> None:
@@ -81,6 +86,26 @@ class RecordingCalls:
         """As in Calls."""
         self._meet("read", self._path(fd))
         return self._inner.read(fd, size)
+
+    def write_at(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        """As in Calls."""
+        self._meet("write_at", self._path(fd), f"{len(data)} at {offset}")
+        return self._inner.write_at(fd, data, offset)
+
+    def read_at(self, fd: int, size: int, offset: int) -> bytes:
+        """As in Calls."""
+        self._meet("read_at", self._path(fd))
+        return self._inner.read_at(fd, size, offset)
+
+    def write_in_place(self, fd: int) -> None:
+        """As in Calls."""
+        self._meet("write_in_place", self._path(fd))
+        self._inner.write_in_place(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        """As in Calls."""
+        self._meet("fdatasync", self._path(fd))
+        self._inner.fdatasync(fd)
 
     def fsync(self, fd: int) -> None:
         """As in Calls."""
@@ -112,30 +137,35 @@ class RecordingCalls:
         self._meet("link", source, self._short(target))
         self._inner.link(source, target)
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
         """As in Calls."""
-        self._meet("unlink", path)
-        self._inner.unlink(path)
+        self._meet("unlink", self._whole(path, dir_fd))
+        self._inner.unlink(path, dir_fd=dir_fd)
 
-    def mkdir(self, path: str, mode: int = 0o700) -> None:
+    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
         """As in Calls."""
-        self._meet("mkdir", path)
-        self._inner.mkdir(path, mode)
+        self._meet("mkdir", self._whole(path, dir_fd))
+        self._inner.mkdir(path, mode, dir_fd=dir_fd)
 
     def rmdir(self, path: str) -> None:
         """As in Calls."""
         self._meet("rmdir", path)
         self._inner.rmdir(path)
 
-    def names(self, path: str) -> list[tuple[str, FileKind]]:
+    def names(self, path: str | int) -> list[tuple[str, FileKind]]:
         """As in Calls."""
-        self._meet("names", path)
+        self._meet("names", self._whole(path))
         return self._inner.names(path)
 
     def kind(self, path: str) -> FileKind | None:
         """As in Calls."""
         self._meet("kind", path)
         return self._inner.kind(path)
+
+    def ownership(self, path: str | int, *, dir_fd: int | None = None) -> Ownership:
+        """As in Calls."""
+        self._meet("ownership", self._whole(path, dir_fd))
+        return self._inner.ownership(path, dir_fd=dir_fd)
 
     def lock(self, fd: int, *, exclusive: bool) -> None:
         """As in Calls."""
@@ -154,7 +184,12 @@ class RecordingCalls:
 
     def _meet(self, verb: str, path: str, detail: str = "") -> None:
         """Told of every call before it is passed on; what is raised here takes its place."""
-        self.log.append(Call(verb, self._short(path), detail))
+        self.log.append(RecordedCall(verb, self._short(path), detail))
+
+    def _whole(self, path: str | int, dir_fd: int | None = None) -> str:
+        if isinstance(path, int):
+            return self._path(path)
+        return path if dir_fd is None else f"{self._path(dir_fd)}/{path}"
 
     def _path(self, fd: int) -> str:
         return self._opened.get(fd, f"fd {fd}")
@@ -183,7 +218,7 @@ class Fault:
     times: int | None = 1
     met: int = 0
 
-    def strikes(self, call: Call) -> bool:
+    def strikes(self, call: RecordedCall) -> bool:
         """Whether this call fails."""
         wanted = call.verb != "close" if self.verb == "*" else call.verb == self.verb
         if not wanted or not fnmatchcase(call.path, self.path):
@@ -217,7 +252,7 @@ class FaultyCalls(RecordingCalls):
         return fault
 
     def just_before(self, verb: str, path: str, act: Callable[[], object]) -> list[str]:
-        """Let somebody else act just before the next call of that verb, on a path below the root that matches.
+        """Let another process act just before the next call of that verb, on a path below the root that matches.
 
         Returns:
             A list that is empty until it has happened.
@@ -240,3 +275,85 @@ class FaultyCalls(RecordingCalls):
         struck = [fault for fault in self.faults if fault.strikes(call)]
         if struck:
             raise OSError(struck[0].number, os.strerror(struck[0].number), path)
+
+
+class StepByStep:
+    """A :class:`~mq.storage.files.calls.Native` that is not.
+
+    Args:
+        calls: what it is made of.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
+        """As mq-native does."""
+        return [self._result(step, keep) for step in steps]
+
+    def read_files(self, paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
+        """As mq-native does."""
+        return [self._read(path, largest) for path in paths]
+
+    def _result(self, step: Step, keep: bool) -> int:
+        try:
+            if len(step) == 4:
+                return self._write(step, keep)
+            if len(step) == 2:
+                self._calls.rename(*step)
+            else:
+                self._calls.unlink(step[0])
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+        return 0
+
+    def _write(self, step: tuple[str, bytes, bytes, bytes], keep: bool) -> int:
+        path, data, noted, attributes = step
+        fd = self._calls.open(path, OPEN_NEW)
+        try:
+            if attributes:
+                self._calls.set_attribute(fd, ATTRIBUTES, attributes)
+            self._calls.set_attribute(fd, SUM, noted)
+            write_all(self._calls, fd, data)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._calls.close(fd)
+            with contextlib.suppress(OSError):
+                self._calls.unlink(path)
+            raise
+        if keep:
+            return fd
+        with contextlib.suppress(OSError):
+            self._calls.close(fd)
+        return 0
+
+    def _read(self, path: str, largest: int) -> tuple[bytes, bytes, bytes] | int:
+        try:
+            fd = self._calls.open(path, OPEN_READ)
+        except OSError as error:
+            return error.errno or errno.EIO
+        try:
+            return self._read_open(fd, largest)
+        except OSError as error:
+            return error.errno or errno.EIO
+        finally:
+            with contextlib.suppress(OSError):
+                self._calls.close(fd)
+
+    def _read_open(self, fd: int, largest: int) -> tuple[bytes, bytes, bytes] | int:
+        size = self._calls.file_size(fd)
+        if size is None or size > largest:
+            return errno.EFBIG
+        noted = self._calls.get_attribute(fd, SUM)
+        if not noted:
+            return errno.ENODATA
+        attributes = self._calls.get_attribute(fd, ATTRIBUTES) if noted.endswith(b":a") else b""
+        if attributes is None:
+            return errno.ENODATA
+        data = b""
+        while len(data) < size:
+            more = self._calls.read(fd, size - len(data))
+            if not more:
+                return errno.ENODATA
+            data += more
+        return data, noted, attributes

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
 from mq.broker import Broker, Draft, Published, Removal
+from mq.broker.batch_consumers import ConsumerPosition
+from mq.broker.config import MARGIN_SECONDS
 from mq.errors import CorruptMessage
 from mq.testing.history import History
 
 QUEUE: Final = "b"
+DEAD: Final = "b.dead"
+"""Where its messages go that were received too often."""
 CONSUMERS: Final = ("s", "t")
 _TOLERANCE_SECONDS: Final = 0.002
 _RENEWED: Final = 0.75
 """A lease that is asked for again may end earlier than a new one: docs/http.md."""
+_LATE: Final = 0.4
+"""The share of acknowledgements that come when the leases end."""
 
 
 class Ask(Protocol):
-    """Calls a broker; None when it refused, or when nobody waited for the answer."""
+    """Calls a broker; None when it refused, or when the caller was gone."""
 
     async def __call__(self, what: str, call: Callable[[], Awaitable[Any]], *, patient: bool = False) -> Any:
         """The answer."""
@@ -44,6 +51,7 @@ class _Checkpoint:
         asked: the last one whose acknowledgement was begun.
         planned: the messages of the batch after `confirmed`, once they were read.
         is_sure: whether it still has all of them: it may have lost some since, and have been told.
+        ends: between when and when the leases of the claim end, if they are not renewed.
         epochs: all that were told, the latest last.
     """
 
@@ -52,10 +60,11 @@ class _Checkpoint:
         self.asked = 0
         self.planned: list[str] | None = None
         self.is_sure = True
+        self.ends: tuple[float, float] | None = None
         self.epochs: list[int] = []
 
 
-class Ledger:
+class ConsumerLedger:
     """What claimants have asked for and were told, over all lives.
 
     Args:
@@ -91,7 +100,7 @@ class Ledger:
         self._stored.add(id)
 
     def seen(self, holder: str, id: str, body: bytes, asked: float) -> None:
-        """Somebody was handed this, by a call that was begun at `asked`."""
+        """A claimant was handed this, by a call that was begun at `asked`."""
         if body not in self._bodies:
             self.violate(f"P2/P3: {id} of {QUEUE} came with bytes that nobody published")
             return
@@ -107,6 +116,10 @@ class Ledger:
     def holding(self, holder: str, ids: list[str], until: float) -> None:
         """It has them until then at least."""
         self._holds.update(dict.fromkeys(ids, _Hold(holder, until)))
+
+    def leases_end(self) -> None:
+        """The clock was set ahead while no broker served the store: leases end by it."""
+        self._holds.clear()
 
     def letting_go(self, holder: str, ids: list[str]) -> None:
         """From now on it may have them, or not."""
@@ -124,16 +137,28 @@ class Ledger:
         self._may_be_gone.update(ids)
 
     def removed(self, holder: str, ids: list[str]) -> None:
-        """They are gone, but for those that are somebody else's by now."""
-        for id in ids:
-            if self.holds(holder, id):
-                self._gone[id] = self._now()
+        """They are gone for good."""
+        self._gone |= dict.fromkeys(ids, self._now())
         self.letting_go(holder, ids)
+
+    def missing(self) -> list[tuple[str, str]]:
+        """Messages that must be there now: everyone that is taken out is to be noted first."""
+        return [(QUEUE, id) for id in sorted(self._stored - self._may_be_gone)]
+
+    def near_an_end(self, now: float, random: Random) -> float:
+        """An instant, not before `now`, close to which leases end by the names that they have in the store."""
+        ends = {hold.until + MARGIN_SECONDS for hold in self._holds.values()}
+        near = random.choice(sorted(end for end in ends if end > now) or [now])
+        return max(now, near + random.uniform(-0.2, 0.1))
+
+    def may_be_gone(self, ids: list[str]) -> int:
+        """How many of them were removed, or may have been."""
+        return len(self._may_be_gone.intersection(ids))
 
     def check_lost(self) -> None:
         """Everything that was there was taken out: what is left is missing."""
-        for id in sorted(self._stored - self._may_be_gone):
-            self.violate(f"P1: {id} of {QUEUE} was acknowledged and is not there")
+        for queue, id in self.missing():
+            self.violate(f"P1: {id} of {queue} was acknowledged and is not there")
 
     def _learn(self, body: bytes, id: str) -> None:
         known = self._bodies[body]
@@ -153,7 +178,7 @@ class Claimants:
         lease_seconds: how long a lease lasts.
     """
 
-    def __init__(self, broker: Broker, ledger: Ledger, ask: Ask, random: Random, lease_seconds: float) -> None:
+    def __init__(self, broker: Broker, ledger: ConsumerLedger, ask: Ask, random: Random, lease_seconds: float) -> None:
         self._broker = broker
         self._ledger = ledger
         self._ask = ask
@@ -162,26 +187,38 @@ class Claimants:
 
     async def run(self) -> None:
         """Let all of them work until each has done what it wanted."""
-        if not await self._ask(f"make {QUEUE}", lambda: self._broker.create_queue(QUEUE)) and not self._ledger.is_made:
+        if not self._ledger.is_made and not await self._make():
             return
         self._ledger.is_made = True
+        for name in CONSUMERS:
+            await self._look(name)
         async with trio.open_nursery() as nursery:
             for name in CONSUMERS:
                 nursery.start_soon(self._work, name, self._random.randint(10, 40))
             nursery.start_soon(self._others, self._random.randint(5, 20))
 
     async def drain(self) -> None:
-        """Take out whatever there is; nobody else works now."""
+        """Take out all there is; no other claimant works now."""
         if not self._ledger.is_made:
             return
         for name in CONSUMERS:
             await self._start(name, patient=True)
             while await self._claim(name, patient=True):
                 await self._acknowledge(name, patient=True)
-        while await self._fetch(patient=True, visibility=None):
-            pass
+        for queue in (QUEUE, DEAD):
+            while await self._fetch(queue, patient=True, visibility=None):
+                pass
+
+    async def _make(self) -> bool:
+        most = self._random.choice((None, None, 2, 5))
+        settings = {"max_receives": most, "dead_letter_queue": DEAD}
+        for queue in (DEAD, QUEUE):
+            if not await self._ask(f"make {queue}", partial(self._broker.create_queue, queue)):
+                return False
+        return await self._ask(f"set {QUEUE}", lambda: self._broker.change_settings(QUEUE, settings)) is not None
 
     async def _work(self, name: str, steps: int) -> None:
+        await trio.sleep(self._random.choice((0.0, 0.0, 3.0, self._lease_seconds)))
         await self._start(name)
         actions = (self._claim, self._read, self._acknowledge, self._start, self._haunt)
         for _ in range(steps):
@@ -191,9 +228,10 @@ class Claimants:
 
     async def _others(self, steps: int) -> None:
         for _ in range(steps):
+            if self._random.random() < 0.4:
+                queue = self._random.choice((QUEUE, QUEUE, QUEUE, DEAD))
+                await self._fetch(queue, patient=False, visibility=self._random.choice((0.2, self._lease_seconds)))
             await self._publish(self._random.choice((1, 4, 9)))
-            if self._random.random() < 0.3:
-                await self._fetch(patient=False, visibility=self._random.choice((0.2, self._lease_seconds)))
             await trio.sleep(self._random.choice((0.0, 0.1, self._lease_seconds / 3)))
 
     async def _publish(self, count: int) -> None:
@@ -214,14 +252,24 @@ class Claimants:
         if known.epochs and standing.epoch <= known.epochs[-1]:
             self._ledger.violate(f"epoch: {name} was told {standing.epoch} after {known.epochs[-1]}")
         known.epochs.append(standing.epoch)
+        self._learn(name, standing)
+        known.asked = known.confirmed
+
+    async def _look(self, name: str) -> None:
+        """How far is it? That may be the answer that was lost on the way."""
+        standing = await self._ask(f"look at {name}", lambda: self._broker.claims.consumer(QUEUE, name))
+        if standing is not None:
+            self._learn(name, standing)
+
+    def _learn(self, name: str, standing: ConsumerPosition) -> None:
+        known = self._ledger.checkpoints[name]
         if standing.acknowledged not in (known.confirmed, known.asked):
             told = f"{known.confirmed} was, {known.asked} was asked for"
             self._ledger.violate(f"P1: batch {standing.acknowledged} of {name} is said to be acknowledged: {told}")
-        elif standing.acknowledged > known.confirmed:  # the answer was lost on the way
+        elif standing.acknowledged > known.confirmed:
             self._confirm(name)
         elif known.planned is not None and standing.batch is None:
             self._ledger.violate(f"P1: batch {known.confirmed + 1} of {name} was claimed, and is not there")
-        known.asked = known.confirmed
 
     async def _claim(self, name: str, *, patient: bool = False) -> bool:
         known = self._ledger.checkpoints[name]
@@ -245,9 +293,10 @@ class Claimants:
             if before is not None and patient:
                 self._ledger.violate(f"P1: batch {batch} of {name} was claimed, and there is nothing")
             return False
-        if was_held and held.lost:
+        if was_held and held.lost > self._ledger.may_be_gone(before or []):
             self._ledger.violate(f"P6: batch {batch} of {name} lost {held.lost} messages while its lease ran")
         until = asked + seconds * (1.0 if held.is_new else _RENEWED)
+        known.ends = (until, trio.current_time() + seconds)
         return await self._read(name, until=until, count=held.messages, patient=patient)
 
     async def _read(
@@ -287,6 +336,8 @@ class Claimants:
         known = self._ledger.checkpoints[name]
         if not known.epochs or known.planned is None or not known.is_sure:
             return
+        if not patient and known.ends is not None and self._random.random() < _LATE:
+            await trio.sleep_until(self._random.uniform(known.ends[0] - 0.1, known.ends[1] + 0.1))
         known.asked, epoch = known.confirmed + 1, known.epochs[-1]
         self._ledger.removing(known.planned)
 
@@ -316,10 +367,10 @@ class Claimants:
 
     # Others
 
-    async def _fetch(self, *, patient: bool, visibility: float | None) -> bool:
+    async def _fetch(self, queue: str, *, patient: bool, visibility: float | None) -> bool:
         holder, asked = f"fetch {self._random.getrandbits(64):016x}", trio.current_time()
         messages = await self._ask(
-            f"fetch {QUEUE}", lambda: self._broker.fetch_many(QUEUE, 3, visibility=visibility), patient=patient
+            f"fetch {queue}", lambda: self._broker.fetch_many(queue, 3, visibility=visibility), patient=patient
         )
         for message in messages or []:
             body = await message.body.read()
@@ -329,10 +380,10 @@ class Claimants:
             self._ledger.holding(holder, [message.id], asked + seconds)
             if patient or self._random.random() < 0.5:
                 self._ledger.removing([message.id])
-                await self._remove(holder, Removal(message.id, message.receipt), patient=patient)
+                await self._remove(queue, holder, Removal(message.id, message.receipt), patient=patient)
         return bool(messages)
 
-    async def _remove(self, holder: str, removal: Removal, *, patient: bool) -> None:
-        outcome = await self._ask("remove", lambda: self._broker.remove_many(QUEUE, [removal]), patient=patient)
+    async def _remove(self, queue: str, holder: str, removal: Removal, *, patient: bool) -> None:
+        outcome = await self._ask("remove", lambda: self._broker.remove_many(queue, [removal]), patient=patient)
         if outcome == [None]:
             self._ledger.removed(holder, [removal.id])

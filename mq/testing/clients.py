@@ -41,7 +41,7 @@ WRONG: Final = (
 )
 
 
-class _Held(NamedTuple):
+class _HeldByClient(NamedTuple):
     queue: str
     id: MessageId
 
@@ -71,7 +71,7 @@ class Clients:
         self._random = random
         self._note = note
         self._lease_seconds = lease_seconds
-        self._held: list[_Held] = []
+        self._held: list[_HeldByClient] = []
 
     async def run(self, count: int) -> None:
         """Let so many clients work until each has done what it wanted."""
@@ -82,7 +82,7 @@ class Clients:
                 nursery.start_soon(self._work, self._random.randint(5, 30))
 
     async def drain(self) -> None:
-        """Take out and remove whatever there is, until nothing comes any more."""
+        """Take out and remove all there is, until nothing comes any more."""
         for queue in (STEADY, CHANGING):
             while await self._fetch(queue, patient=True):
                 held = self._held.pop()
@@ -139,19 +139,19 @@ class Clients:
             return False
         id = MessageId(dict(reply.headers)["x-message-id"])
         try:
-            body = reply.body if isinstance(reply.body, bytes) else await reply.body.read()
+            body = reply.body if isinstance(reply.body, bytes) else b"".join([piece async for piece in reply.body])
         except CorruptMessage as error:
             self._history.violate(f"P2: {id} is damaged: {error}")
             return False
         self._history.fetched(queue, id, body, asked)
-        self._held.append(_Held(queue, id))
+        self._held.append(_HeldByClient(queue, id))
         return True
 
     async def _remove_one(self, queue: str) -> None:
         if self._held:
             await self._remove(self._held.pop(self._random.randrange(len(self._held))))
 
-    async def _remove(self, held: _Held, *, patient: bool = False) -> None:
+    async def _remove(self, held: _HeldByClient, *, patient: bool = False) -> None:
         self._history.removing(held.id)
         reply = await self._ask("DELETE", f"/{held.queue}/messages/{held.id}", patient=patient)
         if reply is not None and reply.status == 202:

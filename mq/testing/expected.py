@@ -6,7 +6,7 @@ is the wall clock, which may be set back. Everything here is known to clients al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mq.message import Message
@@ -24,7 +24,7 @@ _TOLERANCE_SECONDS: Final = 0.002
 
 
 class Sent:
-    """A message, as whoever published it knows it.
+    """A message, as its publisher knows it.
 
     Attributes:
         queue: where it was published.
@@ -36,7 +36,7 @@ class Sent:
         id: as it was told; None until then.
         expires: when it expires at the latest, by the wall clock, where that is known.
         is_stored: whether its publish was acknowledged.
-        may_be_gone: whether somebody tried to remove it.
+        may_be_gone: whether a client tried to remove it.
         is_gone: when that was acknowledged.
     """
 
@@ -54,7 +54,7 @@ class Sent:
         self.is_gone: float | None = None
 
 
-class Delivery:
+class SeenDelivery:
     """A message that was handed out.
 
     Attributes:
@@ -123,7 +123,9 @@ class Expected:
         if id not in self._by_id:
             self.stored(self.sending(UNIQUE, body), id)
 
-    def fetched(self, queue: str, message: Message, body: bytes, asked: float, wall_asked: float) -> Delivery | None:
+    def fetched(
+        self, queue: str, message: Message, body: bytes, asked: float, wall_asked: float
+    ) -> SeenDelivery | None:
         """A fetch that was asked for at `asked` gave this."""
         sent = self._by_id.get(message.id) or self._by_body.get(body)
         if sent is None and queue == UNIQUE:
@@ -132,23 +134,29 @@ class Expected:
             self._history.violate(f"P2/P3: {message.id} of {queue} came with bytes that nobody published")
             return None
         self._learn(sent, message.id)
-        delivery = Delivery(sent, queue, message, asked)
+        delivery = SeenDelivery(sent, queue, message, asked)
         self._check_times(delivery, wall_asked)
         self._check_place(delivery)
         self._held_until.pop(message.id, None)
         self._holder[message.id] = message.receipt
         return delivery
 
-    def holding(self, delivery: Delivery, begun: float, seconds: float) -> None:
+    def holding(self, delivery: SeenDelivery, begun: float, seconds: float) -> None:
         """It is held for so long, from `begun` on at the earliest."""
         self._held_until[delivery.message.id] = begun + seconds
 
-    def letting_go(self, delivery: Delivery) -> None:
+    def leases_end(self) -> None:
+        """The clock was set ahead while no broker served the store: leases, delays and key windows end by it."""
+        self._held_until.clear()
+        for sent in self.sent:
+            sent.not_before, sent.key = 0.0, None
+
+    def letting_go(self, delivery: SeenDelivery) -> None:
         """Its lease is about to be changed by its holder, or by one whose lease is over."""
         if self._holder.get(delivery.message.id) == delivery.message.receipt:
             self._held_until.pop(delivery.message.id, None)
 
-    def removing(self, delivery: Delivery) -> bool:
+    def removing(self, delivery: SeenDelivery) -> bool:
         """A removal by receipt begins; whether another delivery of the message is known."""
         is_late = self._holder.get(delivery.message.id) != delivery.message.receipt
         if not is_late:
@@ -156,18 +164,41 @@ class Expected:
             self.letting_go(delivery)
         return is_late
 
-    def removed(self, delivery: Delivery, *, is_late: bool) -> None:
+    def removed(self, delivery: SeenDelivery, *, is_late: bool) -> None:
         """It was acknowledged."""
         delivery.sent.may_be_gone = True
         delivery.sent.is_gone = self._now()
         if is_late:
             self._history.violate(f"receipt: {delivery.message.id} was removed by one whose lease was over")
 
+    def held(self) -> frozenset[str]:
+        """The messages whose leases run now for certain."""
+        return frozenset(id for id, until in self._held_until.items() if until > self._now())
+
+    def purging(self, queue: str, held: frozenset[str]) -> None:
+        """A purge has been asked for, and answered or not: of all that may have been in that queue only what was `held`
+        before, and still is, is sure to be there."""
+        still = held & self.held()
+        for sent in self.sent:
+            sent.may_be_gone = sent.may_be_gone or (sent.queue == queue and sent.id not in still)
+
+    def purged(self, queue: str, ids: Sequence[str], count: int) -> None:
+        """It was answered with `count`; meanwhile the removal of these was reported."""
+        if len(ids) < count:
+            self._history.violate(f"purge: {count} messages of {queue} are said to be gone, and {len(ids)} are")
+        for id in ids:
+            sent = self._by_id.get(id)
+            if sent is not None and sent.is_gone is None:
+                sent.is_gone = self._now()
+
+    def missing(self) -> list[tuple[str, str]]:
+        """Messages that must be there now, here or among the dead."""
+        return [(sent.queue, sent.id or "") for sent in self.sent if sent.is_stored and not sent.may_be_gone]
+
     def check_lost(self) -> None:
         """Everything that is there was taken out, and its removal noted: what is left is missing."""
-        for sent in self.sent:
-            if sent.is_stored and not sent.may_be_gone:
-                self._history.violate(f"P1: {sent.id} of {sent.queue} was acknowledged and is in no queue")
+        for queue, id in self.missing():
+            self._history.violate(f"P1: {id} of {queue} was acknowledged and is in no queue")
 
     def _learn(self, sent: Sent, id: str) -> None:
         if sent.id is None and id not in self._by_id:
@@ -175,7 +206,7 @@ class Expected:
         elif sent.id != id:
             self._history.violate(f"key: {sent.body!r} with the key {sent.key} was stored as {sent.id} and as {id}")
 
-    def _check_times(self, delivery: Delivery, wall_asked: float) -> None:
+    def _check_times(self, delivery: SeenDelivery, wall_asked: float) -> None:
         id, sent, now = delivery.message.id, delivery.sent, self._now()
         if sent.is_gone is not None and sent.is_gone < delivery.asked:
             self._history.violate(f"P5: {id} came back after its removal was acknowledged")
@@ -183,11 +214,14 @@ class Expected:
             self._history.violate(f"P6: {id} is handed out {self._held_until[id] - now:.3f} s before its lease ends")
         if delivery.queue != DEAD and now < sent.not_before - _TOLERANCE_SECONDS:
             self._history.violate(f"delay: {id} came {sent.not_before - now:.3f} s too early")
-        over = min(wall_asked, self._wall()) - (sent.expires or float("inf"))
+        # What it was when the fetch was asked for, with a clock that was set back since: a fetch waits, and is leased
+        # before it is answered.
+        asked_by_now = self._wall() - (now - delivery.asked)
+        over = min(wall_asked, asked_by_now) - (sent.expires or float("inf"))
         if delivery.queue != DEAD and over > _TOLERANCE_SECONDS:
             self._history.violate(f"ttl: {id} was handed out {over:.3f} s after it had expired")
 
-    def _check_place(self, delivery: Delivery) -> None:
+    def _check_place(self, delivery: SeenDelivery) -> None:
         message, sent = delivery.message, delivery.sent
         if delivery.queue not in (sent.queue, DEAD if sent.queue == WORK else sent.queue):
             self._history.violate(f"P3: {message.id} of {sent.queue} came out of {delivery.queue}")

@@ -17,7 +17,7 @@ class PowerCut(BaseException):
     """The power fails at this call. Nothing catches it."""
 
 
-class Fault(NamedTuple):
+class DiskFault(NamedTuple):
     """One way to fail.
 
     Attributes:
@@ -25,21 +25,34 @@ class Fault(NamedTuple):
         verbs: the calls that can fail so.
         odds: how likely each of them does.
         passes: whether the medium recovers by itself.
+        where: only calls on a path with this in it.
     """
 
     number: int
     verbs: frozenset[str]
     odds: float
     passes: bool
+    where: str = ""
 
 
-KINDS: Final[Mapping[str, Fault]] = {
-    "write error": Fault(errno.EIO, frozenset({"write", "rename", "link", "unlink", "setxattr"}), 0.01, passes=False),
-    "sync error": Fault(errno.EIO, frozenset({"fsync", "syncfs"}), 0.03, passes=False),
-    "full": Fault(errno.ENOSPC, WRITING, 0.2, passes=True),
-    "no handles": Fault(errno.EMFILE, frozenset({"open", "create"}), 0.2, passes=True),
-    "read-only": Fault(errno.EROFS, WRITING, 0.5, passes=False),
+KINDS: Final[Mapping[str, DiskFault]] = {
+    "write error": DiskFault(
+        errno.EIO, frozenset({"write", "write_at", "rename", "link", "unlink", "setxattr"}), 0.01, passes=False
+    ),
+    "sync error": DiskFault(errno.EIO, frozenset({"fsync", "fdatasync", "syncfs"}), 0.03, passes=False),
+    "full": DiskFault(errno.ENOSPC, WRITING, 0.2, passes=True),
+    "no handles": DiskFault(errno.EMFILE, frozenset({"open", "create"}), 0.2, passes=True),
+    "read-only": DiskFault(errno.EROFS, WRITING, 0.5, passes=False),
 }
+
+REFUSALS: Final[Mapping[str, DiskFault]] = {
+    "no room for records": DiskFault(errno.ENOSPC, frozenset({"create"}), 0.7, passes=True, where="/state/records/"),
+    "no handles for records": DiskFault(errno.EMFILE, frozenset({"create"}), 0.7, passes=True, where="/state/records/"),
+    "no quota for moves": DiskFault(errno.EDQUOT, frozenset({"rename", "link"}), 0.9, passes=True),
+    "no right to move": DiskFault(errno.EACCES, frozenset({"rename", "link"}), 0.5, passes=True),
+}
+"""What is refused for now where ledgers, deliveries, deaths and claims write, and so often that the reserve is of no
+help."""
 
 
 class Faults:
@@ -54,7 +67,7 @@ class Faults:
         self.calls = 0
         self.seen: Counter[str] = Counter()
         self.cut_at: int | None = None
-        self.active: dict[str, Fault] = {}
+        self.active: dict[str, DiskFault] = {}
         self.short_writes = 0.0
         self._dead = False
         self._random = random
@@ -73,7 +86,7 @@ class Faults:
             self._note(f"power cut before {verb} {what}")
             raise PowerCut
         for name, fault in self.active.items():
-            if verb in fault.verbs and self._random.random() < fault.odds:
+            if verb in fault.verbs and fault.where in what and self._random.random() < fault.odds:
                 self.seen[name] += 1
                 self._note(f"{name}: {verb} {what}")
                 raise OSError(fault.number, os.strerror(fault.number), what)

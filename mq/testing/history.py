@@ -10,16 +10,12 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mq.lifecycle import TRANSITIONS, Kind, Transition
+from mq.lifecycle import TRANSITIONS, Kind, Span, Transition
 from mq.message import MessageId
 
 
-class Violation(AssertionError):
-    """A promise was broken."""
-
-
 class Deletion(NamedTuple):
-    """A queue was deleted, or somebody tried to.
+    """A queue was deleted, or a client tried to.
 
     Attributes:
         begun: when it was asked for.
@@ -64,6 +60,7 @@ class History:
         self.violations: list[str] = []
         self.deliveries = 0
         self.in_order = ordered
+        self.told_removed: list[tuple[str, MessageId]] = []
         self._now = now
         self._lease_seconds = lease_seconds
         self._sent: dict[bytes, _Sent] = {}
@@ -149,8 +146,12 @@ class History:
         self._queues[queue] = False
 
     def cut_off(self) -> None:
-        """The brokers ended in the middle of what they did: a lease that nobody was told of may stand."""
+        """The brokers ended in the middle of what they did: a lease that no client was told of may stand."""
         self._never_leased.clear()
+
+    def leases_end(self) -> None:
+        """The clock was set ahead while no broker served the store: leases end by it."""
+        self._held_until.clear()
 
     # What the broker says
 
@@ -163,6 +164,14 @@ class History:
                 self._lease(transition.id)
             elif transition.kind is Kind.REQUEUE:
                 self._requeue(transition.id)
+            elif transition.kind is Kind.REMOVE:
+                self.told_removed.append((transition.queue, transition.id))
+
+    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
+        """As :meth:`mq.lifecycle.Observer.held`: no transition, so nothing to check."""
+
+    def took(self, span: Span, seconds: float) -> None:
+        """As :meth:`mq.lifecycle.Observer.took`: however long it took."""
 
     def _lease(self, id: MessageId) -> None:
         now = self._now()
@@ -204,7 +213,9 @@ class History:
         if sent.removed is not None and sent.removed < asked:
             return Fate.GONE
         for deletion in deletions:
-            acknowledged_before = sent.done is not None and sent.done < deletion.begun  # at one instant, who knows
+            acknowledged_before = (
+                sent.done is not None and sent.done < deletion.begun
+            )  # at one instant their order is unknown
             if deletion.done is not None and deletion.done < asked and acknowledged_before:
                 return Fate.GONE
         if sent.removing or sent.done is None:

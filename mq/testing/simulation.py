@@ -21,82 +21,46 @@ from typing import Any, Final, NamedTuple
 import trio
 from trio.testing import MockClock
 
-from mq.broker import Broker, BrokerConfig, mover, open_broker
-from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS
+from mq.broker import Broker, BrokerConfig, keys, mover, open_broker
+from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.errors import MQError
+from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_whole
-from mq.storage.mount import Mount
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage
+from mq.storage.interface import Sharing
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage
-from mq.testing.claimants import Claimants, Ledger
+from mq.testing.calls import StepByStep
+from mq.testing.claimants import Claimants, ConsumerLedger
 from mq.testing.clients import Clients
 from mq.testing.disk import Disk, Medium
 from mq.testing.expected import Expected
-from mq.testing.faults import KINDS, Faults, PowerCut
+from mq.testing.faults import KINDS, REFUSALS, Faults, PowerCut
 from mq.testing.history import History
-from mq.testing.steps import StepByStep
+from mq.testing.plan import Plan, make_plan
 from mq.testing.users import Users
 
 START_NS: Final = 1_700_000_000 * 10**9
 STUCK_SECONDS: Final = 7200.0
 """Virtual seconds after which a phase that should have ended is stuck (P9). No fault lasts nearly as long."""
 
-CLAIMING: Final = (1, 2)
-"""The last digits of seeds in whose runs batches are claimed, if there is one broker."""
-
-WAITING: Final = (5, 6)
-"""The last digits of seeds in whose runs consumers wait for all that others publish, if there is one broker, and hardly
-anybody does anything else."""
-PAIRS: Final = 3
-"""So many of both."""
-
-AT_ONCE: Final = 3
-"""Of the seeds whose tens leave this rest when divided by 4: a batch's calls are made as mq-native makes them."""
+STEPS_SECONDS: Final = tuple(years * 365 * 86_400.0 for years in (-30, -2, 0, 0, 2, 30))
+"""By which such a clock is set: mostly by years."""
 
 DISK_BYTES: Final = 1 << 18
-"""What a disk is said to hold. It keeps the ballast small."""
+"""What a disk is said to hold. It keeps the reserve small."""
 
+LOG_BYTES: Final = 1 << 16
+"""Of a segment: few, so that there are many checkpoints."""
 MOUNTS: Final = {
-    Medium.ORDERED: Mount("ordered", atomic_rename=True, ordered=True, size=DISK_BYTES),
-    Medium.UNORDERED: Mount("unordered", atomic_rename=True, size=DISK_BYTES),
+    Medium.ORDERED: Mount("ordered", atomic_rename=True, ordered=True, logged=True, size=DISK_BYTES),
+    Medium.UNORDERED: Mount("unordered", atomic_rename=True, logged=True, size=DISK_BYTES),
     Medium.ADVERSARIAL: Mount("adversarial", size=DISK_BYTES),
 }
 
 
-class Plan(NamedTuple):
-    """What a seed has in store.
-
-    Attributes:
-        medium: the file system.
-        brokers: how many work on the store at the same time.
-        syncfs: whether the store may use syncfs(2).
-        lives: how often the store is served, and cut off, before the last look.
-        lease_seconds: how long a lease lasts.
-        slow: the longest that one hop to the disk may take, in seconds.
-        faults: the kinds that happen.
-        clients: how many work at a time.
-        users: how many more do what people expect of a queue.
-        longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
-        claims: whether batches are claimed, too.
-        pairs: how many pairs of users there are of whom one publishes and the other waits for that.
-    """
-
-    medium: Medium
-    brokers: int
-    syncfs: bool
-    lives: int
-    lease_seconds: float
-    slow: float
-    faults: tuple[str, ...]
-    clients: int
-    users: int
-    longest_round: int
-    claims: bool = False
-    pairs: int = 0
-
-
-class Report(NamedTuple):
+class RunReport(NamedTuple):
     """What came of a run.
 
     Attributes:
@@ -120,54 +84,43 @@ class Report(NamedTuple):
     log: tuple[str, ...]
 
 
-def run_seed(seed: int) -> Report:
-    """Run one seed to its end."""
-    return _Run(seed).run()
+def run_seed(
+    seed: int, tell: Callable[[str], None] | None = None, *, strict_seeds: bool = False, log: bool = False
+) -> RunReport:
+    """Run one seed to its end.
 
-
-def make_plan(random: Random) -> Plan:
-    """What a seed has in store."""
-    syncfs = random.random() < 0.5
-    kinds = sorted(KINDS.keys() - (set() if syncfs else {"no handles"}))  # a folder's fsync needs a handle, syncfs none
-    medium = random.choice(list(Medium))
-    return Plan(
-        medium=medium,
-        brokers=random.choice((1, 1, 1, 2)),
-        syncfs=syncfs,
-        lives=random.choice((1, 2, 3)),
-        lease_seconds=random.choice((0.5, 5.0, 30.0)),
-        slow=random.choice((0.0, 0.01, 0.3, 3.0)),
-        faults=tuple(random.sample(kinds, k=random.choice((0, 0, 1, 2)))),
-        clients=random.randint(2, 6),
-        users=random.choice((0, 2, 4)),
-        longest_round=random.choice((2, mover.LARGEST_ROUND)),
-    )
+    Args:
+        seed: decides all.
+        tell: told of every call to the disk, in a line.
+        strict_seeds: whether the brokers keep to the letter of the seed (``--strict-seeds``).
+        log: whether the store makes batches durable by its log (``--log``).
+    """
+    return _Run(seed, tell, strict_seeds=strict_seeds, log=log).run()
 
 
 class _Run:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, tell: Callable[[str], None] | None, *, strict_seeds: bool, log: bool) -> None:
         self.seed = seed
         self.random = Random(seed)
-        plan = make_plan(self.random)
-        if plan.brokers == 1 and seed % 10 in WAITING:
-            plan = plan._replace(pairs=PAIRS, clients=1, users=0)
-        self.plan = plan._replace(claims=seed % 10 in CLAIMING and plan.brokers == 1)
+        plan = make_plan(seed, self.random)._replace(strict_seeds=strict_seeds)
+        self.plan = plan.with_log() if log else plan
         self.slow, self.brokers = self.plan.slow, self.plan.brokers
         self.log: list[str] = []
         self.faults = Faults(self.random, self._note)
-        self.disk = Disk(self.plan.medium, self.random, self.faults)
-        if seed // 10 % 4 == AT_ONCE:
+        self.disk = Disk(self.plan.medium, self.random, self.faults, tell)
+        if self.plan.at_once:
             self.disk.native = StepByStep(self.disk)
-        self.set_back_seconds = 0.0
+        self.ahead_seconds = 0.0
+        self.steps = Random(f"clock of {seed}") if self.plan.steps else None
         self.elapsed = 0.0
         self.guesses, self.measured = Random(seed), 0.0
         self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
         scarce = "no handles" in self.plan.faults
         self.expected = Expected(self.history, self._now, self._wall, scarce=scarce)
-        self.batches = Ledger(self.history, self._now)
+        self.batches = ConsumerLedger(self.history, self._now)
 
-    def run(self) -> Report:
-        with _silence(), _rounds(self.plan.longest_round):
+    def run(self) -> RunReport:
+        with _silence(), _small(self.plan.longest_round, self.plan.largest_segment):
             for life in range(self.plan.lives):
                 self._note(f"life {life}")
                 self._serve(self._live)
@@ -178,7 +131,7 @@ class _Run:
                     self._serve(self._only_open)
                     self._crash()
             self._serve(self._last_look)
-        return Report(
+        return RunReport(
             self.seed,
             self.plan,
             tuple(self.history.violations),
@@ -203,10 +156,10 @@ class _Run:
             return self.elapsed
 
     def _clock_ns(self) -> int:
-        return START_NS + round((self._now() - self.set_back_seconds) * 1e9)
+        return START_NS + round((self._now() + self.ahead_seconds) * 1e9)
 
     def _wall(self) -> float:
-        return self._now() - self.set_back_seconds
+        return self._now() + self.ahead_seconds
 
     def _stopwatch(self) -> float:
         """What a sync costs is anybody's guess."""
@@ -250,6 +203,20 @@ class _Run:
         self.faults.lift()
         self.history.cut_off()
         self.elapsed += self.random.choice((0.0, 1.0, self.plan.lease_seconds, 100.0))
+        if self.plan.claims and self.random.random() < 0.3:
+            self.elapsed = self.batches.near_an_end(self.elapsed, self.random)
+        self._set_clock()
+
+    def _set_clock(self) -> None:
+        """While no broker serves the store."""
+        if self.steps is None:
+            return
+        before, self.ahead_seconds = self.ahead_seconds, self.steps.choice(STEPS_SECONDS)
+        self._note(f"the clock is set by {(self.ahead_seconds - before) / 86_400:.0f} days")
+        if self.ahead_seconds > before:
+            self.history.leases_end()
+            self.expected.leases_end()
+            self.batches.leases_end()
 
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
@@ -268,6 +235,8 @@ class _Run:
                         people.start_soon(self._claimants(brokers[0], users).run)
                 nursery.cancel_scope.cancel()
             self._check_health(brokers)
+            if self.plan.refuses and self.plan.brokers == 1:
+                await self._look_for_all(brokers[0])
             self._note("killed at the end of its life")
             raise PowerCut
 
@@ -276,7 +245,16 @@ class _Run:
 
     def _users(self, brokers: list[Broker]) -> Users:
         lease_seconds = self.plan.lease_seconds
-        return Users(brokers, self.expected, self.history, self.random, self._note, lease_seconds, self._wall)
+        return Users(
+            brokers,
+            self.expected,
+            self.history,
+            self.random,
+            self._note,
+            lease_seconds,
+            self._wall,
+            purges=self.plan.purges,
+        )
 
     def _claimants(self, broker: Broker, users: Users) -> Claimants:
         return Claimants(broker, self.batches, users.ask, self.random, self.plan.lease_seconds)
@@ -287,38 +265,58 @@ class _Run:
             failures = [broker._committer.failure for broker in brokers]
             self.history.violate(f"P8: not ready, though nothing happened that does not pass: {failures}")
 
+    async def _look_for_all(self, broker: Broker) -> None:
+        """P9: what was refused for now is tried again in this life, and needs no restart."""
+        self.faults.active = {}
+        await trio.sleep(2 * (RETRY_SECONDS + self.slow))  # a try that has begun may take as long as a slow call
+        await trio.testing.wait_all_tasks_blocked()
+        known = set[str]()
+        for queue in broker.inventory():
+            known.update(queue.moving)
+            for entry in queue.entries:
+                known.add(entry.id)
+                if entry.state is State.NEW:
+                    self.history.violate(f"P9: {entry.id} of {queue.queue} is not delivered, and nothing is in the way")
+        for where, id in [*self.history.missing(), *self.expected.missing(), *self.batches.missing()]:
+            if id not in known:
+                self.history.violate(f"P9: {id} of {where} is not to be had before a restart")
+
     async def _trouble(self) -> None:
         """Faults that come and go, and a clock that is set back."""
         while True:
-            await trio.sleep(self.random.uniform(0, 10))
+            await trio.sleep(self.random.uniform(0, 1 if self.plan.refuses else 10))
             if self.plan.faults and self.random.random() < 0.7:
                 name = self.random.choice(self.plan.faults)
-                self.faults.active = {name: KINDS[name]}
+                self.faults.active = {name: {**KINDS, **REFUSALS}[name]}
                 self._note(f"trouble begins: {name}")
                 self.history.in_order = False  # what could not be delivered for a while comes late
                 await trio.sleep(self.random.uniform(0, 20))
                 self.faults.active = {}
                 self._note("trouble ends")
             elif self.brokers == 1 and self.random.random() < 0.3:  # peers need clocks that agree: docs/on-disk.md
-                self.set_back_seconds += self.random.choice((0.5, 60.0, 86400.0))
+                self.ahead_seconds -= self.random.choice((0.5, 60.0, 86400.0))
                 self._note("the clock is set back")
 
     async def _open(self, stack: AsyncExitStack) -> Broker:
-        shared = self.brokers > 1
+        sharing = Sharing.PEERS if self.brokers > 1 else Sharing.ALONE
         storage = FolderStorage(
             "simulated:",
             "/mq",
             self.disk,
-            StorageOptions(shared=shared),
+            StorageOptions(sharing=sharing, log=self.plan.has_log, log_bytes=LOG_BYTES),
             mount=lambda root: MOUNTS[self.plan.medium],
             hop=self._hop,
             syncfs=self.plan.syncfs,
             ids=MessageIds(self._clock_ns, self.random.getrandbits(48)),
             clock=self._stopwatch,
+            draw=self.random.randbytes,
         )
         await storage.open()
         config = BrokerConfig(
-            workers=self.random.choice((1, 2, 8)), peers=self.brokers - 1, delay_seconds=self.plan.lease_seconds
+            workers=self.random.choice((1, 2, 8)),
+            peers=self.brokers - 1,
+            delay_seconds=self.plan.lease_seconds,
+            strict_seeds=self.plan.strict_seeds,
         )
         return await stack.enter_async_context(
             open_broker(
@@ -347,6 +345,7 @@ class _Run:
             broker = await self._open(stack)
             clients, users = self._clients([broker]), self._users([broker])
             await clients.check_queues()
+            await users.publish_all_again()
             await clients.drain()
             await users.drain()
             claimants = self._claimants(broker, users)
@@ -370,13 +369,14 @@ class _Run:
 
 
 @contextmanager
-def _rounds(longest: int) -> Iterator[None]:
-    usual = mover.LARGEST_ROUND
-    vars(mover)["LARGEST_ROUND"] = longest
+def _small(longest_round: int, largest_segment: int) -> Iterator[None]:
+    """What takes many messages to fill is full with few."""
+    usual = mover.LARGEST_ROUND, keys.LARGEST_SEGMENT
+    vars(mover)["LARGEST_ROUND"], vars(keys)["LARGEST_SEGMENT"] = longest_round, largest_segment
     try:
         yield
     finally:
-        vars(mover)["LARGEST_ROUND"] = usual
+        vars(mover)["LARGEST_ROUND"], vars(keys)["LARGEST_SEGMENT"] = usual
 
 
 @contextmanager
@@ -391,7 +391,7 @@ def _silence() -> Iterator[None]:
         log.setLevel(level)
 
 
-def digest(reports: list[Report]) -> str:
+def digest(reports: list[RunReport]) -> str:
     """One digest of many runs."""
     together = hashlib.sha256()
     for report in reports:

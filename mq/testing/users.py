@@ -16,7 +16,7 @@ from mq.broker import Broker, Draft, Published, Removal
 from mq.errors import MQError
 from mq.message import Message
 from mq.testing.clients import PATIENCE_SECONDS
-from mq.testing.expected import DEAD, LIMITED, MAX_MESSAGES, MAX_RECEIVES, UNIQUE, WORK, Delivery, Expected, Sent
+from mq.testing.expected import DEAD, LIMITED, MAX_MESSAGES, MAX_RECEIVES, UNIQUE, WORK, Expected, SeenDelivery, Sent
 from mq.testing.history import History
 
 _SETTINGS: Final[dict[str, dict[str, Any]]] = {
@@ -26,7 +26,9 @@ _SETTINGS: Final[dict[str, dict[str, Any]]] = {
     LIMITED: {"max_messages": MAX_MESSAGES},
 }
 _ALONE: Final = frozenset({UNIQUE, LIMITED})
-"""What is promised only where nobody else works on the store."""
+"""What is promised only where no other broker works on the store."""
+_WINDOW_SECONDS: Final = 40_000.0
+"""For so long a queue knows its keys, and some more, even when the clock is set."""
 
 
 class Users:
@@ -39,6 +41,8 @@ class Users:
         random: decides everything.
         note: told of what happens, in words.
         lease_seconds: how long a lease lasts.
+        wall: the wall clock, in seconds.
+        purges: whether they purge queues now and then, and extend most of their leases.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Users:
         note: Callable[[str], None],
         lease_seconds: float,
         wall: Callable[[], float],
+        *,
+        purges: bool = False,
     ) -> None:
         self._brokers = brokers
         self._expected = expected
@@ -58,7 +64,8 @@ class Users:
         self._note = note
         self._lease_seconds = lease_seconds
         self._wall = wall
-        self._held: list[Delivery] = []
+        self._purges = purges
+        self._held: list[SeenDelivery] = []
         self._queues = [queue for queue in _SETTINGS if len(brokers) == 1 or queue not in _ALONE]
 
     async def run(self, count: int, pairs: int) -> None:
@@ -75,7 +82,7 @@ class Users:
                 nursery.start_soon(self._produce, self._random.randint(5, 40))
 
     async def drain(self) -> None:
-        """Take out and remove whatever there is, until nothing comes any more."""
+        """Take out and remove all there is, until nothing comes any more."""
         for queue in sorted(_SETTINGS, key=lambda queue: queue == DEAD):  # the dead last: they come from another
             if await self._brokers[0].has_queue(queue):
                 while await self._fetch(queue, patient=True):
@@ -99,9 +106,17 @@ class Users:
         return bool(changed)
 
     async def _work(self, steps: int) -> None:
-        actions = (self._publish, self._publish_again, self._fetch_some, self._remove_one, self._extend, self._requeue)
+        odds = {
+            self._publish: 5,
+            self._publish_again: 2,
+            self._fetch_some: 6,
+            self._remove_one: 4,
+            self._extend: 6 if self._purges else 1,
+            self._requeue: 1,
+            **({self._purge: 1} if self._purges else {}),
+        }
         for _ in range(steps):
-            [action] = self._random.choices(actions, (5, 2, 6, 4, 1, 1))
+            [action] = self._random.choices(list(odds), list(odds.values()))
             await action()
             await trio.sleep(self._random.choice((0.0, 0.0, 0.1, self._lease_seconds / 3)))
 
@@ -149,6 +164,12 @@ class Users:
         keyed = [sent for sent in self._expected.sent if sent.key is not None]
         if keyed and len(self._brokers) == 1:
             await self._send([self._random.choice(keyed[-10:])] * self._random.choice((1, 2)))
+
+    async def publish_all_again(self) -> None:
+        """Whatever was stored with a key a short while ago: whether its message is there or gone, nothing is stored."""
+        for sent in self._expected.sent:
+            if sent.key is not None and sent.is_stored and trio.current_time() < sent.not_before + _WINDOW_SECONDS:
+                await self._send([sent])
 
     async def _send(self, sent: list[Sent]) -> None:
         now = trio.current_time()
@@ -200,7 +221,7 @@ class Users:
             self._expected.holding(delivery, asked, self._lease_seconds if visibility is None else visibility)
             self._held.append(delivery)
 
-    def _pick(self) -> Delivery | None:
+    def _pick(self) -> SeenDelivery | None:
         return self._held.pop(self._random.randrange(len(self._held))) if self._held else None
 
     async def _remove_one(self) -> None:
@@ -209,7 +230,7 @@ class Users:
         if delivery is not None:
             await self._remove(delivery)
 
-    async def _remove(self, delivery: Delivery, *, patient: bool = False) -> None:
+    async def _remove(self, delivery: SeenDelivery, *, patient: bool = False) -> None:
         broker, message = self._random.choice(self._brokers), delivery.message
         is_late = self._expected.removing(delivery)
         outcome = await self.ask(
@@ -225,7 +246,8 @@ class Users:
         if delivery is None:
             return
         broker, message = self._random.choice(self._brokers), delivery.message
-        seconds, begun = self._random.choice((0.1, 7.0, self._lease_seconds)), trio.current_time()
+        longest = (60.0,) if self._purges else ()  # it lasts over a cut, and what there was before does not
+        seconds, begun = self._random.choice((0.1, 7.0, self._lease_seconds, *longest)), trio.current_time()
         self._expected.letting_go(delivery)
 
         async def extend() -> bool:
@@ -235,6 +257,24 @@ class Users:
         if await self.ask("extend", extend):
             self._expected.holding(delivery, begun, seconds)
         self._held.append(delivery)
+
+    async def _purge(self) -> None:
+        """All that is not leased."""
+        queue = self._random.choice(self._queues)
+        if queue == DEAD:  # those of another queue are there, too: it would be unknown of which it is true
+            return
+        broker, held, before = (
+            self._random.choice(self._brokers),
+            self._expected.held(),
+            len(self._history.told_removed),
+        )
+        try:
+            count = await self.ask(f"purge {queue}", lambda: broker.purge(queue))
+        finally:
+            self._expected.purging(queue, held)
+        if count is not None:
+            told = self._history.told_removed[before:]
+            self._expected.purged(queue, [id for where, id in told if where == queue], count)
 
     async def _requeue(self) -> None:
         delivery = self._pick()

@@ -1,19 +1,28 @@
 """VSQS, the Very Simple Queueing System: a folder that programs share as a FIFO queue, with no daemon.
 
 Any number of processes open the same folder and publish, receive and delete. A message is handed out for a visibility
-timeout; whoever has done its work deletes it, and what is not deleted in time comes back, at its old place::
+timeout. Its receiver deletes it when the work is done; a message that is not deleted in time comes back, at its old
+place::
 
     with Queue("/var/spool/letters") as queue:
         queue.publish(b"hello")
         with queue.receive(visibility_timeout=30) as message:
             print(message.body)  # deleted at the end of the block, given back when it raises
 
-Names on disk are in :mod:`mq.vsqs.names`. It is synchronous and needs nothing but the standard library;
-:mod:`mq.vsqs.trio` is the same for Trio.
+This file has :class:`Queue` and :class:`Message`. It is synchronous and needs nothing but the standard library. Below:
+
+* ``system``: what VSQS needs of an operating system: calls, clock, inotify; and its errors as mq's.
+* ``names``: the names of files, which are the states of messages, and how they are changed durably.
+* ``view``: what the folder holds, kept in memory with as few listings as possible.
+* ``publisher``: a message written, synced and named; files of dead publishers removed.
+* ``receiver``: the first message hidden, given back, removed; expired ones requeued.
+* ``trio``: the same queue for Trio.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import os
 import time
@@ -21,22 +30,26 @@ from types import TracebackType
 from typing import Final
 
 from mq.errors import InvalidSetting, StorageUnusable
-from mq.storage.mount import Mount
-from mq.vsqs.consume import Consumer, Taken
-from mq.vsqs.errors import told
-from mq.vsqs.look import Look
-from mq.vsqs.moves import Moves, make_folder
-from mq.vsqs.names import parse_id
-from mq.vsqs.orphans import ALONE_SECONDS, Orphans
-from mq.vsqs.publish import Publisher, QueueFull
-from mq.vsqs.system import System
+from mq.storage.files.mount import Mount
+from mq.vsqs.names import FolderNames, make_folder, parse_id
+from mq.vsqs.publisher import ALONE_SECONDS, FolderPublisher, Orphans, QueueFull
+from mq.vsqs.receiver import FolderReceiver, HiddenMessage
+from mq.vsqs.system import System, told
+from mq.vsqs.view import FolderView
 
 __all__ = ["Message", "Queue", "QueueFull"]
+
+logger = logging.getLogger("mq.vsqs.mount")
 
 VISIBILITY_SECONDS: Final = 10.0
 LONGEST_VISIBILITY_SECONDS: Final = 10**9
 _LONGEST_WAIT_SECONDS: Final = 60.0
 """So that a waiter notices a clock that was set."""
+
+_TWO_NAMES: Final = (
+    "where a rename may not survive a crash: mq links, syncs and unlinks instead, and a message has two names for that "
+    "moment. A program that follows VSQS's text alone may receive it a second time"
+)
 
 
 class Message:
@@ -48,7 +61,7 @@ class Message:
         expires_ms: when it becomes visible again, milliseconds since 1970.
     """
 
-    def __init__(self, queue: Queue, taken: Taken) -> None:
+    def __init__(self, queue: Queue, taken: HiddenMessage) -> None:
         self.id = str(taken.number)
         self.body = taken.body
         self.expires_ms = taken.expiry_ms
@@ -56,12 +69,12 @@ class Message:
         self._settled = False
 
     def delete(self) -> bool:
-        """The work is done. As :meth:`Queue.delete` with its id."""
+        """Remove it: the work is done. As :meth:`Queue.delete` with its id."""
         self._settled = True
         return self._queue.delete(self.id)
 
     def release(self) -> bool:
-        """Not now: somebody else may have it. As :meth:`Queue.release`."""
+        """Give it back for another receiver. As :meth:`Queue.release`."""
         self._settled = True
         return self._queue.release(self)
 
@@ -87,6 +100,10 @@ class Queue:
         create: make the folder when it is not there.
         system: what it runs on; tests give another.
 
+    Attributes:
+        caution: what programs that follow the text alone have to know of this folder's file system; mostly empty. It is
+            in the log, too, once for each folder.
+
     Raises:
         NoSuchQueue: the folder is not there.
         StorageUnusable: it may not be used, or lies on a file system that ignores syncs.
@@ -107,11 +124,14 @@ class Queue:
         if create:
             make_folder(system.calls, self._path)
         mount = _usable_mount(system, self._path)
-        self._moves = Moves(system.calls, self._path, by_rename=mount.atomic_rename)
-        self._look = Look(system, self._path, heard=mount.kind in system.heard)
-        self._orphans = Orphans(system, self._moves, self._look)
-        self._publisher = Publisher(system, self._moves, self._look, self._orphans, capacity)
-        self._consumer = Consumer(system, self._moves, self._look)
+        self.caution = "" if mount.atomic_rename else f"{self._path} lies on {mount.kind}, {_TWO_NAMES}"
+        if self.caution:
+            _say_once(self.caution)
+        self._names = FolderNames(system.calls, self._path, by_rename=mount.atomic_rename)
+        self._view = FolderView(system, self._path, heard=mount.kind in system.heard)
+        self._orphans = Orphans(system, self._names, self._view)
+        self._publisher = FolderPublisher(system, self._names, self._view, self._orphans, capacity)
+        self._consumer = FolderReceiver(system, self._names, self._view)
         self._pid = os.getpid()
 
     def __enter__(self) -> Queue:
@@ -122,8 +142,8 @@ class Queue:
 
     def close(self) -> None:
         """Let go of the folder. What was received stays hidden until it expires."""
-        self._look.close()
-        self._moves.close()
+        self._view.close()
+        self._names.close()
 
     def publish(self, body: bytes) -> str:
         """Add a message at the end. It is on the disk when this returns.
@@ -136,12 +156,12 @@ class Queue:
             StorageFull: no room just now. Nothing was published.
             StorageFailed: the disk failed. Whether it was published is unknown.
         """
-        with self._moves.told():
+        with self._names.told():
             self._mind_fork()
             return str(self._publisher.publish(body))
 
     def receive(self, visibility_timeout: float = VISIBILITY_SECONDS, timeout: float | None = None) -> Message | None:
-        """Take the first message. It is hidden from everybody, durably, when this returns.
+        """Take the first message. It is durably hidden from all receivers when this returns.
 
         Args:
             visibility_timeout: seconds until it comes back, counted from just before it is hidden; rounded up to
@@ -162,10 +182,10 @@ class Queue:
             left = deadline - time.monotonic()
             if message is not None or left <= 0:
                 return message
-            self._look.wait(min(left, self.patience_seconds()))
+            self._view.wait(min(left, self.patience_seconds()))
 
     def _receive_now(self, visibility_seconds: float) -> Message | None:
-        with self._moves.told():
+        with self._names.told():
             self._mind_fork()
             taken = self._consumer.take(visibility_seconds)
             if taken is not None:
@@ -179,12 +199,12 @@ class Queue:
         Returns:
             False when its time had run out, or it was deleted; nothing was changed.
         """
-        with self._moves.told():
+        with self._names.told():
             self._mind_fork()
             return self._consumer.release(parse_id(message.id), message.expires_ms)
 
     def delete(self, id: str) -> bool:
-        """Take a message away, whoever received it, also when its visibility timeout ran out. Durable.
+        """Remove a message durably, received here or elsewhere, even after its visibility timeout.
 
         Returns:
             False when there is none: it was deleted before, or never published.
@@ -193,7 +213,7 @@ class Queue:
             InvalidId: `id` names no message.
         """
         number = parse_id(id)
-        with self._moves.told():
+        with self._names.told():
             self._mind_fork()
             return self._consumer.remove(number)
 
@@ -201,31 +221,37 @@ class Queue:
         """How many messages there are, ready ones and those being processed."""
         with told(self._path):
             self._mind_fork()
-            self._look.refresh()
-            return len(self._look.index)
+            self._view.refresh()
+            return len(self._view.index)
 
     def fileno(self) -> int | None:
         """A descriptor that is readable when the folder has changed since the last call; None where there is none.
 
         For event loops: call ``receive(timeout=0)``, then wait for this, but no longer than :meth:`patience_seconds`.
         """
-        return self._look.fileno()
+        return self._view.fileno()
 
     def patience_seconds(self) -> float:
-        """After how long it is worth to look again though nobody was heard: the next message expires, at the latest."""
+        """How long to wait for :meth:`fileno` before the next try: until the next message expires, at the latest."""
         seconds = _LONGEST_WAIT_SECONDS
-        expiry_ms = self._look.index.next_expiry()
+        expiry_ms = self._view.index.next_expiry()
         if expiry_ms is not None:
             seconds = min(seconds, (expiry_ms + 1) / 1e3 - self._system.now_ns() / 1e9)
-        if self._look.index.new:
+        if self._view.index.new:
             seconds = min(seconds, ALONE_SECONDS)
         return max(0.0, seconds)
 
     def _mind_fork(self) -> None:
-        """What the kernel tells goes to whoever asks first: a child looks for itself."""
+        """Start anew in the child of a fork."""
+        # Parent and child would share one inotify queue, and each event reaches only the first reader.
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._look.close()
+            self._view.close()
+
+
+@functools.lru_cache(maxsize=256)
+def _say_once(caution: str) -> None:
+    logger.warning("%s", caution)
 
 
 def _usable_mount(system: System, path: str) -> Mount:

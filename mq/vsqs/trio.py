@@ -20,7 +20,7 @@ from typing import TypeVar
 import trio
 
 from mq.vsqs import VISIBILITY_SECONDS, Message, Queue
-from mq.vsqs.look import POLL_SECONDS
+from mq.vsqs.view import POLL_SECONDS
 
 __all__ = ["TrioMessage", "TrioQueue", "open_queue"]
 
@@ -83,8 +83,8 @@ class TrioMessage:
 class TrioQueue:
     """One folder, for any number of tasks. Made by :func:`open_queue`.
 
-    Receiving has a queue object of its own, so that nothing that the kernel tells is heard by a task that does not wait
-    for it. Whoever receives leaves nothing ready behind, or a change of its own that wakes the next one who waits.
+    Receiving has a queue object of its own, so that tasks that publish or delete read none of its events. A task that
+    receives leaves nothing ready behind, or its own change of the folder wakes the next that waits.
     """
 
     def __init__(self, changing: Queue, receiving: Queue) -> None:

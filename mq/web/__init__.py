@@ -1,17 +1,27 @@
-"""The HTTP door, best read in this order.
+"""The HTTP door: its files, in reading order.
 
-* :mod:`mq.web.exchange`: a request and a reply, as plain values.
-* :mod:`mq.web.operations`: what an endpoint is: a line of a table, with all that can be said of it.
-* :mod:`mq.web.endpoints`: from a request to a reply, and nothing else: no sockets, no framework. What each of them
-  does is in :mod:`mq.web.administering`, ``queues``, ``publishing``, ``consuming`` and ``looking``.
-* :mod:`mq.web.openapi`: the same lines, described for programs; :mod:`mq.web.schemas`: what goes in and out as JSON.
-* :mod:`mq.web.parameters`, ``incoming``, ``batches``, ``multipart``: what a request says; ``waits``: those who
-  wait for a message; ``replies``, ``errors``: what is said to them.
-* :mod:`mq.web.access`: stands before them where users are known, and asks for the right.
-* :mod:`mq.web.arriving`: a body, taken from the network no faster than it is used.
-* :mod:`mq.web.app`: the two of them as a Quart-Trio app.
-* :mod:`mq.web.frames`: how much of what an HTTP/2 client may send.
-* :mod:`mq.web.refusals`: what is refused before an endpoint sees it.
-* :mod:`mq.web.guarded`: Hypercorn's server of one connection, with these limits and refusals.
-* :mod:`mq.web.serve`: Hypercorn on a socket, and how it stops.
+* ``exchange``: a request and a reply as plain values.
+* ``operations``: an operation, a line of the table: path, right, handler, description.
+* ``endpoints``: the table of all operations, the router, and :class:`Endpoints`: a request in, a reply out. The
+  handlers and their lines: ``admin_operations``, ``connection_operations``, ``queue_operations``,
+  ``rate_operations``, ``message_operations``, ``consumer_operations``, ``page_operations``.
+* ``prometheus``: what Prometheus scrapes.
+* ``page_operations``: for people who look on. ``page_files``: the page itself, from ``page/``;
+  ``overview``, ``events``: what it shows, and what changes of that; ``previews``: the beginnings of messages;
+  ``sessions``: who has logged in.
+* ``openapi``: the table described for programs; ``schemas``: what goes in and out as JSON.
+* ``parameters``: query and headers, checked; ``request_body``: the body, as it arrives.
+* ``batches``: many messages in one body, parsed and written; its formats: ``json_lines``, ``json_array``,
+  ``multipart``.
+* ``replies``: one message as a reply; ``pages``: many of them, out of a budget of memory.
+* ``refusals``: the status of each error, and the refusals of malformed requests.
+* ``hang_ups``: requests that wait for messages, and clients that hang up meanwhile.
+* ``authorizer``: stands before the endpoints: users, rights, audit log; ``browser_guard``: refuses what other web pages
+  ask for.
+* ``request_log``: a line for each request, where that is wanted.
+* ``http_connection``: a connection as operators see it: its user, its waiting requests.
+* ``watched_stream``: a connection that ends once its client is silent for too long.
+* ``fast_http1``: plain HTTP/1.1 requests, served straight on the stream.
+* ``app``: all others, as a Quart-Trio app; ``hypercorn_server``: Hypercorn's connection, with limits of its own.
+* ``serve``: listens, accepts, stops.
 """

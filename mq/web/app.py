@@ -33,10 +33,9 @@ from quart_trio.wrappers import TrioRequest, TrioResponse
 from werkzeug.datastructures import Headers
 
 from mq.errors import CorruptMessage, StorageError
-from mq.message import Body
-from mq.web.arriving import Arriving
 from mq.web.endpoints import NO_WEBSOCKET
-from mq.web.exchange import BUG, DISCARD_SECONDS, Handler, Reply, Request
+from mq.web.exchange import BUG, DISCARD_SECONDS, Handler, OutgoingBody, Reply, Request
+from mq.web.request_body import ArrivingBody
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +46,17 @@ _END: Final = HTTPResponseBodyEvent(type="http.response.body", body=b"", more_bo
 
 
 class _QuartRequest(TrioRequest):
-    arriving: Arriving
+    arriving: ArrivingBody
 
 
 class _QuartResponse(TrioResponse):
     is_last = False
 
 
-class _StoredBody(ResponseBody):
-    """A message's body, closed whatever happens."""
+class _Pieces(ResponseBody):
+    """A body that is sent piece by piece, and closed in any case."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: OutgoingBody) -> None:
         self._body = body
         self._chunks = aiter(body)
 
@@ -74,8 +73,8 @@ class _StoredBody(ResponseBody):
 class _Connection(TrioASGIHTTPConnection):
     """One request and its response, between Hypercorn and Quart.
 
-    A client that ends its side of the connection after a whole request still gets its answer: what it asked for is
-    done anyway, and a lease that nobody hears of would hold up a message.
+    A client that ends its side of the connection after a whole request still gets its answer: the request is carried
+    out anyway, and a lease without an answer would hold up a message.
     """
 
     def __init__(self, app: Quart, scope: HTTPScope) -> None:
@@ -83,7 +82,7 @@ class _Connection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         request = cast(_QuartRequest, self._create_request_from_scope(send))
-        request.arriving = Arriving(receive)
+        request.arriving = ArrivingBody(receive)
         response = cast(_QuartResponse, await self.app.handle_request(request))
         try:
             await self._respond(response, request.arriving, send)
@@ -91,7 +90,7 @@ class _Connection(TrioASGIHTTPConnection):
             # what came after the request was malformed, and Hypercorn has ended the connection by itself
             logger.debug("a connection ended before its response did")
 
-    async def _respond(self, response: _QuartResponse, arriving: Arriving, send: ASGISendCallable) -> None:
+    async def _respond(self, response: _QuartResponse, arriving: ArrivingBody, send: ASGISendCallable) -> None:
         async with response.response as chunks, trio.open_nursery() as nursery:
             body_has_ended = trio.Event()
             nursery.start_soon(self._discard, arriving, body_has_ended, nursery.cancel_scope)
@@ -102,11 +101,11 @@ class _Connection(TrioASGIHTTPConnection):
                 await send(_END)
             nursery.cancel_scope.cancel()
 
-    async def _discard(self, arriving: Arriving, body_has_ended: trio.Event, sending: trio.CancelScope) -> None:
-        """Hypercorn waits for room in its queue, so that queue is kept empty for as long as the response takes."""
+    async def _discard(self, arriving: ArrivingBody, body_has_ended: trio.Event, sending: trio.CancelScope) -> None:
+        """Keep Hypercorn's queue empty for as long as the response takes: Hypercorn would wait for room in it."""
         await arriving.discard(body_has_ended)
         if self._is_http2:
-            # Nobody empties the buffer of a stream that is gone, so sending to it may never end. But Hypercorn ends
+            # The buffer of a stream that is gone is never emptied, so sending to it may never end. But Hypercorn ends
             # streams, and connections, from within a send: it gets the time to do that to the end.
             await trio.sleep(_HYPERCORN_SECONDS)
             sending.cancel()
@@ -147,7 +146,7 @@ class _NoWebsocket(TrioASGIWebsocketConnection):
 
 
 class WebApp(QuartTrio):
-    """The app that serves `handler`: the endpoints, or what stands before them.
+    """The app that serves `handler`: the endpoints, or a guard before them.
 
     Attributes:
         handler: as given.
@@ -174,7 +173,7 @@ class WebApp(QuartTrio):
         return _to_quart(await self.handler.handle(_from_quart(request)))
 
     async def handle_exception(self, error: Exception) -> Response:
-        """An error that no endpoint foresaw."""
+        """Answer 500 to an error that no endpoint foresaw."""
         logger.error("an error in mq itself", exc_info=error)
         return _to_quart(BUG)
 
@@ -185,7 +184,7 @@ def _from_quart(request: _QuartRequest) -> Request:
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value  # RFC 9110, section 5.3
-    length = headers.get("content-length")  # Hypercorn has refused whatever is not one number
+    length = headers.get("content-length")  # Hypercorn has refused all but one number
     return Request(
         method=scope["method"],
         path=scope["raw_path"],
@@ -194,11 +193,12 @@ def _from_quart(request: _QuartRequest) -> Request:
         body=request.arriving,
         content_length=int(length) if length is not None else None,
         on_hang_up=request.arriving.on_hang_up,
+        address=scope["client"][0] if scope["client"] else "",
     )
 
 
 def _to_quart(reply: Reply) -> _QuartResponse:
-    body = DataBody(reply.body) if isinstance(reply.body, bytes) else _StoredBody(reply.body)
+    body = DataBody(reply.body) if isinstance(reply.body, bytes) else _Pieces(reply.body)
     response = _QuartResponse(body, reply.status)
     response.headers = Headers(list(reply.headers))  # these and no others, such as a default content-type
     response.is_last = reply.is_last

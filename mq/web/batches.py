@@ -1,6 +1,7 @@
 """Many messages in one request or one reply, as JSON Lines or multipart/mixed.
 
-A batch that is too long is refused at its first entry too many: no memory holds all that a large body can be made of.
+Requests are parsed entry by entry as their bytes come: the entries are kept, their source bytes are let go. Replies are
+written by :mod:`mq.web.pages`.
 """
 
 from __future__ import annotations
@@ -9,26 +10,32 @@ import base64
 import binascii
 import json
 import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from email.message import Message as Headers
+from functools import partial
 from json.encoder import encode_basestring_ascii
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import trio
 
 from mq.broker import Draft, Removal
-from mq.broker.queue_settings import DELAY, TTL, Kind, check_value
+from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value
+from mq.doors.budget import Room
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
 from mq.message import Message, MessageId
-from mq.web.errors import problem_of
-from mq.web.incoming import parse_object
-from mq.web.multipart import Part, read_parts, write_parts
+from mq.web.exchange import Request
+from mq.web.json_array import Array
+from mq.web.json_lines import Lines
+from mq.web.multipart import Part, Parts
 from mq.web.parameters import (
     DEFAULT_CONTENT_TYPE,
     IDEMPOTENCY_KEY,
     KEY,
     LARGEST_BATCH,
     MESSAGE_DELAY,
+    MESSAGE_PRIORITY,
     MESSAGE_TTL,
+    OF_ANSWERS,
     attributes_of,
     content_type_of,
     headers_of,
@@ -36,19 +43,146 @@ from mq.web.parameters import (
     read_header,
     texts_of,
 )
+from mq.web.refusals import problem_of
+from mq.web.request_body import LimitedBody
 
 JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
+JSON: Final = "application/json"
+"""One array; it comes in, and does not go out."""
 MULTIPART: Final = "multipart/mixed"
 FORMATS: Final = (JSON_LINES[0], MULTIPART)
 """Content types of a batch."""
 
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
-_DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "ttl", "key", "attributes")
+_DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "ttl", "priority", "key", "attributes")
 _KNOWN: Final = frozenset(_DRAFT_KEYS)
 _REMOVAL_KEYS: Final = frozenset({"id", "receipt"})
 
+MOST_BESIDE: Final = 8 << 20
+"""Bytes of a batch beside bodies: attributes, content types, keys."""
+PIECE_BYTES: Final = 16 * 1024
+"""Bytes of a batch that are parsed before other tasks run; of the worst batches that takes 20 ms."""
+_ENTRY_BYTES: Final = 1024
+"""What an entry takes in memory besides its body and its texts."""
+_TEXT_BYTES: Final = 256
+"""What a text takes in memory besides its characters, and with them, at the most, for each."""
+_CHARACTER_BYTES: Final = 4
 
-class Entry(NamedTuple):
+
+T = TypeVar("T")
+
+
+class EntryParser(Protocol):
+    """Cuts bytes into entries."""
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes."""
+
+    def end(self) -> None:
+        """No more will come."""
+
+
+class BatchParser(Generic[T]):
+    """The entries of one batch.
+
+    Args:
+        make: makes an entry of what the source gives.
+        source: given where such things are to go, cuts bytes.
+
+    Attributes:
+        held: bytes of memory that they take besides their bodies.
+    """
+
+    def __init__(self, make: Callable[[Any], T], source: Callable[[Callable[[Any], None]], EntryParser]) -> None:
+        self.held = 0
+        self._make = make
+        self._source = source(self._take)
+        self._found: list[T | MQError] = []
+        self._beside = 0
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes of the batch.
+
+        Raises:
+            InvalidRequest: the batch as a whole cannot be read.
+            BatchTooLarge: it has too many entries, or too much beside their bodies.
+        """
+        self._source.feed(data)
+
+    def end(self) -> list[T | MQError]:
+        """The entries, in their order; the error in place of one that is wrong.
+
+        Raises:
+            InvalidRequest: the batch as a whole cannot be read, or there is nothing in it.
+            BatchTooLarge: as :meth:`feed`.
+        """
+        self._source.end()
+        if not self._found:
+            raise InvalidRequest("the batch is empty")
+        return self._found
+
+    def _take(self, given: Any) -> None:
+        if len(self._found) == LARGEST_BATCH:
+            raise BatchTooLarge(f"the batch has more than {LARGEST_BATCH} entries: send it in parts")
+        entry = given if isinstance(given, MQError) else self._made(given)
+        self.held += _ENTRY_BYTES
+        if isinstance(entry, MQError):
+            entry.__traceback__ = entry.__context__ = entry.__cause__ = None  # they hold all that it was read from
+        elif isinstance(entry, Draft) and (entry.attributes or entry.key):
+            self._count(entry)
+        self._found.append(entry)
+
+    def _made(self, given: Any) -> T | MQError:
+        try:
+            return self._make(given)
+        except MQError as error:
+            return error
+
+    def _count(self, draft: Draft) -> None:
+        texts = draft.attributes.get("attributes", {})
+        characters = sum(map(len, texts)) + sum(map(len, texts.values()))
+        characters += len(draft.attributes.get("content_type", "")) + len(draft.key or "")
+        self._beside += characters
+        if self._beside > MOST_BESIDE:
+            raise BatchTooLarge(f"the batch has more than {MOST_BESIDE} bytes beside its bodies: send it in parts")
+        self.held += _TEXT_BYTES * (len(texts) + 1) + _CHARACTER_BYTES * characters
+
+
+async def read_entries(
+    request: Request, entries: BatchParser[T], longest: int, room: Room, turn: trio.Lock
+) -> list[T | MQError]:
+    """All entries of a request's body.
+
+    Args:
+        request: whose body it is.
+        entries: reads them.
+        longest: bytes that the body may have.
+        room: made as large as they are. Of a body that was announced all is reserved before any of it is read.
+        turn: held while a piece is parsed, so that other requests come between two.
+
+    Raises:
+        BodyTooLarge: it is too long, or longer than all the memory that requests have.
+        NoMemory: there is not as much just now.
+        MQError: as :meth:`BatchParser.feed`, or the body does not come to its end.
+    """
+    body = LimitedBody(request, longest)
+    announced, size = request.content_length or 0, 0
+    room.cover(announced)
+    async for chunk in body:
+        size += len(chunk)
+        room.cover(max(announced, size) + entries.held)
+        if size <= PIECE_BYTES:
+            entries.feed(chunk)
+            continue
+        for start in range(0, len(chunk), PIECE_BYTES):
+            async with turn:
+                entries.feed(chunk[start : start + PIECE_BYTES])
+    found = entries.end()
+    room.cover(size + entries.held)
+    return found
+
+
+class BatchEntry(NamedTuple):
     """A message of a batch that goes out.
 
     Attributes:
@@ -64,32 +198,32 @@ class Entry(NamedTuple):
     sequence: int | None = None
 
 
-def decode_drafts(content_type: str, body: bytes) -> list[Draft | MQError]:
-    """The messages of a batch, in their order; what is wrong with those that are none. JSON Lines unless the content
-    type says otherwise.
+def draft_entries(content_type: str) -> BatchParser[Draft]:
+    """Reads the messages of a batch. JSON Lines unless the content type says otherwise.
 
     Raises:
-        InvalidRequest: the batch as a whole cannot be read.
-        BatchTooLarge: it has too many entries.
+        InvalidRequest: it says something that is no batch.
     """
     type, boundary = parse_type(content_type)
     if type == MULTIPART:
-        return _checked([_tried(_draft_of_part, part) for part in read_parts(boundary, body, LARGEST_BATCH)])
+        return BatchParser(_draft_of_part, partial(Parts, boundary))
     if type in JSON_LINES:
-        return _checked([_tried(_draft_of_line, line) for line in _lines(body)])
-    raise InvalidRequest(f"a batch is {JSON_LINES[0]} or {MULTIPART}: say which in Content-Type")
+        return BatchParser(_draft_of_line, Lines)
+    if type == JSON:
+        return BatchParser(_draft_of_line, Array)
+    raise InvalidRequest(f"a batch is {JSON_LINES[0]}, {JSON} or {MULTIPART}: say which in Content-Type")
 
 
-def decode_removals(content_type: str, body: bytes) -> list[Removal | MQError]:
-    """What a batch of JSON Lines wants removed.
+def removal_entries(content_type: str) -> BatchParser[Removal]:
+    """Reads what a batch of JSON Lines wants removed.
 
     Raises:
-        InvalidRequest: it is something else.
-        BatchTooLarge: it has too many entries.
+        InvalidRequest: the content type says that it is something else.
     """
-    if parse_type(content_type)[0] not in JSON_LINES:
-        raise InvalidRequest(f"removals are {JSON_LINES[0]}: a JSON object a line")
-    return _checked([_tried(_removal_of_line, line) for line in _lines(body)])
+    type = parse_type(content_type)[0]
+    if type not in (*JSON_LINES, JSON):
+        raise InvalidRequest(f"removals are {JSON_LINES[0]}, a JSON object a line, or {JSON}, an array of them")
+    return BatchParser(_removal_of_line, Array if type == JSON else Lines)
 
 
 def published_line(id: MessageId, *, is_new: bool) -> str:
@@ -106,18 +240,10 @@ def refused_line(error: MQError) -> str:
     return f"{json.dumps(problem_of(error))}\n"
 
 
-def encode_entries(accept: str, entries: Sequence[Entry]) -> tuple[str, bytes]:
-    """Messages in the format that a client would rather have: the content type and the body."""
-    if preferred(accept, FORMATS) == MULTIPART:
-        boundary = secrets.token_hex(16)
-        return f'{MULTIPART}; boundary="{boundary}"', encode_parts(boundary, entries)
-    return JSON_LINES[0], "".join(map(_written, entries)).encode("ascii")
-
-
 def preferred(accept: str, offered: Sequence[str]) -> str:
-    """Which of the content types that are offered a client would rather have (RFC 9110, section 12.5.1).
+    """The offered content type that the client prefers (RFC 9110, section 12.5.1).
 
-    Whoever wants several alike gets what stands first with them, else what is offered first; so does who wants none.
+    Among equals it is the first that the client names, else the first offered; the first offered also where none fits.
     """
     weights: dict[str, tuple[float, int]] = {}
     for position, part in enumerate(accept.lower().split(",")):
@@ -146,40 +272,7 @@ def _weight(parameters: str) -> float:
 # JSON Lines
 
 
-def _lines(body: bytes) -> list[bytes]:
-    """The lines that are not empty.
-
-    Raises:
-        BatchTooLarge: there are too many.
-    """
-    if body.count(b"\n") <= LARGEST_BATCH:
-        lines = [line for line in body.split(b"\n") if line and not line.isspace()]
-        check_length(lines)
-        return lines
-    lines = []
-    start = 0
-    while start < len(body):
-        end = body.find(b"\n", start)
-        end = len(body) if end < 0 else end
-        if body[start:end].strip():
-            lines.append(body[start:end])
-            check_length(lines)
-        start = end + 1
-    return lines
-
-
-def check_length(entries: Sequence[object]) -> None:
-    """Refuse a batch that is too long, as soon as that is known.
-
-    Raises:
-        BatchTooLarge: it has too many entries.
-    """
-    if len(entries) > LARGEST_BATCH:
-        raise BatchTooLarge(f"the batch has more than {LARGEST_BATCH} entries: send it in parts")
-
-
-def _draft_of_line(line: bytes) -> Draft:
-    value = parse_object(line)
+def _draft_of_line(value: Mapping[str, Any]) -> Draft:
     if not _KNOWN.issuperset(value):
         unknown = min(value.keys() - _KNOWN)
         raise InvalidRequest(f"unknown key {unknown!a:.60}; known: {', '.join(_DRAFT_KEYS)}")
@@ -193,10 +286,11 @@ def _draft_of_line(line: bytes) -> Draft:
         _checked_value(value, "delay", DELAY),
         _checked_value(value, "ttl", TTL),
         _checked_value(value, "key", KEY),
+        priority=_checked_value(value, "priority", PRIORITY) or 0,
     )
 
 
-def _checked_value(value: Mapping[str, Any], name: str, kind: Kind) -> Any:
+def _checked_value(value: Mapping[str, Any], name: str, kind: SettingKind) -> Any:
     return None if value.get(name) is None else check_value(name, value[name], kind)
 
 
@@ -204,6 +298,8 @@ def _body_of(value: Mapping[str, Any]) -> bytes:
     text, encoded = value.get("body"), value.get("base64")
     if (text is None) == (encoded is None):
         raise InvalidRequest('a message has either "body", a text, or "base64"')
+    if isinstance(given := encoded if text is None else text, bytes):  # of a long line
+        return given
     try:
         if encoded is not None:
             return base64.b64decode(encoded, validate=True)
@@ -212,15 +308,14 @@ def _body_of(value: Mapping[str, Any]) -> bytes:
         raise InvalidRequest('"body" must be a text, "base64" must be base64') from None
 
 
-def _removal_of_line(line: bytes) -> Removal:
-    value = parse_object(line)
+def _removal_of_line(value: Mapping[str, Any]) -> Removal:
     id, receipt = value.get("id"), value.get("receipt")
     if not isinstance(id, str) or not isinstance(receipt, str | None) or not _REMOVAL_KEYS.issuperset(value):
         raise InvalidRequest('a line is {"id": ID} or {"id": ID, "receipt": RECEIPT}')
     return Removal(id, receipt)
 
 
-def _written(entry: Entry) -> str:
+def written_line(entry: BatchEntry) -> str:
     """An entry as a line. Of most there is little to say: that is written by hand, as the same JSON."""
     message = entry.message
     if message.properties.attributes or message.deaths or entry.state or entry.sequence is not None:
@@ -230,16 +325,21 @@ def _written(entry: Entry) -> str:
     except UnicodeDecodeError:
         body = f'"base64": "{base64.b64encode(entry.body).decode()}"'
     receipt = f'"receipt": {encode_basestring_ascii(message.receipt)}, ' if message.receipt else ""
-    said = f'"receives": {message.receives}, "content_type": "{DEFAULT_CONTENT_TYPE}"'
+    lease = f'"lease": {message.lease}, ' if message.lease else ""
+    said = f'"receives": {message.receives}, {lease}"content_type": "{DEFAULT_CONTENT_TYPE}"'
     return f'{{"id": "{message.id}", {receipt}{said}, {body}}}\n'
 
 
-def _line(entry: Entry) -> dict[str, Any]:
+def said_of(entry: BatchEntry) -> dict[str, Any]:
+    """What a line says of a message before its body."""
     message = entry.message
     line: dict[str, Any] = {"id": message.id}
     if message.receipt:
         line["receipt"] = message.receipt
-    line |= {"receives": message.receives, "content_type": content_type_of(message)}
+    line["receives"] = message.receives
+    if message.lease:
+        line["lease"] = message.lease
+    line["content_type"] = content_type_of(message)
     if texts_of(message):
         line["attributes"] = texts_of(message)
     if message.deaths:
@@ -248,6 +348,11 @@ def _line(entry: Entry) -> dict[str, Any]:
         line["state"] = entry.state
     if entry.sequence is not None:
         line["sequence"] = entry.sequence
+    return line
+
+
+def _line(entry: BatchEntry) -> dict[str, Any]:
+    line = said_of(entry)
     try:
         line["body"] = entry.body.decode()
     except UnicodeDecodeError:
@@ -261,25 +366,23 @@ def _line(entry: Entry) -> dict[str, Any]:
 def _draft_of_part(part: Part) -> Draft:
     headers = part.headers
     return Draft(
-        bytes(part.body),
-        attributes_of(headers),
+        part.body,
+        attributes_of(headers, passed_over=OF_ANSWERS),
         read_header(headers, MESSAGE_DELAY),
         read_header(headers, MESSAGE_TTL),
         read_header(headers, IDEMPOTENCY_KEY),
+        priority=read_header(headers, MESSAGE_PRIORITY) or 0,
     )
 
 
-def encode_parts(boundary: str, entries: Sequence[Entry]) -> bytes:
-    """Messages as multipart/mixed."""
-    parts = []
-    for entry in entries:
-        headers = headers_of(entry.message)
-        if entry.state:
-            headers.append(("x-message-state", entry.state))
-        if entry.sequence is not None:
-            headers.append(("x-message-sequence", str(entry.sequence)))
-        parts.append((headers, entry.body))
-    return write_parts(boundary, parts)
+def part_headers(entry: BatchEntry) -> list[tuple[str, str]]:
+    """The headers of a message's part."""
+    headers = headers_of(entry.message)
+    if entry.state:
+        headers.append(("x-message-state", entry.state))
+    if entry.sequence is not None:
+        headers.append(("x-message-sequence", str(entry.sequence)))
+    return headers
 
 
 # Both
@@ -293,16 +396,3 @@ def parse_type(content_type: str) -> tuple[str, str]:
     headers["content-type"] = content_type.replace("\r", " ").replace("\n", " ")
     parameters: Any = headers.get_params([])  # values are texts, or three of them where one is encoded
     return headers.get_content_type(), str(dict(parameters).get("boundary", ""))
-
-
-def _tried(read: Callable[[Any], Any], entry: Any) -> Any:
-    try:
-        return read(entry)
-    except MQError as error:
-        return error
-
-
-def _checked(entries: list[Any]) -> list[Any]:
-    if not entries:
-        raise InvalidRequest("the batch is empty")
-    return entries

@@ -1,30 +1,45 @@
-"""The endpoints: a request in, a reply out. Everything that decides a status or a header is behind here, and nothing
-that knows of sockets or frameworks, so that every HTTP door gives the same answers.
+"""The endpoints: a request in, a reply out, without sockets or frameworks.
 
-What each of them does is in the module of its topic, with all that can be said of it (:class:`Operation`).
+Every door's server, fast or not, calls :class:`Endpoints`, so all give the same replies. Here are the table of all
+operations, the router derived from it, and the strict subset of the seed MQ (``--strict-seeds``). The handlers are in
+the modules of their topics: :mod:`mq.web.queue_operations` and its neighbours.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Final
-from urllib.parse import unquote_to_bytes
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import trio
 
 from mq.broker.api import BrokerAPI
-from mq.errors import MQError
+from mq.doors.budget import Budget
+from mq.doors.exchanges import Exchanges
+from mq.doors.open_connections import OpenConnections
+from mq.errors import InvalidRequest, MQError
 from mq.message import shorten
 from mq.observers.metrics import Metrics
-from mq.web import administering, claims, consuming, looking, publishing, queues
-from mq.web.errors import refusal_of
+from mq.web import (
+    admin_operations,
+    connection_operations,
+    consumer_operations,
+    message_operations,
+    page_operations,
+    queue_operations,
+    rate_operations,
+)
 from mq.web.exchange import Reply, Request, document, problem
+from mq.web.hang_ups import WaitingRequests
 from mq.web.openapi import describe
-from mq.web.operations import Answer, Asked, Operation
-from mq.web.parameters import read_query
+from mq.web.operations import NO_RIGHT, Operation, RequestContext, Success
+from mq.web.overview import Overview
+from mq.web.parameters import ATTRIBUTE, read_query
+from mq.web.refusals import refusal_of
 from mq.web.replies import without_body
-from mq.web.routing import Route, Router
 from mq.web.schemas import as_json
-from mq.web.waits import Waits
 
 NO_WEBSOCKET: Final = problem(400, "there is no WebSocket here: use plain HTTP")
 """The answer to a WebSocket handshake, whatever its path."""
@@ -32,23 +47,200 @@ NO_WEBSOCKET: Final = problem(400, "there is no WebSocket here: use plain HTTP")
 _ORIGIN: Final = re.compile(rb"^https?://[^/]*", re.IGNORECASE)  # RFC 9112, section 3.2.2
 
 
+# The table
+
+
+async def openapi(context: RequestContext) -> Reply:
+    """All of this for programs."""
+    return document(200, _description())
+
+
+@functools.cache
+def _description() -> dict[str, Any]:
+    return describe(OPERATIONS)
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *admin_operations.OPERATIONS,
+    *connection_operations.OPERATIONS,
+    Operation(
+        "GET",
+        "/-/openapi.json",
+        NO_RIGHT,
+        openapi,
+        "this page for programs",
+        {200: Success("OpenAPI 3.1", as_json({"type": "object"}))},
+    ),
+    *queue_operations.OPERATIONS,
+    *rate_operations.OPERATIONS,
+    *message_operations.OPERATIONS,
+    *consumer_operations.OPERATIONS,
+    *page_operations.OPERATIONS,
+)
+"""All operations of the HTTP door."""
+
+SEEDS: Final = frozenset(
+    {
+        "GET /QUEUE",
+        "PUT /QUEUE",
+        "DELETE /QUEUE",
+        "GET /QUEUE/messages",
+        "POST /QUEUE/messages",
+        "DELETE /QUEUE/messages/ID",
+    }
+)
+"""The seed's endpoints, each as :attr:`Operation.line`."""
+
+
+# The router
+
+
+class Route(NamedTuple):
+    """A path, and its operations.
+
+    Attributes:
+        path: its segments; None stands for any, which is handed on: first the queue, then the message or consumer.
+        methods: operation by method, in the order of Allow.
+    """
+
+    path: tuple[str | None, ...]
+    methods: Mapping[str, Operation]
+
+
+class Router:
+    """Finds the route of a path, segment by segment. A fixed segment goes before one that may be anything.
+
+    Args:
+        routes: all there are.
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root = _Fork()
+        for route in routes:
+            fork = self._root
+            for segment in route.path:
+                fork = fork.ways.setdefault(segment, _Fork())
+            fork.route = route
+
+    def find(self, segments: Sequence[str], method: str | None = None) -> tuple[Route, tuple[str, ...]] | None:
+        """The route, and the segments that stand where its path has None; None without a route.
+
+        Args:
+            segments: of the path.
+            method: only routes that have it count.
+        """
+        return self._root.follow(segments, 0, (), method)
+
+
+class _Fork:
+    """A place in the tree of paths: its own route, and the ways that the next segment may lead."""
+
+    __slots__ = ("route", "ways")
+
+    def __init__(self) -> None:
+        self.route: Route | None = None
+        self.ways: dict[str | None, _Fork] = {}
+
+    def follow(
+        self, segments: Sequence[str], at: int, names: tuple[str, ...], method: str | None
+    ) -> tuple[Route, tuple[str, ...]] | None:
+        if at == len(segments):
+            route = self.route
+            return None if route is None or not (method is None or method in route.methods) else (route, names)
+        segment = segments[at]
+        fixed = self.ways.get(segment)
+        found = None if fixed is None else fixed.follow(segments, at + 1, names, method)
+        if found is None and segment and (free := self.ways.get(None)) is not None:
+            return free.follow(segments, at + 1, (*names, segment), method)
+        return found
+
+
+def _routes(operations: Iterable[Operation], *, with_heads: bool = True) -> tuple[Route, ...]:
+    methods: dict[tuple[str | None, ...], dict[str, Operation]] = {}
+    for operation in operations:
+        there = methods.setdefault(operation.segments, {})
+        there[operation.method] = operation
+        if operation.has_head and with_heads:
+            there["HEAD"] = operation
+    return tuple(Route(path, dict(sorted(there.items(), key=_place))) for path, there in methods.items())
+
+
+def _place(method: tuple[str, Operation]) -> int:
+    return ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE").index(method[0])
+
+
+ROUTES: Final = _routes(OPERATIONS)
+"""Path -> method -> operation. No HEAD where GET would lease a message. No queue's name begins with a dash, so what is
+under ``/-/`` hides none; no id is a word, so ``batch`` and ``delete`` hide none."""
+ROUTER: Final = Router(ROUTES)
+
+STRICT_ROUTES: Final = _routes((each for each in OPERATIONS if each.line in SEEDS), with_heads=False)
+"""Those of the seed."""
+_STRICT_ROUTER: Final = Router(STRICT_ROUTES)
+
+
+def split_path(path: bytes) -> list[str]:
+    """The path's segments, percent-decoded; none at all for what is not a path."""
+    # Split first and decode after, once: an encoded slash stays inside its segment.
+    if path[:1] == b"/" and b"%" not in path:
+        return _text(path[1:]).split("/")
+    path = _ORIGIN.sub(b"", path, count=1)
+    return [_text(unquote_to_bytes(segment)) for segment in path[1:].split(b"/")] if path[:1] == b"/" else []
+
+
+def join_path(segments: Iterable[str]) -> bytes:
+    """The path that :func:`split_path` splits so, with all but letters, digits and ``-._~`` encoded."""
+    return "".join(f"/{quote_from_bytes(_bytes(segment), safe='')}" for segment in segments).encode()
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+# What serves requests
+
+
 class Endpoints:
-    """All of them, over one broker.
+    """Replies to requests, over one broker.
 
     Args:
         broker: an open one.
         max_body: the longest body of a message in bytes.
         metrics: what counts; must be an observer of the broker.
+        budget: memory for batches; None for one of its own.
+        connections: of all doors; None for none.
+        exchanges: tells what is declared over AMQP; None for nothing.
+        strict_seeds: only the seed's endpoints exist, without what mq adds to them.
     """
 
-    def __init__(self, broker: BrokerAPI, max_body: int, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        broker: BrokerAPI,
+        max_body: int,
+        metrics: Metrics | None = None,
+        budget: Budget | None = None,
+        connections: OpenConnections | None = None,
+        exchanges: Exchanges | None = None,
+        *,
+        strict_seeds: bool = False,
+    ) -> None:
+        self._is_strict = strict_seeds
+        self._router = _STRICT_ROUTER if strict_seeds else ROUTER
         self._broker = broker
         self._max_body = max_body
         self._metrics = metrics or Metrics()
-        self._waits = Waits()
+        self._waits = WaitingRequests()
+        self._budget = budget or Budget()
+        self._turn = trio.Lock()
+        self._connections = connections or OpenConnections()
+        self._overview = Overview(broker, exchanges or Exchanges())
 
     def end_waits(self) -> None:
-        """Let everybody go who waits for a message, before mq stops: they have got none, so nothing is lost."""
+        """End all waits for messages, before mq stops. They have received none, so nothing is lost."""
         self._waits.end()
 
     async def handle(self, request: Request) -> Reply:
@@ -63,76 +255,35 @@ class Endpoints:
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
             # RFC 9112, section 6.1: a sign of request smuggling
             return problem(400, "a request has Transfer-Encoding or Content-Length, not both")._replace(is_last=True)
-        found = _ROUTER.find(_segments(request.path))
+        found = self._router.find(split_path(request.path))
         if found is None:
-            return problem(404, f"nothing is at this path: {shorten(_shown(request.path))}")
+            return problem(404, f"nothing is at this path: {shorten(_text(request.path))}")
         route, names = found
         operation = route.methods.get(request.method)
         if operation is None:
             allowed = ", ".join(route.methods)
             return problem(405, f"this path allows {allowed}", ("allow", allowed))
+        if self._is_strict:
+            _check_plain(request, operation)
         query = read_query(request.query, operation.query)
-        return await operation.handle(
-            Asked(self._broker, self._metrics, self._waits, self._max_body, request, query, *names)
-        )
+        what = names if operation.is_of_queue else ("", *names[-1:])
+        shared = (self._broker, self._metrics, self._waits, self._max_body, self._budget, self._turn)
+        shown = (self._connections, self._overview)
+        return await operation.handle(RequestContext(*shared, *shown, request, query, *what))
 
 
-async def openapi(asked: Asked) -> Reply:
-    """All of this for programs."""
-    return document(200, _description())
+_WHY: Final = "this daemon keeps to the six endpoints of the seed: leave it out, or start mq without --strict-seeds"
 
 
-@functools.cache
-def _description() -> dict[str, Any]:
-    return describe(OPERATIONS)
+def _check_plain(request: Request, operation: Operation) -> None:
+    """Refuse what the seed does not know: ignored, it would look carried out.
 
-
-OPERATIONS: Final[tuple[Operation, ...]] = (
-    *administering.OPERATIONS,
-    Operation(
-        "GET",
-        "/-/openapi.json",
-        openapi,
-        "this page for programs",
-        {200: Answer("OpenAPI 3.1", as_json({"type": "object"}))},
-    ),
-    *queues.OPERATIONS,
-    *publishing.OPERATIONS,
-    *consuming.OPERATIONS,
-    *looking.OPERATIONS,
-    *claims.OPERATIONS,
-)
-"""Everything that can be asked for."""
-
-
-def _routes() -> tuple[Route, ...]:
-    methods: dict[tuple[str | None, ...], dict[str, Operation]] = {}
-    for operation in OPERATIONS:
-        there = methods.setdefault(operation.segments, {})
-        there[operation.method] = operation
-        if operation.has_head:
-            there["HEAD"] = operation
-    return tuple(Route(path, dict(sorted(there.items(), key=_place))) for path, there in methods.items())
-
-
-def _place(method: tuple[str, Operation]) -> int:
-    return ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE").index(method[0])
-
-
-ROUTES: Final = _routes()
-"""Path -> method -> operation. No HEAD where GET would lease a message. No queue's name begins with a dash, so what is
-under ``/-/`` hides none; no id is a word, so ``batch`` and ``delete`` hide none."""
-
-_ROUTER: Final = Router(ROUTES)
-
-
-def _segments(path: bytes) -> list[str]:
-    """The path's segments. Split first and decode after, once: an encoded slash stays inside its segment."""
-    if path[:1] == b"/" and b"%" not in path:
-        return _shown(path[1:]).split("/")
-    path = _ORIGIN.sub(b"", path, count=1)
-    return [_shown(unquote_to_bytes(segment)) for segment in path[1:].split(b"/")] if path[:1] == b"/" else []
-
-
-def _shown(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
+    Raises:
+        InvalidRequest: the request has a query, or a header that mq has added to the endpoint.
+    """
+    if request.query:
+        raise InvalidRequest(f"there are no parameters: {_WHY}")
+    added = {header.name.lower() for header in operation.headers}
+    for name in request.headers:
+        if name in added or name.startswith(ATTRIBUTE):
+            raise InvalidRequest(f"the header {name} means nothing here: {_WHY}")

@@ -1,22 +1,22 @@
-"""A request and a reply as plain values, whatever parsed the one and sends the other."""
+"""A request and a reply as plain values, the same for every server of the door."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
+from mq.access import User
 from mq.errors import CallerError
-from mq.message import Body
 
 STALLED_SECONDS: Final = 30
 """How long a client may keep us waiting for its body, all pauses together."""
 SLOWEST_BYTES_PER_SECOND: Final = 1024
 """Bytes that make up for a second's pause."""
 DISCARD_SECONDS: Final = 2
-"""How long a door goes on taking a body that nobody wants, after its reply. Closing a socket while the client still
+"""How long a door goes on taking an unwanted body after its reply. Closing a socket while the client still
 sends would take the reply away from it."""
 
 
@@ -44,7 +44,9 @@ class Request(NamedTuple):
         body: chunks, in order. Raises BodyIncomplete when the client ends before its end, BodyTooSlow when it
             pauses for too long. What is not read here, the door discards for at most DISCARD_SECONDS.
         content_length: the announced length in bytes, or None.
-        on_hang_up: for whoever makes the client wait.
+        on_hang_up: for a handler that makes the client wait.
+        address: the client's, as :class:`mq.doors.connections.Peer` has it; empty where it is unknown.
+        user: who asks, once the authorizer has found that out; None where there are no users.
     """
 
     method: str
@@ -54,6 +56,18 @@ class Request(NamedTuple):
     body: AsyncIterable[bytes]
     content_length: int | None
     on_hang_up: OnHangUp = _nobody_hangs_up
+    address: str = ""
+    user: User | None = None
+
+
+class OutgoingBody(Protocol):
+    """A body that is sent piece by piece: a message's, or one that is made on the way."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Its pieces, none of them empty. CorruptMessage and StorageError break it off."""
+
+    async def aclose(self) -> None:
+        """Give back what it holds."""
 
 
 class Reply(NamedTuple):
@@ -61,19 +75,19 @@ class Reply(NamedTuple):
 
     Attributes:
         status: as in RFC 9110.
-        headers: names in small letters, values in Latin-1.
-        body: whoever sends it also closes it.
+        headers: names in small letters, values in Latin-1. Where they say no length, over HTTP/1.1 it goes in chunks.
+        body: the sender closes it.
         is_last: the connection should end with it (HTTP/1.1: ``Connection: close``).
     """
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
-    body: bytes | Body = b""
+    body: bytes | OutgoingBody = b""
     is_last: bool = False
 
 
 class Handler(Protocol):
-    """What answers requests: the endpoints, or something that stands before them."""
+    """Answers requests: the endpoints, or a guard before them."""
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`. Its body is the caller's to close."""
@@ -91,16 +105,22 @@ def document(status: int, value: Mapping[str, Any], *headers: tuple[str, str], t
     return Reply(status, (("content-type", type), ("content-length", str(len(body))), *headers), body)
 
 
-def problem(status: int, detail: str, *headers: tuple[str, str]) -> Reply:
-    """A refusal as RFC 9457 has it, with `detail` on one line."""
-    value = {
+UNSURE: Final = {"outcome": "unknown"}
+"""Stands beside a status where it is unknown whether the request was carried out."""
+
+
+def problem(status: int, detail: str, *headers: tuple[str, str], is_unsure: bool = False) -> Reply:
+    """A refusal as RFC 9457 has it, with `detail` on one line. Where what was asked for may have been done all the
+    same, the member ``outcome`` is ``unknown``; else there is none."""
+    value: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": " ".join(detail.split()),
+        **(UNSURE if is_unsure else {}),
     }
     return document(status, value, *headers, type="application/problem+json")
 
 
 BUG: Final = problem(500, "an error in mq itself: see its log")
-"""The answer to a request that met an error which nobody foresaw."""
+"""The answer to a request that met an unforeseen error."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import Final
 
 from python_multipart.exceptions import ParseError
 from python_multipart.multipart import MultipartParser
 
-from mq.errors import BatchTooLarge, InvalidRequest
+from mq.errors import InvalidRequest
 
 MOST_HEADERS: Final = 128
 """Of a part."""
@@ -24,15 +25,23 @@ class Part:
     """One part.
 
     Attributes:
-        headers: by name in small letters, values in Latin-1; those that are there twice joined by commas.
-        body: its bytes.
+        headers: by name in small letters, values in Latin-1; repeated ones joined by commas.
     """
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
-        self.body = bytearray()
         self.name = bytearray()
         self.value = bytearray()
+        self._body = BytesIO()
+
+    @property
+    def body(self) -> bytes:
+        """Its bytes. They are gathered where they can be had without a copy."""
+        return self._body.getvalue()
+
+    def add(self, data: bytes, start: int, stop: int) -> None:
+        """More of its body."""
+        self._body.write(memoryview(data)[start:stop])
 
     def end_header(self) -> None:
         """Its name and its value are whole."""
@@ -42,70 +51,94 @@ class Part:
         self.value.clear()
 
 
-def read_parts(boundary: str, body: bytes, most: int) -> list[Part]:
-    """The parts of a multipart body. What stands before the first and after the last one does not count.
+class Parts:
+    """Cuts a multipart body into its parts as it comes. What stands before the first and after the last one does not
+    count.
 
     Args:
         boundary: that stands between them.
-        body: all of it.
-        most: how many parts there may be.
+        take: gets each part.
 
     Raises:
-        InvalidRequest: it is not one, or not whole.
-        BatchTooLarge: it has too many parts.
+        InvalidRequest: there can be no such boundary.
     """
-    if _BOUNDARY.fullmatch(boundary) is None:
-        raise InvalidRequest("multipart/mixed needs a boundary of 1 to 70 characters in Content-Type")
-    parts: list[Part] = []
-    is_whole = False
 
-    def begin() -> None:
-        if len(parts) == most:
-            raise BatchTooLarge(f"the batch has more than {most} entries: send it in parts")
-        parts.append(Part())
+    def __init__(self, boundary: str, take: Callable[[Part], None]) -> None:
+        if _BOUNDARY.fullmatch(boundary) is None:
+            raise InvalidRequest("multipart/mixed needs a boundary of 1 to 70 characters in Content-Type")
+        self._take = take
+        self._part = Part()
+        self._is_whole = False
+        self._preamble: bytes | None = b"\r\n"  # the first boundary may be the first line
+        self._first = b"\r\n--" + boundary.encode("ascii")
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": lambda data, start, stop: self._part.name.extend(data[start:stop]),
+                "on_header_value": lambda data, start, stop: self._part.value.extend(data[start:stop]),
+                "on_header_end": lambda: self._part.end_header(),
+                "on_part_data": lambda data, start, stop: self._part.add(data, start, stop),
+                "on_part_end": lambda: self._take(self._part),
+                "on_end": self._end,
+            },
+            max_header_count=MOST_HEADERS,
+            max_header_size=LONGEST_HEADER_BYTES,
+        )
 
-    def end() -> None:
-        nonlocal is_whole
-        is_whole = True
+    def feed(self, data: bytes) -> None:
+        """The next bytes.
 
-    def adds(place: str) -> Callable[[bytes, int, int], None]:
-        return lambda data, start, stop: getattr(parts[-1], place).extend(data[start:stop])
+        Raises:
+            InvalidRequest: this is no multipart body.
+        """
+        if self._preamble is not None:  # the parser knows of no text before the first boundary
+            data = self._preamble + data
+            found = data.find(self._first)
+            if found < 0:
+                self._preamble = data[-len(self._first) :]
+                return
+            data, self._preamble = data[found + 2 :], None
+        self._parse(data)
 
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": begin,
-            "on_header_field": adds("name"),
-            "on_header_value": adds("value"),
-            "on_header_end": lambda: parts[-1].end_header(),
-            "on_part_data": adds("body"),
-            "on_end": end,
-        },
-        max_header_count=MOST_HEADERS,
-        max_header_size=LONGEST_HEADER_BYTES,
-    )
-    try:
-        parser.write(body[_first(boundary.encode("ascii"), body) :])
-        parser.finalize()
-    except ParseError as error:
-        raise InvalidRequest(f"this is not well-formed multipart: {error}") from None
-    if not is_whole:
-        raise InvalidRequest("the multipart body has no end: its last boundary is missing")
-    return parts
+    def end(self) -> None:
+        """No more will come.
+
+        Raises:
+            InvalidRequest: it is not whole.
+        """
+        if self._preamble is not None:
+            self._parse(self._preamble.removeprefix(b"\r\n"))
+        try:
+            self._parser.finalize()
+        except ParseError as error:
+            raise _not_well_formed(error) from None
+        if not self._is_whole:
+            raise InvalidRequest("the multipart body has no end: its last boundary is missing")
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.write(data)
+        except ParseError as error:
+            raise _not_well_formed(error) from None
+
+    def _begin(self) -> None:
+        self._part = Part()
+
+    def _end(self) -> None:
+        self._is_whole = True
 
 
-def write_parts(boundary: str, parts: Iterable[tuple[Sequence[tuple[str, str]], bytes]]) -> bytes:
-    """A multipart body of headers and bytes. The boundary must stand in none of them."""
-    out = bytearray()
-    for headers, body in parts:
-        out += f"--{boundary}\r\n".encode("ascii")
-        out += b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers)
-        out += b"\r\n" + body + b"\r\n"
-    return bytes(out + f"--{boundary}--\r\n".encode("ascii"))
+def _not_well_formed(error: ParseError) -> InvalidRequest:
+    return InvalidRequest(f"this is not well-formed multipart: {error}")
 
 
-def _first(boundary: bytes, body: bytes) -> int:
-    """Where the first boundary stands; the parser knows of no text before it."""
-    if body.startswith(b"--" + boundary):
-        return 0
-    return max(body.find(b"\r\n--" + boundary), 0)
+def begin_part(boundary: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """What stands before the body of a part; behind it comes a CR LF. The boundary must stand in none of them."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return f"--{boundary}\r\n{lines}\r\n".encode("latin-1")
+
+
+def end_parts(boundary: str) -> bytes:
+    """What stands behind the last part."""
+    return f"--{boundary}--\r\n".encode("ascii")

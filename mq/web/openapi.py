@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from mq.broker.queue_settings import QUEUE
-from mq.web.access import NONE, RIGHTS
-from mq.web.errors import RETRY_AFTER_SECONDS
-from mq.web.operations import Answer, Contents, Operation, Parameter
+from mq.broker.settings import QUEUE
+from mq.web.operations import NO_RIGHT, Contents, Operation, Parameter, Success
 from mq.web.parameters import ATTRIBUTE, ID, LARGEST_ATTRIBUTES_BYTES, MOST_ATTRIBUTES
+from mq.web.refusals import RETRY_AFTER_SECONDS
 from mq.web.schemas import SCHEMAS, reference
 
 VERSION: Final = "1.0"
@@ -18,26 +17,31 @@ VERSION: Final = "1.0"
 REFUSALS: Final[Mapping[int, str]] = {
     400: "the request makes no sense: a name, a number out of its range, an unknown parameter or setting",
     401: "who are you?",
-    403: "you may not",
+    403: "you may not, or the page that asks may not",
     404: "no such queue, no such message",
     405: "not with this method: `Allow` says which",
     408: "the body came too slowly",
     409: "right in itself, but not here and now",
     412: "another delivery holds the message, or none does any more",
     413: "the body is too long, or the batch has too many entries",
+    421: "the host is no name of this daemon's: ask by its address, or name it by its setting `hosts`",
     423: "one consumer alone has the messages of the queue, over AMQP",
-    429: "the queue is full by its own settings",
+    429: "the queue takes nothing now: it is full by its own settings, or publishing is paused",
     500: "the message is damaged, or there is an error in mq itself",
     503: "the store cannot promise to keep it, or cannot be read",
 }
 """Status -> what it means, for each that a request can be refused with."""
 
-_SAFE: Final = (401, 403)
+_ALWAYS: Final = (400, 403, 421)
+_OF_USERS: Final = (401, 503)
 _LATER: Final = (423, 429, 503)
 _PATH: Final = {
     "QUEUE": {"name": "queue", "in": "path", "required": True, "schema": QUEUE.schema},
     "CONSUMER": {"name": "consumer", "in": "path", "required": True, "schema": QUEUE.schema},
+    "CONNECTION": {"name": "connection", "in": "path", "required": True, "schema": {"type": "string"}},
     "ID": {"name": "id", "in": "path", "required": True, "schema": ID.schema},
+    "VERSION": {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}},
+    "FILE": {"name": "file", "in": "path", "required": True, "schema": {"type": "string"}},
 }
 _TEXT: Final = (
     f"Headers `{ATTRIBUTE}NAME` of a published message are kept with it and given back: at most {MOST_ATTRIBUTES}, "
@@ -73,12 +77,11 @@ def path_of(path: str) -> str:
 
 def refusals_of(operation: Operation) -> list[int]:
     """Every status that an operation can be refused with."""
-    access = () if RIGHTS[operation.line] == NONE else _SAFE
-    return sorted({400, 503, *operation.refusals, *access} if access else {400, *operation.refusals})
+    access = () if operation.right == NO_RIGHT else _OF_USERS
+    return sorted({*_ALWAYS, *operation.refusals, *access})
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    right = RIGHTS[operation.line]
     responses = {str(status): _answer(answer) for status, answer in operation.answers.items()}
     for status in refusals_of(operation):
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
@@ -91,8 +94,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
             *(_parameter(parameter, "header") for parameter in operation.headers),
         ],
         "responses": responses,
-        "security": [] if right == NONE else [{}, {"token": []}, {"password": []}],
-        "x-right": str(right),
+        "security": [] if operation.right == NO_RIGHT else [{}, {"token": []}, {"password": []}],
+        "x-right": str(operation.right),
     }
     if operation.body:
         described["requestBody"] = {"required": operation.needs_body, "content": _contents(operation.body)}
@@ -110,7 +113,7 @@ def _parameter(parameter: Parameter, where: str) -> dict[str, Any]:
     return {**described, "required": True} if parameter.is_needed else described
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: Success) -> dict[str, Any]:
     described: dict[str, Any] = {"description": answer.text}
     if answer.contents:
         described["content"] = _contents(answer.contents)

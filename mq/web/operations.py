@@ -1,7 +1,7 @@
-"""What an endpoint is: a line of the table, with all that can be said of it to people and programs.
+"""An operation of the HTTP door: one line of the table, with its path, its right, its handler and its description.
 
-The router and the description of the door (:mod:`mq.web.openapi`) are made from the same lines, so what is not in a
-line is refused, and what is in it is told.
+The router, the authorizer and the description for programs (:mod:`mq.web.openapi`) are derived from the same lines:
+what a line does not name is refused, and what it names is described.
 """
 
 from __future__ import annotations
@@ -9,68 +9,102 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+import trio
+
+from mq.access import Right
 from mq.broker.api import BrokerAPI
-from mq.broker.queue_settings import Kind
+from mq.broker.settings import SettingKind
+from mq.doors.budget import Budget
+from mq.doors.open_connections import OpenConnections
+from mq.errors import NoSuchQueue
+from mq.message import QueueName
 from mq.observers.metrics import Metrics
 from mq.web.exchange import Reply, Request
-from mq.web.waits import Waits
+from mq.web.hang_ups import WaitingRequests
+from mq.web.overview import Overview
 
 Schema = Mapping[str, Any]
 """A JSON Schema."""
 Contents = Mapping[str, Schema]
 """Media type -> schema of a body."""
 
+ANY_RIGHT: Final = "any"
+"""Some right on the queue, whichever."""
+KNOWN: Final = "user"
+"""To be a user. What the user has rights on is the handler's to look at: it shows that and nothing else."""
+NO_RIGHT: Final = "none"
+"""Not even a name: for probes, to find out how to ask, and for the page itself, which holds no data."""
+ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER", "CONNECTION", "VERSION", "FILE")
+"""Segments of an operation's path that stand for any."""
 
-class Asked(NamedTuple):
-    """A request, and what it is about.
+
+class RequestContext(NamedTuple):
+    """What a handler gets: the request with its checked query, and what all requests of the door share.
 
     Attributes:
         broker: an open one.
-        metrics: what counts.
-        waits: those who wait for messages.
+        metrics: counts what happens.
+        waits: the requests that wait for messages.
         max_body: the longest body of a message in bytes.
+        budget: the memory that batches share.
+        turn: held while a piece of a batch is parsed.
+        connections: of all doors.
+        overview: all queues as of late.
         request: as it came.
-        query: its parameters, checked; those that were not given at their defaults.
+        query: its parameters, checked; absent ones have their defaults.
         queue: the queue in the path, as it came.
-        id: the message or the consumer in the path, as it came.
+        id: the message, the consumer, the connection or the file in the path, as it came.
     """
 
     broker: BrokerAPI
     metrics: Metrics
-    waits: Waits
+    waits: WaitingRequests
     max_body: int
+    budget: Budget
+    turn: trio.Lock
+    connections: OpenConnections
+    overview: Overview
     request: Request
     query: Mapping[str, Any]
     queue: str = ""
     id: str = ""
 
+    def may(self, right: Right, queue: str | None) -> bool:
+        """Whether the user who asks has a right on a queue; where there are no users, everybody has.
+
+        Args:
+            right: which.
+            queue: its name; None is the broker as a whole.
+        """
+        return self.request.user is None or self.request.user.may(right, queue)
+
 
 class Parameter(NamedTuple):
-    """Something that a request may say in its query or in a header.
+    """A parameter of the query, or a header.
 
     Attributes:
-        name: how it is called.
-        kind: what it may be.
-        text: what it means.
-        default: what counts where it is not there; None where that is told elsewhere.
+        name: of the parameter.
+        kind: which values are valid.
+        text: its meaning.
+        default: the value of an absent one; None where the handler decides.
         is_needed: whether a query without it is refused.
     """
 
     name: str
-    kind: Kind
+    kind: SettingKind
     text: str
     default: Any = None
     is_needed: bool = False
 
 
-class Answer(NamedTuple):
-    """A reply that is no refusal.
+class Success(NamedTuple):
+    """The description of one successful reply.
 
     Attributes:
-        text: what it means.
+        text: its meaning.
         contents: its body.
-        headers: of the reply, by name: what each means and what it may be.
-        links: operations that go on from here, by name: their parameters as OpenAPI's runtime expressions.
+        headers: of the reply, by name: the meaning and the schema of each.
+        links: operations that may follow, by name: their parameters as OpenAPI's runtime expressions.
     """
 
     text: str
@@ -84,27 +118,41 @@ class Operation(NamedTuple):
 
     Attributes:
         method: in capitals.
-        path: ``QUEUE``, ``ID`` and ``CONSUMER`` stand for any name, any id and any consumer's name.
-        handle: what does it.
-        text: what it does.
-        answers: by status.
-        refusals: the statuses of its own; 400 goes without saying, 405 and those of access are added.
+        path: ``QUEUE``, ``ID``, ``CONSUMER`` and ``CONNECTION`` stand for any name, any id, any consumer's name and any
+            connection's id, ``VERSION`` and ``FILE`` for the page's.
+        right: what its user needs: a :class:`mq.access.Right`, :data:`ANY_RIGHT`, :data:`KNOWN` or :data:`NO_RIGHT`.
+            HEAD needs what GET needs.
+        handle: carries it out.
+        text: describes it.
+        answers: the successful replies, by status.
+        refusals: the statuses of its own refusals; 400, 405 and those of access are added.
         query: the parameters it takes; all others are refused.
-        headers: the headers it takes; all others do not matter.
-        body: what it takes; empty where a body does not matter.
-        needs_body: whether none at all is refused.
+        headers: the headers it takes; all others are ignored.
+        body: what it takes; empty where a body is ignored.
+        needs_body: whether an absent body is refused.
+        sends_to: the key under which its JSON may name one more queue, if any. Messages will go there from the first
+            one. That takes the right to publish there and the right to consume from the first: else the right to
+            configure would do to read them.
+        lesser_right: the right that does, too, where its JSON names nothing but `lesser_keys`; empty for none.
+        lesser_keys: these.
+        audited: the event that the audit log gets, by the status of the reply.
     """
 
     method: str
     path: str
-    handle: Callable[[Asked], Awaitable[Reply]]
+    right: str
+    handle: Callable[[RequestContext], Awaitable[Reply]]
     text: str
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, Success]
     refusals: tuple[int, ...] = ()
     query: tuple[Parameter, ...] = ()
     headers: tuple[Parameter, ...] = ()
     body: Contents = {}
     needs_body: bool = True
+    sends_to: str = ""
+    lesser_right: str = ""
+    lesser_keys: tuple[str, ...] = ()
+    audited: Mapping[int, str] = {}
 
     @property
     def line(self) -> str:
@@ -122,10 +170,24 @@ class Operation(NamedTuple):
         return self.method == "GET" and 204 not in self.answers
 
     @property
+    def is_of_queue(self) -> bool:
+        """Whether it is about one queue, and not about the broker as a whole."""
+        return self.path.startswith("/QUEUE")
+
+    @property
     def segments(self) -> tuple[str | None, ...]:
         """The path's, with None where any will do."""
         return tuple(None if segment in ANY_SEGMENT else segment for segment in self.path[1:].split("/"))
 
 
-ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER")
-"""Segments of an operation's path that stand for any."""
+async def known_queue(broker: BrokerAPI, name: str) -> QueueName:
+    """The name of a queue that exists. Asked before the body of a request is read.
+
+    Raises:
+        InvalidName: no queue can have that name.
+        NoSuchQueue: there is none.
+    """
+    queue = QueueName(name)
+    if not await broker.has_queue(queue):
+        raise NoSuchQueue(f"no queue named {queue}: create it with PUT /{queue}")
+    return queue

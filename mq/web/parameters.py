@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from mq.broker.looking import DELAYED, LEASED, READY
-from mq.broker.places import PLACES
-from mq.broker.queue_settings import DELAY, TTL, Kind, check_value, count, seconds
+from mq.broker.api import PLACES
+from mq.broker.dead_letters import LONGEST_REASON
+from mq.broker.peek import DELAYED, LEASED, READY
+from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value, count, seconds
 from mq.errors import InvalidId, InvalidRequest
+from mq.log_lines import LEVELS
 from mq.message import MESSAGE_ID_PATTERN, Message, MessageId, shorten
 from mq.web.operations import Parameter
 
@@ -25,20 +27,23 @@ ATTRIBUTE: Final = "x-message-attribute-"
 
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _LONGEST_NUMBER: Final = 30
+_LONGEST_FILTER: Final = 100
 _HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 _ATTRIBUTE_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _KEY: Final = re.compile(r"[!-~]{1,255}")
 _ETAG: Final = re.compile(r'(?:W/)?"([!#-~]{0,255})"')
 
 
-def _one_of(*words: str) -> Kind:
+def one_of(*words: str) -> SettingKind:
+    """The kind of a word that is one of these."""
+
     def parse(value: Any) -> str:
         if value not in words:
             raise ValueError
         return str(value)
 
     needs = f"{', '.join(words[:-1])} or {words[-1]}"
-    return Kind(parse, needs, {"type": "string", "enum": list(words)})
+    return SettingKind(parse, needs, {"type": "string", "enum": list(words)})
 
 
 def _parse_id(value: Any) -> MessageId:
@@ -54,6 +59,19 @@ def _parse_key(value: Any) -> str:
     return str(value)
 
 
+def _parse_switch(value: Any) -> bool:
+    if value not in ("true", "false"):
+        raise ValueError
+    return bool(value == "true")
+
+
+def _parse_reason(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_REASON:
+        raise ValueError
+    value.encode()  # half a character is none: a ValueError
+    return value
+
+
 def _parse_receipt(value: Any) -> str | None:
     if value == "*":
         return None
@@ -63,13 +81,32 @@ def _parse_receipt(value: Any) -> str | None:
     return matched[1]
 
 
+def _parse_filter(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_FILTER:
+        raise ValueError
+    return value.lower()
+
+
 WAIT: Final = seconds(0, LONGEST_WAIT_SECONDS)
 MOST: Final = count(LARGEST_BATCH)
-STATE: Final = _one_of(READY, LEASED, DELAYED)
-STORE: Final = _one_of(*PLACES)
-ID: Final = Kind(_parse_id, "a message's id", {"type": "string", "pattern": f"^{MESSAGE_ID_PATTERN}$"})
-KEY: Final = Kind(_parse_key, "1 to 255 visible ASCII characters", {"type": "string", "pattern": f"^{_KEY.pattern}$"})
-RECEIPT: Final = Kind(
+REASON: Final = SettingKind(
+    _parse_reason,
+    f"text of at most {LONGEST_REASON} characters",
+    {"type": "string", "maxLength": LONGEST_REASON},
+)
+SKIP: Final = count(10**9, 0)
+FILTER: Final = SettingKind(
+    _parse_filter, f"at most {_LONGEST_FILTER} characters", {"type": "string", "maxLength": _LONGEST_FILTER}
+)
+LEVEL: Final = one_of(*LEVELS)
+STATE: Final = one_of(READY, LEASED, DELAYED)
+STORE: Final = one_of(*PLACES)
+ID: Final = SettingKind(_parse_id, "a message's id", {"type": "string", "pattern": f"^{MESSAGE_ID_PATTERN}$"})
+KEY: Final = SettingKind(
+    _parse_key, "1 to 255 visible ASCII characters", {"type": "string", "pattern": f"^{_KEY.pattern}$"}
+)
+SWITCH: Final = SettingKind(_parse_switch, "true or false", {"type": "string", "enum": ["true", "false"]})
+RECEIPT: Final = SettingKind(
     _parse_receipt,
     'one receipt in quotes, as the ETag of a fetch ("RECEIPT"), or *',
     {"type": "string", "pattern": rf"^(\*|{_ETAG.pattern})$"},
@@ -79,12 +116,22 @@ MESSAGE_DELAY: Final = Parameter("X-Message-Delay", DELAY, "seconds before it ca
 MESSAGE_TTL: Final = Parameter(
     "X-Message-TTL", TTL, "seconds after which it expires; where the queue has a ttl, too, the shorter one counts"
 )
+MESSAGE_PRIORITY: Final = Parameter(
+    "X-Message-Priority", PRIORITY, "a message of a higher one is handed out first, where the queue has a max_priority"
+)
 IDEMPOTENCY_KEY: Final = Parameter("Idempotency-Key", KEY, "what is sent again with the same key is the same message")
+_OF_MESSAGES: Final = "x-message-"
+_KNOWN_HEADERS: Final = "known here: X-Message-Delay, X-Message-TTL, X-Message-Priority, X-Message-Attribute-NAME"
+OF_ANSWERS: Final = frozenset(
+    f"x-message-{what}" for what in ("id", "receives", "lease", "deaths", "state", "sequence")
+)
+"""What an answer says of a message: its parts may come in again as they are."""
+_OF_DRAFTS: Final = frozenset(parameter.name.lower() for parameter in (MESSAGE_DELAY, MESSAGE_TTL, MESSAGE_PRIORITY))
 IF_MATCH: Final = Parameter("If-Match", RECEIPT, "only if this delivery still holds the message")
 
 
 def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
-    """The values of a query's parameters, those that are not there at their defaults.
+    """The values of a query's parameters, absent ones at their defaults.
 
     Raises:
         InvalidRequest: one is unknown, there twice, or missing.
@@ -126,14 +173,39 @@ def _read(parameter: Parameter, text: str) -> Any:
     return check_value(name, int(text) if text.lstrip("-").isdigit() else float(text), kind)
 
 
-def attributes_of(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What a publisher says of a message, as it is kept."""
-    texts = {
-        name.removeprefix(ATTRIBUTE): _from_header(value)
-        for name, value in headers.items()
-        if name.startswith(ATTRIBUTE)
-    }
+def attributes_of(headers: Mapping[str, str], passed_over: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """What a publisher says of a message, as it is kept.
+
+    Args:
+        headers: the message's.
+        passed_over: names of headers that mean nothing here.
+
+    Raises:
+        InvalidRequest: it is not what it should be, or a header X-Message-... is none that mq knows.
+    """
+    texts = {}
+    for name, value in headers.items():
+        if name.startswith(_OF_MESSAGES):
+            if name.startswith(ATTRIBUTE):
+                texts[name.removeprefix(ATTRIBUTE)] = _from_header(value)
+            elif name not in _OF_DRAFTS and name not in passed_over:
+                raise _unknown_header(name, _KNOWN_HEADERS)
     return make_attributes(headers.get("content-type"), texts)
+
+
+def refuse_message_headers(headers: Mapping[str, str]) -> None:
+    """Where each message has headers of its own, the request has none of theirs.
+
+    Raises:
+        InvalidRequest: it has one.
+    """
+    for name in headers:
+        if name.startswith(_OF_MESSAGES):
+            raise _unknown_header(name, "a batch has them with each of its messages")
+
+
+def _unknown_header(name: str, known: str) -> InvalidRequest:
+    return InvalidRequest(f"unknown header {shorten(name)}; {known}")
 
 
 def make_attributes(content_type: Any, texts: Any) -> dict[str, Any]:
@@ -174,7 +246,9 @@ def content_type_of(message: Message) -> str:
 def texts_of(message: Message) -> dict[str, str]:
     """The attributes that a publisher chose."""
     texts = message.properties.attributes.get("attributes")
-    return texts if isinstance(texts, dict) else {}
+    if not isinstance(texts, dict):
+        return {}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def headers_of(message: Message) -> list[tuple[str, str]]:
@@ -187,17 +261,19 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
     if message.receipt:
         headers.append(("etag", f'"{message.receipt}"'))
     headers.append(("x-message-receives", str(message.receives)))
+    if message.lease:
+        headers.append(("x-message-lease", f"{message.lease:.10g}"))
     if message.deaths:
         headers.append(("x-message-deaths", json.dumps(list(message.deaths))))
     for name, text in texts_of(message).items():
-        value = _to_header(text) if isinstance(text, str) else None
+        value = _to_header(text)
         if value is not None and _ATTRIBUTE_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
             headers.append((ATTRIBUTE + name, value))
     return headers
 
 
 def _from_header(value: str) -> str:
-    """Text from a header's bytes, which are UTF-8 nowadays; whatever they are, they come back."""
+    """Text from a header's bytes, which are UTF-8 nowadays; other bytes survive the round trip, too."""
     return value.encode("latin-1").decode("utf-8", "surrogateescape")
 
 

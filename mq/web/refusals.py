@@ -1,17 +1,86 @@
-"""Refusals of an HTTP/1.1 request that no endpoint ever sees."""
+"""Refusals: the status and the reply of each error, and of HTTP/1.1 requests that no endpoint ever sees."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import h11
 
-from mq.web.exchange import Reply, problem
+from mq.errors import (
+    BatchTooLarge,
+    BodyIncomplete,
+    BodyTooLarge,
+    BrokerClosed,
+    CallerError,
+    Conflict,
+    CorruptMessage,
+    InvalidId,
+    MQError,
+    NoMemory,
+    NoSuchMessage,
+    NoSuchQueue,
+    QueueFull,
+    QueueHeld,
+    ReceiptMismatch,
+    StorageError,
+)
+from mq.web.exchange import UNSURE, BodyTooSlow, Reply, problem
 
-_AMBIGUOUS: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
+RETRY_AFTER_SECONDS: Final = 10
+"""What a client is told to wait when the store cannot take its request. The program of 2013 said the same."""
 
-_DETAILS: Final = {
+_STATUS: Final[tuple[tuple[type[MQError], int], ...]] = (
+    (Conflict, 409),
+    (NoSuchQueue, 404),
+    (NoSuchMessage, 404),
+    (InvalidId, 404),
+    (ReceiptMismatch, 412),
+    (BodyTooLarge, 413),
+    (BatchTooLarge, 413),
+    (BodyTooSlow, 408),
+    (QueueHeld, 423),
+    (QueueFull, 429),
+    (CallerError, 400),
+    (StorageError, 503),
+    (BrokerClosed, 503),
+    (NoMemory, 503),
+    (CorruptMessage, 500),
+)
+"""Error -> status; the first line that fits counts."""
+
+_ENDS_CONNECTION: Final = (BodyIncomplete, BodyTooLarge, BodyTooSlow)
+"""After these errors the rest of the request is not waited for."""
+
+
+def status_of(error: MQError) -> int:
+    """The status that an error is answered with."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def refusal_of(error: MQError) -> Reply:
+    """The reply to a request that failed."""
+    status = status_of(error)
+    headers = (retry_after(),) if status in (423, 429, 503) else ()
+    return problem(status, str(error), *headers, is_unsure=error.is_unsure)._replace(
+        is_last=isinstance(error, _ENDS_CONNECTION)
+    )
+
+
+def problem_of(error: MQError) -> dict[str, Any]:
+    """The outcome line of one entry of a batch that failed."""
+    said = {"status": status_of(error), "detail": " ".join(str(error).split())}
+    return said | UNSURE if error.is_unsure else said
+
+
+def retry_after() -> tuple[str, str]:
+    """The header that tells when to come again."""
+    return ("retry-after", str(RETRY_AFTER_SECONDS))
+
+
+AMBIGUOUS_LINE: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
+
+_HEAD_DETAILS: Final = {
     400: "this is not a well-formed HTTP/1.1 request",
     408: "the request line and the headers did not arrive in time",
     431: "the request line and the headers are too long",
@@ -28,10 +97,10 @@ def check_head(received: bytes) -> None:
         h11.RemoteProtocolError: a line of it ends in a bare LF, or begins with a space.
     """
     end = received.find(b"\r\n\r\n")
-    if _AMBIGUOUS.search(received, 0, len(received) if end < 0 else end):
+    if AMBIGUOUS_LINE.search(received, 0, len(received) if end < 0 else end):
         raise h11.RemoteProtocolError("a line ends in a bare LF or begins with a space", error_status_hint=400)
 
 
-def refusal(status: int) -> Reply:
+def refusal_of_head(status: int) -> Reply:
     """The reply that ends the connection."""
-    return problem(status, _DETAILS.get(status, "the request cannot be served"), ("connection", "close"))
+    return problem(status, _HEAD_DETAILS.get(status, "the request cannot be served"), ("connection", "close"))

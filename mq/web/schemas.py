@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mq.broker.queue_settings import DELAY, QUEUE, TTL, VISIBILITY, QueueSettings
+from mq.broker.settings import DELAY, PRIORITY, QUEUE, SWITCH, TTL, VISIBILITY, QueueSettings
 from mq.lifecycle import Kind
+from mq.observers.rates import MINUTES, SHOWN, SLOTS
 from mq.web.batches import JSON_LINES, MULTIPART
 from mq.web.operations import Contents, Schema
-from mq.web.parameters import ID, KEY, MOST, STATE
+from mq.web.parameters import ID, KEY, LEVEL, MOST, REASON, STATE
 
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 TEXT: Final[Schema] = {"type": "string"}
 BYTES: Final[Contents] = {"*/*": {}}
-"""A message's body: whatever was posted."""
+"""A message's body: any bytes."""
 
 
 def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -42,6 +43,15 @@ def as_json(schema: Schema) -> Contents:
     return {"application/json": schema}
 
 
+def array_of(schema: Schema) -> Contents:
+    """A body that is a JSON array of at least one of these."""
+    return as_json({"type": "array", "items": schema, "minItems": 1})
+
+
+def _list_of(members: dict[str, Any]) -> Schema:
+    return {"type": "array", "items": record(members)}
+
+
 def lines_of(schema: Schema) -> Contents:
     """A body of JSON Lines. OpenAPI 3.1 has no word for one line of a text, so the schema of a line stands beside."""
     return {
@@ -61,6 +71,11 @@ _IN_QUEUE: Final = {
     "delayed": COUNT,
     "oldest_seconds": or_null({"type": "number", "minimum": 0}),
 }
+_QUEUE: Final = (
+    {"name": QUEUE.schema}
+    | {name: or_null(schema) if _DEFAULTS[name] is None else schema for name, schema in _KINDS.items()}
+    | _IN_QUEUE
+)
 _BODY: Final = {"body": TEXT, "base64": {"type": "string", "contentEncoding": "base64"}}
 _ONE_BODY: Final = {"oneOf": [{"required": ["body"]}, {"required": ["base64"]}]}
 _TEXTS: Final[Schema] = {"type": "object", "additionalProperties": TEXT}
@@ -74,25 +89,120 @@ _CONSUMER: Final = record(
         "acknowledged": COUNT,
         "batch": or_null(COUNT),
         "messages": COUNT,
+        "read": COUNT,
+        "checkpoint": or_null(TEXT),
         "high": COUNT,
     }
 )
 
+_VISIBILITY: Final = record({"visibility": {"anyOf": [{"const": 0}, VISIBILITY.schema]}})
+_SECONDS: Final[Schema] = {"type": "number", "minimum": 0}
+_DOOR: Final[Schema] = {"type": "string", "enum": ["http", "amqp"]}
+_CONNECTION: Final = record(
+    {
+        "id": TEXT,
+        "door": _DOOR,
+        "state": TEXT,
+        "address": TEXT,
+        "port": COUNT,
+        "user": or_null(TEXT),
+        "vhost": or_null(TEXT),
+        "open_seconds": _SECONDS,
+        "idle_seconds": _SECONDS,
+        "received_bytes": or_null(COUNT),
+        "sent_bytes": or_null(COUNT),
+        "channels": {
+            "type": "array",
+            "items": record({"number": COUNT, "consumers": COUNT, "unacknowledged": COUNT}),
+        },
+    }
+)
+_CONSUMER_AT_WORK: Final = record(
+    {
+        "connection": TEXT,
+        "door": _DOOR,
+        "user": or_null(TEXT),
+        "address": TEXT,
+        "queue": QUEUE.schema,
+        "tag": or_null(TEXT),
+        "channel": or_null(COUNT),
+        "prefetch": or_null(COUNT),
+        "acknowledges": {"type": "boolean"},
+        "unacknowledged": COUNT,
+        "delivered": COUNT,
+        "open_seconds": _SECONDS,
+        "idle_seconds": _SECONDS,
+    }
+)
+
+_FLOW_NAMES: Final = [flow.name.lower() for flow in SHOWN]
+_PER_SECOND: Final = record(
+    {
+        name: {"type": "array", "items": {"type": "number", "minimum": 0}, "minItems": 3, "maxItems": 3}
+        for name in _FLOW_NAMES
+    }
+)
+_BY_MINUTE: Final[Schema] = {"type": "array", "items": COUNT, "minItems": MINUTES, "maxItems": MINUTES}
+_BY_SLOT: Final[Schema] = {"type": "array", "items": COUNT, "minItems": SLOTS, "maxItems": SLOTS}
+_RATES_OF_QUEUES: Final = record(
+    {
+        "queues": {
+            "type": "array",
+            "items": record(
+                {
+                    "name": QUEUE.schema,
+                    **_IN_QUEUE,
+                    "paused": {"type": "boolean"},
+                    "publish_paused": {"type": "boolean"},
+                    "dead_letter_queue": or_null(QUEUE.schema),
+                    "takes_dead_letters": {"type": "boolean"},
+                    "per_second": _PER_SECOND,
+                },
+                {"messages": _BY_MINUTE},
+            ),
+        },
+        "there": COUNT,
+        "matching": COUNT,
+        "ready": COUNT,
+        "leased": COUNT,
+        "delayed": COUNT,
+        "per_second": _PER_SECOND,
+        "uptime_seconds": _SECONDS,
+    }
+)
+
+_UNSURE: Final[Schema] = {"const": "unknown", "description": "it may have been done; absent where it was not"}
+
 SCHEMAS: Final[dict[str, Schema]] = {
     "Problem": record(
-        {"type": TEXT, "title": TEXT, "status": {"type": "integer", "minimum": 400, "maximum": 599}, "detail": TEXT}
+        {"type": TEXT, "title": TEXT, "status": {"type": "integer", "minimum": 400, "maximum": 599}, "detail": TEXT},
+        {"outcome": _UNSURE},
     ),
     "Settings": {
         "type": "object",
         "properties": {name: {**or_null(schema), "default": _DEFAULTS[name]} for name, schema in _KINDS.items()},
         "additionalProperties": False,
     },
-    "Queue": record(
-        {"name": QUEUE.schema}
-        | {name: or_null(schema) if _DEFAULTS[name] is None else schema for name, schema in _KINDS.items()}
-        | _IN_QUEUE
+    "Queue": record(_QUEUE),
+    "Logging": record({"level": LEVEL.schema, "requests": SWITCH.schema}),
+    "LoggingChange": record({}, {"level": or_null(LEVEL.schema), "requests": or_null(SWITCH.schema)}),
+    "Rates": _RATES_OF_QUEUES,
+    "QueueRates": record(
+        _QUEUE
+        | {
+            "per_second": _PER_SECOND,
+            "slots": record({"seconds": COUNT} | dict.fromkeys(_FLOW_NAMES, _BY_SLOT)),
+            "minutes": record({"seconds": COUNT, "messages": _BY_MINUTE} | dict.fromkeys(_FLOW_NAMES, _BY_MINUTE)),
+            "uptime_seconds": _SECONDS,
+        }
     ),
-    "Visibility": record({"visibility": {"anyOf": [{"const": 0}, VISIBILITY.schema]}}),
+    "Lease": {"anyOf": [_VISIBILITY, record({"delay": or_null(DELAY.schema)}, {"reason": REASON.schema})]},
+    "Leased": {
+        "anyOf": [
+            record({"id": ID.schema, "visibility": {"type": "number"}}),
+            record({"id": ID.schema, "delay": or_null(DELAY.schema)}),
+        ]
+    },
     "Redrive": {
         "type": "object",
         "properties": {
@@ -109,6 +219,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "content_type": or_null(TEXT),
             "delay": or_null(DELAY.schema),
             "ttl": or_null(TTL.schema),
+            "priority": or_null(PRIORITY.schema),
             "key": or_null(KEY.schema),
             "attributes": or_null(_TEXTS),
         },
@@ -119,6 +230,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         _BODY
         | {
             "receipt": TEXT,
+            "lease": VISIBILITY.schema,
             "attributes": _TEXTS,
             "deaths": {"type": "array", "items": reference("Death")},
             "state": STATE.schema,
@@ -126,10 +238,14 @@ SCHEMAS: Final[dict[str, Schema]] = {
         },
     )
     | _ONE_BODY,
-    "Death": record({"queue": QUEUE.schema, "reason": TEXT, "receives": COUNT, "time": {"type": "number"}}),
+    "Death": record(
+        {"queue": QUEUE.schema, "reason": TEXT, "receives": COUNT, "time": {"type": "number"}}, {"error": TEXT}
+    ),
     "Removal": record({"id": TEXT}, {"receipt": or_null(TEXT)}),
-    "Outcome": record({"status": {"type": "integer"}}, {"id": ID.schema, "detail": TEXT}),
+    "Outcome": record({"status": {"type": "integer"}}, {"id": ID.schema, "detail": TEXT, "outcome": _UNSURE}),
+    "Connection": _CONNECTION,
     "Consumer": _CONSUMER,
+    "ConsumerAtWork": _CONSUMER_AT_WORK,
     "Claim": record(
         {
             "batch": COUNT,
@@ -158,6 +274,53 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "term": COUNT,
         }
     ),
+    "Declared": record(
+        {
+            "there": record({"exchanges": COUNT, "bindings": COUNT, "dead_letters": COUNT}),
+            "exchanges": _list_of(
+                {"vhost": TEXT, "name": TEXT, "kind": TEXT, "durable": {"type": "boolean"}},
+            ),
+            "bindings": _list_of(
+                {
+                    "vhost": TEXT,
+                    "exchange": TEXT,
+                    "to_exchange": or_null(TEXT),
+                    "to_queue": or_null(TEXT),
+                    "routing_key": TEXT,
+                }
+            ),
+            "dead_letters": _list_of(
+                {
+                    "queue": TEXT,
+                    "vhost": TEXT,
+                    "exchange": TEXT,
+                    "routing_key": or_null(TEXT),
+                    "targets": {"type": "array", "items": TEXT},
+                }
+            ),
+        }
+    ),
+    "Session": record(
+        {
+            "user": or_null(TEXT),
+            "rights": {"type": "object", "additionalProperties": {"type": "array", "items": TEXT}},
+            "csrf": or_null(TEXT),
+        }
+    ),
+    "Preview": record(
+        {
+            "id": ID.schema,
+            "queue": QUEUE.schema,
+            "state": STATE.schema,
+            "receives": COUNT,
+            "published_ms": COUNT,
+            "size": COUNT,
+            "content_type": TEXT,
+            "attributes": _TEXTS,
+            "deaths": {"type": "array", "items": reference("Death")},
+        },
+        {"text": TEXT, "base64": TEXT, "damage": TEXT},
+    ),
     "Stats": record(
         {
             "uptime_seconds": {"type": "number", "minimum": 0},
@@ -176,7 +339,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
 
 MESSAGES: Final[Contents] = {**lines_of(reference("Message")), **_PARTS}
 """A batch of messages that goes out."""
-DRAFTS: Final[Contents] = {**lines_of(reference("Draft")), **_PARTS}
+DRAFTS: Final[Contents] = {**lines_of(reference("Draft")), **array_of(reference("Draft")), **_PARTS}
 """A batch of messages that comes in."""
 OUTCOMES: Final[Contents] = lines_of(reference("Outcome"))
 """What became of each entry of a batch."""

@@ -9,11 +9,11 @@ its waits have no end once the client is gone; here a silent connection is close
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -21,26 +21,30 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
 from mq.access.certificates import Certificates
-from mq.doors.handshake import shake_hands
-from mq.doors.listening import listen, url
+from mq.doors.connections import Crowd, Peer, Turns, peer_of
+from mq.doors.listening import PromptListener, listen, shake_hands, url
+from mq.doors.open_connections import OpenConnections
+from mq.doors.unix_socket import listen_unix
+from mq.errors import first_of
 from mq.web.app import WebApp
-from mq.web.guarded import GuardedServer
-from mq.web.hangups import HangUps
-from mq.web.lane import Lane
-from mq.web.watched import Watch, WatchedStream
+from mq.web.fast_http1 import FastHttp1
+from mq.web.hang_ups import HangUps
+from mq.web.http_connection import CONNECTION, HttpConnection
+from mq.web.hypercorn_server import GuardedServer
+from mq.web.watched_stream import IdleWatch, WatchedStream
 
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS: Final = 10
 """How long requests may run on after a stop."""
 HEAD_SECONDS: Final = 30
-"""How long a connection may take for the next request's line and headers, from the end of the last response on."""
+"""How long the next request's line and headers may take, from the end of the last response on."""
 SILENT_SECONDS: Final = 120
-"""How long a connection may stay open without a byte in either direction, whatever it waits for."""
+"""How long a connection may stay open without a byte in either direction, even while it waits for a message."""
 GOODBYE_SECONDS: Final = 1
-"""How long the end of a connection may take: over TLS it is said."""
+"""How long the end of a connection may take: over TLS it is announced."""
 PROTOCOLS: Final = ("h2", "http/1.1")
-"""What is offered by ALPN. HTTP/2 begins with a preface of its own, so what was chosen needs no looking at."""
+"""Offered by ALPN. HTTP/2 begins with a preface of its own, so the choice need not be looked at."""
 
 
 async def serve(
@@ -50,12 +54,14 @@ async def serve(
     *,
     stop: Callable[[], Awaitable[None]],
     certificates: Certificates | None = None,
+    crowd: Crowd | None = None,
+    seen: OpenConnections | None = None,
     fast_lane: bool = True,
     shares_port: bool = False,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` over HTTP/1.1 and HTTP/2 until `stop` returns; then accept nobody and finish what runs.
+    """Serve `app` over HTTP/1.1 and HTTP/2 until `stop` returns; then accept no connection and finish what runs.
 
     Started with the URLs it listens on.
 
@@ -65,24 +71,73 @@ async def serve(
         port: 0 takes a free one.
         stop: returns when it is time to stop.
         certificates: with them TLS is spoken, and nothing else.
+        crowd: says which address has too many connections; None counts those of this door alone.
+        seen: has the connections of all doors; None for nobody who looks at them.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         shares_port: other processes may listen there too, if they say the same.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
 
     Raises:
-        CannotListen: somebody else has the port, or the address is not to be had.
+        CannotListen: the port is taken, or the address is not to be had.
     """
     listeners = await listen(address, port, shares_port=shares_port)
-    connections = _Connections(app, certificates, fast_lane)
+    connections = _HttpConnections(app, certificates, crowd or Crowd(), seen or OpenConnections(), fast_lane)
     scheme = "https" if certificates else "http"
+    urls = [url(scheme, listener) for listener in listeners]
+    await _serve_until(stop, connections, listeners, grace_seconds, partial(task_status.started, urls))
+
+
+async def serve_socket(
+    app: WebApp,
+    path: str,
+    mode: int,
+    *,
+    stop: Callable[[], Awaitable[None]],
+    seen: OpenConnections | None = None,
+    fast_lane: bool = True,
+    grace_seconds: float = GRACE_SECONDS,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` on a Unix socket, as :func:`serve` does on a port. There is no TLS, as the socket cannot be
+    tapped, and connections are not counted, as all are this machine's.
+
+    Started with the URL it listens on.
+
+    Args:
+        app: answers. Its requests' addresses name users of this machine.
+        path: of the socket.
+        mode: of the socket's file: write permission lets a user connect.
+        stop: returns when it is time to stop.
+        seen: has the connections of all doors; None for nobody who looks at them.
+        fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
+        grace_seconds: what still runs that long after the stop is cut off.
+        task_status: of :meth:`trio.Nursery.start`.
+
+    Raises:
+        CannotListen: the path is not to be had.
+    """
+    connections = _HttpConnections(app, None, Crowd(0), seen or OpenConnections(), fast_lane)
+    async with listen_unix(path, mode) as listener:
+        begun = partial(task_status.started, [f"unix:{path}"])
+        await _serve_until(stop, connections, [listener], grace_seconds, begun)
+
+
+async def _serve_until(
+    stop: Callable[[], Awaitable[None]],
+    connections: _HttpConnections,
+    listeners: list[trio.SocketListener],
+    grace_seconds: float,
+    begun: Callable[[], None],
+) -> None:
     async with trio.open_nursery() as watching:
         watching.start_soon(connections.watch.run)
         watching.start_soon(connections.hang_ups.run)
+        watching.start_soon(connections.turns.run)
         async with trio.open_nursery() as running:
             async with trio.open_nursery() as accepting:
                 accepting.start_soon(_accept, connections.serve, listeners, running)
-                task_status.started([url(scheme, listener) for listener in listeners])
+                begun()
                 await stop()
                 accepting.cancel_scope.cancel()
             await connections.finish()
@@ -90,43 +145,59 @@ async def serve(
         watching.cancel_scope.cancel()
 
 
-def first_of(error: BaseException) -> BaseException:
-    """The error itself, or the first one in its group of groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-class _Connections:
+class _HttpConnections:
     """Serves connections, each on its own.
 
     Attributes:
-        watch: ends those that are of no use; has to run.
-        hang_ups: listens to those who wait; has to run.
+        watch: ends silent connections; has to run.
+        hang_ups: listens to waiting clients; has to run.
+        turns: shares each step of the event loop among connections; has to run.
     """
 
-    def __init__(self, app: WebApp, certificates: Certificates | None, fast_lane: bool) -> None:
+    def __init__(
+        self,
+        app: WebApp,
+        certificates: Certificates | None,
+        crowd: Crowd,
+        seen: OpenConnections,
+        fast_lane: bool,
+    ) -> None:
         self._app = app
+        self._crowd = crowd
+        self._seen = seen
         self._certificates = certificates
         self._has_fast_lane = fast_lane
         self._config = _hypercorn_config()
         self._context = WorkerContext(None)
-        self._lanes: set[Lane] = set()
-        self.watch = Watch(SILENT_SECONDS, HEAD_SECONDS)
+        self._lanes: set[FastHttp1] = set()
+        self.watch = IdleWatch(SILENT_SECONDS, HEAD_SECONDS)
         self.hang_ups = HangUps()
+        self.turns = Turns()
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end."""
+        peer = peer_of(stream.socket)
+        with self._crowd.room(peer.address) as has_room:
+            if has_room:
+                await self._serve_from(peer, stream)
+
+    async def _serve_from(self, peer: Peer, stream: trio.SocketStream) -> None:
         if self._certificates is None:
-            await self._serve(WatchedStream(stream))
+            await self._serve(peer, WatchedStream(stream, peer.address))
             return
         tls = await shake_hands(stream, self._certificates.context, self._context.terminated.wait)
         if tls is not None:
-            await self._serve(WatchedStream(tls))
+            await self._serve(peer, WatchedStream(tls, peer.address))
 
-    async def _serve(self, watched: WatchedStream) -> None:
+    async def _serve(self, peer: Peer, watched: WatchedStream) -> None:
+        connection = HttpConnection(watched, peer)
+        CONNECTION.set(connection)  # of this task, and of those that serve its requests
+        with self._seen.entry(connection), connection.scope:
+            await self._serve_safely(watched)
+
+    async def _serve_safely(self, watched: WatchedStream) -> None:
         try:
-            await self.watch.serve(watched, functools.partial(self._serve_both, watched))
+            await self.watch.serve(watched, partial(self._serve_both, watched))
         except* Exception as faults:  # noqa: BLE001 # for the reason below
             # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by. None
             # of them is the app's or the broker's: the app answers 500 to its own, the broker fails in its own nursery.
@@ -136,13 +207,13 @@ class _Connections:
             logger.debug("it came about here:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 
     async def _serve_both(self, watched: WatchedStream) -> None:
-        """In the fast lane for as long as that goes, and then with Hypercorn."""
+        """Serve in the fast lane up to the first request that is not plain, and then with Hypercorn."""
         if not self._has_fast_lane or await self._serve_fast(watched):
-            await GuardedServer(self._app, self._config, self._context, watched).run()
+            await GuardedServer(self._app, self._config, self._context, watched, self.turns).run()
 
     async def _serve_fast(self, watched: WatchedStream) -> bool:
-        """Whether there is more to serve. If not, the connection is closed."""
-        lane = Lane(watched, self._app.handler, self.hang_ups)
+        """Serve plain requests. True when Hypercorn has to go on; else the connection is closed."""
+        lane = FastHttp1(watched, self._app.handler, self.hang_ups, self.turns)
         if self._context.terminated.is_set():
             lane.stop()
         self._lanes.add(lane)
@@ -183,4 +254,4 @@ def _hypercorn_config() -> Config:
 async def _accept(
     serve: Callable[[trio.SocketStream], Awaitable[None]], listeners: list[trio.SocketListener], running: trio.Nursery
 ) -> None:
-    await trio.serve_listeners(serve, listeners, handler_nursery=running)
+    await trio.serve_listeners(serve, [PromptListener(listener) for listener in listeners], handler_nursery=running)

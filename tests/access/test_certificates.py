@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -14,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from mq.access.certificates import Certificates, TLSFiles
+from mq.access.certificates import Certificates, TLSFiles, common_name
 from mq.errors import InvalidSetting
 
 
@@ -39,6 +42,9 @@ def test_settings_name_all_or_none() -> None:
     assert TLSFiles.of("", "", "") is None
     assert TLSFiles.of("c", "k", "") == TLSFiles("c", "k", None)
     assert TLSFiles.of("c", "k", "a") == TLSFiles("c", "k", "a")
+    assert TLSFiles.of("c", "k", "a", "r") == TLSFiles("c", "k", "a", "r")
+    with pytest.raises(InvalidSetting, match="--tls-client-ca"):
+        TLSFiles.of("c", "k", "", "r")
     for given in (("c", "", ""), ("", "k", ""), ("", "", "a"), ("c", "", "a")):
         with pytest.raises(InvalidSetting, match="--tls-cert"):
             TLSFiles.of(*given)
@@ -48,6 +54,8 @@ def test_the_context_is_strict(files: TLSFiles) -> None:
     context = Certificates(files, ["h2"]).context
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_RENEGOTIATION
+    assert all(suite["aead"] for suite in context.get_ciphers())
+    assert all(suite["name"].startswith(("ECDHE-", "TLS_")) for suite in context.get_ciphers())
     assert context.verify_mode == ssl.CERT_NONE
     asking = Certificates(files._replace(client_ca=files.certificate), []).context
     assert asking.verify_mode == ssl.CERT_REQUIRED
@@ -92,3 +100,87 @@ def test_wrong_new_files_change_nothing(files: TLSFiles) -> None:
     with pytest.raises(InvalidSetting):
         certificates.reload()
     assert certificates.context is context
+
+
+class Clients:
+    """An authority of clients, and what it has revoked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ca = trustme.CA()
+        self.folder = folder
+        self.ca.cert_pem.write_to_path(folder / "clients.pem")
+
+    def revoke(self, *revoked: trustme.LeafCert, name: str = "crl.pem", days: float = 1) -> str:
+        authority = x509.load_pem_x509_certificate(self.ca.cert_pem.bytes())
+        now = datetime.now(UTC)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
+        builder = builder.last_update(now - timedelta(days=2)).next_update(now + timedelta(days=days))
+        for leaf in revoked:
+            number = x509.load_pem_x509_certificate(leaf.cert_chain_pems[0].bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder(number, now - timedelta(days=1))
+            builder = builder.add_revoked_certificate(entry.build())
+        key = load_pem_private_key(self.ca.private_key_pem.bytes(), None)
+        crl = builder.sign(key, hashes.SHA256())  # type: ignore[arg-type]
+        (self.folder / name).write_bytes(crl.public_bytes(Encoding.PEM))
+        return str(self.folder / name)
+
+
+def gets_in(certificates: Certificates, leaf: trustme.LeafCert) -> bool:
+    """Whether a handshake in memory succeeds."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    leaf.configure_cert(context)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(to_client, to_server)
+    server = certificates.context.wrap_bio(to_server, to_client, server_side=True)
+    done = set()
+    for _ in range(5):
+        for end in (client, server):
+            try:
+                end.do_handshake()
+                done.add(end)
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                return False
+    return len(done) == 2
+
+
+def test_who_is_revoked_does_not_get_in(files: TLSFiles, tmp_path: Path) -> None:
+    clients = Clients(tmp_path)
+    good, bad = clients.ca.issue_cert("good"), clients.ca.issue_cert("bad")
+    asked = files._replace(client_ca=str(tmp_path / "clients.pem"))
+    assert gets_in(Certificates(asked, []), bad)
+    certificates = Certificates(asked._replace(crl=clients.revoke()), [])
+    assert [gets_in(certificates, leaf) for leaf in (good, bad)] == [True, True]
+    clients.revoke(bad)
+    certificates.reload()
+    assert [gets_in(certificates, leaf) for leaf in (good, bad)] == [True, False]
+    (tmp_path / "crl.pem").write_text("junk")
+    with pytest.raises(InvalidSetting, match=r"crl\.pem"):
+        certificates.reload()
+    assert [gets_in(certificates, leaf) for leaf in (good, bad)] == [True, False]
+
+
+def test_a_list_past_its_time_lets_nobody_in(files: TLSFiles, tmp_path: Path) -> None:
+    clients = Clients(tmp_path)
+    asked = files._replace(client_ca=str(tmp_path / "clients.pem"), crl=clients.revoke(days=-1))
+    assert not gets_in(Certificates(asked, []), clients.ca.issue_cert("good"))
+
+
+def test_a_file_without_a_list_is_refused(files: TLSFiles, tmp_path: Path) -> None:
+    clients = Clients(tmp_path)
+    ca = str(tmp_path / "clients.pem")
+    assert "it holds none" in refusal(files._replace(client_ca=ca, crl=ca))
+    assert "No such file" in refusal(files._replace(client_ca=ca, crl=str(tmp_path / "missing.pem")))
+    assert clients.ca
+
+
+def test_a_certificate_has_one_common_name_or_none() -> None:
+    one = ((("organizationName", "mq"),), (("commonName", "shop"),))
+    assert common_name({"subject": one}) == "shop"
+    assert common_name({"subject": (*one, (("commonName", "anna"),))}) is None
+    assert common_name({"subject": one[:1]}) is None
+    assert common_name({}) is None
+    assert common_name(None) is None

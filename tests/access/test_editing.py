@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.access import Access, editing
+from mq.access import UserDirectory, editing
 from mq.access.editing import UsersFile
 from mq.access.rights import Right
 from mq.errors import InvalidSetting
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 def test_the_first_user_makes_the_file(path: Path) -> None:
     token = UsersFile(str(path)).add("alice", {Right.PUBLISH: ["orders.*"]}, None)
     assert path.stat().st_mode & 0o777 == 0o600
-    user = Access(str(path)).by_token(str(token))
+    user = UserDirectory(str(path)).by_token(str(token))
     assert user is not None
     assert (user.name, user.rights) == ("alice", {Right.PUBLISH: ("orders.*",)})
     assert str(token) not in path.read_text()
@@ -46,7 +46,7 @@ def test_the_first_user_makes_the_file(path: Path) -> None:
 
 def test_a_user_with_a_password(path: Path) -> None:
     assert UsersFile(str(path)).add("a@b.c", {}, PASSWORD) is None
-    assert Access(str(path)).verify("a@b.c", PASSWORD) is not None
+    assert UserDirectory(str(path)).verify("a@b.c", PASSWORD) is not None
     assert PASSWORD not in path.read_text()
 
 
@@ -65,7 +65,7 @@ def test_comments_stay(path: Path) -> None:
 def test_a_token_more_or_only_one(path: Path) -> None:
     file = UsersFile(write_users(path, COMMENTED))
     second = file.add_token("alice", only=False)
-    access = Access(str(path))
+    access = UserDirectory(str(path))
     assert access.by_token(TOKEN) == access.by_token(second) != None  # noqa: E711
     third = file.add_token("alice", only=True)
     access.reload()
@@ -77,18 +77,18 @@ def test_a_retirement_leaves_the_newest_token(path: Path) -> None:
     file = UsersFile(write_users(path, COMMENTED))
     second, third = file.add_token("alice", only=False), file.add_token("alice", only=False)
     assert file.retire("alice") == 2
-    access = Access(str(path))
+    access = UserDirectory(str(path))
     assert access.by_token(TOKEN) is access.by_token(second) is None
     assert access.by_token(third) is not None
     assert file.retire("alice") == file.retire("bob") == 0
-    assert Access(str(path)).by_token(third) is not None
+    assert UserDirectory(str(path)).by_token(third) is not None
 
 
 def test_only_a_token_takes_the_password_away(path: Path) -> None:
     file = UsersFile(write_users(path, COMMENTED))
-    assert Access(str(path)).verify("bob", PASSWORD) is not None
+    assert UserDirectory(str(path)).verify("bob", PASSWORD) is not None
     file.add_token("bob", only=True)
-    assert Access(str(path)).verify("bob", PASSWORD) is None
+    assert UserDirectory(str(path)).verify("bob", PASSWORD) is None
 
 
 def test_what_cannot_be_done_changes_nothing(path: Path) -> None:

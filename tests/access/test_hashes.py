@@ -11,9 +11,9 @@ import pytest
 from mq.access import hashes
 from mq.access.hashes import (
     COST,
+    KeptToken,
     PasswordHash,
     check_password,
-    is_token_hash,
     new_token,
     token_hash,
 )
@@ -98,7 +98,9 @@ def test_tokens_are_random_and_long() -> None:
 def test_a_token_is_kept_as_its_sha256() -> None:
     token = new_token()
     assert token_hash(token) == "sha256:" + hashlib.sha256(token.encode()).hexdigest()
-    assert is_token_hash(str(token_hash(token)))
+    assert KeptToken.parse(str(token_hash(token))) == (token_hash(token), None)
+    expiring = f"{token_hash(token)} until 2026-12-24T19:00:00Z"
+    assert str(KeptToken.parse(expiring)) == expiring
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,8 @@ def test_a_token_is_kept_as_its_sha256() -> None:
 )
 def test_what_a_person_thought_of_is_no_token(text: str) -> None:
     assert token_hash(text) is None
-    assert not is_token_hash("sha256:" + text)
+    with pytest.raises(ValueError, match="not the hash of a token"):
+        KeptToken.parse("sha256:" + text)
 
 
 @pytest.mark.parametrize("password", ["short", "x" * 1025, "tab\there it is", "two\nlines"])

@@ -45,7 +45,7 @@ def test_all_that_it_may_hold(path: Path) -> None:
     assert alice.user.rights == {Right.PUBLISH: ("orders.*", "letters"), Right.CONSUME: ()}
     assert alice.password is not None
     assert alice.password.fits(PASSWORD)
-    assert alice.tokens == (token_hash(TOKEN), token_hash(OTHER_TOKEN))
+    assert [token.hash for token in alice.tokens] == [token_hash(TOKEN), token_hash(OTHER_TOKEN)]
     assert bob.user.name == "bob@example.org"
     assert (bob.password, bob.tokens) == (None, ())
 
@@ -68,9 +68,15 @@ def test_an_empty_file_has_no_users(path: Path) -> None:
         ("[users.alice]\nconsume = ['']", 'users."alice".consume'),
         ("[users.alice]\nconsume = ['a\tb']", 'users."alice".consume'),
         ("[users.alice]\npassword = 'hunter2'", 'users."alice".password'),
+        ("[users.alice]\nunix = 1000", 'users."alice".unix'),
+        ("[users.alice]\nunix = ''", 'users."alice".unix'),
         ("[users.alice]\npassword = 7", 'users."alice".password'),
         ("[users.alice]\ntokens = 'hunter2'", 'users."alice".tokens'),
         ("[users.alice]\ntokens = ['hunter2']", 'users."alice".tokens'),
+        ("[users.alice]\ntokens = ['TOKEN until tomorrow']", 'users."alice".tokens'),
+        ("[users.alice]\ntokens = ['TOKEN until 2026-13-24T19:00:00Z']", 'users."alice".tokens'),
+        ("[users.alice]\ncertificate = 7", 'users."alice".certificate'),
+        ("[users.alice]\ncertificate = 'c'\n[users.bob]\ncertificate = 'c'", 'users."bob".certificate'),
         ("[users.alice]\ntokens = [7]", 'users."alice".tokens'),
         ("[users.alice]\ntokens = ['TOKEN']\n[users.bob]\ntokens = ['TOKEN']", 'users."bob".tokens'),
     ],

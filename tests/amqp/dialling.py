@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,12 +11,14 @@ import trio
 from pamqp import base, body, commands, frame, header
 from trio.testing import memory_stream_pair
 
-from mq.access import Access
-from mq.amqp.door import Door
-from mq.amqp.frames import PROTOCOL_HEADER
-from mq.amqp.serving import Serving
-from mq.amqp.session import Limits
+from mq.amqp.protocol.session import ConnectionLimits
+from mq.amqp.server.served_connection import ServedConnection
+from mq.amqp.server.state import AmqpState
+from mq.amqp.wire.frames import PROTOCOL_HEADER
 from mq.broker import Broker, BrokerConfig, open_broker
+from mq.doors.budget import Budget
+from mq.doors.connections import Peer
+from mq.doors.logins import Logins
 from mq.storage.interface import Storage
 from tests.amqp.talking import CAPABILITIES, content, words
 
@@ -30,10 +32,11 @@ class Client:
         said: frames that came and that nobody has looked at, as (channel, frame).
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, tell: Callable[[int, str, bytes], None] | None = None) -> None:
         self.stream = stream
         self.said: deque[tuple[int, Any]] = deque()
         self._data = b""
+        self._tell = tell
 
     async def say(self, *spoken: base.Frame, channel: int = 1) -> None:
         await self.stream.send_all(b"".join(words(method, channel) for method in spoken))
@@ -48,6 +51,8 @@ class Client:
                 return self.said.popleft()
             if len(self._data) >= 7 and len(self._data) >= 8 + int.from_bytes(self._data[3:7]):
                 size, channel, found = frame.unmarshal(self._data)
+                if self._tell is not None:
+                    self._tell(channel, found.name, self._data[:size])
                 self._data = self._data[size:]
                 if found.name != "Heartbeat":
                     return channel, found
@@ -148,18 +153,32 @@ class Client:
 
 
 class House:
-    """A broker with a door, and its connections."""
+    """A broker with a door, and its connections.
 
-    def __init__(self, broker: Broker, door: Door, nursery: trio.Nursery) -> None:
+    Args:
+        broker: serves the queues.
+        door: lets clients in.
+        nursery: in which connections live.
+        tell: told of every frame that a client hears: the channel, the frame's name, and its bytes.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        door: AmqpState,
+        nursery: trio.Nursery,
+        tell: Callable[[int, str, bytes], None] | None = None,
+    ) -> None:
         self.broker = broker
         self.door = door
         self.nursery = nursery
+        self._tell = tell
 
-    def dial(self) -> Client:
+    def dial(self, address: str = "") -> Client:
         """A connection on which nothing has been said."""
         ours, theirs = memory_stream_pair()
-        self.nursery.start_soon(Serving(self.door, theirs, "a test", "0").run)  # type: ignore[arg-type]
-        return Client(ours)
+        self.nursery.start_soon(ServedConnection(self.door, theirs, Peer(address, 1), "0").run)  # type: ignore[arg-type]
+        return Client(ours, self._tell)
 
     async def connect(self, **given: Any) -> Client:
         return await self.dial().open(**given)
@@ -169,8 +188,9 @@ class House:
 async def open_house(
     storage: str | Storage = STORE,
     vhosts: tuple[str, ...] = ("blue",),
-    access: Access | None = None,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    logins: Logins | None = None,
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
+    memory: Budget | None = None,
     **config: Any,
 ) -> AsyncIterator[House]:
     """A house that a test works in. At its end, connections that are open are dropped."""
@@ -179,7 +199,7 @@ async def open_house(
         return int((1_700_000_000 + trio.current_time()) * 1e9)
 
     async with open_broker(storage, BrokerConfig(**config), clock_ns=clock_ns) as broker:
-        door = Door(broker, vhosts, access, limits, clock_ns)
+        door = AmqpState(broker, vhosts, logins, limits, clock_ns, memory)
         await door.load()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(door.run)

@@ -2,36 +2,41 @@
 
 A seed decides all, as in :mod:`mq.testing.simulation`, whose disk and faults these are. What is held to account:
 
-* what was confirmed is there until somebody has acknowledged it (P1, P4);
+* what was confirmed, or was published before a close that was answered, is there until somebody has acknowledged it
+  (P1, P4);
 * what was never published is not delivered (P3), and nobody gets what somebody else holds (P6);
 * what was acknowledged in a transaction never comes back, and anything else that was not while the process lives (P5);
-* a message that somebody has had comes back marked as redelivered.
+* a message that somebody has had comes back marked as redelivered;
+* nothing that clients do ends the daemon, and queues that come and go with their consumers leave nothing behind (P9).
 """
 
 from __future__ import annotations
 
+import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, Final
+from zlib import crc32
 
 import trio
 from pamqp import commands
 from trio.testing import MockClock
 
-from mq.amqp.door import Door
+from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
 from mq.message import MessageIds
+from mq.storage.files.posix import FolderStorage
 from mq.storage.layered import LayeredStorage
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import Faults, PowerCut
 from mq.testing.simulation import MOUNTS, START_NS
 from tests.amqp.dialling import Client, House
 
-Basic, Confirm, Tx = commands.Basic, commands.Confirm, commands.Tx
+Basic, Confirm, Queue, Tx = commands.Basic, commands.Confirm, commands.Queue, commands.Tx
+PASSING: Final = ("x", "y")
 STUCK_SECONDS: Final = 7200.0
 GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError)
 
@@ -39,20 +44,26 @@ GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError)
 class Lives:
     """One seed.
 
+    Args:
+        seed: decides all.
+        tell: told of every call to the disk and of every frame that a client hears, in a line.
+
     Attributes:
         violations: promises that were broken, in words.
         deliveries: how many there were.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
         self.violations: list[str] = []
         self.deliveries = 0
         self._random = Random(seed)
         self._faults = Faults(self._random, lambda text: None)
         self._medium = self._random.choice(list(Medium))
         self._slow = self._random.choice((0.0, 0.01, 0.3))
-        self._disk = Disk(self._medium, self._random, self._faults)
+        self._disk = Disk(self._medium, self._random, self._faults, tell)
+        self._tell = tell
         self._elapsed = 0.0
+        self._guesses, self._measured = Random(seed), 0.0
         self._last = 0
         self._published: set[bytes] = set()
         self._confirmed: set[bytes] = set()
@@ -89,7 +100,7 @@ class Lives:
         except BaseExceptionGroup as group:
             rest = group.split(PowerCut)[1]
             if rest is not None:
-                raise rest from None
+                self._violate(f"P9: the daemon died: {''.join(traceback.format_exception(rest))}")
         self._elapsed = clock.current_time()
 
     async def _bounded(self, phase: Callable[[], Awaitable[None]]) -> None:
@@ -101,6 +112,11 @@ class Lives:
     def _clock_ns(self) -> int:
         return START_NS + round(trio.current_time() * 1e9)
 
+    def _stopwatch(self) -> float:
+        """What a sync costs is anybody's guess, and the seed's."""
+        self._measured += self._guesses.choice((0.001, 0.01, 0.1))
+        return self._measured
+
     async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
         with trio.CancelScope(shield=True):
             await trio.sleep(self._random.uniform(0, self._slow))
@@ -111,19 +127,30 @@ class Lives:
         ids = MessageIds(self._clock_ns, self._random.getrandbits(48))
         mount = MOUNTS[self._medium]
         below = FolderStorage(
-            "simulated:", "/mq", self._disk, StorageOptions(), mount=lambda root: mount, hop=self._hop, ids=ids
+            "simulated:",
+            "/mq",
+            self._disk,
+            StorageOptions(),
+            mount=lambda root: mount,
+            hop=self._hop,
+            ids=ids,
+            clock=self._stopwatch,
         )
         store = LayeredStorage(below, 1 << 20)
         await store.open()
         config = BrokerConfig(workers=self._random.choice((1, 2, 8)))
         random = Random(self._random.random())
         async with open_broker(store, config, clock_ns=self._clock_ns, random=random) as broker:
-            door = Door(broker, clock_ns=self._clock_ns)
+            door = AmqpState(broker, clock_ns=self._clock_ns)
             await door.load()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(door.run)
-                yield House(broker, door, nursery)
+                yield House(broker, door, nursery, self._heard if self._tell is not None else None)
                 nursery.cancel_scope.cancel()
+
+    def _heard(self, channel: int, name: str, data: bytes) -> None:
+        if self._tell is not None:
+            self._tell(f"frame {channel} {name} {len(data)} {crc32(data):08x}")
 
     # A life
 
@@ -143,7 +170,7 @@ class Lives:
     async def _person(self, house: House, number: int) -> None:
         for _ in range(self._random.randint(1, 6)):
             client = await house.connect()
-            role = self._random.choice((self._publish, self._publish, self._consume, self._get))
+            role = self._random.choice((self._publish, self._pour, self._consume, self._get, self._pass))
             try:
                 with trio.move_on_after(self._random.uniform(0.1, 20)):
                     await role(client, number)
@@ -174,6 +201,20 @@ class Lives:
                 confirmed = [each for each in waiting if each <= answer.delivery_tag] if answer.multiple else []
                 for each in confirmed or [answer.delivery_tag]:
                     self._confirmed.add(waiting.pop(each))
+
+    async def _pour(self, client: Client, number: int) -> None:
+        """Without confirms: what counts is that the end is answered, of the channel or of the connection."""
+        bodies = [self._new_body() for _ in range(self._random.randint(1, 8))]
+        await client.publish("q", *bodies, delivery_mode=2)
+        end, channel = self._random.choice(
+            ((commands.Channel.Close(200, "", 0, 0), 1), (commands.Connection.Close(200, "", 0, 0), 0))
+        )
+        answer = await client.call(end, channel)
+        if answer is None or answer.name not in ("Channel.CloseOk", "Connection.CloseOk"):
+            raise EOFError
+        self._confirmed.update(bodies)
+        if not channel:
+            raise EOFError
 
     async def _consume(self, client: Client, number: int) -> None:
         await client.call(Basic.Qos(prefetch_count=self._random.randint(1, 5)))
@@ -211,6 +252,30 @@ class Lives:
             del self._held[body]
             self._gone.add(body)
             self._committed.add(body)
+
+    async def _pass(self, client: Client, number: int) -> None:
+        """Take some messages from a queue that goes with its last consumer, or with its connection, and leave. Others
+        may come to it and go, too."""
+        queue = self._random.choice(PASSING)
+        answer = await client.call(
+            Queue.Declare(queue=queue, auto_delete=True, exclusive=self._random.random() < 0.3, arguments={})
+        )
+        if answer is None or answer.name != "Queue.DeclareOk":
+            raise EOFError  # it is another connection's own
+        await client.publish(queue, *[b"passing"] * self._random.randint(1, 40))
+        await client.call(Basic.Qos(prefetch_count=self._random.choice((0, 2, 10))))
+        if (await client.consume(queue)).name != "Basic.ConsumeOk":
+            raise EOFError  # it has gone with somebody else
+        for _ in range(self._random.randint(0, 30)):
+            told = await client.hear()
+            if told is None or told.name == "Basic.Cancel":
+                raise EOFError  # it went with a consumer before this one had come
+            client.said.appendleft((1, told))
+            method, _, body = await client.delivery()
+            assert body == b"passing"
+            await client.say(
+                self._random.choice((Basic.Ack(method.delivery_tag), Basic.Nack(method.delivery_tag, requeue=True)))
+            )
 
     async def _hear(self, client: Client) -> Any:
         found = await client.hear()
@@ -251,6 +316,9 @@ class Lives:
             found.add(got[2])
         for body in sorted(self._confirmed - self._settled - found):
             self._violate(f"P1: {body!r} was confirmed, and is not there")
+        for queue in await house.broker.queues():
+            if queue.name in PASSING:
+                self._violate(f"P9: queue {queue.name} outlived its consumers")
 
     async def _last_look(self) -> None:
         self._slow = 0.0

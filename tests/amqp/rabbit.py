@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import secrets
 import shutil
 import signal
@@ -18,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from mq.testing.ports import HeldPort
+
 PROGRAM: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 START_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 60.0
@@ -27,6 +28,12 @@ _POLL_SECONDS: Final = 0.1
 def is_installed() -> bool:
     """Whether there is a RabbitMQ to start."""
     return PROGRAM.exists() and shutil.which("epmd") is not None
+
+
+def version() -> str:
+    """Which one is installed, by the folder it is in: to ask the program is to start a node."""
+    (folder,) = PROGRAM.parent.parent.glob("lib/rabbitmq_server-*")
+    return folder.name.partition("-")[2]
 
 
 class RabbitFailed(Exception):
@@ -43,7 +50,8 @@ class Rabbit:
 
     def __init__(self, folder: Path, tls: tuple[Path, Path, Path] | None = None) -> None:
         self.folder = folder
-        self.port, self.tls_port, self._distribution_port, self._epmd_port = free_ports(4)
+        self._ports = [HeldPort() for _ in range(4)]
+        self.port, self.tls_port, self._distribution_port, self._epmd_port = (held.number for held in self._ports)
         self.log = folder / "said"
         self._tls = tls
         self._node = f"mq-{secrets.token_hex(6)}@localhost"
@@ -174,18 +182,3 @@ class Rabbit:
                 return connection.recv(1) == b"\x01"
         except OSError:
             return False
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports on 127.0.0.1 that nobody listens on, all different, to be kept over restarts: not of those that the
-    kernel gives to whoever connects somewhere while a server is down."""
-    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: set[int] = set()
-    while len(found) < count:
-        port = random.randrange(10_000, max(lowest_given, 10_001 + count))
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.add(port)
-    return list(found)

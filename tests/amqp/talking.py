@@ -10,14 +10,14 @@ from pamqp import base, body, frame, header
 from pamqp import commands as methods
 
 from mq.access import User
-from mq.amqp import commands
-from mq.amqp.changes import Change
-from mq.amqp.commands import Arrival, Command, Outcome, Publish, Settle
-from mq.amqp.connection import Connection
-from mq.amqp.errors import Refused
-from mq.amqp.frames import PROTOCOL_HEADER
-from mq.amqp.session import Limits
-from mq.amqp.topology import Topology
+from mq.amqp.model.topology import Topology
+from mq.amqp.model.vhost import TopologyChange
+from mq.amqp.protocol import commands
+from mq.amqp.protocol.commands import Arrival, Command, PublishMessages, Settle, Settlement
+from mq.amqp.protocol.connection import Connection
+from mq.amqp.protocol.session import ConnectionLimits
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.frames import PROTOCOL_HEADER
 
 CAPABILITIES = {"consumer_cancel_notify": True, "authentication_failure_close": True, "connection.blocked": True}
 
@@ -74,7 +74,7 @@ class Peer:
         self.clock = Clock()
         self.topology = topology or Topology(["blue"])
         self.owner = owner
-        self.connection = Connection(self.topology, owner, self.clock, Limits(**limits))
+        self.connection = Connection(self.topology, owner, self.clock, ConnectionLimits(**limits))
         self.users = {("guest", "guest"): None} if users is None else users
         self.said: deque[tuple[int, Any]] = deque()
         self.done: list[Command] = []
@@ -114,9 +114,16 @@ class Peer:
         given = {"capabilities": CAPABILITIES} | properties
         self.say(methods.Connection.StartOk(given, mechanism, response), channel=0)
 
-    def open(self, vhost: str = "/", channels: int = 1, response: str = "\0guest\0guest", **tune: int) -> Peer:
+    def open(
+        self,
+        vhost: str = "/",
+        channels: int = 1,
+        response: str = "\0guest\0guest",
+        product: str = "tests",
+        **tune: int,
+    ) -> Peer:
         self.begin()
-        self.log_in(response)
+        self.log_in(response, product=product)
         self.say(
             methods.Connection.TuneOk(**({"channel_max": 2047, "frame_max": 131072, "heartbeat": 0} | tune)), channel=0
         )
@@ -138,7 +145,7 @@ class Peer:
         self.said += parse(self.connection.outgoing())
 
     def carry_out(self, command: Command) -> None:
-        if isinstance(command, Publish):
+        if isinstance(command, PublishMessages):
             for message in command.messages:
                 self.store(message)
             if self.stores:
@@ -150,22 +157,22 @@ class Peer:
         else:
             try:
                 result: Any = self.result(command)
-            except Refused as refusal:
+            except Refusal as refusal:
                 result = refusal
             self.connection.answer(command, result)
             self.serve()
 
-    def store(self, message: commands.Message) -> None:
+    def store(self, message: commands.PublishedMessage) -> None:
         for queue in message.queues:
             token = (message.body, queue.name)
             arrival = Arrival(token, message.exchange, message.routing_key, message.properties.raw, message.body)
             self.queues[queue.key].append(arrival)
 
     def settle(self, command: Settle) -> None:
-        if command.outcome is Outcome.REQUEUED:
+        if command.outcome is Settlement.REQUEUED:
             self.put_back(command.deliveries)
 
-    def put_back(self, deliveries: tuple[commands.Delivery, ...]) -> None:
+    def put_back(self, deliveries: tuple[commands.UnsettledDelivery, ...]) -> None:
         for delivery in reversed(deliveries):
             payload = delivery.token[0]
             self.queues[delivery.queue].appendleft(Arrival(delivery.token, "", "", b"\0\0", payload, True))
@@ -182,7 +189,7 @@ class Peer:
             return commands.Counted(sum(self.empty(queue.key) for queue in plan.lost_queues))
         return commands.Done()
 
-    def plan(self, command: Any) -> Change | None:
+    def plan(self, command: Any) -> TopologyChange | None:
         topology, vhost = self.topology, self.connection.session.vhost
         match command:
             case commands.DeclareExchange():
@@ -230,8 +237,8 @@ class Peer:
         for settled in command.settled:
             self.settle(settled)
 
-    def status(self, queue: Any) -> commands.Declared:
-        return commands.Declared(queue.name, len(self.queues[queue.key]), self.topology.consumers.count(queue.key))
+    def status(self, queue: Any) -> commands.QueueDeclared:
+        return commands.QueueDeclared(queue.name, len(self.queues[queue.key]), self.topology.consumers.count(queue.key))
 
     def empty(self, key: str) -> int:
         return len(self.queues.pop(key, ()))
@@ -246,9 +253,9 @@ class Peer:
                 queue.extendleft(reversed(arrivals[taken:]))
 
 
-def ready(*bodies: bytes, **given: Any) -> Peer:
+def ready(*bodies: bytes, product: str = "tests", **given: Any) -> Peer:
     """An open channel, and a queue with some messages."""
-    peer = Peer(**given).open()
+    peer = Peer(**given).open(product=product)
     peer.call(methods.Queue.Declare(queue="q"))
     peer.send(*(publish("q", body) for body in bodies))
     assert peer.heard() == []

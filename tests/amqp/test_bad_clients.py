@@ -9,10 +9,11 @@ import trio
 from pamqp import commands
 from trio.testing import MockClock, memory_stream_pair
 
-from mq.amqp import serving
-from mq.amqp.frames import PROTOCOL_HEADER
-from mq.amqp.serving import MOST_BYTES_UNSENT, STALLED_SECONDS, Serving
-from mq.amqp.storing import MOST_BYTES_WAITING
+from mq.amqp.server import served_connection
+from mq.amqp.server.publish_pump import MOST_BYTES_WAITING
+from mq.amqp.server.served_connection import MOST_BYTES_UNSENT, STALLED_SECONDS, ServedConnection
+from mq.amqp.wire.frames import PROTOCOL_HEADER
+from mq.doors.connections import NOBODY
 from mq.storage.interface import Operation, Outcome, Result, Write
 from mq.storage.layered import LayeredStorage
 from mq.storage.memory import MemoryStorage
@@ -40,10 +41,10 @@ class Narrow:
         return getattr(self._stream, name)
 
 
-def narrow(house: House) -> tuple[Client, Narrow, Serving]:
+def narrow(house: House) -> tuple[Client, Narrow, ServedConnection]:
     ours, theirs = memory_stream_pair()
     stream = Narrow(theirs)
-    served = Serving(house.door, stream, "a test", "0")  # type: ignore[arg-type]
+    served = ServedConnection(house.door, stream, NOBODY, "0")  # type: ignore[arg-type]
     house.nursery.start_soon(served.run)
     return Client(ours), stream, served
 
@@ -65,7 +66,7 @@ async def test_a_client_that_reads_nothing_gets_so_much_and_is_dropped(
     while served in house.door.connections:
         assert served._unsent.value < MOST_BYTES_UNSENT + 400_000
         await trio.sleep(1)
-    assert trio.current_time() - begin <= (2 * heartbeat or STALLED_SECONDS) + 2 * serving.LINGER_SECONDS + 2
+    assert trio.current_time() - begin <= (2 * heartbeat or STALLED_SECONDS) + 2 * served_connection.LINGER_SECONDS + 2
     found = await other.bodies()
     assert found == bodies
 
@@ -144,7 +145,7 @@ async def test_a_stop_is_told(autojump_clock: MockClock, house: House, client: C
     await client.publish("q", b"x")
     await client.get()
     for connection in list(house.door.connections):
-        assert isinstance(connection, Serving)
+        assert isinstance(connection, ServedConnection)
         connection.stop()
     closed = await client.hear()
     assert (closed.name, closed.reply_code) == ("Connection.Close", 320)
@@ -201,6 +202,7 @@ async def test_a_full_store_blocks_publishers_until_there_is_room(autojump_clock
         assert await bystander.bodies() == [b"0", b"1"]
 
 
+@pytest.mark.slow
 async def test_what_waits_for_room_is_bounded(autojump_clock: MockClock) -> None:
     store = Full()
     layered = LayeredStorage(store, 1 << 20)
@@ -224,5 +226,5 @@ async def test_what_waits_for_room_is_bounded(autojump_clock: MockClock) -> None
             await trio.sleep(60)
             assert served in house.door.connections  # it is not its fault that it is not heard
             assert sent > MOST_BYTES_WAITING
-            assert served._storing._bytes.value < MOST_BYTES_WAITING + serving.READ_BYTES * 2
+            assert served._publish_pump._bytes.value < MOST_BYTES_WAITING + served_connection.READ_BYTES * 2
             nursery.cancel_scope.cancel()

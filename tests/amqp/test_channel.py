@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands as methods
 
-from mq.amqp.commands import Publish
-from mq.amqp.errors import Code
+from mq.amqp.protocol.commands import PublishMessages
+from mq.amqp.wire.errors import Code
 from tests.amqp.talking import Peer, content, publish, ready, refusal, words
 
 Basic = methods.Basic
@@ -123,7 +123,7 @@ def test_however_the_bytes_are_cut_the_same_is_done(data: Any) -> None:
         pieces.send(spoken[start:end])
 
     def messages(peer: Peer) -> list[Any]:
-        return [message.body for done in peer.done if isinstance(done, Publish) for message in done.messages]
+        return [message.body for done in peer.done if isinstance(done, PublishMessages) for message in done.messages]
 
     def answers(peer: Peer) -> list[str]:
         return sorted(name for name in peer.names() if name != "Basic.Ack")

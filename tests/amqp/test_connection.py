@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import Any
 
 import pytest
 from pamqp import commands as methods
 
 from mq.access import User
-from mq.amqp.commands import Authenticate, Authenticated, Release
-from mq.amqp.connection import State
-from mq.amqp.errors import Code
-from mq.amqp.frames import HEARTBEAT, PROTOCOL_HEADER
-from tests.amqp.talking import Peer, content, publish, words
+from mq.amqp.protocol.commands import Authenticate, Authenticated, Done, Leave, PublishMessages, Release
+from mq.amqp.protocol.connection import MOST_BYTES_DROPPED, ConnectionState
+from mq.amqp.wire.errors import Code, Refusal
+from mq.amqp.wire.frames import HEARTBEAT, PROTOCOL_HEADER
+from tests.amqp.talking import Peer, content, publish, ready, words
 
 GOODBYE = methods.Connection.Close(200, "bye", 0, 0)
 
@@ -22,7 +23,7 @@ def closed_with(peer: Peer) -> tuple[int, str]:
     """The code and the text of the one connection.close, and nothing after it."""
     *_, (channel, close) = peer.heard()
     assert (channel, close.name) == (0, "Connection.Close")
-    assert peer.connection.state is State.CLOSING
+    assert peer.connection.state is ConnectionState.CLOSING
     return close.reply_code, close.reply_text
 
 
@@ -40,7 +41,7 @@ def test_the_way_in() -> None:
     assert (tune.channel_max, tune.frame_max, tune.heartbeat) == (2047, 131_072, 60)
     peer.say(methods.Connection.TuneOk(10, 4096, 30), methods.Connection.Open("blue"), channel=0)
     assert peer.names() == ["Connection.OpenOk"]
-    assert (peer.connection.state, peer.connection.session.vhost) == (State.OPEN, "blue")
+    assert (peer.connection.state, peer.connection.session.vhost) == (ConnectionState.OPEN, "blue")
 
 
 def test_one_byte_at_a_time() -> None:
@@ -130,7 +131,7 @@ def test_tuning(tune: tuple[int, int, int], wrong: str) -> None:
         assert code == Code.NOT_ALLOWED
         assert wrong in text
     else:
-        assert peer.connection.state is State.OPENING
+        assert peer.connection.state is ConnectionState.OPENING
 
 
 def test_an_unknown_vhost() -> None:
@@ -277,16 +278,88 @@ def test_both_close_at_once() -> None:
     peer.connection.close()
     peer.say(GOODBYE, channel=0)
     assert peer.names() == ["Connection.Close", "Connection.CloseOk"]
-    assert peer.connection.is_over
+    assert peer.connection.state is ConnectionState.LEFT
 
 
 def test_a_client_says_goodbye() -> None:
     peer = Peer().open(channels=2)
     peer.say(GOODBYE, channel=0)
     assert peer.names() == ["Connection.CloseOk"]
-    assert peer.connection.is_over
-    assert peer.connection.why == ""
+    assert (peer.connection.state, peer.connection.why) == (ConnectionState.LEFT, "")
     assert [command.channel.number for command in peer.done if isinstance(command, Release)] == [1, 2]
+    assert peer.done[-1] == Leave(None)
+
+
+def test_what_comes_after_a_goodbye_is_dropped_within_limits() -> None:
+    peer = Peer(handshake_seconds=10.0).open(heartbeat=4)
+    peer.call(methods.Queue.Declare(queue="q"))
+    peer.send(words(GOODBYE, 0), publish("q"), b"no frame at all")
+    assert peer.names() == ["Connection.CloseOk"]
+    peer.clock.now += 9
+    peer.connection.tick()
+    peer.send(publish("q", bytes(1000)))
+    assert (peer.heard(), peer.queues["q"], peer.connection.is_over) == ([], deque(), False)
+    peer.clock.now += 1
+    peer.connection.tick()
+    assert (peer.connection.is_over, peer.connection.why) == (True, "")
+
+
+def test_a_connection_that_is_over_knows_no_time() -> None:
+    """What is still sent of it may take a while: that is no news of the client's."""
+    peer = Peer(handshake_seconds=10.0).open(heartbeat=4)
+    peer.say(GOODBYE, channel=0)
+    for _ in range(2):
+        peer.clock.now += 60
+        peer.connection.tick()
+        assert (peer.connection.is_over, peer.connection.why) == (True, "")
+
+
+def test_a_client_that_sends_without_end_after_its_goodbye_is_cut_off() -> None:
+    peer = Peer().open()
+    peer.say(GOODBYE, channel=0)
+    piece = bytes(1 << 20)
+    for _ in range(MOST_BYTES_DROPPED >> 20):
+        peer.send(piece)
+    assert not peer.connection.is_over
+    peer.send(b"x")
+    assert peer.connection.is_over
+
+
+@pytest.mark.parametrize("what", ["connection", "channel"])
+def test_confirms_come_before_the_goodbye_is_answered(what: str) -> None:
+    peer = ready()
+    peer.call(methods.Confirm.Select())
+    peer.stores = False
+    goodbye = words(GOODBYE, 0) if what == "connection" else words(methods.Channel.Close(200, "", 0, 0))
+    peer.connection.receive(publish("q") + publish("q") + goodbye)
+    asked = []
+    while (command := peer.connection.next_command()) is not None:
+        asked.append(command)
+        if isinstance(command, PublishMessages):
+            stored = command.messages
+        elif isinstance(command, Release):
+            peer.connection.answer(command, Done())
+    assert peer.connection.outgoing() == b""
+    peer.connection.published(stored, is_stored=True)
+    assert isinstance(asked[-1], Leave)
+    peer.connection.answer(asked[-1], Done())
+    peer.flush()
+    assert peer.names() == ["Basic.Ack", "Connection.CloseOk" if what == "connection" else "Channel.CloseOk"]
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+def test_a_goodbye_whose_publishes_are_not_stored_is_answered_by_the_reason(channel: int) -> None:
+    peer = ready()
+    method = methods.Channel.Close if channel else methods.Connection.Close
+    peer.connection.receive(words(method(200, "", 0, 0), channel))
+    while not isinstance(command := peer.connection.next_command(), Leave):
+        assert isinstance(command, Release)
+        peer.connection.answer(command, Done())
+    peer.connection.answer(command, Refusal(Code.INTERNAL_ERROR, "the store has failed"))
+    peer.flush()
+    assert closed_with(peer) == (Code.INTERNAL_ERROR, "INTERNAL_ERROR - the store has failed")
+    peer.say(methods.Connection.CloseOk(), channel=0)
+    assert peer.connection.is_over
 
 
 def test_a_connection_that_breaks_gives_back_everything() -> None:
@@ -385,7 +458,7 @@ def test_unfinished_messages_on_many_channels_are_bounded() -> None:
     for number in range(1, 21):
         four_of_five_frames = content(number, b"x" * 20_000)[: 22 + 4 * 4104]
         peer.send(words(methods.Basic.Publish(routing_key="q"), number), four_of_five_frames)
-        if peer.connection.state is State.CLOSING:
+        if peer.connection.state is ConnectionState.CLOSING:
             break
     assert closed_with(peer)[0] == Code.RESOURCE_ERROR
     assert number < 10

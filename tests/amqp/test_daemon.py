@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ import pika
 import pika.exceptions
 import pytest
 
+from mq.client import Client
+from mq.settings import AMQP_PORT
 from tests.e2e.daemon import Daemon
 
 pytestmark = pytest.mark.slow
@@ -119,6 +123,28 @@ def test_a_busy_port_is_one_line_and_status_2(tmp_path: Path, free_port: int) ->
         == f"{said} Choose another port with --amqp-port, or serve HTTP alone with --amqp-port=0"
     )
     assert "Traceback" not in ended.stderr
+
+
+def test_where_amqps_own_port_is_busy_http_is_served_all_the_same(tmp_path: Path) -> None:
+    address = f"127.{secrets.randbelow(200) + 1}.{secrets.randbelow(250)}.{secrets.randbelow(250) + 1}"  # ours alone
+    command = [sys.executable, "-m", "mq", "--root", str(tmp_path / "root"), "--address", address, "--port", "0"]
+    with (
+        socket.create_server((address, AMQP_PORT)),
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stderr is not None
+        try:
+            said = []
+            while not said or " serves " not in said[-1]:
+                said.append(process.stderr.readline())
+                assert said[-1], said
+            (url,) = re.findall(r"\S+://\S+", said[-1])
+            with Client(url) as client:
+                client.create_queue("q")
+        finally:
+            process.kill()
+    assert url.startswith(f"http://{address}:")
+    assert f"mq: another program has port {AMQP_PORT}: AMQP is not served. Choose a port with --amqp-port\n" in said
 
 
 def test_many_threads_publish_and_consume_each_message_once(daemon: Daemon, free_port: int) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pamqp import base, frame
 from pamqp import commands as methods
 
-from mq.amqp.errors import Code, Refused, WrongProtocol
-from mq.amqp.frames import (
+from mq.amqp.wire.errors import Code, Refusal, WrongProtocol
+from mq.amqp.wire.frames import (
     HEARTBEAT,
     OVERHEAD,
     PROTOCOL_HEADER,
@@ -161,7 +161,7 @@ def test_bad_frames(case: str) -> None:
     data, code = BAD[case]
     reader = FrameReader()
     reader.feed(data if data[:1] != b"\0" else raw(1, 1, data))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refusal) as refused:
         reader.read()
     assert refused.value.code is code
 
@@ -169,7 +169,7 @@ def test_bad_frames(case: str) -> None:
 def test_a_frame_that_is_too_large_is_refused_before_it_is_there() -> None:
     reader = FrameReader()
     reader.feed(struct.pack(">BHI", 3, 1, 2**32 - 1))
-    with pytest.raises(Refused, match="bytes"):
+    with pytest.raises(Refusal, match="bytes"):
         reader.read()
 
 
@@ -179,5 +179,5 @@ def test_the_largest_frame() -> None:
     reader.feed(raw(3, 1, b"x" * (4096 - OVERHEAD)))
     assert reader.read() is not None
     reader.feed(raw(3, 1, b"x" * (4097 - OVERHEAD)))
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         reader.read()

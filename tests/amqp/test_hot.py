@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import base, commands, frame
 
-from mq.amqp import hot
-from mq.amqp.errors import Refused
-from mq.amqp.frames import (
+from mq.amqp.wire import hot
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.frames import (
     HEARTBEAT,
     BodyFrame,
     Frame,
@@ -23,7 +23,7 @@ from mq.amqp.frames import (
     encode_content,
     encode_method,
 )
-from mq.amqp.hot import AckFrames, PublishFrames
+from mq.amqp.wire.hot import AckFrames, PublishFrames
 from tests.amqp.talking import words
 
 PERSISTENT = b"\x10\0\x02"
@@ -95,7 +95,7 @@ def in_steps(data: bytes, cuts: Sequence[int], together: bool) -> tuple[list[Fra
             reader.feed(data[start:end])
             while (one := (reader.read_together() if together else None) or reader.read()) is not None:
                 found.append(one)
-    except Refused as refusal:
+    except Refusal as refusal:
         return found, str(refusal)
     return found, ""
 

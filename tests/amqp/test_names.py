@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mq.amqp.names import decode, encode
+from mq.amqp.model.names import decode, encode
 from mq.message import QueueName
 
 short = st.text(max_size=255).filter(lambda text: len(text.encode("utf-8", "surrogatepass")) <= 255)

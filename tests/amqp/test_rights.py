@@ -8,11 +8,11 @@ import pytest
 from pamqp import commands as methods
 
 from mq.access import Right, User
-from mq.amqp.errors import Code
+from mq.amqp.wire.errors import Code
 from tests.amqp.talking import Peer, publish
 
 ALTERNATE = {"alternate-exchange": "r"}
-RIGHTS = {Right.PUBLISH: ("q",), Right.CONSUME: ("q", "amq.*"), Right.CONFIGURE: ("q", "own*")}
+RIGHTS = {Right.PUBLISH: ("q",), Right.CONSUME: ("q", "amq.*", "own"), Right.CONFIGURE: ("q", "own*")}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,12 @@ RIGHTS = {Right.PUBLISH: ("q",), Right.CONSUME: ("q", "amq.*"), Right.CONFIGURE:
                 queue="own", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
             ),
             True,
+        ),
+        (methods.Queue.Declare(queue="own3", arguments={"x-dead-letter-exchange": "q"}), False),
+        (methods.Exchange.Declare(exchange="own", exchange_type="fanout", arguments={"alternate-exchange": "q"}), True),
+        (
+            methods.Exchange.Declare(exchange="own3", exchange_type="fanout", arguments={"alternate-exchange": "q"}),
+            False,
         ),
         (methods.Exchange.Declare(exchange="own", exchange_type="fanout"), True),
         (methods.Exchange.Declare(exchange="else", exchange_type="fanout"), False),
@@ -78,7 +84,7 @@ def test_nobody_publishes_as_somebody_else() -> None:
 
 @pytest.mark.parametrize(("pattern", "fine"), [("*", True), ("?*", False)])
 def test_dead_letters_whose_key_their_publisher_chose_may_go_anywhere(pattern: str, fine: bool) -> None:
-    rights = {Right.PUBLISH: (pattern,), Right.CONFIGURE: ("*",)}
+    rights = {Right.PUBLISH: (pattern,), Right.CONSUME: ("q",), Right.CONFIGURE: ("*",)}
     peer = Peer(users={("shop", "s"): User("shop", rights)}).open(response="\0shop\0s")
     answer = peer.call(methods.Queue.Declare(queue="q", arguments={"x-dead-letter-exchange": ""}))
     assert answer.name == ("Queue.DeclareOk" if fine else "Channel.Close")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mq.amqp.declared import Binding, Destination, Kind
-from mq.amqp.errors import Code, Refused
-from mq.amqp.routing import check_binding, fits, matcher, words
+from mq.amqp.model.declared import Binding, Destination, ExchangeType
+from mq.amqp.model.routing import check_binding, fits, matcher, words
+from mq.amqp.wire.errors import Code, Refusal
 
 patterns = st.lists(st.sampled_from(["a", "b", "", "*", "#"]), max_size=6).map(".".join)
 keys = st.lists(st.sampled_from(["a", "b", "", "*", "#"]), max_size=6).map(".".join)
@@ -40,7 +40,7 @@ def model(pattern: tuple[str, ...], key: tuple[str, ...]) -> bool:
 @given(st.lists(patterns, max_size=8), st.data(), keys)
 @example(["#.#.a", "a.#", "#"], None, "a.b.a")
 def test_topics(bound: list[str], data: Any, key: str) -> None:
-    topic = matcher(Kind.TOPIC)
+    topic = matcher(ExchangeType.TOPIC)
     for pattern in bound:
         topic.add(binding(pattern))
     gone = set(data.draw(st.lists(st.sampled_from(bound), max_size=4))) if data is not None and bound else set()
@@ -66,13 +66,13 @@ def test_topics(bound: list[str], data: Any, key: str) -> None:
     ],
 )
 def test_topics_by_example(pattern: str, key: str, does: bool) -> None:
-    topic = matcher(Kind.TOPIC)
+    topic = matcher(ExchangeType.TOPIC)
     topic.add(binding(pattern))
     assert bool(topic.match(key, nothing)) is does
 
 
 def test_a_trie_without_bindings_is_empty() -> None:
-    topic = matcher(Kind.TOPIC)
+    topic = matcher(ExchangeType.TOPIC)
     topic.add(binding("a.b"))
     topic.add(binding("a.b.c"))
     topic.remove(binding("a.b.c"))
@@ -83,7 +83,7 @@ def test_a_trie_without_bindings_is_empty() -> None:
 
 @pytest.mark.parametrize(("gone", "stays"), [("a", "a.b"), ("a.b", "a"), ("#", "#.a"), ("", "a")])
 def test_what_is_removed_takes_nothing_else_along(gone: str, stays: str) -> None:
-    topic = matcher(Kind.TOPIC)
+    topic = matcher(ExchangeType.TOPIC)
     topic.add(binding(gone))
     topic.add(binding(stays))
     topic.remove(binding(gone))
@@ -91,7 +91,7 @@ def test_what_is_removed_takes_nothing_else_along(gone: str, stays: str) -> None
 
 
 def test_many_hashes_cost_no_more_than_the_trie_is_large() -> None:
-    topic = matcher(Kind.TOPIC)
+    topic = matcher(ExchangeType.TOPIC)
     topic.add(binding(".".join(["#", "a"] * 40 + ["b"])))
     began = time.perf_counter()
     assert not topic.match(".".join(["a"] * 120), nothing)
@@ -100,7 +100,7 @@ def test_many_hashes_cost_no_more_than_the_trie_is_large() -> None:
 
 @given(st.lists(keys, max_size=6), st.lists(keys, max_size=3), keys)
 def test_direct(bound: list[str], gone: list[str], key: str) -> None:
-    direct = matcher(Kind.DIRECT)
+    direct = matcher(ExchangeType.DIRECT)
     for one in bound:
         direct.add(binding(one))
         direct.add(binding(one, "other", a=1))
@@ -111,7 +111,7 @@ def test_direct(bound: list[str], gone: list[str], key: str) -> None:
 
 
 def test_fanout() -> None:
-    fanout = matcher(Kind.FANOUT)
+    fanout = matcher(ExchangeType.FANOUT)
     for key in ("a", "b", "b"):
         fanout.add(binding(key))
     fanout.remove(binding("a"))
@@ -143,21 +143,21 @@ def test_fanout() -> None:
 )
 def test_headers(arguments: dict[str, Any], headers: dict[str, Any], does: bool) -> None:
     assert fits(arguments, headers) is does
-    by_headers = matcher(Kind.HEADERS)
+    by_headers = matcher(ExchangeType.HEADERS)
     by_headers.add(binding(**arguments))
     assert bool(by_headers.match("any key", lambda: headers)) is does
 
 
 def test_headers_are_not_decoded_where_nothing_is_bound() -> None:
-    assert matcher(Kind.HEADERS).match("", nothing) == set()
+    assert matcher(ExchangeType.HEADERS).match("", nothing) == set()
 
 
 @pytest.mark.parametrize("given", ["both", "", 1, None, b"all", ["all"]])
 def test_x_match_is_one_of_four(given: Any) -> None:
-    with pytest.raises(Refused) as refused:
-        check_binding(Kind.HEADERS, {"x-match": given})
+    with pytest.raises(Refusal) as refused:
+        check_binding(ExchangeType.HEADERS, {"x-match": given})
     assert refused.value.code is Code.PRECONDITION_FAILED
-    check_binding(Kind.DIRECT, {"x-match": given})
+    check_binding(ExchangeType.DIRECT, {"x-match": given})
 
 
 def test_bindings_are_told_apart_by_their_arguments() -> None:

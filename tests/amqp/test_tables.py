@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands as methods
-from pamqp import encode
+from pamqp import decode, encode
 
-from mq.amqp import tables
-from mq.amqp.errors import Code, Refused
-from mq.amqp.properties import NONE, Properties
+from mq.amqp.wire import tables
+from mq.amqp.wire.errors import Code, Refusal
+from mq.amqp.wire.properties import NONE, BasicProperties
 
 WIDE = b"".join(
     [
@@ -82,7 +82,7 @@ def test_types_that_pamqp_would_not_choose_are_kept() -> None:
     ],
 )
 def test_what_is_no_table_is_refused(raw: bytes) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refusal) as refused:
         list(tables.entries(raw))
     assert refused.value.code is Code.SYNTAX_ERROR
 
@@ -100,7 +100,7 @@ def test_what_is_no_table_is_refused(raw: bytes) -> None:
     ],
 )
 def test_what_cannot_be_decoded_is_refused(raw: bytes) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refusal) as refused:
         tables.decoded(raw)
     assert refused.value.code is Code.SYNTAX_ERROR
 
@@ -109,8 +109,35 @@ def test_tables_nested_without_end_are_refused() -> None:
     raw = b""
     for _ in range(5000):
         raw = b"\x01aF" + table(raw)
-    with pytest.raises(Refused, match="malformed"):
+    with pytest.raises(Refusal, match="more than 32 deep in each other"):
         tables.decoded(table(raw))
+
+
+@pytest.mark.parametrize("kind", [b"F", b"A"])
+def test_what_is_nested_deeper_than_anybody_means_it_is_refused(kind: bytes) -> None:
+    raw = b""
+    for depth in range(tables.DEEPEST + 2):
+        top = table(b"\x01a" + kind + table(raw))
+        if depth < tables.DEEPEST:
+            assert list(tables.decoded(top)) == ["a"]
+        else:
+            with pytest.raises(Refusal, match="more than 32 deep in each other") as caught:
+                tables.decoded(top)
+            assert caught.value.code == Code.SYNTAX_ERROR
+        raw = b"\x01a" * (kind == b"F") + kind + table(raw)
+
+
+def test_no_value_costs_the_length_of_what_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 KiB of tables in each other took a second, in which nobody else was served."""
+    looked_at = []
+    embedded_value = decode.embedded_value
+    monkeypatch.setattr(decode, "embedded_value", lambda value: looked_at.append(len(value)) or embedded_value(value))
+    one = b"t\x01"
+    for _ in range(8):
+        one = b"F" + table(b"\x01a" + one)
+    raw = table(b"".join(b"\x04%04d" % number + one for number in range(1000)))
+    assert len(tables.decoded(raw)) == 1000
+    assert sum(looked_at) == 2000
 
 
 @given(VALUES)
@@ -143,7 +170,7 @@ FULL = methods.Basic.Properties(
 
 
 def test_properties_are_found_where_they_are() -> None:
-    properties = Properties(FULL.marshal())
+    properties = BasicProperties(FULL.marshal())
     assert properties.is_persistent
     assert (properties.priority, properties.expiration_ms) == (7, 60_000)
     assert [properties.text(name) for name in ("content_type", "reply_to", "type", "user_id", "app_id")] == [
@@ -162,25 +189,25 @@ def test_no_properties() -> None:
 
 
 def test_changed_headers_leave_the_rest_alone() -> None:
-    changed = Properties(FULL.marshal()).changed({"a": None, "x": "y"}, frozenset({"expiration"}))
+    changed = BasicProperties(FULL.marshal()).changed({"a": None, "x": "y"}, frozenset({"expiration"}))
     read = methods.Basic.Properties()
     read.unmarshal(int.from_bytes(changed.raw[:2]), changed.raw[2:])
     assert read.headers == {"b": {"c": [1, "x"]}, "x": "y"}
     assert read.expiration is None
     assert (read.content_type, read.timestamp, read.app_id) == (FULL.content_type, FULL.timestamp, FULL.app_id)
-    assert Properties(b"\0\0").changed({"x": 1}).headers() == {"x": 1}
+    assert BasicProperties(b"\0\0").changed({"x": 1}).headers() == {"x": 1}
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "1e3", "a", "9" * 13, "٣"])
 def test_an_expiration_that_is_no_number_is_refused(text: str) -> None:
     raw = b"\x01\0" + bytes([len(text.encode())]) + text.encode()
-    with pytest.raises(Refused) as refused:
-        _ = Properties(raw).expiration_ms
+    with pytest.raises(Refusal) as refused:
+        _ = BasicProperties(raw).expiration_ms
     assert refused.value.code is Code.PRECONDITION_FAILED
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x80", b"\0\1\0\0", b"\x80\0", b"\x80\0\x05abc", b"\0\0x", b"\x20\0\0\0\0\x09"])
 def test_properties_whose_lengths_do_not_add_up_are_refused(raw: bytes) -> None:
-    with pytest.raises(Refused) as refused:
-        Properties(raw)
+    with pytest.raises(Refusal) as refused:
+        BasicProperties(raw)
     assert refused.value.code is Code.SYNTAX_ERROR

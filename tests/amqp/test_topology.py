@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.amqp import declared
-from mq.amqp.changes import NOTHING, Change
-from mq.amqp.declared import Binding, Destination, Exchange, Kind, Queue
-from mq.amqp.errors import Code, Refused
-from mq.amqp.topology import PREDECLARED, Topology
+from mq.amqp.model import declared
+from mq.amqp.model.declared import Binding, Destination, Exchange, ExchangeType, Queue
+from mq.amqp.model.topology import PREDECLARED, Topology
+from mq.amqp.model.vhost import NOTHING, TopologyChange
+from mq.amqp.wire.errors import Code, Refusal
 
 
 def nothing() -> Mapping[str, Any]:
     return {}
 
 
-def exchange(name: str, kind: Kind = Kind.FANOUT, **given: Any) -> Exchange:
+def exchange(name: str, kind: ExchangeType = ExchangeType.FANOUT, **given: Any) -> Exchange:
     return Exchange("/", name, kind, **given)
 
 
@@ -44,7 +44,7 @@ class Store:
         self.topology = Topology(["blue"], **given)
         self.records: dict[tuple[str, str], str] = {}
 
-    def do(self, change: Change) -> Change:
+    def do(self, change: TopologyChange) -> TopologyChange:
         for record in change.drops():
             self.records.pop((record.kind, record.key), None)
         for record in change.puts():
@@ -74,7 +74,7 @@ class Store:
 
 
 def refusal(call: Any, *args: Any, **given: Any) -> Code:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refusal) as refused:
         call(*args, **given)
     return refused.value.code
 
@@ -102,21 +102,21 @@ def test_declaring_again_changes_nothing() -> None:
     assert store.do(store.topology.declare_exchange(one)) is NOTHING
     assert store.do(store.topology.declare_queue(queue("q", durable=True, arguments={"x-max-length": 5}))) is NOTHING
     assert store.do(store.topology.bind(to_queue("x", "q"))) is NOTHING
-    assert store.do(store.topology.declare_exchange(exchange("amq.topic", Kind.TOPIC, durable=True))) is NOTHING
+    assert store.do(store.topology.declare_exchange(exchange("amq.topic", ExchangeType.TOPIC, durable=True))) is NOTHING
     assert store.records == before
 
 
 @pytest.mark.parametrize(
     ("thing", "code"),
     [
-        (exchange("x", Kind.DIRECT, durable=True), Code.PRECONDITION_FAILED),
+        (exchange("x", ExchangeType.DIRECT, durable=True), Code.PRECONDITION_FAILED),
         (exchange("x"), Code.PRECONDITION_FAILED),
         (exchange("x", durable=True, auto_delete=True), Code.PRECONDITION_FAILED),
         (exchange("x", durable=True, internal=True), Code.PRECONDITION_FAILED),
         (exchange("x", durable=True, arguments={"alternate-exchange": "y"}), Code.PRECONDITION_FAILED),
         (exchange("new", arguments={"alternate-exchange": 7}), Code.PRECONDITION_FAILED),
         (exchange("amq.new"), Code.ACCESS_REFUSED),
-        (exchange("amq.topic", Kind.DIRECT, durable=True), Code.PRECONDITION_FAILED),
+        (exchange("amq.topic", ExchangeType.DIRECT, durable=True), Code.PRECONDITION_FAILED),
         (exchange(""), Code.ACCESS_REFUSED),
         (queue("q"), Code.PRECONDITION_FAILED),
         (queue("q", durable=True, auto_delete=True), Code.PRECONDITION_FAILED),
@@ -145,7 +145,7 @@ def test_what_is_refused(thing: Exchange | Queue | Binding, code: Code) -> None:
 def test_the_text_says_which_argument_is_another() -> None:
     store = Store()
     store.make(queue("q", durable=True))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refusal) as refused:
         store.make(queue("q"))
     text = "PRECONDITION_FAILED - inequivalent arg 'durable' for queue 'q' in vhost '/': "
     assert refused.value.text == text + "received 'false' but current is 'true'"
@@ -164,7 +164,8 @@ def test_the_text_says_which_argument_is_another() -> None:
         ("x-queue-type", ["classic"], ["stream", "quorum", 1]),
         ("x-queue-mode", ["default", "lazy"], ["eager"]),
         ("x-requeue", ["front", "back"], ["middle", True]),
-        ("x-single-active-consumer", [False], [True, "false"]),
+        ("x-single-active-consumer", [False, True], ["yes", 1]),
+        ("x-delivery-limit", [0, 999_999], [-1, 10**6, True]),
         ("x-unheard-of", [1, "x", {"y": []}], []),
     ],
 )
@@ -183,6 +184,26 @@ def test_arguments_that_need_each_other() -> None:
     quorum = {"x-queue-type": "quorum"}
     assert declare(queue("q", durable=True, arguments=quorum)).queues
     assert refusal(declare, queue("q", durable=True, owner="c", arguments=quorum)) is Code.PRECONDITION_FAILED
+    assert refusal(declare, queue("", durable=True, arguments=quorum)) is Code.PRECONDITION_FAILED
+
+
+def test_a_name_that_may_be_there_is_where_messages_go_and_nothing_else() -> None:
+    topology = Topology(["blue"], has_queue=lambda name: name == "http", may_have=lambda name: "may" in name)
+    topology.apply(topology.declare_queue(queue("maybe", durable=True)))
+
+    def routed(source: str, key: str, vhost: str = "/") -> list[tuple[str, bool]]:
+        return [(found.name, found.is_unsure) for found in topology.route(vhost, source, key, nothing)]
+
+    assert routed("", "may") == [("may", True)]
+    assert routed("", "may", vhost="blue") == [("may", True)]
+    assert routed("", "maybe") == [("maybe", False)]
+    assert routed("", "http") == [("http", False)]
+    assert routed("", "no") == routed("", "") == []
+    topology.apply(topology.declare_exchange(exchange("x", ExchangeType.DIRECT, arguments={"alternate-exchange": ""})))
+    assert routed("x", "may") == [("may", True)]
+    with pytest.raises(Refusal, match="no queue 'may'"):
+        topology.queue("/", "may")
+    assert refusal(topology.bind, to_queue("x", "may")) is Code.NOT_FOUND
 
 
 def test_a_queue_without_a_name_gets_one() -> None:
@@ -269,7 +290,6 @@ def test_exclusive_consumers() -> None:
     assert refusal(consumers.add, one, "b") is Code.ACCESS_REFUSED
     consumers.add(other, "a")
     assert refusal(consumers.add, other, "b", exclusive=True) is Code.ACCESS_REFUSED
-    assert (consumers.is_exclusive(one.key), consumers.is_exclusive(other.key)) == (True, False)
     consumers.remove(one.key, "a")
     consumers.add(one, "b")
     assert consumers.of(one.key) == ["b"]
@@ -278,8 +298,8 @@ def test_exclusive_consumers() -> None:
 def test_what_survives_a_restart() -> None:
     store = Store()
     arguments = {"x-max-length": 5, "x-dead-letter-exchange": "", "x-y": {"z": [b"\xff", None]}}
-    store.make(exchange("x", Kind.TOPIC, durable=True, auto_delete=True, arguments={"alternate-exchange": "y"}))
-    store.make(exchange("y", Kind.HEADERS, durable=True, internal=True), exchange("gone"))
+    store.make(exchange("x", ExchangeType.TOPIC, durable=True, auto_delete=True, arguments={"alternate-exchange": "y"}))
+    store.make(exchange("y", ExchangeType.HEADERS, durable=True, internal=True), exchange("gone"))
     store.make(queue("a b", durable=True, auto_delete=True, arguments=arguments), queue("transient"))
     store.make(to_queue("x", "a b", "k.#"), to_queue("x", "transient"), to_queue("gone", "a b"), to_exchange("x", "y"))
     store.make(to_queue("y", "a b", "", a=1))
@@ -320,7 +340,7 @@ def test_a_queue_that_is_deleted_over_http_leaves_nothing_behind(name: str) -> N
 
 def test_alternate_exchanges_take_what_has_no_place() -> None:
     store = Store()
-    store.make(exchange("x", Kind.DIRECT, arguments={"alternate-exchange": "rest"}), exchange("rest"))
+    store.make(exchange("x", ExchangeType.DIRECT, arguments={"alternate-exchange": "rest"}), exchange("rest"))
     store.make(queue("q"), queue("r"), to_queue("x", "q", "k"), to_queue("rest", "r"))
     assert (store.route("x", "k"), store.route("x", "else")) == (["q"], ["r"])
     store.make(exchange("nowhere", arguments={"alternate-exchange": "none"}))

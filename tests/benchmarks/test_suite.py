@@ -54,7 +54,7 @@ def listening(ports: tuple[int, ...]) -> list[int]:
     return [port for port in ports if port in there]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_commands_write_figures_plots_and_a_page(tmp_path: Path) -> None:
     target = tmp_path / "page.md"
     target.write_text(f"before\n{page.BEGIN}\nwhat stood here\n{page.END}\nafter\n")

@@ -12,8 +12,10 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.lifecycle import LEGAL_MOVES, TRANSITIONS, Transition
+from mq.lifecycle import LEGAL_MOVES, TRANSITIONS, Kind, Span, State, Transition
+from mq.message import MessageId, MessageIds
 from mq.storage.conformance import check_whole
+from mq.storage.interface import Meta, Move, Storage, Write
 from mq.storage.registry import open_storage
 
 Opener = Callable[..., AbstractAsyncContextManager[Broker]]
@@ -33,6 +35,10 @@ class Legal:
             assert (transition.source, transition.target) in TRANSITIONS[transition.kind]
             assert None in (transition.source, transition.target) or transition[3:5] in LEGAL_MOVES
             self.seen.append(transition)
+
+    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None: ...
+
+    def took(self, span: Span, seconds: float) -> None: ...
 
 
 class WallClock:
@@ -69,6 +75,14 @@ def examples(request: pytest.FixtureRequest) -> int | None:
     return given
 
 
+async def leave(storage: Storage, queue: str = "q") -> None:
+    """What a queue that was deleted and unlinked has left: a message in NEW, and one that is leased."""
+    ids = MessageIds()
+    done = await storage.commit([Write(queue, ids.new(), b"new"), Write(queue, ids.new(), b"leased")])
+    assert done[1].entry is not None
+    await storage.commit([Move(done[1].entry, State.DELAYED, Meta(1, 1, "0" * 16))])
+
+
 @pytest.fixture
 def wall_clock() -> WallClock:
     return WallClock()
@@ -98,9 +112,7 @@ def opened(wall_clock: WallClock, observer: Legal) -> Opener:
     @asynccontextmanager
     async def open_checked(address: str, **config: Any) -> AsyncIterator[Broker]:
         settings = BrokerConfig(**config)
-        async with open_storage(
-            address, shared=settings.peers > 0, watched=not (settings.mover and settings.reaper)
-        ) as storage:
+        async with open_storage(address, sharing=settings.sharing) as storage:
             async with open_broker(storage, settings, observers=[observer], clock_ns=wall_clock) as broker:
                 yield broker
             await check_whole(storage)

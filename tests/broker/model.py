@@ -63,7 +63,7 @@ class Model:
         return message
 
     def restart(self) -> None:
-        """Leases that run go by what their names say, on a wall clock that may have been set since."""
+        """Leases that run go by what their names say, on a wall clock that may have been set since, by years."""
         for messages in self.queues.values():
             for message in messages.values():
                 if message.due > self.now:

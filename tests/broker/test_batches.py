@@ -108,6 +108,6 @@ async def test_a_batch_that_is_given_up_in_any_step_leaves_the_counts_right(brok
     index = broker._catalog.queues["q"]
     assert (index.moving, index.reserved, index.reserved_bytes, index.delivering) == (0, 0, 0, 0)
     assert index.total == len(list(index.entries()))
-    assert index.leased == sum(entry.meta.claim is not None for entry in index.entries())
+    assert index.leased == sum(entry.meta.receipt is not None for entry in index.entries())
     await trio.sleep(100)
     assert len(await broker.fetch_many("q", 100)) == index.total

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import errno
 import itertools
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.claims import LARGEST_CLAIM
-from mq.broker.consumers import KIND, MOST_CONSUMERS
-from mq.errors import Conflict, InvalidSetting, NoSuchQueue, QueueHeld, ReceiptMismatch, StorageFailed
+from mq.broker.batch_consumers import KIND, LARGEST_CLAIM, MOST_CONSUMERS
+from mq.errors import (
+    Conflict,
+    InvalidSetting,
+    NoSuchMessage,
+    NoSuchQueue,
+    QueueHeld,
+    ReceiptMismatch,
+    StorageFailed,
+    StorageFull,
+)
+from mq.message import Message
+from mq.storage.interface import QUEUE, Operation, Outcome, Result, Storage
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
-from tests.storage.disks import MOUNTS, open_disk
+from tests.storage.disks import MOUNTS, Disk, open_disk
 
 
 async def fill(broker: Broker, count: int, queue: str = "q", start: int = 0) -> list[str]:
@@ -28,7 +40,7 @@ async def fill(broker: Broker, count: int, queue: str = "q", start: int = 0) -> 
 
 
 async def read(broker: Broker, batch: int, epoch: int, start: int = 0, stop: int = LARGEST_CLAIM) -> list[str]:
-    found = []
+    found: list[str] = []
     while messages := await broker.claims.read("q", "c", batch, epoch, start, stop):
         for sequence, message in messages:
             assert sequence == message.id.time
@@ -36,6 +48,23 @@ async def read(broker: Broker, batch: int, epoch: int, start: int = 0, stop: int
             await message.body.aclose()
         start += len(messages)
     return found
+
+
+async def fetch_and_close(broker: Broker, visibility: float) -> None:
+    message = await broker.fetch("q", visibility=visibility)
+    assert message is not None
+    await message.body.aclose()
+
+
+def slow_down(storage: Storage, seconds: float) -> None:
+    """Each batch takes so long."""
+    commit = storage.commit
+
+    async def commit_slowly(operations: Sequence[Operation]) -> list[Outcome]:
+        await trio.sleep(seconds)
+        return await commit(operations)
+
+    storage.commit = commit_slowly  # type: ignore[method-assign]
 
 
 async def test_batch_after_batch_in_order(broker: Broker) -> None:
@@ -112,17 +141,302 @@ async def test_a_claim_whose_lease_has_ended_is_had_again_but_for_what_others_to
     assert (await broker.status("q")).ready == 1
 
 
-async def test_an_acknowledgement_takes_along_what_came_back_unless_somebody_has_it(broker: Broker) -> None:
+async def test_an_acknowledgement_removes_what_somebody_else_has_got_meanwhile(broker: Broker) -> None:
+    """Fetched, or held by a connection, since the lease ended: it is gone for all of them."""
     await fill(broker, 4)
     epoch = (await broker.claims.start("q", "c")).epoch
     await broker.claims.claim("q", "c", 1, epoch, lease=1)
     await trio.sleep(2)
-    taken = await broker.fetch("q")
+    taken = await broker.fetch("q", visibility=60)
+    [held] = await broker.hold("q", 1)
     assert taken is not None
     await broker.claims.acknowledge("q", "c", 1, epoch)
     await broker.claims.acknowledge("q", "c", 1, epoch)
-    status = await broker.status("q")
-    assert (status.ready, status.leased) == (0, 1)
+    assert (await broker.status("q"))[2:5] == (0, 0, 0)
+    with pytest.raises(NoSuchMessage):
+        await broker.extend("q", taken.id, 60, receipt=taken.receipt)
+    with pytest.raises(NoSuchMessage):
+        await broker.requeue("q", taken.id, receipt=taken.receipt)
+    with pytest.raises(NoSuchMessage):
+        await broker.remove("q", taken.id, receipt=taken.receipt)
+    await broker.put_back([held])
+    await held.message.body.aclose()
+    await trio.sleep(120)
+    assert await broker.fetch("q") is None
+
+
+async def test_an_acknowledgement_removes_what_another_claim_has_by_now(broker: Broker) -> None:
+    await fill(broker, 3)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    await trio.sleep(2)
+    other = (await broker.claims.start("q", "d")).epoch
+    await broker.claims.claim("q", "d", 1, other, most=2)
+    await broker.claims.acknowledge("q", "c", 1, epoch)
+    again = await broker.claims.claim("q", "d", 1, other)
+    assert again is not None
+    assert (again.messages, again.lost) == (0, 2)
+
+
+async def test_an_acknowledgement_removes_what_has_died_meanwhile(broker: Broker) -> None:
+    """Received too often for its queue, and for the queue of its dead, too."""
+    for queue, target in (("dead", "buried"), ("q", "dead")):
+        await broker.create_queue(target)
+        await broker.create_queue(queue)
+        await broker.change_settings(queue, {"max_receives": 1, "dead_letter_queue": target})
+    await fill(broker, 3)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch, most=2, lease=1)
+    await trio.sleep(2)
+    assert await broker.fetch("dead", visibility=1) is not None
+    await trio.sleep(2)
+    assert [(await broker.status(queue)).ready for queue in ("q", "dead", "buried")] == [1, 1, 1]
+    await broker.claims.acknowledge("q", "c", 1, epoch)
+    assert [(await broker.status(queue)).ready for queue in ("q", "dead", "buried")] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("after", [0.0, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2])
+async def test_leases_that_end_during_an_acknowledgement(wall_clock: WallClock, after: float) -> None:
+    """Each batch of the store takes a while; the leases of a claim of several slices end one slice after the other."""
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 1203)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        slow_down(storage, 0.3)
+        await broker.claims.claim("q", "c", 1, epoch, lease=1)
+        await trio.sleep(after)
+        await broker.claims.acknowledge("q", "c", 1, epoch)
+        status = await broker.status("q")
+        assert (status.ready, status.leased) == (0, 0)
+        assert await broker.claims.claim("q", "c", 2, epoch) is None
+        assert await broker.fetch("q") is None
+
+
+async def claim_anew(broker: Broker) -> None:
+    epoch = (await broker.claims.start("q", "d")).epoch
+    await broker.claims.claim("q", "d", 1, epoch)
+
+
+MEANWHILE: Final[dict[str, Callable[[Broker, Message], Awaitable[object]]]] = {
+    "purge": lambda broker, taken: broker.purge("q"),
+    "redrive": lambda broker, taken: broker.redrive("dead"),
+    "fetch": lambda broker, taken: broker.fetch_many("q", 3),
+    "take": lambda broker, taken: broker.take("q"),
+    "requeue": lambda broker, taken: broker.requeue("q", taken.id, receipt=taken.receipt),
+    "extend": lambda broker, taken: broker.extend("q", taken.id, 60, receipt=taken.receipt),
+    "remove": lambda broker, taken: broker.remove("q", taken.id),
+    "hold": lambda broker, taken: broker.hold("q", 2),
+    "claim": lambda broker, taken: claim_anew(broker),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+@pytest.mark.parametrize("ahead", [0.0, 0.1, 0.3, 0.4])
+async def test_whatever_is_done_to_its_messages_during_an_acknowledgement(
+    wall_clock: WallClock, what: str, ahead: float
+) -> None:
+    """One of them has died, one was fetched, the others are ready again; somebody asks for something a moment ahead."""
+    storage = MemoryStorage()
+    async with open_broker(storage, clock_ns=wall_clock) as broker:
+        for queue in ("dead", "q"):
+            await broker.create_queue(queue)
+        await broker.change_settings("q", {"max_receives": 2, "dead_letter_queue": "dead"})
+        await fill(broker, 4)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        await broker.claims.claim("q", "c", 1, epoch, lease=1)
+        await trio.sleep(2)
+        await fetch_and_close(broker, visibility=1)
+        await trio.sleep(2)
+        await broker.change_settings("q", {"max_receives": None})
+        taken = await broker.fetch("q")
+        assert taken is not None
+        assert [(await broker.status(queue))[2:4] for queue in ("q", "dead")] == [(2, 1), (1, 0)]
+        acknowledged = everything(broker)
+        slow_down(storage, 0.3)
+
+        async def do() -> None:
+            with suppress(NoSuchMessage):
+                await MEANWHILE[what](broker, taken)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(do)
+                await trio.sleep(ahead)
+                await broker.claims.acknowledge("q", "c", 1, epoch)
+                assert not acknowledged & everything(broker)
+        await trio.sleep(100)
+        assert not everything(broker)
+
+
+@pytest.mark.parametrize("ahead", [0.1, 0.3, 0.5, 0.7, 0.9])
+async def test_a_queue_that_is_made_anew_during_an_acknowledgement(wall_clock: WallClock, ahead: float) -> None:
+    storage = MemoryStorage()
+    async with open_broker(storage, clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 1203)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        await broker.claims.claim("q", "c", 1, epoch, lease=1)
+        await trio.sleep(0.8)
+        slow_down(storage, 0.3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.claims.acknowledge, "q", "c", 1, epoch)
+            await trio.sleep(ahead)
+            await broker.delete_queue("q")
+            await broker.create_queue("q")
+            await fill(broker, 2)
+        await trio.sleep(100)
+        assert (await broker.status("q"))[2:5] == (2, 0, 0)
+        assert len(everything(broker)) == 2
+
+
+def everything(broker: Broker) -> set[str]:
+    """All messages of the broker."""
+    return {id for queue in broker.inventory() for id in [*queue.moving, *(entry.id for entry in queue.entries)]}
+
+
+async def test_a_lease_that_ends_while_it_is_renewed(wall_clock: WallClock) -> None:
+    """What a renewal says that the claim has nobody else gets, however long each batch of the store takes."""
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 1203)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        slow_down(storage, 0.4)
+        for delay in (0.0, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9):
+            await broker.claims.claim("q", "c", 1, epoch, lease=1.5)
+            await trio.sleep(delay)
+            held = await broker.claims.claim("q", "c", 1, epoch, lease=10)
+            assert held is not None
+            assert (held.messages, held.lost) == (1203, 0)
+            assert await broker.fetch("q") is None
+            assert len(await read(broker, 1, epoch)) == 1203
+            await trio.sleep(11)
+
+
+async def test_what_is_being_renewed_counts_as_leased(wall_clock: WallClock) -> None:
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 3)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        await broker.claims.claim("q", "c", 1, epoch, lease=10)
+        slow_down(storage, 1.0)
+        await trio.sleep(5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(broker.claims.claim, "q", "c", 1, epoch, lease=10))
+            for _ in range(3):
+                await trio.sleep(0.3)
+                assert (await broker.status("q"))[2:5] == (0, 3, 0)
+
+
+@pytest.mark.parametrize("turn", range(6))
+async def test_two_claims_that_want_the_same_messages_do_not_wait_for_ever(wall_clock: WallClock, turn: int) -> None:
+    """Each has them in another order, and which of the two goes on first, when the second message has come back, is up
+    to chance."""
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 2)
+        epochs = {name: (await broker.claims.start("q", name)).epoch for name in "cd"}
+        await broker.claims.claim("q", "c", 1, epochs["c"], lease=1)
+        await trio.sleep(2)
+        [first] = await broker.hold("q", 1)
+        await broker.put_back([first], to_back=True)
+        await first.message.body.aclose()
+        await broker.claims.claim("q", "d", 1, epochs["d"], lease=1)
+        await trio.sleep(2)
+        second = await broker.fetch("q")
+        assert second is not None
+        slow_down(storage, 0.3)
+        found: dict[str, int] = {}
+
+        async def claim(name: str) -> None:
+            held = await broker.claims.claim("q", name, 1, epochs[name])
+            assert held is not None
+            found[name] = held.messages
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(broker.requeue, "q", second.id, receipt=second.receipt))
+                await trio.sleep(0.1)
+                for name in "dc":
+                    nursery.start_soon(claim, name)
+        assert sorted(found.values()) in ([0, 2], [1, 1])
+
+
+async def test_a_claim_goes_if_all_of_it_was_read(broker: Broker) -> None:
+    await fill(broker, 6)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch)
+    for start, stop, read in ((3, 4, 1), (4, 6, 3), (4, 5, 3), (0, 2, 5), (1, 3, 6)):
+        with pytest.raises(Conflict, match=f"only {(await broker.claims.consumer('q', 'c')).read} of the 6 messages"):
+            await broker.claims.acknowledge("q", "c", 1, epoch, if_read=True)
+        await broker.claims.note_read("q", "c", 1, epoch, start, stop, 6)
+        assert (await broker.claims.consumer("q", "c")).read == read
+    assert (await broker.status("q")).leased == 6
+    for _ in range(2):  # it may be repeated
+        await broker.claims.acknowledge("q", "c", 1, epoch, if_read=True)
+    assert (await broker.status("q"))[2:5] == (0, 0, 0)
+    await fill(broker, 1)
+    await broker.claims.claim("q", "c", 2, epoch)
+    with pytest.raises(Conflict, match="only 0 of the 1 messages"):  # what was read of the one before does not count
+        await broker.claims.acknowledge("q", "c", 2, epoch, if_read=True)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 0), (2, 1), (0, 4), (3, 4)])
+async def test_places_that_a_claim_has_not_are_not_noted(broker: Broker, start: int, stop: int) -> None:
+    await fill(broker, 3)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch)
+    with pytest.raises(Conflict, match=f"places 0 to 3: none are {start} to {stop}"):
+        await broker.claims.note_read("q", "c", 1, epoch, start, stop, 3)
+
+
+async def test_places_are_those_of_the_claim_as_it_was_read(broker: Broker) -> None:
+    bodies = await fill(broker, 4)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    await broker.claims.note_read("q", "c", 1, epoch, 0, 2, 4)
+    await trio.sleep(2)
+    assert await take(broker, "q") == bodies[0].encode()  # the second one was read, and is the claim's first one now
+    held = await broker.claims.claim("q", "c", 1, epoch)
+    assert held is not None
+    assert (held.messages, held.lost) == (3, 1)
+    for wrong in (
+        lambda: broker.claims.read("q", "c", 1, epoch, 2, 4, 4),
+        lambda: broker.claims.note_read("q", "c", 1, epoch, 2, 4, 4),
+    ):
+        with pytest.raises(ReceiptMismatch, match="has 3 messages, no longer 4"):
+            await wrong()
+    assert (await broker.claims.consumer("q", "c")).read == 1
+    await broker.claims.note_read("q", "c", 1, epoch, 1, 2, 3)
+    with pytest.raises(Conflict, match="only 2 of the 3"):
+        await broker.claims.acknowledge("q", "c", 1, epoch, if_read=True)
+
+
+async def test_a_consumer_goes_with_the_checkpoint_under_which_it_read(broker: Broker) -> None:
+    await fill(broker, 2)
+    epoch = (await broker.claims.start("q", "c", "lost")).epoch
+    await broker.claims.claim("q", "c", 1, epoch)
+    epoch = (await broker.claims.start("q", "c", "kept")).epoch  # nothing was read under the one before
+    await broker.claims.note_read("q", "c", 1, epoch, 0, 2, 2, "kept")
+    for other in ("lost", ""):
+        with pytest.raises(Conflict, match=f"goes with checkpoint kept, and this is {other or 'none'}: .*take_over"):
+            await broker.claims.start("q", "c", other)
+    with pytest.raises(Conflict, match="goes with checkpoint kept"):
+        await broker.claims.note_read("q", "c", 1, epoch, 0, 2, 2, "lost")
+    await broker.claims.claim("q", "c", 1, epoch)  # who was refused has shut nobody out
+    standing = await broker.claims.start("q", "c", "kept", take_over=True)
+    assert (standing.checkpoint, standing.read) == ("kept", 2)
+    standing = await broker.claims.start("q", "c", "other", take_over=True)
+    assert (standing.checkpoint, standing.read, standing.messages) == (None, 0, 2)
+    with pytest.raises(Conflict, match="only 0 of the 2"):
+        await broker.claims.acknowledge("q", "c", 1, standing.epoch, if_read=True)
+    await broker.claims.note_read("q", "c", 1, standing.epoch, 0, 2, 2, "other")
+    await broker.claims.acknowledge("q", "c", 1, standing.epoch, if_read=True)
+    with pytest.raises(Conflict, match="goes with checkpoint other"):
+        await broker.claims.start("q", "c", "kept")
 
 
 async def test_whoever_starts_again_shuts_the_one_before_out(broker: Broker) -> None:
@@ -193,6 +507,7 @@ async def test_a_claim_goes_up_to_a_sequence(broker: Broker) -> None:
     assert await broker.claims.claim("q", "c", 2, standing.epoch, up_to=standing.high) is None
 
 
+@pytest.mark.slow
 async def test_many_messages_are_claimed_slice_by_slice(broker: Broker) -> None:
     bodies = await fill(broker, 1203)
     epoch = (await broker.claims.start("q", "c")).epoch
@@ -242,7 +557,7 @@ async def test_a_consumer_that_is_forgotten_gives_back_what_it_has(broker: Broke
 
 
 async def test_consumers_have_a_limit_and_a_list(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.consumers.MOST_CONSUMERS", 2)
+    monkeypatch.setattr("mq.broker.batch_consumers.MOST_CONSUMERS", 2)
     assert MOST_CONSUMERS == 1000
     for name in ("b", "a"):
         await broker.claims.start("q", name)
@@ -303,31 +618,133 @@ async def test_over_a_restart(opened: Opener, fake_address: str) -> None:
         assert (await broker.status("q")).ready == 1
 
 
-async def test_an_acknowledgement_that_was_cut_off_is_finished_at_the_next_start(wall_clock: WallClock) -> None:
-    """It is in the record; not one of its messages is removed yet."""
+async def test_what_was_read_and_under_which_checkpoint_is_known_after_a_restart(
+    opened: Opener, fake_address: str
+) -> None:
+    async with opened(fake_address) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 5)
+        epoch = (await broker.claims.start("q", "c", "kept")).epoch
+        await broker.claims.claim("q", "c", 1, epoch)
+        await broker.claims.note_read("q", "c", 1, epoch, 1, 3, 5, "kept")
+    async with opened(fake_address) as broker:
+        standing = await broker.claims.consumer("q", "c")
+        assert (standing.read, standing.checkpoint) == (2, "kept")
+        await broker.claims.note_read("q", "c", 1, epoch, 0, 1, 5, "kept")
+        await broker.claims.note_read("q", "c", 1, epoch, 3, 5, 5, "kept")
+    async with opened(fake_address) as broker:
+        with pytest.raises(Conflict, match="goes with checkpoint kept"):
+            await broker.claims.start("q", "c", "other")
+        epoch = (await broker.claims.start("q", "c", "kept")).epoch
+        await broker.claims.acknowledge("q", "c", 1, epoch, if_read=True)
+        assert (await broker.status("q"))[2:5] == (0, 0, 0)
+
+
+async def test_a_record_of_before_has_no_checkpoint_and_nothing_was_read(opened: Opener, fake_address: str) -> None:
+    async with opened(fake_address) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 2)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        await broker.claims.claim("q", "c", 1, epoch)
+        record = dict((await broker._storage.records(KIND))["q/c"])
+        del record["checkpoint"]
+        await broker._storage.put_record(KIND, "q/c", {**record, "claim": record["claim"][:3]})
+    async with opened(fake_address) as broker:
+        assert (await broker.claims.consumer("q", "c"))[1:7] == (epoch, 0, 1, 2, 0, None)
+        await broker.claims.acknowledge("q", "c", 1, epoch)
+
+
+@asynccontextmanager
+async def cut_off(disk: Disk) -> AsyncIterator[None]:
+    """The next record is the last thing that the disk takes."""
+    put = disk.storage.put_record
+
+    async def put_and_die(kind: str, key: str, value: Any) -> bool:
+        made = await put(kind, key, value)
+        disk.calls.fail("*", errno.EIO, times=None)
+        return made
+
+    disk.storage.put_record = put_and_die  # type: ignore[method-assign]
+    with pytest.raises(StorageFailed):
+        yield
+    disk.storage.put_record = put  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("seconds", [0, 20, 100])
+async def test_an_acknowledgement_that_was_cut_off_is_finished_before_anybody_is_served(
+    wall_clock: WallClock, seconds: float
+) -> None:
+    """It is in the record; not one of its messages is removed yet. One is leased by the claim, one by somebody else,
+    one is ready and one has died; the next start is before, at and after the end of the leases."""
+    async with open_disk(MOUNTS["rename"], queues=()) as disk:
+        async with open_broker(disk.storage, clock_ns=wall_clock) as broker:
+            for queue in ("q", "dead"):
+                await broker.create_queue(queue)
+            await broker.change_settings("q", {"dead_letter_queue": "dead"})
+            await fill(broker, 4)
+            epoch = (await broker.claims.start("q", "c")).epoch
+            await broker.claims.claim("q", "c", 1, epoch, lease=1)
+            for _, message in await broker.claims.read("q", "c", 1, epoch, 0, 1):
+                await broker.extend("q", message.id, 28, receipt=message.receipt)
+                await message.body.aclose()
+            await trio.sleep(4)
+            await broker.change_settings("q", {"max_receives": 2})
+            await fetch_and_close(broker, visibility=1)
+            await trio.sleep(4)
+            await broker.change_settings("q", {"max_receives": None})
+            await fetch_and_close(broker, visibility=20)
+            assert [(await broker.status(queue))[2:4] for queue in ("q", "dead")] == [(1, 2), (1, 0)]
+            async with cut_off(disk):
+                await broker.claims.acknowledge("q", "c", 1, epoch)
+        disk.heal()
+        await trio.sleep(seconds)
+        async with open_broker(await disk.open(), clock_ns=wall_clock) as broker:
+            for queue in ("q", "dead"):
+                assert (await broker.status(queue))[2:5] == (0, 0, 0)
+                assert await broker.fetch(queue) is None
+            await trio.sleep(100)
+            assert await broker.fetch("q") is None
+            await broker.claims.acknowledge("q", "c", 1, epoch)
+
+
+async def test_whoever_hears_of_an_acknowledgement_gets_none_of_its_messages_any_more(wall_clock: WallClock) -> None:
+    """It was noted and its removals were refused: so is a start of the consumer, until they have been done."""
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 3)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        await broker.claims.claim("q", "c", 1, epoch)
+
+        async def refuse(operations: Sequence[Operation]) -> list[Outcome]:
+            return [Outcome(Result.FULL, None, "no room") for _ in operations]
+
+        commit, storage.commit = storage.commit, refuse  # type: ignore[method-assign]
+        for call in (lambda: broker.claims.acknowledge("q", "c", 1, epoch), lambda: broker.claims.start("q", "c")):
+            with pytest.raises(StorageFull):
+                await call()
+        storage.commit = commit  # type: ignore[method-assign]
+        standing = await broker.claims.start("q", "c")
+        assert (standing.acknowledged, (await broker.status("q")).leased) == (1, 0)
+
+
+async def test_a_start_does_not_hang_where_what_was_acknowledged_has_to_make_room(wall_clock: WallClock) -> None:
+    """Its queue holds too much, so the oldest are on their way out when the start looks for them."""
     async with open_disk(MOUNTS["rename"]) as disk:
         async with open_broker(disk.storage) as broker:
-            await broker.create_queue("q")
-            await fill(broker, 3)
+            await fill(broker, 4)
             epoch = (await broker.claims.start("q", "c")).epoch
-            await broker.claims.claim("q", "c", 1, epoch)
-            put = disk.storage.put_record
-
-            async def put_and_die(kind: str, key: str, value: Any) -> bool:
-                made = await put(kind, key, value)
-                disk.calls.fail("*", errno.EIO, times=None)
-                return made
-
-            disk.storage.put_record = put_and_die  # type: ignore[method-assign]
-            with pytest.raises(StorageFailed):
+            await broker.claims.claim("q", "c", 1, epoch, most=2, lease=1)
+            await trio.sleep(4)
+            async with cut_off(disk):
                 await broker.claims.acknowledge("q", "c", 1, epoch)
-            disk.storage.put_record = put  # type: ignore[method-assign]
         disk.heal()
-        async with open_broker(await disk.open()) as broker:
-            await wait_all_tasks_blocked()
-            status = await broker.status("q")
-            assert (status.ready, status.leased) == (0, 0)
-            await broker.claims.acknowledge("q", "c", 1, epoch)
+        storage = await disk.open()
+        record = (await storage.records(QUEUE))["q"]
+        await storage.put_record(QUEUE, "q", {**record, "settings": {"max_messages": 3, "overflow": "drop-head"}})
+        with trio.fail_after(60):
+            async with open_broker(storage) as broker:
+                assert (await broker.status("q")).ready == 2
 
 
 async def test_a_claim_that_cannot_be_noted_holds_nothing(wall_clock: WallClock) -> None:

@@ -172,7 +172,7 @@ async def test_who_comes_first_is_answered_first(_: int, autojump_clock: MockClo
     async with trio.open_nursery() as nursery:
         committer = await serve(Both(overlap_from=1), nursery)
         for number in range(4):
-            committer.submit(writes(4), 4, lambda _, number=number: answered.append(number))
+            committer.submit(lambda: writes(4), 4, lambda _, __, number=number: answered.append(number))
             await trio.testing.wait_all_tasks_blocked()
         ended.set()
         await trio.testing.wait_all_tasks_blocked()

@@ -94,7 +94,7 @@ async def test_a_history_goes_on_over_queues_and_restarts(fake_address: str, ope
         assert told((await broker.show("crypt", id)).message) == told(message)
         await broker.remove("crypt", id)
     async with opened(fake_address) as broker:
-        assert len(broker._rooms._deaths._ledger) == 0
+        assert len(broker._wiring._dead_letters._ledger) == 0
 
 
 async def test_without_a_queue_for_the_dead_a_message_is_received_for_ever(broker: Broker) -> None:
@@ -239,7 +239,7 @@ async def test_histories_of_what_was_removed_take_no_room(wall_clock: WallClock)
                 await broker.publish("q", b"x", ttl=1)
             await trio.sleep(2)
             await broker.purge("dead")
-            assert len(broker._rooms._deaths._ledger) == 0
+            assert len(broker._wiring._dead_letters._ledger) == 0
         assert len(await store.records("death")) <= 3
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import errno
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import BrokerConfig, open_broker
-from mq.errors import StorageFailed, StorageFull, StorageUnusable
+from mq.broker.config import RETRY_SECONDS
+from mq.errors import StorageFailed, StorageFull, StorageStopped, StorageUnsure, StorageUnusable
+from mq.storage.interface import Operation, Outcome, Result, Sharing
 from tests.broker.conftest import WallClock
+from tests.broker.test_broker import take
 from tests.storage.disks import MOUNTS, open_disk
 
 
@@ -29,7 +35,7 @@ async def test_a_fetch_among_peers_that_cannot_look_is_refused_and_the_broker_li
     wall_clock: WallClock, number: int, error: type[Exception]
 ) -> None:
     async with (
-        open_disk(MOUNTS["rename"], shared=True) as disk,
+        open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk,
         open_broker(disk.storage, BrokerConfig(peers=1)) as broker,
     ):
         id = await broker.publish("q", b"x")
@@ -39,6 +45,35 @@ async def test_a_fetch_among_peers_that_cannot_look_is_refused_and_the_broker_li
         message = await broker.fetch("q")
         assert message is not None
         assert message.id == id
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
+async def test_a_delivery_that_the_disk_refuses_is_tried_again_in_this_life(wall_clock: WallClock, number: int) -> None:
+    """It is known to whoever looks meanwhile, and can be fetched without a restart."""
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
+        disk.calls.fail("rename", number, path="new/*", times=None)
+        id = await broker.publish("q", b"x")
+        await trio.sleep(RETRY_SECONDS / 2)
+        assert (await broker.status("q")).ready == 1
+        seen = await broker.show("q", id)
+        assert seen.state == "ready"
+        await seen.message.body.aclose()
+        disk.heal()
+        await trio.sleep(RETRY_SECONDS)
+        assert await take(broker) == b"x"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
+async def test_a_requeue_that_the_disk_refuses_is_tried_again_in_this_life(wall_clock: WallClock, number: int) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage, BrokerConfig(delay_seconds=5)) as broker:
+        await broker.publish("q", b"x")
+        assert await take(broker) == b"x"
+        disk.calls.fail("rename", number, path="delay/*", times=None)
+        await trio.sleep(5 + RETRY_SECONDS / 2)
+        assert (await broker.status("q")).leased == 1
+        disk.heal()
+        await trio.sleep(RETRY_SECONDS + 1)
+        assert await take(broker) == b"x"
 
 
 async def test_what_was_in_a_deleted_queue_is_unlinked_at_once(wall_clock: WallClock) -> None:
@@ -80,3 +115,56 @@ async def test_what_a_deleted_queue_left_is_tried_again_in_a_while_not_at_once(
         await trio.sleep(10)
         assert not disk.folders.failure or number == errno.EIO
         assert bool(disk.files("delay")) is (number == errno.EIO)
+
+
+SAID: Final = {
+    Result.UNKNOWN: (StorageUnsure, "cannot store the message for certain: it may have been done (away)"),
+    Result.FAILED: (StorageFailed, "it may have been done, or not (away)"),
+    Result.FULL: (StorageFull, "cannot store the message now: away"),
+}
+
+
+@pytest.mark.parametrize("result", SAID)
+async def test_a_publisher_hears_whether_it_may_have_been_stored(
+    result: Result, wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
+
+        async def commit(operations: Sequence[Operation]) -> list[Outcome]:
+            return [Outcome(result, reason="away")] * len(operations)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk.storage, "commit", commit)
+            kind, text = SAID[result]
+            with pytest.raises(kind, match=re.escape(text)) as caught:
+                await broker.publish("q", b"x")
+        assert caught.value.is_unsure == (result is not Result.FULL)
+        if result is Result.FAILED:
+            with pytest.raises(StorageStopped) as stopped:
+                await broker.publish("q", b"x")
+            assert not stopped.value.is_unsure
+
+
+async def test_a_dead_letter_of_which_nobody_knows_whether_it_was_noted_is_tried_again(
+    wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
+        await broker.create_queue("dead")
+        await broker.change_settings("q", {"dead_letter_queue": "dead", "max_receives": 1})
+        put, refused = disk.storage.put_record, [1, 1]
+
+        async def put_record(kind: str, key: str, value: Mapping[str, Any]) -> bool:
+            if refused:
+                refused.pop()
+                raise StorageUnsure("it may have been done")
+            return await put(kind, key, value)
+
+        monkeypatch.setattr(disk.storage, "put_record", put_record)
+        await broker.publish("q", b"x")
+        assert await take(broker) == b"x"
+        await trio.sleep(40)
+        assert not refused
+        message = await broker.fetch("dead")
+        assert message is not None
+        assert [death["reason"] for death in message.deaths] == ["receives"]
+        await message.body.aclose()

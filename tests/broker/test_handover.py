@@ -9,8 +9,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mq.broker import Broker, BrokerConfig, Draft, handover, open_broker
-from mq.broker.holding import Held
+from mq.broker import Broker, BrokerConfig, Draft, dispatch, open_broker
+from mq.broker.unacked import Held
 from mq.errors import MQError, NoSuchQueue, StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageIds
@@ -50,7 +50,7 @@ def _called(operation: Operation) -> str:
     return f"{operation.entry.state.name} to {operation.state.name}" if isinstance(operation, Move) else "unlink"
 
 
-class Asked:
+class InFlight:
     """A call of the broker, and when it was answered.
 
     Attributes:
@@ -95,9 +95,9 @@ async def broker(store: Slow, observer: Legal, wall_clock: WallClock) -> AsyncIt
         yield broker
 
 
-async def waiting(broker: Broker, nursery: trio.Nursery, *most: int) -> list[Asked]:
-    """Fetches that wait, in order."""
-    asked = [Asked() for _ in most]
+async def waiting(broker: Broker, nursery: trio.Nursery, *most: int) -> list[InFlight]:
+    """Waiters that wait, in order."""
+    asked = [InFlight() for _ in most]
     for each, count in zip(asked, most, strict=True):
         nursery.start_soon(each.fetch, broker, count)
         await wait_all_tasks_blocked()
@@ -119,7 +119,7 @@ async def test_one_barrier_serves_both(broker: Broker, store: Slow, observer: Le
     [message] = asked.answer
     assert (await message.body.read(), message.properties.attributes, message.receives) == (b"body", {"a": 1}, 1)
     await broker.remove("q", id, receipt=message.receipt)
-    assert (await broker.status("q"))[2:] == (0, 0, 0, None)
+    assert (await broker.status("q"))[2:6] == (0, 0, 0, None)
 
 
 async def test_its_lease_ends(broker: Broker, nursery: trio.Nursery) -> None:
@@ -144,7 +144,7 @@ async def test_one_that_is_taken_is_gone(broker: Broker, store: Slow, nursery: t
     await trio.sleep(1)
     assert [message and message.id for message in got] == [id]
     assert store.batches == [["write", "NEW to REMOVED"], ["unlink"]]
-    assert (await broker.status("q"))[2:] == (0, 0, 0, None)
+    assert (await broker.status("q"))[2:6] == (0, 0, 0, None)
 
 
 async def test_first_come_first_served(broker: Broker, store: Slow, nursery: trio.Nursery) -> None:
@@ -183,16 +183,25 @@ async def test_who_comes_while_it_is_written_gets_it_after_that(
         Draft(b"x", delay=1.0),
         Draft(b"x", ttl=60.0),
         Draft(b"x", key="its own"),
-        Draft(b"x", rank=1),
         Draft(b"x", transient=True),
     ],
-    ids=["large", "delayed", "expires", "has a key", "ranks behind others", "transient"],
+    ids=["large", "delayed", "expires", "has a key", "transient"],
 )
 async def test_what_is_not_handed_over_comes_all_the_same(
     broker: Broker, store: Slow, nursery: trio.Nursery, draft: Draft
 ) -> None:
     [asked] = await waiting(broker, nursery, 1)
     [published] = await broker.publish_many("q", [draft])
+    await trio.sleep(5)
+    assert not isinstance(published, MQError)
+    assert asked.ids == [published.id]
+    assert LEASED not in store.batches
+
+
+async def test_what_stands_behind_others_is_not_handed_over(broker: Broker, store: Slow, nursery: trio.Nursery) -> None:
+    await broker.change_settings("q", {"max_priority": 1})
+    [asked] = await waiting(broker, nursery, 1)
+    [published] = await broker.publish_many("q", [Draft(b"x", priority=0)])
     await trio.sleep(5)
     assert not isinstance(published, MQError)
     assert asked.ids == [published.id]
@@ -213,7 +222,7 @@ async def test_a_paused_queue_hands_nothing_over(broker: Broker, store: Slow, nu
 async def test_no_more_are_under_way_than_recovery_looks_at(
     broker: Broker, store: Slow, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "MOST_MOVED_ON", 2)
+    monkeypatch.setattr(dispatch, "MOST_MOVED_ON", 2)
     asked = await waiting(broker, nursery, 1, 1, 1, 1)
     nursery.start_soon(broker.publish_many, "q", [Draft(b"x")] * 2)
     await trio.sleep(SECONDS / 5)
@@ -300,7 +309,7 @@ def new_entry(state: State) -> Entry:
 @pytest.mark.parametrize("there", ["nothing", "ready", "new", "delivering", "writing", "held back"])
 async def test_only_what_comes_first_is_handed_over(broker: Broker, nursery: trio.Nursery, there: str) -> None:
     """What comes before it may be on its way to the same who waits."""
-    index, rooms = broker._catalog.queues["q"], broker._rooms
+    index, rooms = broker._catalog.queues["q"], broker._wiring
     await waiting(broker, nursery, 1)
     if there == "ready":
         index.add(new_entry(State.READY))

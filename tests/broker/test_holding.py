@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 import trio
@@ -88,6 +89,20 @@ async def test_what_is_sent_back_is_last_after_a_restart_too(fake_address: str, 
         assert [each.redelivered for each in await hold(broker, 3)] == [False, True, True]
     async with opened(fake_address) as broker:
         assert await bodies(await hold(broker, 3)) == [b"3", b"1", b"2"]
+
+
+async def test_what_was_there_before_a_restart_may_have_been_held(fake_address: str, opened: Opener) -> None:
+    async with opened(fake_address) as broker:
+        await broker.create_queue("q")
+        await publish(broker, b"held", b"not")
+        [message] = await hold(broker)
+        assert not message.redelivered
+    async with opened(fake_address) as broker:
+        await publish(broker, b"new")
+        again = await hold(broker, 3)
+        assert await bodies(again) == [b"held", b"not", b"new"]
+        assert [each.redelivered for each in again] == [True, True, False]
+        assert [each.message.receives for each in again] == [1, 1, 1]  # a hint, and not counted
 
 
 async def test_all_that_was_held_is_there_after_a_restart(fake_address: str, opened: Opener) -> None:
@@ -342,10 +357,11 @@ async def test_what_cannot_be_acknowledged_is_ready_again(autojump_clock: object
         assert await bodies(await hold(broker)) == [b"1"]
 
 
-async def test_at_the_back_it_is_behind_those_of_its_rank_only(broker: Broker) -> None:
-    await broker.publish_many("q", [Draft(b"low 1", rank=5), Draft(b"low 2", rank=5), Draft(b"lowest", rank=9)])
+async def test_at_the_back_it_is_behind_those_of_its_priority_only(broker: Broker) -> None:
+    await broker.change_settings("q", {"max_priority": 9})
+    await broker.publish_many("q", [Draft(b"low 1", priority=4), Draft(b"low 2", priority=4), Draft(b"lowest")])
     await broker.put_back(await hold(broker), to_back=True)
-    await broker.publish_many("q", [Draft(b"high"), Draft(b"low 3", rank=5)])
+    await broker.publish_many("q", [Draft(b"high", priority=9), Draft(b"low 3", priority=4)])
     await wait_all_tasks_blocked()  # delivered
     first = await hold(broker)
     assert await bodies(first) == [b"high"]
@@ -361,6 +377,7 @@ async def test_what_is_acknowledged_twice_is_removed_once(broker: Broker, observ
     assert [seen.id for seen in observer.seen if seen.kind is Kind.REMOVE] == [one.message.id, two.message.id]
 
 
+@pytest.mark.slow
 async def test_among_peers_a_hold_is_a_lease_that_is_renewed(fake_address: str, opened: Opener) -> None:
     async with opened(fake_address, peers=1) as broker:
         await broker.create_queue("q")
@@ -403,3 +420,34 @@ async def test_whoever_is_cancelled_holds_nothing(autojump_clock: object, is_slo
         await wait_all_tasks_blocked()
         await trio.sleep(2)
         assert [each.redelivered for each in await hold(broker)] == [False]
+
+
+class SlowToDrop(MemoryStorage):
+    """A queue is gone a while before that is known."""
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        dropped = await super().drop_record(kind, key)
+        for _ in range(5):
+            await trio.lowlevel.checkpoint()
+        return dropped
+
+
+@pytest.mark.parametrize("kind", [MemoryStorage, SlowToDrop])
+async def test_what_goes_with_its_queue_while_it_is_delivered_or_read_is_no_damage(
+    caplog: pytest.LogCaptureFixture, kind: type[MemoryStorage]
+) -> None:
+    async with open_broker(kind()) as broker:
+        for steps in range(40):
+            await broker.create_queue("q")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_publish_and_hold, broker)
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                await broker.delete_queue("q")
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+async def _publish_and_hold(broker: Broker) -> None:
+    with suppress(NoSuchQueue):
+        await publish(broker, *[READ] * 5)
+        await hold(broker, 5)

@@ -197,10 +197,10 @@ async def test_keys_that_are_over_take_no_room_though_others_are_not(wall_clock:
             await broker.publish_many("short", [Draft(b"", key=f"{turn}-{number}") for number in range(20)])
             await broker.purge("short")
             await trio.sleep(2)
-        keys = broker._rooms._keys
+        keys = broker._wiring._keys
         assert keys is not None
         assert len(keys._ledger) < 300
-        assert len(keys._looked_at) < 600
+        assert len(keys._since) < 600
         assert not keys._noted
         records = await store.records("key")
         assert sum(len(record["entries"]) for record in records.values()) < 3000

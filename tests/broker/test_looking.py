@@ -62,6 +62,7 @@ async def test_takes_wait_and_share_messages_with_fetches_in_their_turn(broker: 
     assert (await broker.status("q"))[2:5] == (0, 1, 0)
 
 
+@pytest.mark.slow
 async def test_a_purge_takes_all_that_nobody_holds(broker: Broker) -> None:
     assert await broker.purge("q") == 0
     ids = [await broker.publish("q", b"x") for _ in range(1205)]
@@ -112,7 +113,7 @@ async def test_messages_are_shown_page_by_page_in_their_order(broker: Broker) ->
 
 async def test_counts(broker: Broker) -> None:
     empty = await broker.status("q")
-    assert empty[2:] == (0, 0, 0, None)
+    assert empty[2:6] == (0, 0, 0, None)
     first = await broker.publish("q", b"1")
     await trio.sleep(10)
     for delay in (0, 0, 50, 50, 50):

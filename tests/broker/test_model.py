@@ -27,9 +27,13 @@ from mq.storage.registry import open_storage
 from tests.broker.conftest import START_NS, Legal, run_on_virtual_time
 from tests.broker.model import LEASE_SECONDS, Known, Model
 
-EXAMPLES: Final = {"memory": 80, "fake": 20}
+EXAMPLES: Final = {"memory": 50, "fake": 15}
 STEPS: Final = 30
-CONFIG: Final = BrokerConfig(delay_seconds=LEASE_SECONDS)
+YEAR_SECONDS: Final = 365 * 86_400
+CONFIGS: Final = {
+    "default": BrokerConfig(delay_seconds=LEASE_SECONDS),
+    "strict": BrokerConfig(delay_seconds=LEASE_SECONDS, strict_seeds=True),
+}
 _places = itertools.count()
 
 
@@ -189,9 +193,11 @@ class SetClock:
         life.model.ahead = self.ahead
 
 
+@dataclass(frozen=True)
 class Restart:
-    def __repr__(self) -> str:
-        return "Restart()"
+    """Another life, in which the clock shows something else: it was set while nobody ran, by years."""
+
+    ahead: int
 
 
 Step = Create | Delete | Publish | Fetch | Remove | Requeue | Wait | WaitForLease | SetClock | Restart
@@ -211,8 +217,8 @@ remove: Final = st.builds(Remove, queues, turns)
 requeue: Final = st.builds(Requeue, queues, turns)
 wait: Final = st.builds(Wait, st.sampled_from([1, 20, 100, 100_000]))
 wait_for_lease: Final = st.builds(WaitForLease, st.booleans())
-set_clock: Final = st.builds(SetClock, st.sampled_from([0, -3600, 3600, -(365 * 86_400)]))
-restart: Final = st.builds(Restart)
+set_clock: Final = st.builds(SetClock, st.sampled_from([0, -3600, 3600, -YEAR_SECONDS]))
+restart: Final = st.builds(Restart, st.sampled_from([0, -53 * YEAR_SECONDS, -2 * YEAR_SECONDS, 3 * YEAR_SECONDS]))
 delete: Final = st.builds(Delete, st.sampled_from(["a", "b", "b", "b"]))
 steps: Final = st.sampled_from(
     [
@@ -253,34 +259,42 @@ async def agree(life: Life) -> None:
 
 
 @asynccontextmanager
-async def opened(storage: Storage, model: Model) -> AsyncIterator[Broker]:
+async def opened(storage: Storage, model: Model, config: BrokerConfig) -> AsyncIterator[Broker]:
     """A broker, whose wall clock is the model's; afterwards the store is looked over."""
 
     def clock_ns() -> int:
         return START_NS + round((trio.current_time() + model.ahead) * 1e9)
 
-    async with open_broker(storage, CONFIG, observers=[Legal()], clock_ns=clock_ns) as broker:
+    async with open_broker(storage, config, observers=[Legal()], clock_ns=clock_ns) as broker:
         yield broker
     await check_whole(storage)
 
 
-async def live(kind: str, lives: list[list[Step]]) -> None:
+async def live(kind: str, config: BrokerConfig, lives: list[tuple[Restart, list[Step]]]) -> None:
     """Do the steps of each life, with a restart in between. What is in memory lives on in its store."""
     model, published = Model(), {}
     if kind == "memory":
         async with open_storage("memory:") as storage:
-            for life in lives:
-                await live_once(storage, model, published, life)
+            for start, life in lives:
+                await live_once(storage, config, model, published, start, life)
         return
     address = f"fake:/model-{next(_places)}"
-    for life in lives:
+    for start, life in lives:
         async with open_storage(address) as storage:
-            await live_once(storage, model, published, life)
+            await live_once(storage, config, model, published, start, life)
 
 
-async def live_once(storage: Storage, model: Model, published: dict[str, list[MessageId]], steps: list[Step]) -> None:
+async def live_once(
+    storage: Storage,
+    config: BrokerConfig,
+    model: Model,
+    published: dict[str, list[MessageId]],
+    start: Restart,
+    steps: list[Step],
+) -> None:
+    model.ahead = start.ahead
     model.restart()
-    async with opened(storage, model) as broker:
+    async with opened(storage, model, config) as broker:
         life = Life(storage, broker, model, published)
         await agree(life)
         for step in steps:
@@ -289,19 +303,21 @@ async def live_once(storage: Storage, model: Model, published: dict[str, list[Me
             await agree(life)
 
 
-def split(steps: list[Step]) -> list[list[Step]]:
-    """The steps of each life."""
-    lives: list[list[Step]] = [[*BEGIN]]
+def split(steps: list[Step]) -> list[tuple[Restart, list[Step]]]:
+    """The steps of each life, and how it begins."""
+    lives: list[tuple[Restart, list[Step]]] = [(Restart(0), [*BEGIN])]
     for step in steps:
         if isinstance(step, Restart):
-            lives.append([])
+            lives.append((step, []))
         else:
-            lives[-1].append(step)
+            lives[-1][1].append(step)
     return lives
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_the_broker_does_what_the_model_does(kind: str, examples: int | None) -> None:
+def test_the_broker_does_what_the_model_does(kind: str, config: BrokerConfig, examples: int | None) -> None:
     @settings(
         max_examples=examples or EXAMPLES[kind],
         derandomize=examples is None,
@@ -311,8 +327,10 @@ def test_the_broker_does_what_the_model_does(kind: str, examples: int | None) ->
     )
     @given(st.lists(steps, min_size=STEPS, max_size=2 * STEPS))
     @example([Fetch("a", 1), Requeue("a", 0), Wait(20), Fetch("a", 1), WaitForLease(False), WaitForLease(True)])
-    @example([Fetch("a", 2), SetClock(-(365 * 86_400)), Restart(), WaitForLease(False), WaitForLease(True)])
+    @example([Fetch("a", 2), Restart(-YEAR_SECONDS), WaitForLease(False), WaitForLease(True)])
+    @example([Restart(-53 * YEAR_SECONDS), Publish("a", (b"3",), (), False), Fetch("a", 4), Restart(0), Fetch("a", 4)])
+    @example([Fetch("a", 1), Delete("a"), Restart(-2 * YEAR_SECONDS), Create("a"), Wait(100_000), Fetch("a", 1)])
     def check(steps: list[Step]) -> None:
-        run_on_virtual_time(live, kind, split(steps))
+        run_on_virtual_time(live, kind, config, split(steps))
 
     check()

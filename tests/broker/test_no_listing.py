@@ -10,10 +10,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.message import MessageId
-from mq.storage.fake import FakeCalls, make_calls
-from mq.storage.mount import Mount
+from mq.storage.files.fake import FakeCalls, make_calls
+from mq.storage.files.hop import inline_hop
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage
+from mq.storage.interface import Sharing
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage, at_once
 
 MESSAGES = 300
 
@@ -36,9 +38,9 @@ class Listings:
     @asynccontextmanager
     async def broker(self, peers: int = 0) -> AsyncIterator[Broker]:
         """A broker on that file system. What its start lists is forgotten."""
-        options = StorageOptions(shared=peers > 0)
+        options = StorageOptions(sharing=Sharing.PEERS if peers else Sharing.ALONE)
         storage = FolderStorage(
-            "fake:/root", "/root", self.calls, options, mount=lambda _: self.mount, hop=at_once, syncfs=False
+            "fake:/root", "/root", self.calls, options, mount=lambda _: self.mount, hop=inline_hop, syncfs=False
         )
         await storage.open()
         try:

@@ -11,12 +11,12 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.broker.mailbox import Reply
+from mq.broker.commit import Future
 from mq.broker.mover import LARGEST_ROUND
 from mq.errors import NoSuchQueue, StorageSlow
 from mq.lifecycle import State
 from mq.message import MessageIds
-from mq.storage.interface import QUEUE, Operation, Outcome, Write
+from mq.storage.interface import QUEUE, Operation, Outcome, Sharing, Write
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
@@ -128,7 +128,7 @@ async def test_a_fetch_that_is_cancelled_in_any_step_keeps_no_message(broker: Br
 
 
 async def test_what_a_dead_peer_left_of_a_deleted_queue_is_unlinked_by_another(wall_clock: WallClock) -> None:
-    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
 
         def real_clock() -> int:  # as the store's own
             return time.time_ns() + round(trio.current_time() * 1e9)
@@ -145,7 +145,7 @@ async def test_what_a_dead_peer_left_of_a_deleted_queue_is_unlinked_by_another(w
 async def test_whoever_asked_has_gone_only_when_it_knows_of_that_itself() -> None:
     """A fetch whose time was over was taken for one that had hung up, before it had gone on: nobody answered it, and it
     waited for ever. Found with four brokers on one memcached."""
-    reply: Reply[int] = Reply()
+    reply: Future[int] = Future()
     scope = trio.CancelScope()
 
     async def ask() -> None:

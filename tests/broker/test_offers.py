@@ -11,8 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
 from mq.broker.index import QueueIndex
-from mq.broker.offers import LARGEST_BODY, MOST_OFFERS, Offers
-from mq.broker.recent import Recent
+from mq.broker.offers import LARGEST_BODY, MOST_OFFERS, Offers, RecentBodies
 from mq.errors import StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageIds
@@ -29,7 +28,7 @@ def kinds(observer: Legal, id: str) -> list[tuple[Kind, State | None]]:
 
 
 class Waiters:
-    """Fetches that wait, in order; what each of them got."""
+    """Waiters that wait, in order; what each of them got."""
 
     def __init__(self, broker: Broker, nursery: trio.Nursery) -> None:
         self._broker = broker
@@ -204,7 +203,7 @@ async def test_one_that_cannot_be_leased_is_delivered(autojump_clock: object) ->
 def test_the_oldest_is_first_whoever_was_told_first_and_wherever_it_stands() -> None:
     index, ids = QueueIndex("q", 0), MessageIds()
     back, one, two = (Entry("q", ids.new(), state) for state in (State.READY, State.NEW, State.NEW))
-    offers = Offers(lambda index: 10, Recent(), is_open=True)
+    offers = Offers(lambda index: 10, RecentBodies(), is_open=True)
     for entry in (two, one):
         offers.consider(index, entry, b"x", {})
         index.add(entry)
@@ -218,7 +217,7 @@ def test_the_oldest_is_first_whoever_was_told_first_and_wherever_it_stands() -> 
 def test_what_is_offered_takes_no_more_room_than_that() -> None:
     """Whoever wants a million messages, of any length, does not have them kept in memory while the worker is busy."""
     index, ids = QueueIndex("q", 0), MessageIds()
-    offers = Offers(lambda index: 1_000_000, Recent(), is_open=True)
+    offers = Offers(lambda index: 1_000_000, RecentBodies(), is_open=True)
     for size in [LARGEST_BODY] * (MOST_OFFERS + 1):
         entry = Entry("q", ids.new(), State.NEW)
         offers.consider(index, entry, bytes(size), {})
@@ -261,7 +260,7 @@ async def test_whoever_wants_what_is_ready_gets_offers_delivered_first(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claims take it without standing in line. The worker is busy here: it does not come to the offer."""
-    monkeypatch.setattr(broker._fetches, "call", lambda index: None)
+    monkeypatch.setattr(broker._waiters, "call", lambda index: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: broker.hold("q", wait=1000))
         await wait_all_tasks_blocked()

@@ -25,7 +25,13 @@ SOME: dict[str, Any] = {
     "dead_letter_queue": "dead",
     "unique": True,
     "paused": True,
+    "publish_paused": True,
     "key_window": 60,
+    "retry_delay": 5,
+    "retry_factor": 1.5,
+    "retry_jitter": 0.5,
+    "retry_max": 60,
+    "max_priority": 9,
 }
 
 
@@ -57,6 +63,10 @@ async def test_a_setting_is_durable_and_can_be_set_back(fake_address: str, opene
     [
         *({"visibility": value} for value in (0, 0.0009, 43_200.1, "1", True, float("nan"), [])),
         *({"delay": value} for value in (-1, 43_201, "soon")),
+        *({"retry_delay": value} for value in (-1, 43_201, "soon")),
+        *({"retry_factor": value} for value in (0.5, 101, True)),
+        *({"retry_jitter": value} for value in (-0.1, 1.1)),
+        *({"retry_max": value} for value in (0, 43_201)),
         *({"ttl": value} for value in (0, 315_576_001, {})),
         *({"max_messages": value} for value in (-1, 1.5, True, 10**12 + 1, "many")),
         *({"max_bytes": value} for value in (-1, 10**18 + 1)),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.offers import LARGEST_BODY
-from mq.broker.recent import OVERHEAD, Recent
+from mq.broker.offers import LARGEST_BODY, OVERHEAD, RecentBodies
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import Entry, Stored
 from mq.storage.memory import MemoryStorage
@@ -63,14 +62,14 @@ async def test_a_long_body_is_read(autojump_clock: object) -> None:
         assert storage.reads == 1
 
 
-def _kept(recent: Recent, ids: Sequence[MessageId]) -> list[bool]:
+def _kept(recent: RecentBodies, ids: Sequence[MessageId]) -> list[bool]:
     return [recent.take(id) is not None for id in ids]
 
 
 def test_the_oldest_make_room() -> None:
     made = MessageIds()
     ids = [made.new() for _ in range(5)]
-    recent = Recent(3 * (OVERHEAD + 100))
+    recent = RecentBodies(3 * (OVERHEAD + 100))
     for id in ids:
         recent.keep(id, bytes(100), {})
     assert _kept(recent, ids) == [False, False, True, True, True]
@@ -80,9 +79,23 @@ def test_the_oldest_make_room() -> None:
 def test_what_is_taken_needs_no_room_any_more() -> None:
     made = MessageIds()
     ids = [made.new() for _ in range(3)]
-    recent = Recent(2 * OVERHEAD)
+    recent = RecentBodies(2 * OVERHEAD)
     recent.keep(ids[0], b"", {})
     assert recent.take(ids[0]) is not None
     for id in ids[1:]:
         recent.keep(id, b"", {})
     assert _kept(recent, ids) == [False, True, True]
+
+
+def test_what_is_stored_again_takes_up_no_more() -> None:
+    recent, ids = RecentBodies(most_bytes=2 * (OVERHEAD + 10)), MessageIds()
+    again, other = ids.new(), ids.new()
+    for _ in range(3):  # a publisher over the network may try again
+        recent.keep(again, bytes(10), {})
+    recent.keep(other, bytes(10), {})
+    assert again in recent
+    assert other in recent
+    recent.take(again)
+    recent.take(other)
+    recent.keep(again, bytes(10), {})
+    assert again in recent

@@ -128,10 +128,11 @@ async def test_timers_of_what_would_expire_in_years_take_no_room_once_it_is_gone
             await broker.remove("q", id)
     await wait_all_tasks_blocked()
     await broker.delete_queue("other")
-    assert not broker._rooms.upkeep._expiry._due
-    assert len(broker._rooms.upkeep._expiry._heap) < 100
+    assert not broker._wiring.upkeep._expiry._due
+    assert len(broker._wiring.upkeep._expiry._heap) < 100
 
 
+@pytest.mark.slow
 async def test_a_thousand_delayed_and_expiring_messages_need_no_task_each(broker: Broker) -> None:
     before = trio.lowlevel.current_statistics().tasks_living
     await broker.publish_many("q", [Draft(b"x", delay=500, ttl=1000)] * 400)

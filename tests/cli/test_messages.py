@@ -280,9 +280,18 @@ def test_a_lost_lease_is_told_and_1(daemon: Inside, client: Client, mq: Mq, flag
 def test_a_lease_that_is_lost_meanwhile_is_told(daemon: Inside, client: Client, mq: Mq) -> None:
     client.publish("q", "hello")
     refuse(daemon, "PATCH")
-    done = mq("receive", "q", "--visibility", 0.9, "--exec", "sleep 0.5")
+    done = mq("receive", "q", "--visibility", 2, "--exec", "trap '' TERM; sleep 1.2")
     assert done.status == 0
     assert "may be worked on twice: somebody else has it" in done.error
+
+
+def test_a_command_whose_lease_is_lost_is_ended(daemon: Inside, client: Client, mq: Mq) -> None:
+    client.publish("q", "hello")
+    refuse(daemon, "PATCH")
+    begun = time.monotonic()
+    done = mq("receive", "q", "--visibility", 0.3, "--exec", "exec sleep 30")
+    assert done.status == 1
+    assert time.monotonic() - begun < 15
 
 
 def test_a_command_that_is_stopped_gives_back(client: Client, mq: Mq, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import click
 import pytest
 
 from mq.cli import VERBS, doctor, load_verb, remote
-from mq.storage.inspection import Finding
+from mq.settings import LINES
+from mq.storage.files.doctor import FindingKind
 from tests.documents import blocks, commands, mask
 from tests.e2e.daemon import TREE, Daemon
 
@@ -27,7 +28,7 @@ def test_it_lists_every_verb() -> None:
 
 
 def test_it_lists_every_finding() -> None:
-    assert {finding.value for finding in Finding} <= set(ROW.findall(TEXT))
+    assert {finding.value for finding in FindingKind} <= set(ROW.findall(TEXT))
 
 
 def test_it_lists_every_status() -> None:
@@ -37,7 +38,8 @@ def test_it_lists_every_status() -> None:
 
 
 def test_its_flags_exist() -> None:
-    known = {"--workers", "--peers", "--root", "--help", "--xattrs"}
+    others = {"--xattrs", "--unix-socket"}  # of tar, and of curl
+    known = {"--help"} | others | {line.flag for line in LINES}
     for name in OURS:
         command = load_verb(name)
         for each in command.commands.values() if isinstance(command, click.Group) else [command]:

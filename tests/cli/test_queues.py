@@ -6,7 +6,7 @@ import click
 import httpx
 import pytest
 
-from mq.broker.places import PLACES
+from mq.broker.api import PLACES
 from mq.cli import top
 from mq.cli.bench import Timed
 from mq.cli.queues import create_command
@@ -52,6 +52,29 @@ def test_a_wrong_setting_changes_nothing(client: Client, mq: Mq) -> None:
     assert done.status == 1
     assert "nonsense" in done.error
     assert client.queue("q").settings["paused"] is False
+
+
+def test_pausing_and_resuming(client: Client, mq: Mq) -> None:
+    def pauses() -> tuple[object, object]:
+        settings = client.queue("q").settings
+        return settings["paused"], settings["publish_paused"]
+
+    for flags, both, shown in (
+        ((), (True, False), "paused"),
+        (("--publishing",), (False, True), "no publishing"),
+        (("--publishing", "--delivery"), (True, True), "all paused"),
+    ):
+        assert mq("pause", "q", *flags).status == 0
+        assert pauses() == both
+        assert [line.split("\t")[-1] for verb in ("queues", "top") for line in mq(verb).lines] == [shown] * 2
+        assert mq("resume", "q").status == 0
+        assert pauses() == (False, False)
+    mq("pause", "q", "--publishing", "--delivery")
+    mq("resume", "q", "--publishing")
+    assert pauses() == (True, False)
+    mq("pause", "q", "--publishing")
+    done = mq("send", "q", "--patience", 0, input="x")
+    assert (done.status, "mq resume q" in done.error) == (4, True)
 
 
 def test_top_without_eyes_shows_it_once(client: Client, mq: Mq) -> None:
@@ -101,6 +124,32 @@ def test_bench_on_a_daemon_that_goes_away_is_4(daemon: Inside, client: Client, m
     done = mq("bench", "--patience", 0)
     assert (done.status, done.out, len(done.error.splitlines())) == (4, "", 1)
     assert [queue.name for queue in client.queues()] == ["q"]
+
+
+def test_bench_prints_what_it_has_when_a_step_fails(daemon: Inside, client: Client, mq: Mq) -> None:
+    answer = daemon.handle_async_request
+    fetched = 0
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        nonlocal fetched
+        fetched += request.method == "GET"
+        if fetched > 1 or (request.url.path.count("/") == 1 and request.method == "DELETE"):
+            raise httpx.ReadTimeout("too slow")
+        return await answer(request)
+
+    daemon.handle_async_request = handle
+    done = mq("bench", "--patience", 0, "--seconds", 0.1, "--clients", 1, "--json")
+    assert [(line["verb"], line["count"] > 0) for line in done.json] == [
+        ("publish", True),
+        ("fetch", True),
+        ("remove", True),
+    ]
+    assert done.json[1]["count"] == 1
+    (left,) = [queue.name for queue in client.queues() if queue.name != "q"]
+    kept, failed = done.error.splitlines()
+    assert kept == f"mq: the queue {left} was not deleted: mq queue delete {left} --yes"
+    assert "too slow" in failed
+    assert done.status == 4
 
 
 def test_bench_in_a_pipe(client: Client, mq: Mq) -> None:

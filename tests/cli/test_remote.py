@@ -18,7 +18,7 @@ from tests.cli.conftest import Mq
 from tests.client.inside import Inside
 from tests.client.scripted import Script, refused
 
-REMOTE = [name for name in VERBS if name not in ("serve", "vsqs", "user", "doctor")]
+REMOTE = [name for name in VERBS if name not in ("serve", "vsqs", "user", "doctor", "certificate")]
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def completed(words: str, **environment: str) -> list[str]:
 
 
 def test_verbs_and_flags_are_completed() -> None:
-    assert completed("mq re") == ["receive", "redrive"]
+    assert completed("mq re") == ["receive", "resume", "redrive"]
     assert completed("mq queue s") == ["set", "show"]
     assert "--visibility" in completed("mq receive q --vis")
 

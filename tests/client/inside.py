@@ -15,6 +15,7 @@ import httpx
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
+from mq.doors.open_connections import OpenConnections
 from mq.observers.metrics import Metrics
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
@@ -29,7 +30,8 @@ class Inside(httpx.BaseTransport, httpx.AsyncBaseTransport):
         self.broken = False
         """While True nobody takes a connection."""
         self._token = token
-        self._endpoints = Endpoints(broker, MAX_BODY, metrics)
+        self.connections = OpenConnections()
+        self._endpoints = Endpoints(broker, MAX_BODY, metrics, connections=self.connections)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if self.broken:
@@ -91,6 +93,6 @@ async def _all(reply: Reply) -> bytes:
     if isinstance(reply.body, bytes):
         return reply.body
     try:
-        return await reply.body.read()
+        return b"".join([piece async for piece in reply.body])
     finally:
         await reply.body.aclose()

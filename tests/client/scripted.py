@@ -65,14 +65,30 @@ class Script:
 
 def refused(status: int, detail: str = "no", **headers: str) -> httpx.Response:
     """A refusal as mq gives it."""
-    body = json.dumps({"status": status, "detail": detail})
-    return httpx.Response(status, headers={"content-type": "application/problem+json", **headers}, content=body)
+    return _problem({"status": status, "detail": detail}, **headers)
+
+
+def unsure(status: int = 503, detail: str = "it may have been done") -> httpx.Response:
+    """The same, of what may have been done."""
+    return _problem({"status": status, "detail": detail, "outcome": "unknown"})
+
+
+def _problem(said: dict[str, Any], **headers: str) -> httpx.Response:
+    kind = {"content-type": "application/problem+json"}
+    return httpx.Response(int(said["status"]), headers={**kind, **headers}, content=json.dumps(said))
 
 
 def message(body: bytes = b"hello", **headers: str) -> httpx.Response:
     """A message as a fetch hands it out."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    shown = {"x-message-id": ID, "etag": '"r1"', "x-message-receives": "1", "content-type": "text/plain", **names}
+    shown = {
+        "x-message-id": ID,
+        "etag": '"r1"',
+        "x-message-receives": "1",
+        "x-message-lease": "30",
+        "content-type": "text/plain",
+        **names,
+    }
     return httpx.Response(200, headers=shown, content=body)
 
 

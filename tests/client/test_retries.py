@@ -9,10 +9,21 @@ from typing import Any
 import httpx
 import pytest
 
-from mq.client import Head, Interrupted, NotFound, Outcome, Outgoing, Published, Retry, Unavailable, Unreachable
+from mq.client import (
+    ClientError,
+    Head,
+    Interrupted,
+    NotFound,
+    Outcome,
+    Outgoing,
+    Published,
+    Retry,
+    Unavailable,
+    Unreachable,
+)
 from mq.client.calls import Again, Answer, Call, Source, nothing
 from mq.client.retries import Tries
-from tests.client.scripted import ID, OTHER, Script, both, lines, message, read_lines, refused
+from tests.client.scripted import ID, OTHER, Script, both, lines, message, read_lines, refused, unsure
 
 BUSY = Answer(503, {})
 HELD = Head(queue="q", id=ID, receipt="r1")
@@ -247,6 +258,53 @@ async def test_only_the_refused_entries_of_a_batch_go_again() -> None:
         assert result == [Outcome(status=201, id=ID), Outcome(status=201, id=OTHER), Outcome(status=400, detail="bad")]
         first, second, third = [read_lines(asked.body) for asked in script.asked]
         assert [first[1]] == second == third
+
+
+UNSURE: dict[str, tuple[Callable[[], list[Any]], bool, str]] = {
+    "full": (lambda: [refused(503)], False, "no"),
+    "full twice": (lambda: [refused(503), refused(503)], False, "no"),
+    "said so": (lambda: [unsure()], True, "it may have been done"),
+    "a proxy": (lambda: [httpx.Response(502)], True, "the answer was 502: it may have been done"),
+    "nobody knows whose 503": (lambda: [httpx.Response(503)], True, "the answer was 503: it may have been done"),
+    "said so, then full": (lambda: [unsure(), refused(503)], True, "no. An earlier try may have been done"),
+    "broke, then full": (lambda: [lost(), refused(503)], True, "no. An earlier try may have been done"),
+    "broke": (lambda: [lost()], True, "the request may have been served"),
+    "nobody there": (lambda: [httpx.ConnectError("x")], False, "no daemon answers"),
+    "broke, then nobody there": (
+        lambda: [lost(), httpx.ConnectError("x")],
+        True,
+        "an earlier try may have been served",
+    ),
+    "full, then nobody there": (lambda: [refused(503), httpx.ConnectError("x")], False, "no daemon answers"),
+}
+"""The answers that use up the patience -> whether the publish may be stored, and what is said."""
+
+
+@pytest.mark.parametrize(("steps", "is_unsure", "text"), UNSURE.values(), ids=UNSURE)
+async def test_an_error_says_whether_it_may_have_been_done(
+    steps: Callable[[], list[Any]], is_unsure: bool, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = len(steps())
+    monkeypatch.setattr(Tries, "_pause", lambda self, asked: self.counted(count))
+    monkeypatch.setattr(Tries, "counted", _counted, raising=False)
+    for script, error in await both(steps, lambda c: c.publish("q", b"x")):
+        assert len(script.asked) == count
+        assert isinstance(error, ClientError)
+        assert error.is_unsure == is_unsure
+        assert text in str(error)
+
+
+def _counted(tries: Tries, most: int) -> float | None:
+    """No pause, and so many tries."""
+    tries._count += 1
+    return 0.0 if tries._count < most else None
+
+
+async def test_an_entry_of_a_batch_says_whether_it_may_have_been_done() -> None:
+    said = {"status": 503, "detail": "it may have been done"}
+    steps = lambda: [lines(said | {"outcome": "unknown"}, said)]  # noqa: E731
+    for _, result in await both(steps, lambda c: c.publish_many("q", [b"a", b"b"]), keys=False):
+        assert [outcome.is_unsure for outcome in result] == [True, False]
 
 
 async def test_an_entry_without_a_key_does_not_go_again_after_503() -> None:

@@ -32,7 +32,7 @@ from mq.client import (
 )
 from tests.client.scripted import ID, OTHER, both, lines, message, read_lines, refused
 
-HELLO = Received(queue="q", id=ID, receipt="r1", receives=1, content_type="text/plain", body=b"hello")
+HELLO = Received(queue="q", id=ID, receipt="r1", receives=1, lease=30, content_type="text/plain", body=b"hello")
 HELD = Head(queue="q", id=ID, receipt="r1")
 QUEUE = {"name": "q", "ready": 1, "leased": 2, "delayed": 3, "oldest_seconds": 1.5, "visibility": 30, "paused": True}
 
@@ -85,6 +85,28 @@ CASES = {
         lambda c: c.queues(), "GET", "/-/queues", lambda: document({"queues": [{"name": "q"}]}), (Queue(name="q"),)
     ),
     "stats": Case(lambda c: c.stats(), "GET", "/-/stats", lambda: document({"a": 1}), {"a": 1}),
+    "logging": Case(lambda c: c.logging(), "GET", "/-/logging", lambda: document({"a": 1}), {"a": 1}),
+    "change logging": Case(
+        lambda c: c.change_logging(level="debug"),
+        "PATCH",
+        "/-/logging",
+        lambda: document({"a": 1}),
+        {"a": 1},
+        {"level": "debug"},
+    ),
+    "rates": Case(
+        lambda c: c.rates(sort="ready", filter="a", limit=5, history=True),
+        "GET",
+        "/-/rates?sort=ready&skip=0&max=5&filter=a&history=true",
+        lambda: document({"there": 1}),
+        {"there": 1},
+    ),
+    "queue rates": Case(lambda c: c.queue_rates("q"), "GET", "/q/rates", lambda: document({"a": 1}), {"a": 1}),
+    "connections": Case(
+        lambda c: c.connections("a-1"), "GET", "/-/connections?after=a-1", lambda: document({"open": 1}), {"open": 1}
+    ),
+    "consumers": Case(lambda c: c.consumers(), "GET", "/-/consumers", lambda: document({"open": 1}), {"open": 1}),
+    "close": Case(lambda c: c.close_connection("a-1"), "DELETE", "/-/connections/a-1", lambda: empty(200), None),
     "ready": Case(lambda c: c.ready(), "GET", "/-/ready", lambda: document({"ready": True}), True),
     "not ready": Case(lambda c: c.ready(), "GET", "/-/ready", lambda: refused(503), False),
     "fetch": Case(lambda c: c.fetch("q"), "GET", "/q/messages", message, HELLO),
@@ -108,6 +130,7 @@ CASES = {
             id=ID,
             receipt="r1",
             receives=1,
+            lease=30,
             content_type="text/plain",
             body=b"hello",
             attributes={"colour": "blue"},
@@ -119,7 +142,7 @@ CASES = {
         "GET",
         "/q/messages?max=2&wait=1",
         lambda: lines(
-            {"id": ID, "receipt": "r1", "receives": 1, "content_type": "text/plain", "body": "hello"},
+            {"id": ID, "receipt": "r1", "receives": 1, "lease": 30, "content_type": "text/plain", "body": "hello"},
             {"id": OTHER, "receipt": "r2", "receives": 2, "attributes": {"a": "b"}, "base64": "/w=="},
         ),
         (HELLO, Received(queue="q", id=OTHER, receipt="r2", receives=2, attributes={"a": "b"}, body=b"\xff")),
@@ -154,8 +177,22 @@ CASES = {
         {"visibility": 90},
         {"if-match": '"r1"', "content-type": "application/json"},
     ),
-    "requeue": Case(
-        lambda c: c.requeue(HELD), "PATCH", f"/q/messages/{ID}", lambda: empty(200), None, {"visibility": 0}
+    "requeue": Case(lambda c: c.requeue(HELD), "PATCH", f"/q/messages/{ID}", lambda: empty(200), None, {"delay": 0}),
+    "requeue for later": Case(
+        lambda c: c.requeue(HELD, 90, "no room"),
+        "PATCH",
+        f"/q/messages/{ID}",
+        lambda: empty(200),
+        None,
+        {"delay": 90, "reason": "no room"},
+    ),
+    "requeue as the queue says": Case(
+        lambda c: c.requeue(HELD, None, "x" * 300),
+        "PATCH",
+        f"/q/messages/{ID}",
+        lambda: empty(200),
+        None,
+        {"delay": None, "reason": "x" * 200},
     ),
     "peek": Case(
         lambda c: c.peek("q", 2, state="delayed", after=OTHER),

@@ -1,7 +1,7 @@
 """Faults at random, for as long as one likes: ``python -m tests.cluster.chaos --minutes 60``, as root.
 
-One host after another is hit, mostly the master's; a majority of etcd's members is always there. In the end the history
-has to be what was promised, or the exit status is 1.
+One host after another is hit, half of the time the master's: killed, paused, cut off from one other, from both or from
+all, started cold. In the end the history has to be what was promised, or the exit status is 1.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from tests.hosts.network import missing
 
 LONGEST_FAULT_SECONDS = 8.0
 LONGEST_PAUSE_SECONDS = 5.0
+HEARING_SECONDS = 12.0
+"""A node that hears of nobody opens its doors after 10 seconds."""
+DRAIN_SECONDS = 1200.0
 
 Undo = Callable[[], None]
 
@@ -70,13 +73,78 @@ def cut_pair(machines: Machines, machine: Machine) -> Undo:
     return lambda: machine.host.mend(other.host)
 
 
-FAULTS = (kill_node, kill_etcd, kill_both, pause_node, pause_etcd, stop_node, cut_host, cut_pair)
+def cut_from_nodes(machines: Machines, machine: Machine) -> Undo:
+    """Its clients reach it, and it reaches neither of the other hosts."""
+    others = [each.host for each in machines.by_name.values() if each is not machine]
+    for other in others:
+        machine.host.cut(other)
+
+    def mend() -> None:
+        for other in others:
+            machine.host.mend(other)
+
+    return mend
 
 
-def hit(machines: Machines, chance: random.Random) -> None:
+def lose_majority(machines: Machines, machine: Machine) -> Undo:
+    """Two members of etcd are killed; what starts again starts cold."""
+    killed = [each for each in machines.by_name.values() if each is not machine]
+    for each in killed:
+        each.etcd.kill()
+
+    def start() -> None:
+        for each in killed:
+            each.start_etcd()
+
+    return start
+
+
+def start_node_cold(machines: Machines, machine: Machine) -> Undo:
+    """It starts while no majority of etcd is there, and serves its clients like that for a while."""
+    machine.node.kill()
+    undo = lose_majority(machines, machine)
+    machine.start_node()
+    time.sleep(HEARING_SECONDS)
+    return undo
+
+
+def start_all_cold(machines: Machines, machine: Machine) -> Undo:
+    """Everything is killed. The nodes start before etcd does."""
+    for each in machines.by_name.values():
+        each.node.kill()
+        each.etcd.kill()
+    for each in machines.by_name.values():
+        each.start_node()
+    time.sleep(HEARING_SECONDS)
+
+    def start() -> None:
+        for each in machines.by_name.values():
+            each.start_etcd()
+
+    return start
+
+
+def start_cut_off(machines: Machines, machine: Machine) -> Undo:
+    """It starts, with its member of etcd, and reaches neither of the other hosts."""
+    machine.node.kill()
+    machine.etcd.kill()
+    undo = cut_from_nodes(machines, machine)
+    machine.start_etcd()
+    machine.start_node()
+    time.sleep(HEARING_SECONDS)
+    return undo
+
+
+FAULTS = (
+    *(kill_node, kill_etcd, kill_both, pause_node, pause_etcd, stop_node),
+    *(cut_host, cut_pair, cut_from_nodes, cut_pair),
+    *(lose_majority, start_node_cold, start_all_cold, start_cut_off),
+)
+
+
+def hit(machines: Machines, chance: random.Random, fault: Callable[[Machines, Machine], Undo]) -> None:
     """One fault, undone after a while; then all is well again before the next one."""
-    fault = chance.choice(FAULTS)
-    name = machines.master().name if chance.random() < 0.6 else chance.choice(NAMES)
+    name = machines.master().name if chance.random() < 0.5 else chance.choice(NAMES)
     machine = machines.by_name[name]
     role = "master" if machine is machines.master() else "mirror"
     machines.fault(f"{fault.__name__} at {name}, {role}")
@@ -88,17 +156,22 @@ def hit(machines: Machines, chance: random.Random) -> None:
     time.sleep(chance.uniform(0.0, LONGEST_PAUSE_SECONDS))
 
 
-def run(folder: Path, minutes: float, seed: int) -> int:
+def run(folder: Path, minutes: float, rounds: int, confirmed: int, seed: int) -> int:
     """How many promises were broken."""
     chance = random.Random(seed)
     print(f"seed {seed}; what everybody said is in {folder}")
     with three_machines(folder, wrong_by={"b": 3600.0}) as machines:
+        machines.start_newcomers(seed)
         ends = time.monotonic() + minutes * 60
-        while time.monotonic() < ends:
-            hit(machines, chance)
-            print(machines.last_fault(), flush=True)
+        faults: list[Callable[[Machines, Machine], Undo]] = []
+        stored = 0
+        while time.monotonic() < ends or len(machines.faults) < rounds or stored < confirmed:
+            faults = faults or chance.sample(FAULTS, len(FAULTS))  # each comes in its turn
+            hit(machines, chance, faults.pop())
+            stored = len(machines.history().bodies("stored"))
+            print(f"{len(machines.faults)}, {stored} confirmed. {machines.last_fault()}", flush=True)
         machines.stop_clients()
-        machines.drain(machines.by_name["c"], seconds=600)
+        machines.drain(seconds=DRAIN_SECONDS)
         print(machines.report())
         violations = machines.history().violations()
     for violation in violations:
@@ -109,12 +182,15 @@ def run(folder: Path, minutes: float, seed: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=5.0, help="at the least")
+    parser.add_argument("--rounds", type=int, default=0, help="faults at the least")
+    parser.add_argument("--confirmed", type=int, default=0, help="messages confirmed at the least")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     given = parser.parse_args()
     if missing():
         sys.exit(f"no hosts can be made here: {missing()}")
-    sys.exit(1 if run(Path(tempfile.mkdtemp(prefix="mq-chaos-")), given.minutes, given.seed) else 0)
+    folder = Path(tempfile.mkdtemp(prefix="mq-chaos-"))
+    sys.exit(1 if run(folder, given.minutes, given.rounds, given.confirmed, given.seed) else 0)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ from typing import Any
 
 import trio
 
-from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
-from mq.errors import StorageFailed
+from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, FoundQueue, Member, NameChange, Snapshot
+from mq.errors import Conflict, StorageFailed
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Stored
+from mq.storage.interface import QUEUE, Description, Entry, Operation, Outcome, Result, Stored
 from mq.storage.memory import MemoryStorage
 
 
@@ -22,6 +22,9 @@ class Ground:
     Attributes:
         has_fence: whether a store of somebody who is no member any more refuses to change anything.
         masters: the numbers of those who opened the store, in order.
+        is_mute: whether nobody is told what happens to names; who asks is answered.
+        reserved: (node, queue) of each name that a node has reserved.
+        history: what happened to the store's queues.
         swallows: whether whatever is done to the store from now on is done, and no answer comes.
     """
 
@@ -30,7 +33,11 @@ class Ground:
         self.store = MemoryStorage()
         self.has_fence = True
         self.swallows = False
+        self.is_mute = False
         self.masters: list[int] = []
+        self.reserved: set[tuple[str, str]] = set()
+        self.history: list[NameChange] = []
+        self._lives: dict[str, int] = {}
         self._until: dict[Member, float] = {}
         self._last = 0
         self._away: set[str] = set()
@@ -76,12 +83,31 @@ class Ground:
         self._until.pop(member, None)
         self.tell()
 
+    async def found(self) -> dict[str, FoundQueue]:
+        """The store's queues."""
+        records = await self.store.records(QUEUE)
+        return {queue: FoundQueue(self._lives[queue], record) for queue, record in records.items()}
+
+    async def changed(self, queue: str) -> None:
+        """Something was done to a queue's record."""
+        number = len(self.history) + 1
+        record = (await self.store.records(QUEUE)).get(queue)
+        if record is None:
+            self._lives.pop(queue, None)
+        found = None if record is None else FoundQueue(self._lives.setdefault(queue, number), record)
+        self.history.append(NameChange(number, queue, found))
+        self.tell()
+
     def tell(self) -> None:
         self._news.set()
         self._news = trio.Event()
 
+    def is_away(self, node: str) -> bool:
+        """Whether nobody answers it."""
+        return node in self._away
+
     async def news(self) -> None:
-        """Until members may have changed."""
+        """Until members or names may have changed."""
         with trio.move_on_after(0.05):
             await self._news.wait()
 
@@ -92,6 +118,7 @@ class FakeCoordinator:
     def __init__(self, ground: Ground, node: str) -> None:
         self._ground = ground
         self._node = node
+        self.names = FakeNames(ground, node)
 
     async def join(self, node: str) -> FakeCandidacy:
         await self._ground.reach(self._node)
@@ -110,6 +137,48 @@ class FakeCoordinator:
         while True:
             await self._ground.news()
             yield None
+
+
+class FakeNames:
+    """The names, as one node sees them."""
+
+    def __init__(self, ground: Ground, node: str) -> None:
+        self._ground = ground
+        self._node = node
+
+    async def find(self, queues: Sequence[str]) -> Snapshot:
+        await self._ground.reach(self._node)
+        found = await self._ground.found()
+        return Snapshot(len(self._ground.history), {queue: found[queue] for queue in queues if queue in found})
+
+    @asynccontextmanager
+    async def follow(self) -> AsyncIterator[tuple[Snapshot, AsyncIterator[NameChange]]]:
+        await self._ground.reach(self._node)
+        number = len(self._ground.history)
+        yield Snapshot(number, await self._ground.found()), self._each(number)
+
+    async def _each(self, told: int) -> AsyncIterator[NameChange]:
+        while True:
+            await self._ground.news()
+            is_told = not (self._ground.is_away(self._node) or self._ground.is_mute)
+            while is_told and told < len(self._ground.history):
+                told += 1
+                yield self._ground.history[told - 1]
+
+    async def reserve(self, node: str, queue: str) -> bool:
+        await self._ground.reach(self._node)
+        if queue in await self._ground.found():
+            return False
+        self._ground.reserved.add((node, queue))
+        return True
+
+    async def release(self, node: str, queue: str) -> None:
+        await self._ground.reach(self._node)
+        self._ground.reserved.discard((node, queue))
+
+    async def reserved(self, node: str) -> set[str]:
+        await self._ground.reach(self._node)
+        return {queue for its, queue in self._ground.reserved if its == node}
 
 
 class FakeCandidacy:
@@ -152,12 +221,22 @@ class FencedStorage:
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         await self._reach()
         self._check()
-        return await self._store.put_record(kind, key, value)
+        is_new = kind == QUEUE and key not in await self._store.records(QUEUE)
+        nodes = [node for node, queue in self._ground.reserved if queue == key]
+        if is_new and nodes:
+            raise Conflict(f"queue {key} is there already, on node {nodes[0]} alone: delete it there first")
+        made = await self._store.put_record(kind, key, value)
+        if kind == QUEUE:
+            await self._ground.changed(key)
+        return made
 
     async def drop_record(self, kind: str, key: str) -> bool:
         await self._reach()
         self._check()
-        return await self._store.drop_record(kind, key)
+        dropped = await self._store.drop_record(kind, key)
+        if kind == QUEUE:
+            await self._ground.changed(key)
+        return dropped
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         return await self._store.records(kind)

@@ -26,12 +26,14 @@ class History:
         answers: (time in ns, term, method) of whatever a master answered that changes something.
         masters: (term, node) of those who served.
         members: (revision, node, revision at which its membership began, or None at its end), in order.
+        begins: when each term answered something for the first time, in ns.
     """
 
     clients: list[Mapping[str, Any]] = field(default_factory=list)
     answers: list[tuple[int, int, str]] = field(default_factory=list)
     masters: list[tuple[int, str]] = field(default_factory=list)
     members: list[tuple[int, str, int | None]] = field(default_factory=list)
+    begins: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, clients: Iterable[Path], nodes: Iterable[Path], witness: Path) -> History:
@@ -41,8 +43,11 @@ class History:
             history.clients += _lines(path)
         for path in nodes:
             for line in path.read_text(errors="replace").splitlines():
-                if (found := ANSWER.search(line)) and found[2] in WRITES:
-                    history.answers.append((int(found[3]), int(found[1]), found[2]))
+                if found := ANSWER.search(line):
+                    term, method, at = int(found[1]), found[2], int(found[3])
+                    history.begins[term] = min(at, history.begins.get(term, at))
+                    if method in WRITES:
+                        history.answers.append((at, term, method))
                 elif found := MASTER.search(line):
                     history.masters.append((int(found[2]), found[1]))
         for each in _lines(witness):
@@ -55,11 +60,12 @@ class History:
 
     def violations(self) -> list[str]:
         """What was promised and is not so. The queue must have been emptied in the end."""
-        return [*self.lost(), *self.invented(), *self.twice(), *self.come_back(), *self.not_oldest(), *self.too_late()]
+        of_messages = [*self.lost(), *self.invented(), *self.twice(), *self.come_back(), *self.taken()]
+        return [*of_messages, *self.two_queues(), *self.ghosts(), *self.not_oldest(), *self.too_late()]
 
     def lost(self) -> Iterator[str]:
-        """Every message that was confirmed was received by somebody."""
-        for body in sorted(self.bodies("stored") - self.bodies("got")):
+        """Every message that was confirmed was received by somebody, if nobody tried to purge its queue."""
+        for body in sorted(self.bodies("stored") - self.bodies("got", "purging")):
             yield f"{body} was confirmed, and nobody ever got it"
 
     def invented(self) -> Iterator[str]:
@@ -83,6 +89,36 @@ class History:
         for line in self.clients:
             if line["event"] == "got" and line.get("asked", 0) > removed.get(line["body"], line["at"]):
                 yield f"{line['body']} was removed, and somebody got it who asked later"
+
+    def taken(self) -> Iterator[str]:
+        """A lease that was extended is the only one for so long, if the master stays."""
+        got = defaultdict(list)
+        for line in self.clients:
+            if line["event"] == "got" and "asked" in line:
+                got[line["body"]].append(line)
+        for line in self.clients:
+            if line["event"] == "extended":
+                ends = line["asked"] + line["seconds"] * 1e9
+                for other in got[line["body"]]:
+                    is_other = line["at"] < other["asked"] and other["at"] < ends
+                    if is_other and not any(line["asked"] <= at <= other["at"] for at in self.begins.values()):
+                        yield f"{line['body']} was handed out again while its lease, which was extended, went on"
+
+    def two_queues(self) -> Iterator[str]:
+        """A name that the cluster has is no node's."""
+        places: dict[str, set[str]] = defaultdict(set)
+        for line in self.clients:
+            if line["event"] == "made":
+                places[line["queue"]].add(line["place"])
+        for queue, found in sorted(places.items()):
+            if "cluster" in found and len(found) > 1:
+                yield f"there are two queues {queue}: {sorted(found)}"
+
+    def ghosts(self) -> Iterator[str]:
+        """What was deleted is known to be gone."""
+        for line in self.clients:
+            if line["event"] == "ghost":
+                yield f"queue {line['body']} was deleted, and node {line['node']} answers {line['status']}"
 
     def not_oldest(self) -> Iterator[str]:
         """Every master was the oldest member when it became that."""

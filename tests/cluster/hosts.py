@@ -21,7 +21,7 @@ PREFIX = "/chaos"
 PASSWORD = "a secret of the cluster"
 HTTP_PORT, AMQP_PORT, CLIENT_PORT, PEER_PORT = 8080, 5672, 2379, 2380
 LEASE_SECONDS = 2
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 MQ = (sys.executable, "-m", "mq")
 TERM = re.compile(r"node (\S+) serves \d+ queues, term (\d+)")
 
@@ -115,12 +115,13 @@ class Machines:
         self._network = network
         self.by_name = {name: Machine(name, network, folder, mq, wrong_by.get(name, 0.0)) for name in NAMES}
         self.faults: list[tuple[int, int, str]] = []
+        self._newcomers: Process | None = None
 
     def start(self) -> None:
         """Start everything but the clients; a is the oldest node, then b."""
         for machine in self.by_name.values():
             machine.start_etcd()
-        self._wait(lambda: all(self._says_healthy(machine) for machine in self.by_name.values()), "etcd is up")
+        self.wait_until(lambda: all(self._says_healthy(machine) for machine in self.by_name.values()), "etcd is up")
         members = [machine.endpoint for machine in self.by_name.values()]
         self._network["w"].start(
             *(sys.executable, "-m", "tests.cluster.witness", f"{PREFIX}-members/", str(self.witness), *members),
@@ -149,7 +150,7 @@ class Machines:
 
     def wait_for_term_after(self, term: int) -> None:
         """Until somebody serves in a later term."""
-        self._wait(lambda: self.term() > term, f"somebody serves after term {term}")
+        self.wait_until(lambda: self.term() > term, f"somebody serves after term {term}")
 
     def wait_until_member(self, machine: Machine) -> None:
         """Until a node is a member, and sees a master."""
@@ -158,7 +159,7 @@ class Machines:
             found = self.get(machine, "/-/cluster")
             return found is not None and found["role"] != "alone" and bool(found["is_served"])
 
-        self._wait(is_member, f"{machine.name} is a member")
+        self.wait_until(is_member, f"{machine.name} is a member")
 
     def get(self, machine: Machine, path: str) -> Mapping[str, object] | None:
         """What a node says at a path; None where it says nothing."""
@@ -170,35 +171,35 @@ class Machines:
             except httpx.HTTPError:
                 return None
 
-    def drain(self, machine: Machine, seconds: float = 60.0) -> None:
-        """Receive what is left, and write it down."""
-        log = self._folder / "drain.clients.log"
-        deadline = time.monotonic() + seconds
-        source = (
-            "import json, sys, time, httpx\n"
-            "url, log, ends = sys.argv[1], open(sys.argv[2], 'a'), time.monotonic() + float(sys.argv[3])\n"
-            "client = httpx.Client(timeout=30)\n"
-            "while time.monotonic() < ends:\n"
-            "    asked = time.monotonic_ns()\n"
-            "    reply = client.get(url + '/messages', params={'wait': '0.2'})\n"
-            "    if reply.status_code == 200:\n"
-            "        id = reply.headers['x-message-id']\n"
-            "        line = {'at': time.monotonic_ns(), 'event': 'got', 'body': reply.text, 'asked': asked, 'id': id}\n"
-            "        print(json.dumps(line), file=log, flush=True)\n"
-            "        client.delete(url + '/messages/' + id)\n"
-            "        continue\n"
-            "    found = client.get(url).json()\n"
-            "    if reply.status_code == 204 and not found['ready'] + found['leased'] + found['delayed']: sys.exit(0)\n"
-            "sys.exit('not empty: ' + str(found))\n"
+    def start_newcomers(self, seed: int) -> None:
+        """Start clients that move between the nodes."""
+        nodes = [f"{machine.name}={machine.host.address}" for machine in self.by_name.values()]
+        log = self._folder / "newcomers.clients.log"
+        self._newcomers = self._network["w"].start(
+            *(sys.executable, "-m", "tests.cluster.newcomers", str(log), str(seed), *nodes),
+            log=self._folder / "newcomers-errors.log",
         )
-        arguments = (f"{machine.http}/{QUEUE}", str(log), str(seconds))
-        machine.host.run(sys.executable, "-c", source, *arguments, seconds=deadline - time.monotonic() + 30)
+
+    def drain(self, seconds: float = 60.0) -> None:
+        """Receive what is left in all queues, at every node, and write it down."""
+        lines = self.history().clients
+        names = {QUEUE, *(str(line["queue"]) for line in lines if "queue" in line)}
+        urls = [f"{machine.http}/{name}" for name in sorted(names) for machine in self.by_name.values()]
+        queues = self._folder / "queues"
+        queues.write_text("\n".join(urls))
+        log = self._folder / "drain.clients.log"
+        self._network["w"].run(
+            *(sys.executable, "-m", "tests.cluster.draining", str(log), str(seconds), str(queues)), seconds=seconds + 60
+        )
 
     def stop_clients(self) -> None:
         """Nobody asks for anything any more."""
         for machine in self.by_name.values():
             assert machine.clients.is_running(), machine.clients.last_words()
             machine.clients.kill()
+        if self._newcomers is not None:
+            assert self._newcomers.is_running(), self._newcomers.last_words()
+            self._newcomers.kill()
 
     def report(self) -> str:
         """What was done, and how long it took to be served again, for people."""
@@ -240,7 +241,8 @@ class Machines:
             except (httpx.HTTPError, ValueError):
                 return False
 
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Until something is so."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             assert time.monotonic() < deadline, f"it does not come true that {what}"
@@ -248,7 +250,9 @@ class Machines:
 
 
 @contextmanager
-def three_machines(folder: Path, mq: tuple[str, ...] = MQ, wrong_by: Mapping[str, float] = {}) -> Iterator[Machines]:
+def three_machines(
+    folder: Path, mq: tuple[str, ...] = MQ, wrong_by: Mapping[str, float] = {}, *, has_clients: bool = True
+) -> Iterator[Machines]:
     """A cluster that serves the queue, with clients at work on each node, for the length of the block."""
     with made_network(*NAMES, "w") as network:
         machines = Machines(network, folder, mq, wrong_by)
@@ -256,6 +260,6 @@ def three_machines(folder: Path, mq: tuple[str, ...] = MQ, wrong_by: Mapping[str
         first = machines.by_name["a"]
         with first.host.inside(), httpx.Client(timeout=10) as client:
             assert client.put(f"{first.http}/{QUEUE}?store=cluster").status_code == 201
-        for machine in machines.by_name.values():
+        for machine in machines.by_name.values() if has_clients else ():
             machine.start_clients()
         yield machines

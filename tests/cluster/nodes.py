@@ -9,18 +9,20 @@ from typing import Any
 import trio
 from trio.testing import memory_stream_pair
 
-from mq.amqp.door import Door
-from mq.amqp.serving import Serving
+from mq.amqp.server.served_connection import ServedConnection
+from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
 from mq.client.amqp import AmqpClient
-from mq.client.amqp.connecting import connected
+from mq.client.amqp.connection import connected
 from mq.client.amqp.link import Link
 from mq.client.amqp.protocol import Login, Protocol
 from mq.client.amqp.values import Role
 from mq.client.errors import Unreachable
 from mq.cluster.config import ClusterConfig, Neighbor
 from mq.cluster.node import ClusterNode
+from mq.doors.connections import NOBODY
 from mq.message import MessageIds
+from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
 from tests.cluster.ground import FakeCoordinator, Ground
@@ -55,7 +57,7 @@ class Host:
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
         self.node: ClusterNode
-        self.door: Door
+        self.door: AmqpState
         self.endpoints: Endpoints
         self.nursery: trio.Nursery
 
@@ -64,7 +66,7 @@ class Host:
         try:
             with self._scope:
                 async with (
-                    open_broker("memory:", CONFIG) as local,
+                    open_broker(self._cluster.roots[self.name], CONFIG) as local,
                     trio.open_nursery() as self.nursery,
                 ):
                     self.node = ClusterNode(
@@ -76,10 +78,11 @@ class Host:
                         dial=self._cluster.dial,
                     )
                     await self.nursery.start(self.node.run)
-                    self.door = Door(self.node.joint)
+                    await self.node.hear()
+                    self.door = AmqpState(self.node.broker)
                     await self.door.load()
                     self.nursery.start_soon(self.door.run)
-                    self.endpoints = Endpoints(self.node.joint, MAX_BODY)
+                    self.endpoints = Endpoints(self.node.broker, MAX_BODY)
                     self._cluster.hosts[self.name] = self
                     task_status.started()
                     await trio.sleep_forever()
@@ -116,7 +119,7 @@ class Host:
     def accept(self) -> trio.StapledStream[Any, Any]:
         """The other end of a connection that it serves."""
         ours, theirs = memory_stream_pair()
-        self.nursery.start_soon(Serving(self.door, theirs, "a test", "0").run)  # type: ignore[arg-type]
+        self.nursery.start_soon(ServedConnection(self.door, theirs, NOBODY, "0").run)  # type: ignore[arg-type]
         return ours
 
 
@@ -127,16 +130,24 @@ class Cluster:
         ground: what they stand on.
         hosts: those that are up, by name.
         ids: makes ids.
+        roots: of each node, whether or not it is up.
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.ground = Ground()
         self.hosts: dict[str, Host] = {}
         self.ids = MessageIds()
+        self.roots = {name: MemoryStorage() for name in PORTS}
+        self._cut: set[frozenset[str]] = set()
+        self._news = trio.Event()
         self._nursery = nursery
 
-    async def start(self, name: str) -> Host:
-        self.ground.mend(name)
+    async def start(self, name: str, *, is_cut_off: bool = False) -> Host:
+        """Start a node; where it is cut off, it hears of nobody."""
+        if is_cut_off:
+            self.cut_off(name)
+        else:
+            self.mend_all(name)
         host = Host(self, name)
         await self._nursery.start(host.run)
         return host
@@ -144,17 +155,40 @@ class Cluster:
     def dial(self, config: ClusterConfig, neighbor: Neighbor) -> AbstractAsyncContextManager[Link]:
         """A link from one node to another."""
         target = next(other for other, port in PORTS.items() if port == neighbor.port)
-        return self._linked(target)
+        return self._linked(config.node, target)
+
+    def cut(self, one: str, other: str) -> None:
+        """The link between two nodes breaks, and there is none until it is mended."""
+        self._cut.add(frozenset((one, other)))
+        self._news.set()
+        self._news = trio.Event()
+
+    def mend(self, one: str, other: str) -> None:
+        """Undo a cut."""
+        self._cut.discard(frozenset((one, other)))
+
+    def cut_off(self, name: str) -> None:
+        """Nobody answers a node any more, and it has no links."""
+        self.ground.cut(name)
+        for other in PORTS.keys() - {name}:
+            self.cut(name, other)
+
+    def mend_all(self, name: str) -> None:
+        """Undo that."""
+        self.ground.mend(name)
+        for other in PORTS.keys() - {name}:
+            self.mend(name, other)
 
     @asynccontextmanager
-    async def _linked(self, target: str) -> AsyncIterator[Link]:
+    async def _linked(self, source: str, target: str) -> AsyncIterator[Link]:
         host = self.hosts.get(target)
-        if host is None:
+        if host is None or frozenset((source, target)) in self._cut:
             raise Unreachable(f"{target} is down")
         link = Link(host.accept(), Protocol(login_of("cluster", 1), trio.current_time))
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
+            nursery.start_soon(self._break, frozenset((source, target)), link)
             try:
                 await link.opened()
                 yield link
@@ -164,6 +198,11 @@ class Cluster:
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
+
+    async def _break(self, ends: frozenset[str], link: Link) -> None:
+        while ends not in self._cut:
+            await self._news.wait()
+        link.end("cut")
 
 
 @asynccontextmanager

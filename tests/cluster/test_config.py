@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_file_of_the_seed(file: Path) -> None:
+def test_a_file_that_says_all_there_is_to_say(file: Path) -> None:
     config = load_cluster(str(file), {})
     neighbors = (Neighbor("10.9.0.2", 5672), Neighbor("fd00::3", 5673))
     assert config == ClusterConfig("a", neighbors, "etcd:http://10.9.0.1:2379", "secret")
@@ -75,6 +76,42 @@ def test_errors_name_the_line(file: Path, old: str, new: str, said: str) -> None
     assert said in str(caught.value)
 
 
+THREE_LINES = {
+    "keys": 'name = "a"\nneighbor_1 = "127.0.0.1:6002"\nneighbor_2 = "localhost:6003"\n',
+    "values": "\na\n127.0.0.1:6002\nlocalhost:6003\n",
+    "quoted": '"a"\n\n"127.0.0.1:6002"\n"localhost:6003"',
+}
+
+
+@pytest.mark.parametrize("text", THREE_LINES.values(), ids=THREE_LINES)
+def test_three_lines_are_enough_on_one_machine(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "cluster"
+    path.write_text(text)
+    config = cluster_of(Settings(cluster=str(path)))
+    neighbors = (Neighbor("127.0.0.1", 6002), Neighbor("localhost", 6003))
+    assert config == ClusterConfig("a", neighbors, "etcd:http://127.0.0.1:2379", "")
+    assert "has no password" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "neighbor"), [("0.0.0.0", "127.0.0.1:6002"), ("127.0.0.1", "10.9.0.2:5672"), ("node-a", "[::1]:6002")]
+)
+def test_three_lines_on_a_network_are_for_who_says_insecure(tmp_path: Path, address: str, neighbor: str) -> None:
+    path = tmp_path / "cluster"
+    path.write_text(f"a\n{neighbor}\n[::1]:6003\n")
+    settings = Settings(cluster=str(path), address=address)
+    with pytest.raises(InvalidSetting, match=r"password_file is missing: .* Add it, or say --insecure"):
+        cluster_of(settings)
+    assert cluster_of(replace(settings, insecure=True)) is not None
+
+
+def test_three_bare_lines_have_numbers_too(tmp_path: Path) -> None:
+    path = tmp_path / "cluster"
+    path.write_text("a\n127.0.0.1:6002\n\n127.0.0.1\n")
+    with pytest.raises(InvalidSetting, match="line 4: neighbor_2 must be ADDRESS:PORT"):
+        cluster_of(Settings(cluster=str(path)))
+
+
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(InvalidSetting, match="cannot read"):
         load_cluster("/nowhere/cluster.toml", {})
@@ -84,5 +121,7 @@ def test_what_goes_with_no_cluster(file: Path) -> None:
     for settings in (Settings(cluster=str(file), peers=1), Settings(cluster=str(file), amqp_port=0)):
         with pytest.raises(InvalidSetting, match="has no peers"):
             cluster_of(settings)
+    with pytest.raises(InvalidSetting, match="leave out --strict-seeds"):
+        cluster_of(Settings(cluster=str(file), amqp_port=5672, strict_seeds=True))
     with pytest.raises(InvalidSetting, match="neighbors must be two"):
         cluster_of(Settings(neighbors=("10.9.0.2:5672",)))

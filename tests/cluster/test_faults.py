@@ -79,7 +79,7 @@ def test_each_fault_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def finish(machines: Machines, capsys: pytest.CaptureFixture[str]) -> None:
     machines.stop_clients()
-    machines.drain(machines.by_name["c"])
+    machines.drain()
     with capsys.disabled():
         print("\n" + machines.report())  # noqa: T201 - what was measured is shown
     history = machines.history()

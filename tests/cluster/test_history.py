@@ -21,6 +21,11 @@ def good() -> History:
         line("stored", "m", 2),
         line("got", "m", 5, asked=4, id="1"),
         line("removed", "m", 6, id="1"),
+        line("made", "", 1, queue="q", place="cluster"),
+        line("try", "p", 6),
+        line("stored", "p", 6),
+        line("purging", "p", 6),
+        line("extended", "m", 2, asked=1, seconds=2e-9),
     ]
     members = [(2, "a", 2), (3, "b", 3), (4, "c", 4), (9, "a", None), (12, "a", 12)]
     answers = [(2, 2, "publish"), (5, 2, "remove"), (8, 3, "publish")]
@@ -38,6 +43,9 @@ def test_a_good_history_is_good() -> None:
         (line("got", "dreamt", 3), "dreamt was received, and nobody published it"),
         (line("got", "m", 5, asked=4, id="2"), "m was stored twice"),
         (line("got", "m", 9, asked=7, id="1"), "m was removed, and somebody got it who asked later"),
+        (line("made", "", 3, queue="q", place="b"), "there are two queues q: ['b', 'cluster']"),
+        (line("ghost", "q", 3, status=201), "queue q was deleted, and node a answers 201"),
+        (line("extended", "m", 2, asked=1, seconds=1e-8), "m was handed out again while its lease"),
     ],
 )
 def test_what_clients_see_is_found(planted: dict[str, Any], said: str) -> None:
@@ -58,6 +66,15 @@ def test_a_master_that_is_not_the_oldest_is_found() -> None:
     history = good()
     history.masters.append((4, "c"))
     assert [each.startswith("node c became master in term 4") for each in history.violations()] == [True]
+
+
+def test_a_lease_that_a_new_master_has_ended_is_no_fault() -> None:
+    history = good()
+    history.clients.append(line("extended", "m", 2, asked=1, seconds=1e-8))
+    history.begins = {3: 4}
+    assert history.violations() == []
+    history.begins = {3: 6}
+    assert len(history.violations()) == 1
 
 
 def test_two_masters_of_one_term_are_found() -> None:
@@ -81,4 +98,5 @@ def test_logs_are_read(tmp_path: Path) -> None:
     history = History.read([clients], [node], witness)
     assert history.bodies("try") == {"m"}
     assert (history.masters, history.answers) == ([(7, "a")], [(41, 7, "publish")])
+    assert history.begins == {7: 41}
     assert history.members == [(7, "a", 7)]

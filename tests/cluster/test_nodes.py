@@ -12,7 +12,7 @@ from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
-from mq.cluster.link import NeighborLink
+from mq.cluster.peer_link import PeerLink
 from mq.lifecycle import State
 from mq.storage.interface import Move
 from tests.cluster.nodes import PORTS, Host, config_of, three_nodes
@@ -33,6 +33,19 @@ async def test_a_queue_is_the_same_wherever_one_is_connected() -> None:
         assert (await c.http("GET", "/q/messages")).status == 204
         assert (await c.http("DELETE", "/q")).status == 200
         assert (await a.http("GET", "/q")).status == 404
+
+
+async def test_a_node_that_stays_alone_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.cluster.node.ALONE_SECONDS", 1.0)
+    async with three_nodes() as cluster:
+        await trio.sleep(1.5)
+        assert "only one of its cluster" not in caplog.text
+        for name in "ab":
+            await cluster.hosts[name].kill()
+        await trio.sleep(4.5)  # a lease, and then that second
+        assert caplog.text.count("node c is the only one of its cluster") == 1
 
 
 async def test_over_amqp_too() -> None:
@@ -197,7 +210,7 @@ async def test_one_consumer_alone_over_all_nodes(autojump_clock: MockClock) -> N
 
 async def test_a_node_with_another_password_is_let_nowhere(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
-        stranger = NeighborLink(
+        stranger = PeerLink(
             config_of("b", "another"), Neighbor("memory", PORTS["a"]), directory := Directory(), cluster.dial
         )
         with trio.move_on_after(3):
@@ -224,14 +237,22 @@ async def test_without_a_majority_nobody_serves_and_says_so(autojump_clock: Mock
 
 
 async def test_a_queue_has_one_place(autojump_clock: MockClock) -> None:
+    """Whichever node is asked: where it is decides its name, not who made it."""
     async with three_nodes() as cluster:
-        a, b = cluster.hosts["a"], cluster.hosts["b"]
+        a, b, c = (cluster.hosts[name] for name in "abc")
         assert (await a.http("PUT", "/q?store=cluster")).status == 201
-        assert (await b.http("PUT", "/q")).status == 200
-        assert (await b.http("PUT", "/q?store=disk")).status == 409
         assert (await b.http("PUT", "/here?store=disk")).status == 201
-        assert (await b.http("PUT", "/here?store=cluster")).status == 409
-        assert (await a.http("GET", "/here")).status == 404, "what is not highly available is on its node alone"
+        assert (await a.http("POST", "/q/messages", b"one")).status == 201
+        for host in (a, b, c):
+            assert (await host.http("PUT", "/q")).status == 200
+            assert (await host.http("PUT", "/q?store=disk")).status == 409
+            assert (await host.http("PUT", "/here?store=cluster")).status == 409
+            assert json.loads(bytes((await host.http("GET", "/q")).body))["ready"] == 1
+        assert (await b.http("GET", "/here")).status == 200
+        for host in (a, c):
+            assert (await host.http("GET", "/here")).status == 404, "what is not highly available is on its node alone"
+        assert (await c.http("GET", "/q/messages")).status == 200
+        assert (await b.http("GET", "/q/messages")).status == 204, "there is one queue of that name"
 
 
 async def test_batches_and_looks_go_to_the_master(autojump_clock: MockClock) -> None:
@@ -295,7 +316,7 @@ async def test_only_the_fence_keeps_a_confirmed_message_from_a_master_that_nobod
         a, b = cluster.hosts["a"], cluster.hosts["b"]
         await a.http("PUT", "/q?store=cluster")
         cluster.ground.has_fence = has_fence
-        monkeypatch.setattr(a.node.directory, "begin", lambda place, queues: None)
+        monkeypatch.setattr(a.node.directory, "begin", lambda place: None)
         cluster.ground.drop(cluster.ground.members()[0])
         while b.node.membership().role != "master":
             await trio.sleep(0.001)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mq.broker import Draft, Published, QueueSettings, QueueStatus, Removal, Seen
 from mq.cluster.wire import Handed, Malformed, decode, encode
-from mq.errors import MQError, NoSuchQueue, NotServed, ReceiptMismatch
+from mq.errors import MQError, NoSuchQueue, NotServed, ReceiptMismatch, ServiceLost
 from mq.message import BytesBody, DamagedBody, Message, MessageId, MessageIds, Properties
 
 ID = MessageIds().new()
@@ -52,10 +52,10 @@ def test_a_damaged_body_stays_one() -> None:
     assert (type(body), body.size, body.reason) == (DamagedBody, 5, "torn")
 
 
-@pytest.mark.parametrize("kind", [MQError, NoSuchQueue, ReceiptMismatch, NotServed])
+@pytest.mark.parametrize("kind", [MQError, NoSuchQueue, ReceiptMismatch, NotServed, ServiceLost])
 def test_errors_keep_their_class(kind: type[MQError]) -> None:
     error = decode(encode(kind("what is wrong")))
-    assert (type(error), str(error)) == (kind, "what is wrong")
+    assert (type(error), str(error), error.is_unsure) == (kind, "what is wrong", kind is ServiceLost)
 
 
 def test_an_error_of_elsewhere_is_its_nearest_relative() -> None:

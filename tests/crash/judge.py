@@ -1,6 +1,7 @@
 """Opens a root after a crash as a daemon does, and holds what is there against what clients were told.
 
-The clock stands still at the instant of the cut: a lease that ran then still runs, however long judging takes.
+The clock stands still at the instant of the cut: a lease that ran then still runs, however long judging takes. Or it
+was set by years while nobody ran, as on a machine that has none of its own; in the life after that it is right again.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,14 +19,18 @@ from trio.testing import MockClock
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.errors import CorruptMessage, MQError
 from mq.lifecycle import State
-from mq.message import Body, Properties
+from mq.message import Body, MessageId, Properties
 from mq.storage.interface import QUEUE, Entry, Storage
 from mq.storage.registry import open_storage
 from tests.crash.ledger import Claim, Ledger, digest
+from tests.crash.workload import LOG_BYTES
 
 LONGEST_SECONDS: Final = 60.0
 _AT_ONCE: Final = 16
 _LEASE_SECONDS: Final = 3600.0
+_USED: Final = "used-later"
+_DEAD: Final = "dead-later"
+_LATER: Final = b"published later"
 
 KINDS: Final = (
     "lost",  # an acknowledged message is not there
@@ -59,29 +64,42 @@ def worst(flaws: Iterable[Flaw]) -> str:
     return min((flaw.kind for flaw in flaws), key=KINDS.index, default="")
 
 
-def judge(root: Path, ledger: Ledger, now_ns: int) -> list[Flaw]:
-    """Every promise that the store in `root` breaks, seen at the instant `now_ns`."""
-    return trio.run(_judge, f"posix:{root}", ledger, now_ns, clock=MockClock())
+def judge(root: Path, ledger: Ledger, now_ns: int, step_ns: int = 0) -> list[Flaw]:
+    """Every promise that the store in `root` breaks, seen at the instant `now_ns` by a clock that was set by `step_ns`,
+    and in the life after that one by a clock that is right."""
+    return trio.run(_judge, root, ledger, now_ns, step_ns, clock=MockClock())
 
 
 def recover(root: Path, now_ns: int) -> None:
     """Open the store as a daemon does after a crash, and close it again, at the instant `now_ns`."""
 
     async def open_and_close() -> None:
-        async with _in_time(), open_broker(f"posix:{root}", clock_ns=lambda: now_ns):
+        async with _in_time(), _opened(root) as storage, open_broker(storage, clock_ns=lambda: now_ns):
             pass
 
     trio.run(open_and_close, clock=MockClock())
 
 
-async def _judge(address: str, ledger: Ledger, now_ns: int) -> list[Flaw]:
-    court = _Court(ledger, now_ns)
+def _opened(root: Path) -> AbstractAsyncContextManager[Storage]:
+    """The store, with a log where it has one."""
+    has_log = (root / "state" / "log").exists()
+    return open_storage(f"posix:{root}", log=has_log, log_bytes=LOG_BYTES)
+
+
+async def _judge(root: Path, ledger: Ledger, now_ns: int, step_ns: int) -> list[Flaw]:
+    court = _Court(ledger, now_ns, step_ns)
+    config = BrokerConfig(delay_seconds=_LEASE_SECONDS)
     try:
-        async with _in_time(), open_storage(address) as storage:
-            await court.look(storage)
-            config = BrokerConfig(delay_seconds=_LEASE_SECONDS)
-            async with open_broker(storage, config, clock_ns=lambda: now_ns) as broker:
-                await court.fetch(broker)
+        async with _in_time():
+            async with _opened(root) as storage:
+                await court.look(storage)
+                async with open_broker(storage, config, clock_ns=lambda: now_ns + step_ns) as broker:
+                    await court.fetch(broker)
+                    await court.use(broker)
+            async with open_storage(f"posix:{root}") as storage:
+                async with open_broker(storage, config, clock_ns=lambda: now_ns):
+                    await trio.testing.wait_all_tasks_blocked()
+                await court.look_again(storage)
     except* (MQError, AssertionError) as errors:
         court.flaws.append(Flaw("refused", repr(errors.exceptions)))
     else:
@@ -90,10 +108,12 @@ async def _judge(address: str, ledger: Ledger, now_ns: int) -> list[Flaw]:
 
 
 class _Court:
-    def __init__(self, ledger: Ledger, now_ns: int) -> None:
+    def __init__(self, ledger: Ledger, now_ns: int, step_ns: int) -> None:
         self.flaws: list[Flaw] = []
         self._ledger = ledger
         self._now_ns = now_ns
+        self._leases_end = step_ns > 0  # by the clock, which has been set ahead
+        self._used: dict[str, str] = {}
         self._queues: set[str] = set()
         self._present: dict[str, Entry] = {}
         self._handed: Counter[str] = Counter()
@@ -114,6 +134,29 @@ class _Court:
             self._present[entry.id] = entry
         for start in range(0, len(entries), _AT_ONCE):
             await self._read(storage, entries[start : start + _AT_ONCE])
+
+    async def use(self, broker: Broker) -> None:
+        """Publish where there are queues and in a new one, and let a message die: the next life has all of it."""
+        for queue in (_USED, _DEAD):
+            await broker.create_queue(queue)
+        await broker.change_settings(_USED, {"dead_letter_queue": _DEAD})
+        for queue in sorted(self._queues | {_USED}):
+            self._used[await broker.publish(queue, _LATER)] = queue
+        [held] = await broker.hold(_USED)
+        await broker.reject([held])
+        await held.message.body.aclose()
+        self._used[held.message.id] = _DEAD
+
+    async def look_again(self, storage: Storage) -> None:
+        """Whatever was there is still there, as nobody removed any of it, and all that came since."""
+        entries = await storage.scan(State.NEW) + await storage.scan(State.DELAYED)
+        for queue in await storage.records(QUEUE):
+            entries += await storage.scan(State.READY, queue)
+        there = {entry.id: entry.queue for entry in entries}
+        expected = {id: entry.queue for id, entry in self._present.items()} | self._used
+        for id, queue in expected.items():
+            if there.get(MessageId(id)) != queue:
+                self._blame("lost", f"{id} of {queue} was there a life ago, and is not: {there.get(MessageId(id))}")
 
     async def _read(self, storage: Storage, entries: Sequence[Entry]) -> None:
         for entry, found in zip(entries, await storage.read(entries), strict=True):
@@ -160,7 +203,7 @@ class _Court:
         known = self._ledger.messages.get(id)
         if known is not None and known.digest != content:
             self._blame("torn", f"{id} has other bytes, or another content type, than were published")
-        elif content not in self._ledger.attempted:
+        elif content not in self._ledger.attempted and content != digest(_LATER, ""):
             self._blame("invented", f"{id} was never published: {properties}")
 
     def weigh(self) -> None:
@@ -185,7 +228,9 @@ class _Court:
         if there is None:
             self._blame("lost", f"{id} of {self._ledger.messages[id].queue}")
             return
-        if leased_until_ns > self._now_ns:
+        if self._leases_end and there.state is State.DELAYED:
+            return
+        if leased_until_ns > self._now_ns and not self._leases_end:
             deadline_ns = (there.meta.deadline_ms or 0) * 1_000_000
             if id in self._handed or there.state is not State.DELAYED or deadline_ns < leased_until_ns:
                 self._blame("lease broken", f"{id}: {there}, handed out {self._handed[id]} times")

@@ -1,20 +1,22 @@
-"""The daemon with a bug planted in it. A program of its own: ``python -m tests.crash.launch MUTANT``, then as mq."""
+"""The daemon with a bug planted in it, or with a small log: ``python -m tests.crash.launch MUTANT``, then as mq."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import mq.storage.files.opening
 from mq.cli import main
 from tests.crash.mutants import planted
+from tests.crash.workload import LOG_BYTES
 from tests.e2e.daemon import Daemon
 
 
 class Launched(Daemon):
-    """A daemon with a bug.
+    """A daemon with a bug, whose log, where it has one, is so small that there are many checkpoints.
 
     Args:
-        mutant: which one.
+        mutant: which one; empty for none.
         root, log, arguments: as for any daemon.
     """
 
@@ -27,5 +29,6 @@ class Launched(Daemon):
 
 
 if __name__ == "__main__":
+    mq.storage.files.opening.SMALLEST = mq.storage.files.opening.LARGEST = LOG_BYTES  # type: ignore[misc]
     with planted(sys.argv.pop(1)):
         main(prog_name="mq")

@@ -18,7 +18,10 @@ from tests.crash.workload import PLANS
 
 SECOND_CUT: Final = "second cut"
 """The workload of clients that do everything, then a cut, then another one inside the recovery from that."""
-WORKLOADS: Final = (*PLANS, SECOND_CUT)
+SECOND_CUT_LOG: Final = "log second cut"
+"""The same with a log."""
+_CUT_TWICE: Final = {SECOND_CUT: "everything", SECOND_CUT_LOG: "log"}
+WORKLOADS: Final = (*PLANS, *_CUT_TWICE)
 PROMISED: Final = ("ext4", "xfs", "btrfs", "ext4-nojournal")
 """Where mq keeps its promises. On the other file systems of the matrix it cannot."""
 FAILURES: Final[Sequence[tuple[str, int | None]]] = (("write", None), ("write", 1), ("flush", None), ("flush", 1))
@@ -60,9 +63,9 @@ class Cell(NamedTuple):
 def try_cell(system: str, workload: str, points: int, seed: int) -> Cell:
     """Record a workload on a file system, cut the power at so many points, and judge them."""
     with Bench() as bench:
-        plan = PLANS["everything" if workload == SECOND_CUT else workload]
+        plan = PLANS[_CUT_TWICE.get(workload, workload)]
         recording = record(bench, FILE_SYSTEMS[system], plan, seed)
-        if workload == SECOND_CUT:
+        if workload in _CUT_TWICE:
             verdicts = cut_recovery(bench, FILE_SYSTEMS[system], recording, points, seed)
         else:
             cuts = choose_cuts(recording, recording.point("begin"), points, Random(seed))

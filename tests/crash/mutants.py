@@ -8,14 +8,16 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from mq.broker.catalog import Catalog
 from mq.lifecycle import State
-from mq.storage import barrier, posix, recovery
-from mq.storage.barrier import Barrier
-from mq.storage.batch import Batch
-from mq.storage.calls import LinuxCalls
-from mq.storage.folders import Folders
-from mq.storage.interface import Move, Unlink, Write
-from mq.storage.mount import Mount
+from mq.message import MessageIds
+from mq.storage.files import barrier, posix, recovery
+from mq.storage.files.barrier import Barrier
+from mq.storage.files.batch import Batch
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.folders import Folders
+from mq.storage.files.mount import Mount
+from mq.storage.interface import Entry, Move, Unlink, Write
 
 Patch = pytest.MonkeyPatch
 
@@ -34,9 +36,9 @@ class Mutant(NamedTuple):
     fails: bool = False
 
 
-def _settle_nothing(patch: Patch) -> None:
+def _flush_nothing(patch: Patch) -> None:
     """An answer is given without any sync at all."""
-    patch.setattr(Barrier, "settle", lambda self: self.close())
+    patch.setattr(Barrier, "flush", lambda self: self.close())
 
 
 def _leave_folders_out(patch: Patch) -> None:
@@ -151,8 +153,23 @@ def _rename_everywhere(patch: Patch) -> None:
     patch.setattr(posix, "mount_of", lambda path: Mount("ext4", atomic_rename=True, ordered=True))
 
 
+def _compare_clocks(patch: Patch) -> None:
+    """What joined its queue before that was made is taken for a deleted queue's, and ids go back with the clock."""
+    place = Catalog.place
+
+    def place_or_remove(self: Catalog, entry: Entry, due: float | None = None) -> None:
+        index = self.queues.get(entry.queue)
+        if index is not None and entry.state is not State.REMOVED and entry.joined < index.created:
+            self.events.orphaned(entry)
+        else:
+            place(self, entry, due)
+
+    patch.setattr(Catalog, "place", place_or_remove)
+    patch.setattr(MessageIds, "observe", lambda self, ticks: None)
+
+
 MUTANTS: Final = {
-    "settle nothing": Mutant(_settle_nothing),
+    "flush nothing": Mutant(_flush_nothing),
     "leave folders out": Mutant(_leave_folders_out),
     "forget to sync writes": Mutant(_forget_to_sync_writes),
     "forget to sync removes": Mutant(_forget_to_sync_removes),
@@ -161,6 +178,7 @@ MUTANTS: Final = {
     "keep torn messages": Mutant(_keep_torn),
     "trust every byte": Mutant(_trust_every_byte),
     "leave queues unsynced": Mutant(_leave_queues_unsynced),
+    "compare clocks": Mutant(_compare_clocks),
     "rename without a journal": Mutant(_rename_everywhere, "ext4-nojournal"),
     "leave new folders unsynced": Mutant(_leave_new_folders_unsynced, "ext4-nojournal"),
     "syncfs without a journal": Mutant(_syncfs_everywhere, "ext4-nojournal"),

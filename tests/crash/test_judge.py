@@ -12,6 +12,8 @@ import trio
 from mq.broker import Broker, BrokerConfig, open_broker
 from tests.crash.judge import KINDS, Flaw, judge, recover, worst
 from tests.crash.ledger import Claim, Ledger, digest
+from tests.crash.mutants import planted
+from tests.crash.trial import STEPS_YEARS, YEAR_NS
 
 BODIES = {name: f"the body of {name}".encode() for name in ("ready", "leased", "gone")}
 
@@ -24,10 +26,10 @@ class Store(NamedTuple):
     marks: list[str]
     now_ns: int
 
-    def judged(self, *more: str, without: str = "\0", before: str = "") -> set[str]:
+    def judged(self, *more: str, without: str = "\0", before: str = "", step_ns: int = 0) -> set[str]:
         """The kinds of flaws when clients were told `before` and `more` too, and nothing that says `without`."""
         marks = [before, *(mark for mark in self.marks if without not in mark), *more]
-        return {flaw.kind for flaw in judge(self.root, Ledger(marks), self.now_ns)}
+        return {flaw.kind for flaw in judge(self.root, Ledger(marks), self.now_ns, step_ns)}
 
 
 @pytest.fixture
@@ -66,6 +68,16 @@ def content(name: str) -> str:
 
 def test_a_kept_promise_is_no_flaw(store: Store) -> None:
     assert store.judged() == set()
+
+
+@pytest.mark.parametrize("years", [years for years in STEPS_YEARS if years])
+def test_a_clock_that_is_set_breaks_none(store: Store, years: int) -> None:
+    assert store.judged(step_ns=years * YEAR_NS) == set()
+
+
+def test_what_is_taken_for_a_deleted_queue_s_since_the_clock_was_set_is_lost(store: Store) -> None:
+    with planted("compare clocks"):
+        assert store.judged(step_ns=-YEAR_NS) == {"lost"}
 
 
 def test_a_message_that_is_not_there_is_lost(store: Store) -> None:

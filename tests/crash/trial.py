@@ -27,6 +27,9 @@ ROOT: Final = "root"
 ONE: Final = Plan()
 _ANSWERS: Final = frozenset({"published", "leased", "removed", "created", "deleted"})
 _CUTS_A_RECOVERY: Final = 10
+STEPS_YEARS: Final = (0, -40, -2, 2, 30)
+"""By so many the clock is ahead after a cut. Leases that run are held to what was said where it is not."""
+YEAR_NS: Final = 365 * 86_400 * 10**9
 
 Promised = Callable[[Cut], tuple[Ledger, int]]
 """What holds at a cut, and when that was: nanoseconds since 1970."""
@@ -72,8 +75,9 @@ def record(bench: Bench, system: FileSystem, plan: Plan, seed: int, mutant: str 
 def serve(bench: Bench, rig: Rig, plan: Plan = ONE, mutant: str = "") -> Iterator[Daemon]:
     """A daemon on the rig's file system. It ends by kill -9."""
     arguments = ("--delay", str(LEASE_SECONDS), "--peers", str(plan.daemons - 1))
+    arguments += () if plan.has_log else ("--no-log",)
     root, log = rig.mountpoint / ROOT, bench.folder / "daemon.log"
-    with Launched(mutant, root, log, *arguments) if mutant else Daemon(root, log, *arguments) as daemon:
+    with Launched(mutant, root, log, *arguments) if mutant or plan.has_log else Daemon(root, log, *arguments) as daemon:
         bench.end_with(daemon.pid)
         yield daemon
 
@@ -136,6 +140,11 @@ def _keep(bench: Bench, rig: Rig, recording: Recording) -> Recording:
     return Recording(base, recording.records)
 
 
+def step_ns(cut: Cut) -> int:
+    """By so much the clock is set while the power is off, in nanoseconds."""
+    return Random(str(cut)).choice(STEPS_YEARS) * YEAR_NS
+
+
 def _judge_each(
     bench: Bench, system: FileSystem, recording: Recording, cuts: Iterable[Cut], promised: Promised
 ) -> Iterator[Verdict]:
@@ -145,7 +154,7 @@ def _judge_each(
         images.build(cut, folder / "image")
         try:
             with mounted(system, folder / "image", folder / "mounted") as place:
-                flaws = judge(place / ROOT, *promised(cut))
+                flaws = judge(place / ROOT, *promised(cut), step_ns(cut))
         except CommandFailed as error:
             yield Verdict(str(cut), [], str(error))
         else:

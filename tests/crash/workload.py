@@ -17,6 +17,8 @@ KEPT: Final = "kept"
 WORKED: Final = "worked"
 """A queue that consumers work on."""
 LEASE_SECONDS: Final = 0.8
+LOG_BYTES: Final = 1 << 16
+"""Of a segment: what a few messages fill."""
 LARGE: Final = 1024 * 1024
 LONG_TYPE: Final = "text/plain; note=" + "n" * 3000
 """A content type that no extended attribute holds."""
@@ -39,6 +41,7 @@ class Plan(NamedTuple):
         churners: clients that make queues, use them, delete them and make them anew.
         rounds: how often each of those does it.
         daemons: how many serve the root.
+        has_log: whether it makes changes durable by a log, of small segments.
     """
 
     publishers: int = 4
@@ -47,6 +50,7 @@ class Plan(NamedTuple):
     churners: int = 1
     rounds: int = 4
     daemons: int = 1
+    has_log: bool = False
 
 
 PLANS: Final = {
@@ -55,6 +59,8 @@ PLANS: Final = {
     "queues": Plan(publishers=0, consumers=0, churners=4, rounds=5),
     "everything": Plan(),
     "two peers": Plan(daemons=2),
+    "log": Plan(has_log=True),
+    "log queues": Plan(publishers=1, consumers=0, churners=3, rounds=5, has_log=True),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -172,7 +173,7 @@ class Clients:
             if answer.status == http.client.CREATED:
                 self.history.append(Published(digest, answer.id, answer.asked, answer.answered))
                 return
-            if _is_unsure(answer):
+            if is_unsure(answer):
                 self.history.append(Published(digest, None, answer.asked, answer.answered))
             self._tolerate(answer)
 
@@ -209,7 +210,7 @@ class Clients:
                 known = answer.status == http.client.ACCEPTED
                 self.history.append(Removed(id, known, answer.asked, answer.answered))
                 return
-            if _is_unsure(answer):
+            if is_unsure(answer):
                 self.history.append(Removed(id, None, answer.asked, answer.answered))
             self._tolerate(answer)
 
@@ -219,6 +220,6 @@ class Clients:
         self.stop.wait(_PAUSE_SECONDS)
 
 
-def _is_unsure(answer: Answer) -> bool:
+def is_unsure(answer: Answer) -> bool:
     """Whether a file system out of reach has not said what it did: as good as no answer."""
-    return b": unknown." in answer.body
+    return json.loads(answer.body).get("outcome") == "unknown"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mq.web.exchange import problem
+from tests.e2e.clients import Answer, is_unsure
 from tests.e2e.history import Delivered, Event, Published, Removed, judge
 
 LEASE = 2.0
@@ -97,3 +99,10 @@ def test_fetch_asked_for_before_the_removal_was_answered_may_bring_the_message()
         Delivered("9", "green", 5.5, 7.0),
     ]
     assert judge([*GOOD, *crossing], LEASE).faults(peers=0) == []
+
+
+@pytest.mark.parametrize("unsure", [True, False])
+def test_clients_know_a_refusal_that_may_have_been_done(unsure: bool) -> None:
+    refusal = problem(503, "the medium is out of reach", is_unsure=unsure)
+    assert isinstance(refusal.body, bytes)
+    assert is_unsure(Answer(503, "", refusal.body, 0.0, 1.0)) == unsure

@@ -27,10 +27,11 @@ from mq.errors import (
 )
 from mq.lifecycle import State
 from mq.message import Message, MessageIds
-from mq.storage.interface import QUEUE
-from mq.storage.mount import Mount
+from mq.storage.files.hop import inline_hop
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage
+from mq.storage.interface import QUEUE, Sharing
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage, at_once
 from tests.faults.ledger import Broken, Fate, Ledger, Thing, changing
 from tests.faults.striking import Fault, Kind, StrikingCalls
 
@@ -39,6 +40,8 @@ T = TypeVar("T")
 ROOT: Final = "/root"
 START_NS: Final = 1_700_000_000 * 10**9
 LEASE_SECONDS: Final = 0.5
+LOG_BYTES: Final = 1 << 15
+"""Of a segment: so few that there are checkpoints."""
 ANSWER_SECONDS: Final = 60.0
 """Virtual. No answer takes longer, whatever goes wrong (P9)."""
 ENOUGH: Final = 5
@@ -50,17 +53,19 @@ class Variant(NamedTuple):
 
     Attributes:
         mount: how moves are made.
-        shared: with peers, though none is running.
+        sharing: with peers, though none is running, or alone.
         attributes: there are extended attributes.
         syncfs: syncfs(2) is used.
         at_once: a batch's calls are made as mq-native makes them.
+        log: batches are made durable by a log.
     """
 
     mount: Mount
-    shared: bool = False
+    sharing: Sharing = Sharing.ALONE
     attributes: bool = True
     syncfs: bool = True
     at_once: bool = False
+    log: bool = False
 
 
 class Actor:
@@ -98,7 +103,7 @@ class Actor:
             await self._live(life)
 
     async def _live(self, life: Callable[[Actor], Awaitable[None]]) -> None:
-        config = BrokerConfig(workers=2, peers=int(self._variant.shared), delay_seconds=LEASE_SECONDS)
+        config = BrokerConfig(workers=2, peers=int(self._variant.sharing is Sharing.PEERS), delay_seconds=LEASE_SECONDS)
         self._storage = self._new_storage()
         try:
             with trio.CancelScope(deadline=trio.current_time() + ANSWER_SECONDS) as scope:
@@ -118,12 +123,18 @@ class Actor:
             f"test:{ROOT}",
             ROOT,
             self._calls,
-            StorageOptions(shared=self._variant.shared, max_lease_seconds=LEASE_SECONDS),
+            StorageOptions(
+                sharing=self._variant.sharing,
+                max_lease_seconds=LEASE_SECONDS,
+                log=self._variant.log,
+                log_bytes=LOG_BYTES,
+            ),
             mount=lambda root: self._variant.mount,
-            hop=at_once,
+            hop=inline_hop,
             clock=lambda: 0.0,
             syncfs=self._variant.syncfs,
             ids=MessageIds(_wall_ns, 1),
+            draw=Random(0).randbytes,
         )
 
     # The client
@@ -185,7 +196,7 @@ class Actor:
         if thing is not None and thing.id is not None:
             id = thing.id
             # there every name is removed by itself, and nobody knows how many there are
-            in_steps = self._variant.shared and not self._variant.mount.atomic_rename
+            in_steps = self._variant.sharing is Sharing.PEERS and not self._variant.mount.atomic_rename
             remove = partial(self.broker.remove, thing.queue, id)
             await self._change(thing.queue, [thing], Fate.GONE, remove, in_steps=in_steps)
 

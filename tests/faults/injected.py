@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from mq.cli import main
-from mq.storage.calls import LinuxCalls
+from mq.storage.files.calls import LinuxCalls
 from tests.e2e.daemon import Daemon
 
 _LIBRARIES: Final = [Path("/usr/lib/fiu") / f"fiu_{name}_preload.so" for name in ("run", "posix")]

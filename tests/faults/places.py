@@ -35,15 +35,15 @@ _EXT4: Final = ("mkfs.ext4", "-q", "-F", "-b", "1024")
 """Small blocks, so that folders have to grow."""
 
 PLACES: Final = {
-    "tmpfs": Place("tmpfs", options="size=6m"),
-    "tiny tmpfs": Place("tmpfs", options="size=512k"),
+    "tmpfs": Place("tmpfs", options="size=6m,mode=755"),
+    "tiny tmpfs": Place("tmpfs", options="size=512k,mode=755"),
     "ext4": Place("ext4", 16, _EXT4),
     "ext4, each move a link": Place("ext4", 16, (*_EXT4, "-O", "^has_journal")),
     "xfs": Place("xfs", 320, ("mkfs.xfs", "-q", "-f")),
     "btrfs": Place("btrfs", 128, ("mkfs.btrfs", "-q", "-f", "-M")),
 }
 FEW_INODES: Final = {
-    "tmpfs": Place("tmpfs", options="size=16m,nr_inodes=200"),
+    "tmpfs": Place("tmpfs", options="size=16m,nr_inodes=200,mode=755"),
     "ext4": Place("ext4", 16, (*_EXT4, "-N", "200")),
 }
 

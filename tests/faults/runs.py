@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -14,12 +13,12 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker.config import RETRY_SECONDS
-from mq.storage.calls import FileKind
-from mq.storage.mount import Mount
-from mq.testing.calls import Call
+from mq.storage.files.calls import FileKind
+from mq.storage.files.mount import Mount
+from mq.storage.interface import Sharing
+from mq.testing.calls import RecordedCall, StepByStep
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import Faults, PowerCut
-from mq.testing.steps import StepByStep
 from tests.faults.actor import ROOT, Actor, Variant
 from tests.faults.ledger import Broken, Ledger
 from tests.faults.script import LIVES, litter
@@ -28,16 +27,17 @@ from tests.faults.striking import Fault, Kind, StrikingCalls, faults
 Life = Callable[[Actor], Awaitable[None]]
 
 SMALL: Final = 1 << 16
-"""Bytes. So small a disk has a ballast of one write."""
+"""Bytes. So small a disk has a reserve of one write."""
 
 VARIANTS: Final = {
     "ordered": Variant(Mount("ordered", atomic_rename=True, ordered=True, size=SMALL)),
     "unordered": Variant(Mount("unordered", atomic_rename=True, size=SMALL), syncfs=False),
     "link": Variant(Mount("link", size=SMALL)),
     "bare": Variant(Mount("bare", size=SMALL), attributes=False, syncfs=False),
+    "log": Variant(Mount("log", atomic_rename=True, ordered=True, logged=True, size=SMALL), log=True),
     "at once": Variant(Mount("at once", atomic_rename=True, ordered=True, size=SMALL), at_once=True),
-    "shared": Variant(Mount("shared", atomic_rename=True, size=SMALL), shared=True),
-    "shared link": Variant(Mount("shared link", size=SMALL), shared=True, syncfs=False),
+    "shared": Variant(Mount("shared", atomic_rename=True, size=SMALL), sharing=Sharing.PEERS),
+    "shared link": Variant(Mount("shared link", size=SMALL), sharing=Sharing.PEERS, syncfs=False),
 }
 
 
@@ -70,7 +70,7 @@ def run(world: World, main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
     return trio.run(main, world, *args, clock=clock)
 
 
-async def live(world: World, variant: Variant, life: Life, fault: Fault | None) -> tuple[list[Call], float]:
+async def live(world: World, variant: Variant, life: Life, fault: Fault | None) -> tuple[list[RecordedCall], float]:
     """One life of a broker, perhaps with a fault. The calls it made, and what the clock says after it."""
     calls = StrikingCalls(world.disk, ROOT, fault, attributes=variant.attributes)
     if variant.at_once:
@@ -160,7 +160,6 @@ class Report(NamedTuple):
 
 def strike(name: str, part: int, parts: int) -> Report:
     """Every `parts`-th fault of a variant, beginning with number `part`."""
-    logging.disable(logging.CRITICAL)
     variant = VARIANTS[name]
     world = World(Disk(Medium.ORDERED, Random(0), Faults(Random(0), _say_nothing)), Ledger(), 0.0)
     world.disk.mkdir(ROOT)

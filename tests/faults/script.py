@@ -11,8 +11,8 @@ from typing import Final
 import trio
 
 from mq.message import MessageId, MessageIds, Properties, checksum
-from mq.storage.calls import OPEN_NEW
-from mq.storage.properties import SUM, Sum, encode_side
+from mq.storage.files.calls import OPEN_NEW
+from mq.storage.files.layout import SUM, Sum, encode_side
 from mq.testing.disk import Disk
 from tests.faults.actor import ROOT, START_NS, Actor
 from tests.faults.ledger import Fate, Ledger

@@ -6,16 +6,17 @@ import enum
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from mq.storage.calls import Calls
-from mq.testing.calls import Call, RecordingCalls
+from mq.storage.files.calls import Calls
+from mq.testing.calls import RecordedCall, RecordingCalls
 from mq.testing.faults import PowerCut
 
 _NEEDS_ROOM: Final = frozenset({"open new", "write", "mkdir", "rename", "link", "set_attribute"})
 _NEEDS_HANDLE: Final = frozenset({"open", "open new", "names"})
 _MOVES_NAMES: Final = frozenset({"rename", "link", "unlink", "mkdir", "rmdir"})
-_CHANGES: Final = _NEEDS_ROOM | _MOVES_NAMES
+_CHANGES: Final = _NEEDS_ROOM | _MOVES_NAMES | {"write_at", "fdatasync"}
 
 
 class Kind(enum.Enum):
@@ -40,14 +41,14 @@ STRIKES: Final[Mapping[Kind, frozenset[str] | None]] = {
     Kind.EMFILE: _NEEDS_HANDLE,
     Kind.FULL: _NEEDS_ROOM,
     Kind.NO_HANDLES: _NEEDS_HANDLE,
-    Kind.SHORT: frozenset({"read", "write"}),
+    Kind.SHORT: frozenset({"read", "write", "write_at"}),
     Kind.CUT: _CHANGES,
 }
 """At which calls a fault is possible and makes a difference; None for all. A cut before a call that changes nothing
 is one before the next that does."""
 
 
-def faults(log: Sequence[Call]) -> Iterator[Fault]:
+def faults(log: Sequence[RecordedCall]) -> Iterator[Fault]:
     """Every fault that can befall these calls."""
     for nth, call in enumerate(log):
         for kind, verbs in STRIKES.items():
@@ -112,17 +113,20 @@ class StrikingCalls(RecordingCalls):
     def read(self, fd: int, size: int) -> bytes:
         return super().read(fd, self._shortened(size))
 
+    def write_at(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        return super().write_at(fd, data[: self._shortened(len(data))], offset)
+
     def rename(self, source: str, target: str) -> None:
         self._change(super().rename, source, target)
 
     def link(self, source: str, target: str) -> None:
         self._change(super().link, source, target)
 
-    def unlink(self, path: str) -> None:
-        self._change(super().unlink, path)
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        self._change(partial(super().unlink, dir_fd=dir_fd), path)
 
-    def mkdir(self, path: str, mode: int = 0o700) -> None:
-        self._change(super().mkdir, path, mode)
+    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
+        self._change(partial(super().mkdir, dir_fd=dir_fd), path, mode)
 
     def rmdir(self, path: str) -> None:
         self._change(super().rmdir, path)
@@ -170,5 +174,5 @@ class StrikingCalls(RecordingCalls):
         return once.get(kind) if is_first else None
 
 
-def _verb(call: Call) -> str:
+def _verb(call: RecordedCall) -> str:
     return "open new" if call.verb == "open" and call.detail else call.verb

@@ -6,37 +6,50 @@ again, the store is opened anew, and what is there is compared with what clients
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import logging
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Final
 
 import pytest
 
+from tests.commit import commit_number
 from tests.faults.runs import VARIANTS, strike
 
-QUICK: Final = ("ordered", "link", "shared")
-"""The others, which differ in less, are run when time allows."""
-PARTS: Final = os.cpu_count() or 1
+ALWAYS: Final = ("ordered", "link", "shared")
+IN_TURN: Final = [name for name in VARIANTS if name not in ALWAYS]
+"""These differ in less: each commit has one of them, and `make proof` all."""
+PARTS: Final = 9
+THIRDS: Final = 3
+"""Of the calls of a variant each commit has every third one, and `make proof` all: whole, they are a sixth of the time
+that `make test` spends on processors."""
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Executor]:
-    """One for each core, since every run is a world of its own."""
-    with ProcessPoolExecutor(PARTS, multiprocessing.get_context("spawn")) as pool:
-        yield pool
+def parts() -> Iterator[object]:
+    """Of each variant, so that processes share them."""
+    third, in_turn = divmod(commit_number(), len(IN_TURN))
+    of_this_commit = [*ALWAYS, IN_TURN[in_turn]]
+    for name in VARIANTS:
+        for part in range(PARTS):
+            is_in_turn = name in of_this_commit and part % THIRDS == third % THIRDS
+            marks = () if is_in_turn else pytest.mark.proof
+            yield pytest.param(name, part, marks=marks, id=f"{name}-{part}")
 
 
+@pytest.fixture
+def silence() -> Iterator[None]:
+    """The broker warns of every fault."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS]
-)
-def test_every_call_fails_in_every_way(name: str, processes: Executor) -> None:
-    reports = list(processes.map(strike, [name] * PARTS, range(PARTS), [PARTS] * PARTS))
-    runs = sum((report.runs for report in reports), Counter[str]())
-    broken = [line for report in reports for line in report.broken]
-    sys.stdout.write(f"\n{name}: {reports[0].calls} calls, {runs.total()} faults: {dict(runs)}\n")
-    assert not broken, f"{len(broken)} broken:\n" + "\n".join(broken)
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize(("name", "part"), list(parts()))
+def test_every_call_fails_in_every_way(name: str, part: int) -> None:
+    report = strike(name, part, PARTS)
+    sys.stdout.write(f"\n{report.calls} calls, {report.runs.total()} faults: {dict(report.runs)}\n")
+    assert report.runs
+    assert not report.broken, f"{len(report.broken)} broken:\n" + "\n".join(report.broken)

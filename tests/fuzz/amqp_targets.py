@@ -8,12 +8,12 @@ from typing import Final
 from pamqp import commands as methods
 from pamqp import frame
 
-from mq.amqp import tables
-from mq.amqp.connection import State
-from mq.amqp.errors import Refused, WrongProtocol
-from mq.amqp.frames import PROTOCOL_HEADER, Frame, FrameReader, MethodFrame
-from mq.amqp.names import decode, encode
-from mq.amqp.properties import Properties
+from mq.amqp.model.names import decode, encode
+from mq.amqp.protocol.connection import ConnectionState
+from mq.amqp.wire import tables
+from mq.amqp.wire.errors import Refusal, WrongProtocol
+from mq.amqp.wire.frames import PROTOCOL_HEADER, Frame, FrameReader, MethodFrame
+from mq.amqp.wire.properties import BasicProperties
 from tests.amqp.talking import Peer, content, publish, words
 
 CUTS: Final = (1, 3, 7, 8, 100)
@@ -28,7 +28,7 @@ def _read(pieces: list[bytes]) -> tuple[list[str], int | None]:
             reader.feed(piece)
             while (one := reader.read()) is not None:
                 found.append(_shown(one))
-    except Refused as refusal:
+    except Refusal as refusal:
         return found, refusal.code
     return found, None
 
@@ -44,7 +44,7 @@ def try_frames(data: bytes) -> None:
         assert _read([data[at : at + size] for at in range(0, len(data), size)]) == whole
     reader = FrameReader()
     reader.feed(data)
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(Refusal):
         while (one := reader.read()) is not None:
             size = 8 + int.from_bytes(data[3:7])
             if isinstance(one, MethodFrame) and one.method.index != methods.Basic.RecoverAsync.index:
@@ -65,8 +65,8 @@ def try_begin(data: bytes) -> None:
 
 def try_properties(data: bytes) -> None:
     """Properties that are changed keep everything else; what is read of them does not depend on that."""
-    with contextlib.suppress(Refused):
-        properties = Properties(data)
+    with contextlib.suppress(Refusal):
+        properties = BasicProperties(data)
         properties.text("user_id")
         changed = properties.changed({"x-new": 1}, frozenset({"expiration"}))
         for name in ("content_type", "reply_to", "app_id"):
@@ -78,7 +78,7 @@ def try_properties(data: bytes) -> None:
 
 def try_table(data: bytes) -> None:
     """What is decoded is JSON and comes back; compared as text, since a NaN is not equal to itself."""
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(Refusal):
         values = tables.decoded(data)
         assert repr(tables.from_json(tables.to_json(values))) == repr(values)
         assert {entry.key.decode() for entry in tables.entries(data)} == set(values)
@@ -111,7 +111,7 @@ def _server() -> _Server:
     peer.log_in()
     peer.say(methods.Connection.TuneOk(10, 4096, 0), methods.Connection.Open("/"), channel=0)
     peer.say(methods.Channel.Open())
-    assert peer.connection.state is State.OPEN
+    assert peer.connection.state is ConnectionState.OPEN
     return peer
 
 

@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import h11
@@ -22,20 +22,32 @@ from mq.errors import BatchTooLarge, InvalidId, InvalidName, InvalidRequest, Inv
 from mq.lifecycle import State
 from mq.message import BytesBody, Message, MessageId, Properties, QueueName
 from mq.settings import LINES, Settings, load_settings
-from mq.storage import names
-from mq.storage.fake import FakeCalls, make_calls
-from mq.storage.properties import Sum, decode_attributes, decode_side, encode_attributes, encode_side
-from mq.storage.records import Records
-from mq.web import access as gate
-from mq.web.batches import FORMATS, Entry, decode_drafts, decode_removals, encode_entries, preferred
-from mq.web.endpoints import OPERATIONS
+from mq.storage.files.fake import FakeCalls, make_calls
+from mq.storage.files.layout import (
+    Senseless,
+    Sum,
+    decode_attributes,
+    decode_side,
+    encode_attributes,
+    encode_side,
+    flat_name,
+    is_queue_name,
+    leaf_name,
+    parse_flat,
+    parse_leaf,
+)
+from mq.storage.files.records import Records
+from mq.web.authorizer import _basic, find_rule
+from mq.web.batches import FORMATS, BatchEntry, BatchParser, draft_entries, preferred, removal_entries
+from mq.web.endpoints import OPERATIONS, join_path, split_path
 from mq.web.exchange import Request
-from mq.web.frames import Flood, FrameCounter
+from mq.web.hypercorn_server import Flood, FrameCounter
 from mq.web.parameters import read_header, read_query
 from mq.web.refusals import check_head
 from tests.fuzz import amqp_targets
 from tests.web.talking import stream
 from tests.web.test_anything import is_name, talk
+from tests.web.written import encode_entries
 
 ID: Final = b"4ad814ab-213e-11e3-a9a3-0025904f6e08"
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -61,16 +73,16 @@ def _text(data: bytes) -> str:
 def _name(data: bytes) -> None:
     """What is read from a name is written as that name."""
     name = _text(data)
-    entry = names.parse_flat(name, State.DELAYED)
-    assert entry is None or names.flat(entry.queue, entry.id, entry.meta) == name
-    entry = names.parse_leaf(name, "q", State.READY)
-    assert entry is None or names.leaf(entry.id, entry.meta) == name
+    entry = parse_flat(name, State.DELAYED)
+    assert entry is None or flat_name(entry.queue, entry.id, entry.meta) == name
+    entry = parse_leaf(name, "q", State.READY)
+    assert entry is None or leaf_name(entry.id, entry.meta) == name
 
 
 def _queue(data: bytes) -> None:
     """The domain and the store agree on what a queue may be called, and such a name is a safe file name."""
     name = _text(data)
-    assert is_name(name) is names.is_queue(name)
+    assert is_name(name) is is_queue_name(name)
     with contextlib.suppress(InvalidName):
         assert not set(QueueName(name)) & set("/:,\0\n") and name not in (".", "..")  # noqa: PT018
 
@@ -84,22 +96,24 @@ def _id(data: bytes) -> None:
 
 
 def _sum(data: bytes) -> None:
-    found = Sum.decode(data)
-    assert found is None or found.encode() == data
+    with contextlib.suppress(Senseless):
+        found = Sum.decode(data)
+        assert found is not None
+        assert found.encode() == data
 
 
 def _attributes(data: bytes) -> None:
     """What was read comes back; compared as text, since a NaN is not equal to itself."""
-    text = encode_attributes(decode_attributes(data))
-    assert encode_attributes(decode_attributes(text)) == text
+    with contextlib.suppress(Senseless):
+        found = decode_attributes(data)
+        text = encode_attributes(found)
+        assert not found or encode_attributes(decode_attributes(text)) == text
 
 
 def _side(data: bytes) -> None:
-    found = decode_side(data)
-    if found is not None:
-        again = decode_side(encode_side(found))
-        assert again is not None
-        assert encode_side(again) == encode_side(found)
+    with contextlib.suppress(Senseless):
+        found = decode_side(data)
+        assert encode_side(decode_side(encode_side(found))) == encode_side(found)
 
 
 def _lay(calls: FakeCalls, path: str, content: bytes) -> None:
@@ -130,21 +144,21 @@ def _settings_toml(data: bytes) -> None:
 def _users(data: bytes) -> None:
     """Whoever is read from a file of users has a name, and rights that can be asked for."""
     with contextlib.suppress(InvalidSetting):
-        for user, _, _ in parse_users(data.decode("utf-8", "replace"), "users.toml"):
-            check_user_name(user.name)
-            user.may_something("q")
+        for account in parse_users(data.decode("utf-8", "replace"), "users.toml"):
+            check_user_name(account.user.name)
+            account.user.may_something("q")
 
 
 def _gate(data: bytes) -> None:
     """One line each: a path and what follows Basic. A path that was judged reads the same when it is read again."""
     path, _, given = data.partition(b"\n")
-    segments = gate._segments(path)
+    segments = split_path(path)
     if segments:
-        written = gate._path(segments)
-        assert gate._segments(written) == segments
+        written = join_path(segments)
+        assert split_path(written) == segments
         assert re.fullmatch(rb"(/[A-Za-z0-9._~%-]*)+", written)
-    gate.find_rule("GET", segments)
-    name, _ = gate._basic(given.decode("latin-1"))
+    find_rule("GET", segments)
+    name, _ = _basic(given.decode("latin-1"))
     assert ":" not in name
 
 
@@ -156,21 +170,31 @@ def _settings_flags(data: bytes) -> None:
             load_settings({line.name: text}, {})
 
 
+def _read(entries: BatchParser[Any], data: bytes) -> list[Any]:
+    """In two pieces."""
+    entries.feed(data[: len(data) // 2])
+    entries.feed(data[len(data) // 2 :])
+    return entries.end()
+
+
 def _batch(data: bytes) -> None:
     """The first line is the content type. What was read is written in the same way by whoever fetches it."""
     content_type, _, body = data.partition(b"\n")
     with contextlib.suppress(InvalidRequest, BatchTooLarge):
-        for draft in decode_drafts(content_type.decode("latin-1"), body):
+        for draft in _read(draft_entries(content_type.decode("latin-1")), body):
             if isinstance(draft, Draft) and isinstance(draft.body, bytes):
                 kept = Properties(len(draft.body), None, draft.attributes)
-                entry = Entry(Message("q", MessageId(ID.decode()), BytesBody(draft.body), kept, 1, "r"), draft.body)
+                entry = BatchEntry(
+                    Message("q", MessageId(ID.decode()), BytesBody(draft.body), kept, 1, "r"), draft.body
+                )
                 for accept in ("", "multipart/mixed"):
-                    [again] = decode_drafts(*encode_entries(accept, [entry]))
+                    written_as, written = encode_entries(accept, [entry])
+                    [again] = _read(draft_entries(written_as), written)
                     assert isinstance(again, Draft) or accept == ""
                     if isinstance(again, Draft):
                         assert again.body == draft.body
     with contextlib.suppress(InvalidRequest, BatchTooLarge):
-        decode_removals(content_type.decode("latin-1"), body)
+        _read(removal_entries(content_type.decode("latin-1")), body)
 
 
 def _parameters(data: bytes) -> None:

@@ -26,7 +26,7 @@ def test_the_seeds_are_read_or_refused(target: str) -> None:
         TARGETS[target].try_one(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_bytes_end_a_parser(target: str, tmp_path: Path) -> None:
     if missing():

@@ -26,7 +26,7 @@ _WORKERS: Final = 4
 _OPENING: Final = 100
 _DRIP_SECONDS: Final = 0.1
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
-_POST: Final = b"POST /q/messages HTTP/1.1\r\nHost: mq\r\n"
+_POST: Final = b"POST /q/messages HTTP/1.1\r\nHost: localhost\r\n"
 _HIDDEN: Final = http1("PUT", f"/{SMUGGLED}")
 _RESET: Final = struct.pack("ii", 1, 0)
 
@@ -206,7 +206,7 @@ async def smuggle(port: int, number: int, random: Random) -> None:
 
 
 ATTACKS: Final[dict[str, Attack]] = {
-    "slow heads": held(SLOW_CONNECTIONS, b"GET /q HTTP/1.1\r\nHost: mq\r\nX: ", b"y"),
+    "slow heads": held(SLOW_CONNECTIONS, b"GET /q HTTP/1.1\r\nHost: localhost\r\nX: ", b"y"),
     "slow bodies": held(SLOW_CONNECTIONS, _POST + b"Content-Length: 1000000\r\n\r\n", b"y"),
     "slow header blocks": held(SLOW_CONNECTIONS, _PREFACE + HeadersFrame(1, b"").serialize()[:-1], b"\0"),
     "header floods": over_and_over(flood_headers),

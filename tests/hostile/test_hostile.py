@@ -51,14 +51,14 @@ def lane(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def shared(files: int, lane: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One daemon for all attacks in turn. It has to end well after the last one."""
     folder = tmp_path_factory.mktemp("hostile")
-    with Daemon(folder / "root", folder / "log", *lane) as daemon:
+    with Daemon(folder / "root", folder / "log", "--hosts", "mq", *lane) as daemon:
         yield daemon
         daemon.stop()
 
 
 @pytest.fixture
 def daemon(temp_root: Path, tmp_path: Path, lane: tuple[str, ...]) -> Iterator[Daemon]:
-    with Daemon(temp_root, tmp_path / "log", *lane) as daemon:
+    with Daemon(temp_root, tmp_path / "log", "--hosts", "mq", *lane) as daemon:
         yield daemon
 
 

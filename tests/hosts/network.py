@@ -29,6 +29,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -38,7 +39,7 @@ from typing import Final
 
 import pytest
 
-LIFE_SECONDS: Final = 3600
+LIFE_SECONDS: Final = 4 * 3600
 _TOOLS: Final = ("ip", "unshare", "nsenter", "setpriv")
 _FIRST_PROCESS: Final = """
 import signal, socket, sys, time
@@ -48,6 +49,12 @@ print("ready", flush=True)
 time.sleep(float(sys.argv[2]))
 """
 """The first process of a host. Those whose parents have died are its children, and it forgets them as they end."""
+_LET_GO: Final = f"""
+awk '$5 ~ "^({tempfile.gettempdir()}|/dev/shm)/" {{print $5}}' /proc/self/mountinfo | tac | xargs -r -n1 umount --lazy
+exec "$@"
+"""
+"""First of all lets go of the disks of other tests. A host has a copy of every mount, and a disk that is mounted
+anywhere stays as it is: a test that unmounts it, changes it and mounts it again would find what was there before."""
 _KINDS: Final = ("--net", "--mount", "--pid", "--uts", "--ipc")
 """The namespaces that a host does not share with the machine."""
 _BORN_SECONDS: Final = 10.0
@@ -198,7 +205,7 @@ class _Space:
         """Begin."""
         bounded = ("setpriv", "--pdeathsig=KILL", "unshare", "--fork", "--kill-child", "--mount-proc", *_KINDS)
         self._holder = subprocess.Popen(
-            [*bounded, sys.executable, "-c", _FIRST_PROCESS, self.name, str(LIFE_SECONDS)],
+            [*bounded, "sh", "-c", _LET_GO, "sh", sys.executable, "-c", _FIRST_PROCESS, self.name, str(LIFE_SECONDS)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -57,6 +57,18 @@ def test_hosts_have_names_and_reach_each_other(network: Network, tmp_path: Path)
     assert [host.run("hostname").strip() for host in network] == ["n1", "n2", "n3"]
 
 
+def test_a_host_holds_no_disk_of_other_tests(tmp_path: Path) -> None:
+    """A copy of the mount would keep it as it is, whatever its own test does with the disk behind it."""
+    subprocess.run(["mount", "-t", "tmpfs", "mq-test", str(tmp_path)], check=True)
+    try:
+        with made_network("n1") as network:
+            mounts = network["n1"].run("cat", "/proc/self/mountinfo")
+            assert f" {tmp_path} " not in mounts
+            assert " /proc " in mounts
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 def test_a_cut_host_is_reached_by_nobody_until_it_is_mended(network: Network, tmp_path: Path) -> None:
     one, two = network["n1"], network["n2"]
     one.start(*_SERVER, log=tmp_path / "log")

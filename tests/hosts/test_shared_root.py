@@ -25,7 +25,7 @@ PING_SECONDS: Final = 3
 CUT_SECONDS: Final = 8.0
 SILENCE_SECONDS: Final = 15.0
 
-pytestmark = [pytest.mark.root, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.cluster, pytest.mark.proof]
 
 
 class Volume:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
-from mq.observers.journal_segments import Life, Segment, segment_paths
+from mq.observers.journal_segments import JournalSegment, Life, segment_paths
 
 LIFE = Life("42-cafe", "here", 42, "0", "posix:/r", 0, 1_700_000_000 * 10**9)
 STEPS = (
@@ -54,7 +54,7 @@ def as_row(transition: Transition) -> dict[str, object]:
 def read_rows(folder: Path) -> list[dict[str, object]]:
     """All rows of all segments, in the order of lives, which names tell to the second only; times in microseconds."""
     rows = []
-    segments = [Segment(path) for path in segment_paths(folder)]
+    segments = [JournalSegment(path) for path in segment_paths(folder)]
     for segment in sorted(segments, key=lambda segment: int(segment.head.get("started_ns", 0))):
         for batch in segment.batches():
             rows += batch.to_pylist()

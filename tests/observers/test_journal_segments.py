@@ -11,7 +11,7 @@ import pytest
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
 from mq.observers.journal_rows import GAP, SCHEMA, note_batch, transitions_batch
-from mq.observers.journal_segments import Limits, Segment, SegmentWriter, segment_paths
+from mq.observers.journal_segments import JournalSegment, Limits, SegmentWriter, segment_paths
 from tests.observers.journals import LIFE, as_row, flat, lives, read_rows, transitions_in
 
 KEEP_ALL = Limits()
@@ -45,12 +45,13 @@ def test_every_kind_and_field_comes_back(tmp_path: Path) -> None:
 def test_the_head_says_whose_it_is(tmp_path: Path) -> None:
     write_all(tmp_path, [list(lives(1))])
     [path] = segment_paths(tmp_path)
-    head = Segment(path).head
+    head = JournalSegment(path).head
     assert head == {
         "mq.journal": "1",
         "segment": "0",
         **{name: str(value) for name, value in LIFE._asdict().items()},
     }
+    assert path.stat().st_mode & 0o777 == 0o600
     assert path.name == "20231114T221320Z-42-cafe-000000.arrow"
 
 
@@ -74,7 +75,7 @@ def test_a_crash_at_any_byte_leaves_the_whole_batches(tmp_path: Path) -> None:
     expected = [as_row(row) for batch in batches for row in batch]
     for cut in (*range(0, ends[0], 7), *range(ends[0] - 8, ends[1] + 8), *range(ends[1], len(data) + 1, 7)):
         path.write_bytes(data[:cut])
-        segment = Segment(path)
+        segment = JournalSegment(path)
         whole = [rows for rows, end in zip(batches, ends, strict=True) if end <= cut]
         assert sum(batch.num_rows for batch in segment.batches()) == sum(map(len, whole)), cut
     path.write_bytes(data)
@@ -93,7 +94,7 @@ def test_a_page_that_never_reached_the_disk_is_not_taken_for_rows(tmp_path: Path
     found = 0
     for hole in range(begin, len(data) - 64, 512):
         path.write_bytes(data[:hole] + bytes(64) + data[hole + 64 :])
-        segment = Segment(path)
+        segment = JournalSegment(path)
         rows = [row for batch in segment.batches() for row in batch.to_pylist()]
         if path.read_bytes() == data:
             continue  # it was zeros before
@@ -116,7 +117,7 @@ def test_segments_rotate_by_size_and_the_oldest_go(tmp_path: Path) -> None:
     numbers = [row["sequence"] for row in rows]
     assert numbers == list(range(numbers[0], 40 * 500))
     assert numbers[0] > 0
-    assert int(Segment(paths[0]).head["segment"]) > 0
+    assert int(JournalSegment(paths[0]).head["segment"]) > 0
 
 
 def test_segments_rotate_by_age_and_old_ones_go(tmp_path: Path) -> None:
@@ -180,6 +181,6 @@ def test_a_refused_batch_leaves_nothing_and_the_next_one_is_whole(tmp_path: Path
 
 
 def is_torn(path: Path) -> bool:
-    segment = Segment(path)
+    segment = JournalSegment(path)
     assert sum(batch.num_rows for batch in segment.batches()) > 0
     return segment.torn

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from mq.cli.pipeline import main
@@ -103,6 +105,31 @@ def test_a_drain_goes_on_where_it_was_cut_off_and_a_replay_brings_each_message_o
         result = CliRunner().invoke(main, [*command[:-3], "nowhere", "--url", address(daemon)["url"]])
         assert result.exit_code == 1
         assert "nowhere" in result.stderr.splitlines()[-1]
+        daemon.stop()
+
+
+def test_a_lost_checkpoint_takes_no_message_with_it(spark: SparkSession, tmp_path: Path) -> None:
+    out = tmp_path / "archive"
+    with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
+        options = {**address(daemon), "maxMessagesPerTrigger": "100"}
+        before = publish(daemon, "orders")
+        archive(spark, ["orders"], str(out), options)
+        after = publish(daemon, "orders")
+        (out / "_checkpoints").rename(tmp_path / "lost")
+        with pytest.raises(Conflict, match=r"has more batches than its checkpoint .* another archive"):
+            archive(spark, ["orders"], str(out), options)
+        shutil.copytree(tmp_path / "lost", out / "_checkpoints")
+        for log in ("offsets", "commits"):  # an old copy
+            for name in ("1", ".1.crc"):
+                (out / "_checkpoints" / "orders" / log / name).unlink()
+        with pytest.raises(Conflict, match="lost or an old copy"):
+            archive(spark, ["orders"], str(out), options)
+        with pytest.raises(StreamingQueryException, match=r'goes with another checkpoint .* "takeOver"'):
+            archive(spark, ["orders"], str(tmp_path / "other"), options)
+        archive(spark, ["orders"], str(tmp_path / "other"), {**options, "takeOver": "true"})
+        assert archived(spark, out) == sorted(before.items())
+        assert archived(spark, tmp_path / "other") == sorted(after.items())
+        assert drain(daemon, "orders") == []
         daemon.stop()
 
 

@@ -1,253 +1,254 @@
-"""Bugs to plant in the real code, a line each: the simulation has to find every one of them."""
+"""Bugs to plant in the real code: the simulation has to find every one of them.
+
+The seed that finds each is in ``found_by.json``, which ``make planted`` writes.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import textwrap
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from mq.broker import (
-    claimed,
-    claims,
-    consumers,
-    consuming,
-    deaths,
-    fetching,
-    follow,
-    handing_out,
-    jobs,
-    keys,
-    leases,
-    ledger,
-    publishing,
-    removing,
-    upkeep,
-)
-from mq.message import MessageIds
-from mq.storage import barrier, batch, posix, recovery
-from mq.testing.simulation import Report, run_seed
-
-
-class Bug(NamedTuple):
-    """A line of the real code, and what stands there instead.
-
-    Attributes:
-        owner: the class or module that has the function.
-        function: its name.
-        line: what is replaced; it occurs once.
-        instead: what replaces it.
-    """
-
-    owner: Any
-    function: str
-    line: str
-    instead: str
-
+from tests.simulation.planting import Bug
 
 BUGS: Final = {
-    "a folder is not synced": Bug(barrier.Barrier, "_sync_folders", "self._syncs.folder(folder)", "pass"),
-    "a file is not synced": Bug(barrier.Barrier, "settle", "sync(self._calls, fd)", "pass"),
+    "a folder is not synced": Bug("Barrier._sync_folders", "self._syncs.folder(folder)", "pass"),
+    "a file is not synced": Bug("Barrier.flush", "sync(self._calls, fd)", "pass"),
     "an fsync that failed is tried again": Bug(
-        barrier.Barrier, "settle", "sync(self._calls, fd)", "try_again(self._calls.fsync, fd)"
+        "Barrier.flush",
+        "sync(self._calls, fd)",
+        """
+        try:
+            self._calls.fsync(fd)
+        except OSError:
+            self._calls.fsync(fd)
+        """,
     ),
-    "a batch that failed is answered as done": Bug(
-        batch.Batch, "run", "self._folders.fail(error)", "return self._outcomes"
-    ),
-    "a message carries no checksum": Bug(batch.Batch, "_write", "self._note(fd, operation, size, crc)", "pass"),
+    "a batch that failed is answered as done": Bug("Batch.run", "self._folders.fail(error)", "return self._outcomes"),
+    "a message carries no checksum": Bug("Batch._write", "self._note(fd, operation, size, crc)", "pass"),
     "a link is not durable before its unlink": Bug(
-        batch.Batch, "_write_and_move", "if durable or self._links or self._must_settle:", "if durable:"
+        "Batch._write_and_move", "durable or self._links or self._must_flush", "durable"
     ),
-    "what is done at once is not synced": Bug(
-        batch.Batch, "_do_at_once", "durable |= self._is_durable(operation)", "pass"
-    ),
+    "what is done at once is not synced": Bug("Batch._do_natively", "durable |= self._is_durable(operation)", "pass"),
     "what is written at once is not synced": Bug(
-        batch.Batch,
-        "_do_at_once",
+        "Batch._do_natively",
         "self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()",
         "self._calls.close(fd) if keep else None",
     ),
     "the folder that was left is not synced": Bug(
-        batch.Batch, "_moved", "add_folders(entered, *also)", "add_folders(entered)"
+        "Batch._moved", "self._barrier.add_folders(entered, *also)", "self._barrier.add_folders(entered)"
     ),
     "the folder that was entered is not synced": Bug(
-        batch.Batch, "_moved", "add_folders(entered, *also)", "add_folders(*also)"
+        "Batch._moved", "self._barrier.add_folders(entered, *also)", "self._barrier.add_folders(*also)"
     ),
     "one folder is synced of two where names have no order": Bug(
-        barrier.Barrier, "add_folders", "if self._syncs.ordered else []", ""
+        "Barrier.add_folders", "... if self._syncs.ordered else []", "..."
     ),
     "a file is thought to bring its name where names have no order": Bug(
-        barrier.Barrier, "add_file", "if self._syncs.ordered:", "if True:"
+        "Barrier.add_file", "if self._syncs.ordered: ...", "..."
     ),
     "a file is thought to bring what was changed after it": Bug(
-        barrier.Barrier,
-        "add_folders",
+        "Barrier.add_folders",
         "self._folders = {held[0]}",
         "self._folders = {held[0]} - {*held[bool(self._files) - 1 :]}",
     ),
     "a file is thought to bring its lease where names have no order": Bug(
-        barrier.Barrier, "brings_move", "self._syncs.ordered and self._files", "self._files"
+        "Barrier.brings_move", "self._syncs.ordered and self._files", "self._files"
     ),
-    "an old name is unlinked, and that not synced": Bug(batch.Batch, "_finish_links", "durable = True", "pass"),
+    "an old name is unlinked, and that not synced": Bug("Batch._finish_links", "durable = True", "pass"),
     "a message is unlinked while an older name can come back": Bug(
-        batch.Batch, "_unlink_removed", "if self._folders.loose:", "if False:"
+        "Batch._unlink_removed", "if self._folders.dirty_folders: ...", "pass"
     ),
     "a queue's folder is made, and that not synced": Bug(
-        posix.FolderStorage,
-        "_put_record",
-        "with synced_after(self._calls, folders.layout.queues):",
-        "with contextlib.nullcontext():",
+        "FolderStorage._put_record", "with synced_after(calls, folders.layout.queues): ...", "..."
     ),
     "a queue's deletion is not synced": Bug(
-        posix.FolderStorage,
-        "_drop_record",
-        "with synced_after(self._calls, layout.remove, layout.queues):",
-        "with contextlib.nullcontext():",
+        "FolderStorage._drop_record", "with synced_after(calls, layout.remove, layout.queues): ...", "..."
     ),
-    "recovery keeps torn messages": Bug(recovery, "_drop_torn", "if flaw:", "if False:"),
-    "recovery keeps a torn message that was being leased": Bug(
-        recovery, "_moved_on", "entry.meta.receives == 1", "False"
-    ),
+    "recovery keeps torn messages": Bug("_drop_torn", "if flaw: ...", "if False: ..."),
+    "recovery keeps a torn message that was being leased": Bug("_moved_on", "entry.meta.receives == 1", "False"),
     "recovery prefers older places": Bug(
-        recovery,
         "_rank",
-        "(State.NEW, State.DELAYED, State.READY, State.REMOVED)",
-        "(State.REMOVED, State.READY, State.DELAYED, State.NEW)",
+        "return is_removed, entry.joined, place, ..., ..., name",
+        "return not is_removed, entry.joined, -place, ..., ..., name",
     ),
     "a publish is not durable": Bug(
-        jobs.Publish, "operation", "self._meta, transient", "self._meta, durable=False, transient"
+        "PublishJob.operation",
+        "Write(..., id, self._body, self._attributes, self._meta, transient=self._transient)",
+        "Write(..., id, self._body, self._attributes, self._meta, transient=self._transient, durable=False)",
     ),
-    "a lease is not durable": Bug(leases.Leases, "move", "reads=reads)", "reads=reads, durable=False)"),
+    "a lease is not durable": Bug(
+        "Leases.move",
+        "Move(entry, State.DELAYED, ..., reads=reads)",
+        "Move(entry, State.DELAYED, ..., reads=reads, durable=False)",
+    ),
     "a lease is counted from before its move": Bug(
-        handing_out.HandingOut, "leased", "now + self._leases.seconds", "started + self._leases.seconds"
+        "Deliverer.leased",
+        "due = now + self.leases.seconds(each.request) + allowance",
+        "due = barrier.began + self.leases.seconds(each.request) + allowance",
     ),
-    "a lease's name leaves no time for its barrier": Bug(
-        leases.Leases, "deadline_ms", "seconds + MARGIN_SECONDS", "seconds"
-    ),
-    "leases end with the broker": Bug(
-        upkeep.Upkeep,
-        "_remaining_seconds",
-        "return min(max(remaining_ns / 1e9, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)",
-        "return 0.0",
-    ),
+    "a lease's name leaves no time for its barrier": Bug("Leases.deadline_ms", "seconds + MARGIN_SECONDS", "seconds"),
+    "leases end with the broker": Bug("Upkeep._remaining_seconds", "return min(max(..., 0.0), ...)", "return 0.0"),
     "a removal is not durable": Bug(
-        removing.Remover,
-        "_batch",
+        "Remover._batch",
         "Move(entry, State.REMOVED, durable=durable)",
         "Move(entry, State.REMOVED, durable=False)",
     ),
-    "ids go back with the clock": Bug(MessageIds, "new", "if ticks <= self._last:", "if ticks == self._last:"),
-    "what is in NEW at the start is left there": Bug(
-        follow.Follower, "load", "(State.DELAYED, State.NEW, State.REMOVED)", "(State.DELAYED, State.REMOVED)"
+    "ids go back with the clock": Bug("MessageIds.new", "ticks <= self._last", "ticks == self._last"),
+    "what is ahead of the clock is taken for a leftover": Bug(
+        "Catalog.place",
+        """
+        if index is None:
+            if entry.queue in self.leaving: ...
+            return
+        """,
+        """
+        if index is None or entry.id.published_ns > self._clock_ns() + 400 * 86_400 * 10**9:
+            if True: ...
+            return
+        """,
     ),
-    "a key is not durable before its message": Bug(keys.Keys, "_put", "await self._flush()", "pass"),
+    "a lease lasts until a clock that was set back comes there": Bug(
+        "Upkeep._remaining_seconds", "min(max(..., 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)", "max(..., 0.0)"
+    ),
+    "what is in NEW at the start is left there": Bug(
+        "StoreWatcher.load", "(State.DELAYED, State.NEW, State.REMOVED)", "(State.DELAYED, State.REMOVED)"
+    ),
+    "a key is not durable before its message": Bug("Keys._put", "await self._flush()", "pass"),
     "a key is forgotten when its message is removed": Bug(
-        keys.Keys, "settle", "if not self._unsettled.isdisjoint(ids):", "if False:"
+        "Keys.settle", "if not self._unsettled.isdisjoint(ids): ...", "pass"
     ),
     "of two who publish with one key each is stored": Bug(
-        publishing.Publishing, "_earlier", "if (index, draft.key) in self._by_key:", "if False:"
+        "Publisher._earlier", "(index, draft.key) in self._by_key", "False"
     ),
     "a history is not durable before its message moves": Bug(
-        deaths.Deaths, "_put", "await self._ledger.put(", "self._ledger.put_later("
+        "DeadLetters._put", "await self._ledger.put(...)", "self._ledger.put_later(...)"
     ),
     "a ledger forgets what was put while it was written": Bug(
-        ledger.Ledger, "_write", "self._durable = changes", "self._durable = self._changes + 1"
+        "Ledger._write", "self._durable = changes", "self._durable = self._changes + 1"
     ),
-    "a receipt is not compared": Bug(consuming, "_checked", "entry.meta.claim != receipt", "entry.meta.claim is None"),
+    "a ledger forgets what was refused": Bug("Ledger._write", "self._dirty.update(dirty)", "pass"),
+    "a ledger writes what was left before where that went": Bug(
+        "Ledger._write", "sorted(dirty, key=_age, reverse=True)", "sorted(dirty, key=_age)"
+    ),
+    "a delivery that is refused is forgotten": Bug(
+        "Upkeep._end_move", "self._catalog.end(entry, entry, kind)", "self._catalog.end(entry, None, kind)"
+    ),
+    "a delivery that is refused is not tried again": Bug(
+        "Mover._move", "self.add(entry, trio.current_time() + RETRY_SECONDS)", "pass"
+    ),
+    "a death that is refused is forgotten": Bug("DeadLetters._put_back", "None if is_gone else each.entry", "None"),
+    "a purge is not durable": Bug(
+        "Queues.purge", "Move(entry, State.REMOVED)", "Move(entry, State.REMOVED, durable=False)"
+    ),
+    "a receipt is not compared": Bug("_checked", "entry.meta.receipt != receipt", "entry.meta.receipt is None"),
     "what has expired is handed out": Bug(
-        upkeep.Upkeep,
-        "is_dead",
-        "((EXPIRED, self._deaths.is_expired), (RECEIVES, self._deaths.is_worn_out))",
-        "((RECEIVES, self._deaths.is_worn_out),)",
+        "Upkeep.is_dead",
+        "((EXPIRED, self._dead_letters.is_expired), (RECEIVES, self._dead_letters.is_worn_out))",
+        "((RECEIVES, self._dead_letters.is_worn_out),)",
     ),
     "what was received too often is handed out": Bug(
-        deaths.Deaths,
-        "is_worn_out",
+        "DeadLetters.is_worn_out",
         "entry.meta.receives < index.settings.max_receives",
         "entry.meta.receives <= index.settings.max_receives",
     ),
     "a limit does not count what is being published": Bug(
-        publishing.Publishing, "_check", "index.counted >= settings", "index.counted - index.reserved >= settings"
+        "Publisher._check",
+        "index.counted >= settings.max_messages",
+        "index.counted - index.reserved >= settings.max_messages",
     ),
     "a unique queue does not know what is being published": Bug(
-        publishing.Publishing, "_earlier", "if (index, digest) in self._by_digest:", "if False:"
+        "Publisher._earlier", "(index, digest) in self._by_digest", "False"
     ),
-    "a delay is not kept": Bug(upkeep, "_aim", "return Move(", "return to_ready(entry) or Move("),
+    "a delay is not kept": Bug(
+        "_aim", "return Move(entry, State.DELAYED, entry.meta, durable=False)", "return to_ready(entry)"
+    ),
     "a settings change is not durable": Bug(
-        posix.FolderStorage,
-        "_put_record",
-        "self._root_open.records.put(kind, key, value if made else self._made_before(key, value))",
-        "made and self._root_open.records.put(kind, key, value)",
+        "FolderStorage._put_record",
+        """
+        self._root_open.records.put(kind, key, value)
+        if not self._mount.ordered: ...
+        """,
+        """
+        made and self._root_open.records.put(kind, key, value)
+        if not self._mount.ordered: ...
+        """,
     ),
     "a claim is not durable": Bug(
-        claims.Claims,
-        "_make",
+        "BatchConsumers._make",
         "await self._keep(index, consumer, consumer.state._replace(claim=claim))",
         "consumer.state = consumer.state._replace(claim=claim)",
     ),
     "the lease of a claim is not durable": Bug(
-        claimed.Claimed,
-        "_lease_some",
+        "ClaimedMessages._lease_some",
         "Move(entry, State.DELAYED, meta)",
         "Move(entry, State.DELAYED, meta, durable=False)",
     ),
     "a claim is not renewed": Bug(
-        claims.Claims,
-        "_hold",
-        "if not (is_fresh and all(",
-        "if not all(_is_leased(entry) for entry in there) and not (all(",
+        "BatchConsumers._hold", "not (is_fresh and len(there) == len(claim.ids))", "len(there) < len(claim.ids)"
     ),
     "a claim has what somebody else has by now": Bug(
-        consumers.Consumer, "has_leased", "entry.meta.claim.startswith(self.tag)", "True"
+        "BatchConsumer.has_leased", "entry.meta.receipt.startswith(self.tag)", "True"
     ),
     "an acknowledgement is not durable": Bug(
-        claims.Claims,
-        "acknowledge",
+        "BatchConsumers.acknowledge",
         "await self._keep(index, consumer, state._replace(acknowledged=batch))",
         "consumer.state = state._replace(acknowledged=batch)",
     ),
+    "an acknowledgement passes over what is on its way": Bug("ClaimedMessages.remove", "left = moving", "left = []"),
+    "an acknowledgement leaves what is ready again": Bug(
+        "ClaimedMessages.remove",
+        "[entry for entry in found if entry is not None]",
+        "[entry for entry in found if entry is not None and entry.state is not State.READY]",
+    ),
+    "an acknowledgement leaves what was handed out again": Bug(
+        "ClaimedMessages.remove",
+        "[entry for entry in found if entry is not None]",
+        "[entry for entry in found if entry is not None and entry.meta.receives < 2]",
+    ),
+    "an acknowledgement leaves what has died": Bug(
+        "DeadLetters.find", "while found is None and target is not None: ...", "pass"
+    ),
+    "an acknowledgement that was cut off is not finished at the start": Bug(
+        "BatchConsumers.finish", "await self._finish(index, consumer)", "pass"
+    ),
     "a consumer that was started again shuts nobody out": Bug(
-        claims.Claims, "_check_epoch", "if epoch != consumer.state.epoch:", "if False:"
+        "BatchConsumers._check_epoch", "epoch != consumer.state.epoch", "False"
     ),
     "what is offered and not taken is left in NEW": Bug(
-        fetching.FetchWorker, "_next_chosen", "self._upkeep.deliver_offers(index)", "self._offers.leave(index)"
+        "FetchWorker._assign_next", "self._upkeep.deliver_offers(index)", "self._offers.leave(index)"
     ),
     "an extended lease ends as before": Bug(
-        jobs.Change, "done", "None if self._seconds is None else time + self._seconds", "self._started + 0.01"
+        "MoveJob.done",
+        "None if self._seconds is None else trio.current_time() + self._seconds",
+        "self._started + 0.01",
     ),
 }
+"""Each by what it does, in words. To plant a new one: add it here, then ``make planted``."""
 
-
-@contextlib.contextmanager
-def planted(bug: Bug) -> Iterator[None]:
-    """The code with the bug in it."""
-    original = getattr(bug.owner, bug.function)
-    source = textwrap.dedent(inspect.getsource(original))
-    assert source.count(bug.line) == 1, f"{bug.line!r} is {source.count(bug.line)} times in {bug.function}"
-    names: dict[str, Any] = {}
-    space = {**original.__globals__, "contextlib": contextlib, "try_again": _try_again}
-    changed = "from __future__ import annotations\n" + source.replace(bug.line, bug.instead)
-    exec(compile(changed, "planted", "exec"), space, names)
-    setattr(bug.owner, bug.function, names[bug.function])
-    try:
-        yield
-    finally:
-        setattr(bug.owner, bug.function, original)
-
-
-def first_report(bug: Bug, seeds: range) -> Report | None:
-    """The first run that finds the bug; None when none does."""
-    with planted(bug):
-        for seed in seeds:
-            report = run_seed(seed)
-            if report.violations:
-                return report
-    return None
-
-
-def _try_again(sync: Callable[[int], None], fd: int) -> None:
-    try:
-        sync(fd)
-    except OSError:
-        sync(fd)
+OF_THE_LOG: Final = {
+    "the log is not flushed": Bug("Log.flush", "self._calls.fdatasync(self._current.fd)", "pass"),
+    "a segment is freed before what it speaks of is on the medium": Bug("Log._checkpoint", "self._sync()", "pass"),
+    "a record of an earlier epoch is believed": Bug(
+        "Segment._read", "(epoch, key) != (self.epoch, self.key)", "epoch > self.epoch"
+    ),
+    "what a record says is done though it was refused": Bug(
+        "_record_and_do", "log.append(encode([Refused(sequence, refused)]))", "pass"
+    ),
+    "the last of what the log says is not done again": Bug(
+        "redo", "fates = _fates(sayings)", "fates = _fates(sayings[:-1])"
+    ),
+    "queues are not made again from the log": Bug("redo", "_redo_queues(folders, records, sayings)", "pass"),
+    "records are not put again from the log": Bug("redo", "_redo_records(records, sayings)", "pass"),
+    "a file is believed for its name": Bug("_settle", "_is_whole(folders, name, fate.wrote)", "True"),
+    "a large body has no name on the medium when the log names it": Bug(
+        "_LargeBodies.sync", "if self._any: ...", "pass"
+    ),
+    "files are there before the log has them": Bug(
+        "_record_and_do",
+        """
+        if any(isinstance(operation, Write) or operation.durable for operation in operations):
+            log.flush()
+        """,
+        "pass",
+    ),
+}
+"""Found where stores have a log (``--log``)."""

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = "from mq.testing.simulation import digest, run_seed; print(digest([run_seed(seed) for seed in range(12)]))"
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_trace_in_every_process() -> None:
     """Under three orders of sets and dictionaries of text, and in processes of their own."""
     traces = {

@@ -23,7 +23,7 @@ from mq.client import Client, Outgoing
 from tests.e2e.daemon import TREE, Daemon
 from tests.spark.conftest import environment, url
 
-pytestmark = [pytest.mark.slow, pytest.mark.sparkcluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.proof, pytest.mark.sparkcluster, pytest.mark.timeout(600)]
 
 HOME = Path(pyspark.__file__).parent
 NEEDED = ("pyspark", "py4j", "pyarrow", "pyarrow.libs")

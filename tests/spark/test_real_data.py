@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,17 +29,13 @@ from tests.spark.records import real_records
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
 USUAL_ROWS = 12_000
-KILLS = 5
 PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
+def daemon(tmp_path: Path, free_port: int) -> Iterator[Daemon]:
     """On one port over all its lives."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with Daemon(tmp_path / "root", tmp_path / "daemon.log", "--port", str(port)) as running:
+    with Daemon(tmp_path / "root", tmp_path / "daemon.log", "--port", str(free_port)) as running:
         with Client(url(running)) as client:
             client.create_queue("index")
         yield running
@@ -86,8 +81,10 @@ class Driver:
         self._log.close()
 
 
-def test_real_records_through_five_kills_of_the_driver_and_two_of_the_broker(
-    spark: Any, daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.proof
+@pytest.mark.parametrize("kills", [2, 5])
+def test_real_records_through_kills_of_the_driver_and_of_the_broker(
+    spark: Any, daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest, kills: int
 ) -> None:
     rows = request.config.getoption("spark_rows", None)
     records = real_records(USUAL_ROWS if rows is None else rows or None)
@@ -99,7 +96,7 @@ def test_real_records_through_five_kills_of_the_driver_and_two_of_the_broker(
         assert client.queue("index").ready == len(records)
     random, most = Random(len(records)), str(max(20, len(records) // 300))  # so many that no driver comes to the end
     told = [f"{len(records)} records written in {time.monotonic() - begun:.0f} s"]
-    for kill in range(KILLS):
+    for kill in range(kills):
         driver = Driver(daemon, tmp_path, most)
         try:
             driver.wait_for_more()

@@ -21,11 +21,11 @@ from pyspark.sql.types import (
 
 from mq.client.errors import NotUnderstood
 from mq.message import BytesBody, Message, MessageIds, Properties
-from mq.spark.columns import Columns, read_columns
+from mq.spark.calls import Columns, read_columns
 from mq.spark.errors import InvalidRow, InvalidSchema
-from mq.spark.rows import ALL_COLUMNS, COLUMNS, LineMaker, RowMaker, check_written
-from mq.web.batches import Entry
-from mq.web.columns import encode_columns
+from mq.spark.rows import ALL_COLUMNS, COLUMNS, LineMaker, RowMaker, check_written, find_repeated
+from mq.web.batches import BatchEntry
+from tests.web.written import encode_columns
 
 ID = MessageIds(lambda: 1_700_000_000_123_456_700).new()
 SAID: dict[str, Any] = {"content_type": "text/plain", "attributes": {"a": "ä"}}
@@ -34,7 +34,7 @@ SAID: dict[str, Any] = {"content_type": "text/plain", "attributes": {"a": "ä"}}
 def columns(*bodies: bytes) -> Columns:
     """As a daemon sends them."""
     messages = [Message("q", ID, BytesBody(body), Properties(len(body), None, SAID), 2, "") for body in bodies]
-    entries = [Entry(message, body, "", 1 << 59) for message, body in zip(messages, bodies, strict=True)]
+    entries = [BatchEntry(message, body, "", 1 << 59) for message, body in zip(messages, bodies, strict=True)]
     return read_columns(encode_columns(entries))
 
 
@@ -66,7 +66,7 @@ def test_bytes_that_are_no_text() -> None:
 def test_what_is_no_columns(data: bytes) -> None:
     with pytest.raises(NotUnderstood, match="not columns of messages"):
         read_columns(data)
-    whole = encode_columns([Entry(Message("q", ID, BytesBody(b"x"), Properties(1, None), 0, ""), b"x")])
+    whole = encode_columns([BatchEntry(Message("q", ID, BytesBody(b"x"), Properties(1, None), 0, ""), b"x")])
     with pytest.raises(NotUnderstood, match="0 bytes of bodies instead of 1"):
         read_columns(whole[:-1])
 
@@ -91,6 +91,9 @@ def test_columns_that_no_message_has(schema: StructType, why: str) -> None:
         (of(("value", LongType())), "column value must be binary or string, not bigint"),
         (of(("value", BinaryType()), ("colour", StringType())), "unknown column colour"),
         (of(("value", BinaryType()), ("ttlSeconds", StringType())), "column ttlSeconds"),
+        (of(("value", BinaryType()), ("key", StringType())), r'the column "key" .* "group" .* "idempotencyKey"'),
+        (of(("key", BinaryType()), ("value", BinaryType())), 'the column "key" is not taken'),
+        (of(("value", BinaryType()), ("idempotencyKey", LongType())), "column idempotencyKey must be string"),
     ],
 )
 def test_rows_that_can_be_no_messages(schema: StructType, why: str) -> None:
@@ -109,7 +112,7 @@ def lines(maker: LineMaker, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_row_as_a_message() -> None:
     row = {
         "value": b"\xff",
-        "key": "k",
+        "idempotencyKey": "k",
         "contentType": "x/y",
         "headers": [{"key": "H", "value": "ä".encode()}],
         "delaySeconds": 1.5,
@@ -119,6 +122,8 @@ def test_a_row_as_a_message() -> None:
         {"base64": "/w==", "content_type": "x/y", "delay": 1.5, "ttl": 60.0, "attributes": {"h": "ä"}, "key": "k"}
     ]
     assert lines(LineMaker("w", 0), [{"value": "x", "id": "i"}]) == [{"body": "x", "key": "i"}]
+    both = {"value": "x", "id": "i", "idempotencyKey": "k"}
+    assert lines(LineMaker("w", 0), [both]) == [{"body": "x", "key": "k"}]
 
 
 def test_a_task_that_runs_again_has_the_same_keys_in_whatever_order() -> None:
@@ -129,6 +134,44 @@ def test_a_task_that_runs_again_has_the_same_keys_in_whatever_order() -> None:
     assert len({line["key"] for line in first}) == 4
     others = [lines(LineMaker("w", 4), rows), lines(LineMaker("v", 3), rows)]
     assert not {line["key"] for line in first} & {line["key"] for other in others for line in other}
+
+
+def test_a_write_that_can_be_run_anew_has_the_same_keys_in_other_partitions() -> None:
+    rows = [{"value": text} for text in ("a", "b", "a", "c")]
+    keys = {line["key"] for line in lines(LineMaker("w", 3, is_named=True), rows)}
+    assert keys == {line["key"] for line in lines(LineMaker("w", 4, is_named=True), rows)}
+    assert len(keys) == 4
+    assert not keys & {line["key"] for line in lines(LineMaker("v", 3, is_named=True), rows)}
+
+
+def digests(*partitions: list[str | None]) -> list[bytearray]:
+    found = []
+    for number, keys in enumerate(partitions):
+        maker = LineMaker("w", number)
+        lines(maker, [{"value": "x", "idempotencyKey": key} for key in keys])
+        found.append(maker.digests)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("partitions", "found"),
+    [
+        ([], None),
+        ([["a", "b"], ["c"]], None),
+        ([[None, None], [None, "a"]], None),
+        ([["a", "b", "a"]], ((0, 0), (0, 2))),
+        ([["a"], ["b"], [None, "a"]], ((0, 0), (2, 1))),
+        ([["a"], [None], ["b", "c", "c"], ["c"]], ((2, 1), (2, 2))),
+    ],
+)
+def test_rows_with_one_key(partitions: list[list[str | None]], found: Any) -> None:
+    assert find_repeated(digests(*partitions)) == found
+
+
+def test_rows_that_have_no_key_of_their_own_cost_no_digest() -> None:
+    maker = LineMaker("w", 0)
+    lines(maker, [{"value": "x"}])
+    assert not maker.digests
 
 
 def test_rows_that_differ_beside_their_value_are_not_the_same() -> None:

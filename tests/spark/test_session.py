@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,21 +111,48 @@ def test_what_is_wrong_is_said_with_its_option_or_row(
         nulls.write.format("mq").options(url=url(daemon), queue="q").mode("overwrite").save()
 
 
+def test_rows_are_not_taken_for_one_another(spark: Any, daemon: Daemon, client: Client) -> None:
+    rows = [(f"{number}".encode(), f"{number % 10}") for number in range(1000)]
+
+    def write(frame: Any, **options: Any) -> None:
+        frame.write.format("mq").options(url=url(daemon), queue="q", **options).mode("append").save()
+
+    frame = spark.createDataFrame(rows, "value binary, key string")
+    with pytest.raises(Exception, match=r'the column "key" is not taken.* "group" .* "idempotencyKey"'):
+        write(frame)
+    assert client.queue("q").ready == 0
+    for column in ("idempotencyKey", "id"):
+        repeated = frame.withColumnRenamed("key", column)
+        with pytest.raises(
+            Exception, match=r"row \d+ of partition \d has the idempotency key of row \d+ of partition \d"
+        ):
+            write(repeated.repartition(4))
+    client.purge("q")
+    for count in (4, 6, 3):  # a task has other rows then, and the write the same ones
+        write(frame.select("value").repartition(count), writeId="nightly")
+        assert client.queue("q").ready == 1000
+
+
 def test_the_older_of_two_queries_with_one_name_fails_and_nothing_is_lost(
     spark: Any, daemon: Daemon, client: Client, tmp_path: Path
 ) -> None:
     stream = spark.readStream.format("mq").options(url=url(daemon), queue="q", consumer="c", retrySeconds=5).load()
 
-    def start(name: str, **trigger: Any) -> Any:
+    def start(stream: Any, name: str, **trigger: Any) -> Any:
         writer = stream.writeStream.format("parquet").option("path", str(tmp_path / name))
         return writer.option("checkpointLocation", str(tmp_path / f"{name}-checkpoint")).trigger(**trigger).start()
 
     client.publish_many("q", [Outgoing(f"{number}") for number in range(100)])
     older = patiently(
-        lambda: start("older", processingTime="200 milliseconds"), lambda query: query.processAllAvailable()
+        lambda: start(stream, "older", processingTime="200 milliseconds"), lambda query: query.processAllAvailable()
     )[-1]
     client.publish_many("q", [Outgoing(f"{number}") for number in range(100, 200)])
-    patiently(lambda: start("newer", availableNow=True), to_the_end)
+    with pytest.raises(StreamingQueryException, match=r'goes with another checkpoint .* "takeOver"'):
+        patiently(lambda: start(stream, "newer", availableNow=True), to_the_end)
+    older.processAllAvailable()  # who was refused has not ended it
+    client.publish_many("q", [Outgoing(f"{number}") for number in range(200, 300)])
+    taking = spark.readStream.format("mq").options(url=url(daemon), queue="q", consumer="c", takeOver=True).load()
+    patiently(lambda: start(taking, "newer", availableNow=True), to_the_end)
     with pytest.raises(StreamingQueryException, match="was started again"):
         older.awaitTermination(120)
     found = {
@@ -130,7 +160,64 @@ def test_the_older_of_two_queries_with_one_name_fails_and_nothing_is_lost(
         for name in ("older", "newer")
         for row in spark.read.parquet(str(tmp_path / name)).collect()
     }
-    assert found == set(range(200))
+    assert found == set(range(300))
+
+
+def test_a_checkpoint_that_is_lost_takes_no_message_with_it(
+    spark: Any, daemon: Daemon, client: Client, tmp_path: Path
+) -> None:
+    """Spark's file sink skips the numbers of batches that it knows, and commits them nevertheless."""
+    out, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+
+    def run(**options: Any) -> None:
+        stream = spark.readStream.format("mq").options(
+            **{"url": url(daemon), "queue": "q", "consumer": "c", "maxMessagesPerTrigger": 100, **options}
+        )
+        writer = stream.load().writeStream.format("parquet").trigger(availableNow=True)
+        patiently(writer.options(path=str(out), checkpointLocation=str(checkpoint)).start, to_the_end)
+
+    def there() -> list[int]:
+        written = [int(bytes(row.value)) for row in spark.read.parquet(str(out)).collect()]
+        found = client.queue("q")
+        return sorted(written) if not found.ready + found.leased else []
+
+    client.publish_many("q", [Outgoing(f"{number}") for number in range(300)])
+    run()
+    assert there() == list(range(300))
+    client.publish_many("q", [Outgoing(f"{number}") for number in range(300, 600)])
+    shutil.rmtree(checkpoint)
+    with pytest.raises(StreamingQueryException, match=r'goes with another checkpoint .* "takeOver"'):
+        run()
+    shutil.rmtree(checkpoint)
+    with pytest.raises(
+        StreamingQueryException, match=r'only 0 of its 100 rows were read .*_spark_metadata .* "takeOver"'
+    ):
+        run(consumer="d")
+    forget = urllib.request.Request(f"{url(daemon)}/q/consumers/d", method="DELETE")
+    with urllib.request.urlopen(forget, timeout=60) as answer:
+        assert answer.status == 200
+    shutil.rmtree(checkpoint)
+    run(takeOver=True)
+    assert there() == list(range(600))
+
+
+def test_rows_that_foreach_batch_has_not_read_stay_in_the_queue(
+    spark: Any, daemon: Daemon, client: Client, tmp_path: Path
+) -> None:
+    client.publish_many("q", [Outgoing(f"{number}") for number in range(100)])
+    found: list[int] = []
+
+    def run(write: Callable[[Any, int], None], **options: Any) -> None:
+        stream = spark.readStream.format("mq").options(url=url(daemon), queue="q", consumer="c", **options)
+        writer = stream.load().writeStream.foreachBatch(write).trigger(availableNow=True)
+        patiently(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start, to_the_end)
+
+    with pytest.raises(StreamingQueryException, match=r"only 0 of its 100 rows were read .* foreachBatch"):
+        run(lambda frame, batch: None)
+    assert client.queue("q").leased == 100
+    run(lambda frame, batch: found.extend(int(bytes(row.value)) for row in frame.collect()), takeOver=True)
+    assert sorted(found) == list(range(100))
+    assert client.queue("q").ready == client.queue("q").leased == 0
 
 
 def test_a_queue_that_is_deleted_ends_the_query_with_its_name(

@@ -9,14 +9,15 @@ from typing import Any, Final
 
 from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
-from mq.storage.calls import OPEN_NEW, OPEN_READ, Calls, FileKind
 from mq.storage.checks.whole import check_whole
-from mq.storage.fake import make_calls
-from mq.storage.folders import Folders
+from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind
+from mq.storage.files.fake import make_calls
+from mq.storage.files.folders import Folders
+from mq.storage.files.hop import inline_hop
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Write
-from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage, at_once
 from mq.testing.calls import FaultyCalls
 
 MOUNTS: Final = {
@@ -26,7 +27,7 @@ MOUNTS: Final = {
 }
 """By the way moves are made: as on ext4 or xfs, as on btrfs, and as where nothing is known of the file system."""
 
-LEASE: Final = Meta(deadline_ms=1_700_000_000_000, receives=1, claim="0123456789abcdef")
+LEASE: Final = Meta(deadline_ms=1_700_000_000_000, receives=1, receipt="0123456789abcdef")
 LARGE: Final = {"note": "x" * 5000}
 """Attributes that no extended attribute of mq's holds."""
 
@@ -50,7 +51,7 @@ class Disk:
     """
 
     def __init__(
-        self, mount: Mount, inner: Calls | None = None, root: str = "/root", *, syncfs: bool = False, **options: bool
+        self, mount: Mount, inner: Calls | None = None, root: str = "/root", *, syncfs: bool = False, **options: Any
     ) -> None:
         self.mount = mount
         self.root = root
@@ -71,7 +72,7 @@ class Disk:
         """The open store's folders."""
         return self.storage._root_open.folders
 
-    def another(self, **options: bool) -> FolderStorage:
+    def another(self, **options: Any) -> FolderStorage:
         """A store on the same root, not open yet."""
         return FolderStorage(
             f"test:{self.root}",
@@ -79,7 +80,7 @@ class Disk:
             self.calls,
             StorageOptions(**options) if options else self.options,
             mount=lambda root: self.mount,
-            hop=at_once,
+            hop=inline_hop,
             clock=lambda: 0.0,
             syncfs=self.syncfs,
         )
@@ -154,6 +155,13 @@ class Disk:
         self.inner.write(fd, content)
         self.inner.close(fd)
 
+    def note(self, path: str, attributes: dict[str, bytes]) -> None:
+        """Change what is noted of a file behind the store's back."""
+        fd = self.inner.open(f"{self.root}/{path}", OPEN_READ)
+        for name, value in attributes.items():
+            self.inner.set_attribute(fd, name, value)
+        self.inner.close(fd)
+
     def path(self, entry: Entry) -> str:
         """The entry's file, below the root."""
         return self.folders.layout.path(entry).removeprefix(f"{self.root}/")
@@ -215,7 +223,7 @@ class Disk:
 
 @asynccontextmanager
 async def open_disk(
-    mount: Mount, inner: Calls | None = None, root: str = "/root", queues: Sequence[str] = ("q",), **options: bool
+    mount: Mount, inner: Calls | None = None, root: str = "/root", queues: Sequence[str] = ("q",), **options: Any
 ) -> AsyncIterator[Disk]:
     """A disk with an open store that holds empty queues; nothing is written down yet. Looked over at the end."""
     disk = Disk(mount, inner, root, **options)

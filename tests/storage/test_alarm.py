@@ -8,7 +8,7 @@ import pytest
 
 from mq.errors import StorageFailed, StorageUnusable
 from mq.lifecycle import State
-from mq.storage.interface import QUEUE, Move, Result, Write
+from mq.storage.interface import QUEUE, Move, Result, Sharing, Write
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 
 CARELESS_KERNELS = ["unordered", "link"]
@@ -23,7 +23,7 @@ async def fail(disk: Disk) -> None:
 
 @pytest.mark.parametrize("mount", CARELESS_KERNELS)
 async def test_nobody_believes_a_sync_after_another_one_failed(mount: str) -> None:
-    async with open_disk(MOUNTS[mount], shared=True) as disk:
+    async with open_disk(MOUNTS[mount], sharing=Sharing.PEERS) as disk:
         peer = disk.another()
         await peer.open()
         ready = await disk.bring(State.READY)
@@ -38,7 +38,7 @@ async def test_nobody_believes_a_sync_after_another_one_failed(mount: str) -> No
 
 @pytest.mark.parametrize("verb", ["put_record", "drop_record"])
 async def test_a_queue_is_not_made_or_deleted_on_a_failed_medium(verb: str) -> None:
-    async with open_disk(MOUNTS["link"], shared=True) as disk:
+    async with open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk:
         peer = disk.another()
         await peer.open()
         await fail(disk)
@@ -48,7 +48,7 @@ async def test_a_queue_is_not_made_or_deleted_on_a_failed_medium(verb: str) -> N
 
 
 async def test_a_store_is_not_opened_beside_one_that_has_failed_and_is_once_all_are_gone() -> None:
-    async with open_disk(MOUNTS["link"], shared=True) as disk:
+    async with open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk:
         await fail(disk)
         with pytest.raises(StorageUnusable, match="Stop all of them"):
             await disk.another().open()
@@ -59,6 +59,6 @@ async def test_a_store_is_not_opened_beside_one_that_has_failed_and_is_once_all_
 
 async def test_where_a_journal_keeps_the_order_nobody_has_to_ask() -> None:
     """There a failure of what others share stops the file system for all."""
-    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         await fail(disk)
         assert "state/failed" not in disk.tree()

@@ -8,10 +8,9 @@ from typing import Final
 
 import pytest
 
-from mq.storage.barrier import FEW_FOLDERS, Barrier, Syncs, sync_folder
-from mq.storage.calls import OPEN_FOLDER, OPEN_NEW
-from mq.storage.costs import Costs
-from mq.storage.fake import make_calls
+from mq.storage.files.barrier import FEW_FOLDERS, Barrier, SyncCosts, Syncs, sync_folder
+from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW
+from mq.storage.files.fake import make_calls
 from mq.testing.calls import FaultyCalls
 
 FOLDERS: Final = tuple("abcdefgh")
@@ -29,7 +28,7 @@ class Medium(FaultyCalls):
 
     def barrier(self, *, syncfs: bool, files: int = 0, folders: int = 0) -> Barrier:
         """A barrier with so many files and folders; nothing is written down before."""
-        costs = Costs(lambda: 0.0)
+        costs = SyncCosts(lambda: 0.0)
         syncs = Syncs(self, self.root_fd, costs, syncfs=syncfs, ordered=False, held={})
         barrier = Barrier(syncs, files)
         opened = [self.open(f"/root/a/{number}", OPEN_NEW) for number in range(files)]
@@ -55,7 +54,7 @@ def medium() -> Iterator[Medium]:
 @pytest.mark.parametrize("files", range(2))
 @pytest.mark.parametrize("folders", range(1, FEW_FOLDERS + 1))
 def test_a_few_are_synced_one_by_one_the_files_first(medium: Medium, syncfs: bool, files: int, folders: int) -> None:
-    synced = medium.barrier(syncfs=syncfs, files=files, folders=folders).settle()
+    synced = medium.barrier(syncfs=syncfs, files=files, folders=folders).flush()
     expected = [*(f"fsync a/{number}" for number in range(files)), *(f"fsync {name}" for name in FOLDERS[:folders])]
     assert medium.said("fsync", "syncfs") == expected
     assert synced == {f"/root/{name}" for name in FOLDERS[:folders]}
@@ -63,12 +62,12 @@ def test_a_few_are_synced_one_by_one_the_files_first(medium: Medium, syncfs: boo
 
 @pytest.mark.parametrize(("files", "folders"), [(2, 1), (0, FEW_FOLDERS + 1), (1, FEW_FOLDERS + 1)])
 def test_many_are_synced_by_one_call(medium: Medium, files: int, folders: int) -> None:
-    assert medium.barrier(syncfs=True, files=files, folders=folders).settle() is None
+    assert medium.barrier(syncfs=True, files=files, folders=folders).flush() is None
     assert medium.said("fsync", "syncfs") == ["syncfs ."]
 
 
 def test_where_that_call_is_not_to_be_had_many_are_synced_one_by_one(medium: Medium) -> None:
-    medium.barrier(syncfs=False, files=6, folders=8).settle()
+    medium.barrier(syncfs=False, files=6, folders=8).flush()
     expected = [*(f"fsync a/{number}" for number in range(6)), *(f"fsync {name}" for name in FOLDERS)]
     assert medium.said("fsync", "syncfs") == expected
 
@@ -76,11 +75,11 @@ def test_where_that_call_is_not_to_be_had_many_are_synced_one_by_one(medium: Med
 def test_files_of_a_large_batch_are_not_kept_open(medium: Medium) -> None:
     barrier = medium.barrier(syncfs=True, files=20, folders=1)
     assert medium.left_open() == 0
-    barrier.settle()
+    barrier.flush()
 
 
 def test_nothing_added_is_nothing_synced(medium: Medium) -> None:
-    assert medium.barrier(syncfs=True).settle() == frozenset()
+    assert medium.barrier(syncfs=True).flush() == frozenset()
     assert medium.said("fsync", "syncfs") == []
 
 
@@ -93,7 +92,7 @@ def test_a_failed_sync_is_raised_and_nothing_is_synced_after_it(
     barrier = medium.barrier(syncfs=syncfs, files=1, folders=3)
     medium.fail("fsync", number, nth=nth)
     with pytest.raises(OSError, match=r"\[Errno") as caught:
-        barrier.settle()
+        barrier.flush()
     assert caught.value.errno == number
     assert len(medium.said("fsync", "syncfs")) == nth
 
@@ -103,7 +102,7 @@ def test_a_failed_sync_of_everything_is_raised(medium: Medium, number: int) -> N
     barrier = medium.barrier(syncfs=True, files=9, folders=9)
     medium.fail("syncfs", number)
     with pytest.raises(OSError, match=r"\[Errno"):
-        barrier.settle()
+        barrier.flush()
     assert medium.said("fsync", "syncfs") == ["syncfs ."]
 
 
@@ -112,7 +111,7 @@ def test_a_failed_sync_of_everything_is_raised(medium: Medium, number: int) -> N
 def test_without_handles_for_a_folder_everything_is_synced(medium: Medium, number: int, nth: int) -> None:
     barrier = medium.barrier(syncfs=True, files=1, folders=2)
     medium.fail("open", number, nth=nth)
-    assert barrier.settle() is None
+    assert barrier.flush() is None
     assert medium.said("fsync", "syncfs") == ["fsync a/0", *["fsync a"] * (nth - 1), "syncfs ."]
 
 
@@ -120,7 +119,7 @@ def test_without_handles_and_without_syncfs_it_fails(medium: Medium) -> None:
     barrier = medium.barrier(syncfs=False, files=1, folders=2)
     medium.fail("open", errno.EMFILE)
     with pytest.raises(OSError, match="Too many open files"):
-        barrier.settle()
+        barrier.flush()
 
 
 def test_a_failure_of_what_stands_in_for_a_folder_is_raised(medium: Medium) -> None:
@@ -128,7 +127,7 @@ def test_a_failure_of_what_stands_in_for_a_folder_is_raised(medium: Medium) -> N
     medium.fail("open", errno.EMFILE)
     medium.fail("syncfs", errno.EIO)
     with pytest.raises(OSError, match="Input/output"):
-        barrier.settle()
+        barrier.flush()
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOTDIR, errno.ELOOP])
@@ -136,14 +135,14 @@ def test_a_folder_that_cannot_be_opened_is_raised(medium: Medium, number: int) -
     barrier = medium.barrier(syncfs=True, folders=2)
     medium.fail("open", number)
     with pytest.raises(OSError, match=r"\[Errno"):
-        barrier.settle()
+        barrier.flush()
     assert medium.said("fsync", "syncfs") == []
 
 
 def test_a_folder_that_is_no_more_has_nothing_to_keep(medium: Medium) -> None:
     barrier = medium.barrier(syncfs=True, folders=2)
     medium.rmdir("/root/b")
-    assert barrier.settle() == {"/root/a", "/root/b"}
+    assert barrier.flush() == {"/root/a", "/root/b"}
     assert medium.said("fsync") == ["fsync a"]
 
 

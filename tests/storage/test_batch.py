@@ -13,12 +13,11 @@ from typing import Final
 import pytest
 
 from mq.lifecycle import State
-from mq.storage.calls import LinuxCalls
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Unlink, Write
-from mq.storage.mount import Mount, mount_of
-from mq.storage.passing import PASSING
-from mq.storage.properties import LARGEST_ATTRIBUTES
-from mq.storage.unlinking import UNLINKED_AT_ONCE
+from mq.storage.files.batch import FILES_PER_UNLINK
+from mq.storage.files.calls import TRANSIENT, LinuxCalls
+from mq.storage.files.layout import LARGEST_ATTRIBUTES
+from mq.storage.files.mount import Mount, mount_of
+from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sharing, Unlink, Write
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 HELD: Final = frozenset({"new", "delay", "remove"})
@@ -85,9 +84,9 @@ async def test_a_write_is_noted_written_synced_and_then_its_folder(mount: str) -
 
 
 @renaming_mounts
-@pytest.mark.parametrize("how", ["shared", "watched"])
-async def test_where_others_watch_a_name_appears_when_its_file_is_complete(mount: str, how: str) -> None:
-    async with open_disk(MOUNTS[mount], **{how: True}) as disk:
+@pytest.mark.parametrize("sharing", [Sharing.PEERS, Sharing.WATCHED])
+async def test_where_others_watch_a_name_appears_when_its_file_is_complete(mount: str, sharing: Sharing) -> None:
+    async with open_disk(MOUNTS[mount], sharing=sharing) as disk:
         await disk.done(Write("q", new_id(), b"body"))
         assert shown(disk) == [
             "open state/stage/ID new",
@@ -242,7 +241,7 @@ async def test_a_move_that_may_wait_has_a_barrier_of_its_own_where_names_are_lin
 
 @pytest.mark.parametrize("mount", ["unordered", "link"])
 async def test_where_others_unlink_no_move_may_wait(mount: str) -> None:
-    async with open_disk(MOUNTS[mount], shared=True) as disk:
+    async with open_disk(MOUNTS[mount], sharing=Sharing.PEERS) as disk:
         entry = await disk.bring(State.NEW)
         shown(disk)
         await disk.done(Move(entry, State.READY, durable=False))
@@ -399,13 +398,13 @@ async def test_an_error_that_can_pass_refuses_one_operation(
 
 
 def test_the_errors_that_can_pass_are_these() -> None:
-    assert frozenset(THAT_PASS) == PASSING
+    assert frozenset(THAT_PASS) == TRANSIENT
 
 
 @pytest.mark.parametrize(("mount", "verb"), [("rename", "rename"), ("link", "link")])
 @pytest.mark.parametrize("body", ["bytes", "staged"])
 async def test_a_refused_appearance_leaves_nothing_but_a_staged_body(mount: str, verb: str, body: str) -> None:
-    async with open_disk(MOUNTS[mount], shared=True) as disk:
+    async with open_disk(MOUNTS[mount], sharing=Sharing.PEERS) as disk:
         staged = await disk.storage.stage(chunks(b"body")) if body == "staged" else b"body"
         before = disk.tree()
         disk.calls.fail(verb, errno.ENOSPC)
@@ -627,7 +626,7 @@ async def test_side_files_vanish_with_their_queue() -> None:
 
 
 async def test_who_finds_the_old_name_gone_has_lost_and_takes_the_new_one_back() -> None:
-    async with open_disk(MOUNTS["link"], shared=True) as disk:
+    async with open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk:
         entry = await disk.bring(State.READY)
         source, target = f"/root/queues/q/{entry.id}", f"/root/delay/q:{entry.id},d1,r1,c{'f' * 16}"
         other = Meta(1, 1, "f" * 16)
@@ -644,7 +643,7 @@ async def test_who_finds_the_old_name_gone_has_lost_and_takes_the_new_one_back()
 
 async def test_whoever_took_the_new_name_further_does_no_harm() -> None:
     """A removal that lost its race: its name in remove/ is already reaped when it is taken back."""
-    async with open_disk(MOUNTS["link"], shared=True) as disk:
+    async with open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk:
         entry = await disk.bring(State.READY)
         source, target = f"/root/queues/q/{entry.id}", f"/root/delay/q:{entry.id},d1,r1,c{'f' * 16}"
 
@@ -665,7 +664,7 @@ async def test_whoever_took_the_new_name_further_does_no_harm() -> None:
     ids=lambda value: value,
 )
 async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -> None:
-    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         for _ in range(3):
             await disk.bring(State.READY)
         await disk.storage.drop_record(QUEUE, "q")
@@ -688,7 +687,7 @@ async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -
 async def test_a_rename_that_nfs_asked_for_twice_is_done(kind: str) -> None:
     """Its answer was lost, and the second one says that the source is gone."""
     mount = Mount(kind, atomic_rename=True, ordered=kind == "ext4")
-    async with open_disk(mount, shared=True) as disk:
+    async with open_disk(mount, sharing=Sharing.PEERS) as disk:
         ready = await disk.bring(State.READY)
         leased = ready._replace(state=State.DELAYED, meta=LEASE)
 
@@ -699,7 +698,7 @@ async def test_a_rename_that_nfs_asked_for_twice_is_done(kind: str) -> None:
         disk.calls.fail("rename", errno.ENOENT, path="queues/q/*")
         result = await disk.one(Move(ready, State.DELAYED, LEASE))
         assert result is (Result.GONE if kind == "ext4" else Result.DONE)
-        assert await disk.one(Move(ready, State.DELAYED, LEASE._replace(claim="f" * 16))) is Result.GONE
+        assert await disk.one(Move(ready, State.DELAYED, LEASE._replace(receipt="f" * 16))) is Result.GONE
         assert await disk.everything() == {leased}
 
 
@@ -708,7 +707,7 @@ async def test_a_rename_that_nfs_asked_for_twice_is_done(kind: str) -> None:
 
 async def test_a_deleted_queue_is_unlinked_a_part_at_a_time() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
-        await disk.commit(*(Write("q", new_id(), b"") for _ in range(UNLINKED_AT_ONCE + 1)))
+        await disk.commit(*(Write("q", new_id(), b"") for _ in range(FILES_PER_UNLINK + 1)))
         await disk.commit(*(Move(entry, State.READY) for entry in await disk.everything()))
         await disk.storage.drop_record(QUEUE, "q")
         removed = (await disk.storage.scan(State.REMOVED))[0]

@@ -11,14 +11,15 @@ import pytest
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage import folders
-from mq.storage.calls import LinuxCalls
-from mq.storage.fake import make_calls
-from mq.storage.interface import FRESH, QUEUE, Meta, Move, Result
+from mq.storage.files import folders
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.fake import make_calls
+from mq.storage.files.hop import inline_hop
+from mq.storage.files.posix import FolderStorage
+from mq.storage.files.records import Records
+from mq.storage.files.source import SourceFolder
+from mq.storage.interface import FRESH, QUEUE, Meta, Move, Result, Sharing
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage, at_once
-from mq.storage.records import Records
-from mq.storage.source import SourceFolder
 from tests.storage.disks import MOUNTS, open_disk
 
 
@@ -69,7 +70,7 @@ async def test_a_store_whose_mount_cannot_be_told_is_refused_in_one_line() -> No
     def refuse(path: str) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
-    store = FolderStorage("test:", "/root", make_calls(), StorageOptions(), mount=refuse, hop=at_once)
+    store = FolderStorage("test:", "/root", make_calls(), StorageOptions(), mount=refuse, hop=inline_hop)
     with pytest.raises(StorageUnusable, match='cannot serve root "/root": '):
         await store.open()
 
@@ -98,7 +99,9 @@ def test_records_that_vanish_whenever_they_are_read_end_in_an_error_not_in_a_loo
 
 
 def test_a_folder_that_this_user_may_not_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.storage.source.os.access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
+    monkeypatch.setattr(
+        "mq.storage.files.source.os.access", lambda path, mode: mode != os.W_OK
+    )  # root may write anywhere
     with pytest.raises(StorageUnusable, match="it is not writable for this user"):
         SourceFolder(State.NEW, str(tmp_path))
 
@@ -114,7 +117,7 @@ async def test_a_body_that_is_read_in_small_pieces_is_whole(monkeypatch: pytest.
 async def test_only_so_many_writes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a separate mover delivers, nobody here ever asks for them."""
     monkeypatch.setattr(folders, "_REMEMBERED_WRITES", 2)
-    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         written = [await disk.bring(State.NEW) for _ in range(5)]
         assert disk.folders.written == {written[4].id}
         for entry in written:

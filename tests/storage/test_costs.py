@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.storage.costs import MOST_FILES, RETRY, Costs
+from mq.storage.files.barrier import MOST_FILES, RETRY_AFTER, SyncCosts
 
 
 class Stopwatch:
@@ -12,7 +12,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.costs = Costs(lambda: self.now)
+        self.costs = SyncCosts(lambda: self.now)
 
     def sync_files(self, files: int, seconds: float) -> None:
         with self.costs.of_files(files):
@@ -54,7 +54,7 @@ def test_never_are_more_files_kept_open_than_that(watch: Stopwatch) -> None:
 def test_what_was_too_dear_is_tried_again_but_takes_a_twentieth_of_the_time_at_most(watch: Stopwatch) -> None:
     watch.sync_files(1, 0.01)
     watch.sync_everything(1.0)
-    watch.now += RETRY * 1.0
+    watch.now += RETRY_AFTER * 1.0
     assert not watch.costs.prefer_everything(10)
     watch.now += 0.01
     assert watch.costs.prefer_everything(10)

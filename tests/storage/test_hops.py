@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import trio
 
 from mq.lifecycle import State
-from mq.storage.fake import make_calls
+from mq.storage.files.fake import make_calls
+from mq.storage.files.hop import inline_hop
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import Move, Operation, Result, Unlink, Write
-from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage, at_once
 from tests.storage.disks import new_id
 
 MEMORY = Mount("memory", persistent=False, atomic_rename=True, ordered=True)
@@ -29,7 +31,7 @@ class Hops:
 
     async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
         self.taken.append(verb.__name__ if hasattr(verb, "__name__") else "open")
-        return await at_once(verb, *args)
+        return await inline_hop(verb, *args)
 
     async def of(self, *operations: Operation) -> list[str]:
         self.taken.clear()
@@ -88,3 +90,16 @@ async def test_an_unlink_hops_since_it_may_take_long(memory: Hops) -> None:
     [entry] = await memory.storage.scan(State.NEW)
     await memory.of(Move(entry, State.REMOVED))
     assert await memory.of(Unlink(entry._replace(state=State.REMOVED))) == ["_run"]
+
+
+async def test_a_store_tells_how_late_its_last_batch_was_heard_of() -> None:
+    """Of what was done in a thread. What is done at once is heard of at once."""
+    calls, options = make_calls(), StorageOptions()
+    for mount in (MEMORY._replace(persistent=True), MEMORY):
+        store = FolderStorage("test:", "/root", calls, options, mount=lambda root, mount=mount: mount, syncfs=False)
+        await store.open()
+        since = trio.current_time()
+        await store.commit([write()])
+        late = store.description.heard_late
+        assert 0 < late < trio.current_time() - since if mount.persistent else late == 0
+        await store.aclose()

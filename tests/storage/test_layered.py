@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
+import trio
 
-from mq.errors import StorageUnusable
+from mq.errors import StorageFull, StorageUnusable
 from mq.lifecycle import State
-from mq.storage.fake import make_calls
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Outcome, Result, Storage, Unlink, Write
+from mq.storage.files.fake import make_calls
+from mq.storage.interface import QUEUE, Entry, Meta, Move, Outcome, Result, Sharing, Storage, Stored, Unlink, Write
 from mq.storage.layered import LayeredStorage, make_layered
 from mq.storage.options import StorageOptions
 from tests.storage.disks import LARGE, MOUNTS, Disk, new_id
@@ -154,7 +155,87 @@ async def test_a_queue_that_goes_gives_its_memory_back(store: LayeredStorage) ->
     await bring(store, "lasting", bytes(LIMIT), transient=True)
 
 
-@pytest.mark.parametrize("options", [StorageOptions(shared=True), StorageOptions(watched=True)])
+async def test_a_queue_that_goes_while_messages_come_into_it_gives_its_memory_back(store: LayeredStorage) -> None:
+    for _ in range(20):  # the scheduler decides which of the two is first
+        written = await one(store, Write("passing", new_id(), bytes(LIMIT)))
+        assert written.entry is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.drop_record, QUEUE, "passing")
+            nursery.start_soon(store.commit, [Move(written.entry, State.READY)])
+        await store.put_record(QUEUE, "passing", {"created": 1, "transient": True})
+        left = written.entry
+        if (moved := await one(store, Move(left, State.REMOVED))).entry is not None:
+            assert (await one(store, Unlink(moved.entry))).result is Result.DONE
+
+
+async def test_a_queue_that_goes_while_the_store_below_is_read(
+    store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [await bring(store, queue) for queue in ("passing", "lasting", "passing", "passing")]
+    below = store._below.read
+
+    async def read(entries: Sequence[Entry]) -> list[Stored | None]:
+        await store.drop_record(QUEUE, "passing")
+        return await below(entries)
+
+    monkeypatch.setattr(store._below, "read", read)
+    for expected in ([b"body"] * 4, [None, b"body", None, None]):
+        found = await store.read(entries)
+        assert [None if each is None else await each.body.read() for each in found] == expected
+
+
+async def test_of_messages_in_memory_some_vanish_while_others_are_read(store: LayeredStorage) -> None:
+    for _ in range(20):
+        entries = [await bring(store, "passing") for _ in range(4)]
+        found: list[Stored | None] = []
+
+        async def read() -> None:
+            found.extend(await store.read(entries))  # noqa: B023 - it ends within the round
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            nursery.start_soon(store.drop_record, QUEUE, "passing")
+        assert len(found) == 4
+        assert len({each is None for each in found}) == 1, "all of them are there, or none"
+        await store.put_record(QUEUE, "passing", {"created": 1, "transient": True})
+
+
+async def test_a_message_that_was_to_come_up_into_a_queue_that_goes_stays_where_it_is(
+    disk: Disk, store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = await bring(store, "lasting", bytes(LIMIT))
+    below = store._below.read
+
+    async def read(entries: Sequence[Entry]) -> list[Stored | None]:
+        await store.drop_record(QUEUE, "passing")
+        return await below(entries)
+
+    monkeypatch.setattr(store._below, "read", read)
+    moved = await one(store, Move(ready, State.READY, Meta(order=7), "passing"))
+    assert moved.result in (Result.NO_QUEUE, Result.GONE)
+    monkeypatch.undo()
+    assert await store.scan(State.READY, "lasting") == [ready]
+    assert on_disk(disk) == {ready.id}
+    await bring(store, "lasting", bytes(LIMIT), transient=True)  # nothing of it is left in memory
+
+
+async def test_a_queue_whose_record_cannot_be_dropped_keeps_its_messages_in_memory(
+    disk: Disk, store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing = await bring(store, "lasting", transient=True)
+
+    async def refuse(kind: str, key: str) -> bool:
+        raise StorageFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._below, "drop_record", refuse)
+        with pytest.raises(StorageFull):
+            await store.drop_record(QUEUE, "lasting")
+    assert await body(store, passing) == b"body"
+    await bring(store, "lasting", transient=True)
+
+
+@pytest.mark.parametrize("options", [StorageOptions(sharing=Sharing.PEERS), StorageOptions(sharing=Sharing.WATCHED)])
 def test_nobody_else_can_take_part(options: StorageOptions) -> None:
     with pytest.raises(StorageUnusable, match="one process"):
         make_layered("memory:", options)
@@ -163,3 +244,36 @@ def test_nobody_else_can_take_part(options: StorageOptions) -> None:
 def test_what_is_below_must_be_known() -> None:
     with pytest.raises(StorageUnusable, match="no storage backend"):
         make_layered("nowhere:", StorageOptions())
+
+
+async def test_what_is_in_memory_takes_one_step_of_the_event_loop(store: LayeredStorage) -> None:
+    """In a step each, a thousand operations took as long as whatever else was done in a thousand steps."""
+    ids = [new_id() for _ in range(20)]
+    operations: list[Write | Move] = [Write("passing", id, b"body") for id in ids]
+    operations += [Move(Entry("passing", id, State.NEW), State.READY) for id in ids]
+    steps = 0
+
+    async def count() -> None:
+        nonlocal steps
+        while True:
+            await trio.lowlevel.checkpoint()
+            steps += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        outcomes = await store.commit(operations)
+        nursery.cancel_scope.cancel()
+    assert {outcome.result for outcome in outcomes} == {Result.DONE}
+    assert len(await store.scan(State.READY, "passing")) == len(ids)
+    assert steps <= 3
+
+
+async def test_what_finds_no_more_room_in_a_batch_leaves_the_rest_as_it_is(store: LayeredStorage) -> None:
+    sizes = [LIMIT // 2, LIMIT, LIMIT // 2, 1]
+    ids = [new_id() for _ in sizes]
+    writes = [Write("passing", id, bytes(size)) for id, size in zip(ids, sizes, strict=True)]
+    moves = [Move(Entry("passing", id, State.NEW), State.READY) for id in ids]
+    done = [outcome.result for outcome in await store.commit([*writes, *moves])]
+    assert done == [Result.DONE, Result.FULL, Result.DONE, Result.FULL, *[Result.DONE, Result.GONE] * 2]
+    again = [await one(store, write) for write in (writes[0], writes[3])]
+    assert [outcome.result for outcome in again] == [Result.FULL, Result.FULL]

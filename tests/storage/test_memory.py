@@ -7,7 +7,7 @@ import pytest
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageIds
-from mq.storage.interface import QUEUE, Description, Move, Storage, Write
+from mq.storage.interface import QUEUE, Description, Move, Sharing, Storage, Write
 from mq.storage.registry import open_storage
 
 pytestmark = pytest.mark.parametrize("backend", ["memory"], indirect=True)
@@ -45,7 +45,8 @@ async def test_keeps_no_trace_of_empty_places(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "options"), [("memory:x", {}), ("memory:", {"shared": True}), ("memory:", {"watched": True})]
+    ("address", "options"),
+    [("memory:x", {}), ("memory:", {"sharing": Sharing.PEERS}), ("memory:", {"sharing": Sharing.WATCHED})],
 )
 async def test_refuses_what_it_cannot_do(backend: str, address: str, options: dict[str, bool]) -> None:
     with pytest.raises(StorageUnusable, match=r"^memory: "):

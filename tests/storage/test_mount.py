@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from mq.storage.mount import _KNOWN, Mount, mount_of, syncfs_reports_errors
+from mq.storage.files.mount import _KNOWN, Mount, mount_of, syncfs_reports_errors
 
 ANOTHER: Final = "9:99"
 """A device that holds nothing here: what the table says of btrfs, whose subvolumes have anonymous numbers."""
@@ -147,6 +147,87 @@ def test_an_overlay_is_not_refused_for_a_folder_of_that_name(machine: Machine) -
 def test_volatile_means_nothing_elsewhere(machine: Machine) -> None:
     machine.mount("xfs", more="rw,volatile")
     assert machine.mount_of().flaw == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("ext4", "nobarrier"),
+        ("ext4", "barrier=0"),
+        ("ext3", "barrier=0"),
+        ("xfs", "nobarrier"),
+        ("btrfs", "nobarrier"),
+        ("gfs2", "nobarrier"),
+        ("ocfs2", "barrier=0"),
+        ("reiserfs", "barrier=none"),
+        ("f2fs", "fsync_mode=nobarrier"),
+        ("cifs", "nostrictsync"),
+    ],
+)
+@pytest.mark.parametrize("where", ["options", "more"])
+def test_without_barriers_nothing_is_durable(machine: Machine, kind: str, option: str, where: str) -> None:
+    machine.mount(kind, **{where: f"rw,{option},data=ordered"})
+    machine.journal("sda1-8")
+    found = machine.mount_of()
+    assert (found.persistent, found.flushes, found.durable, found.flaw) == (True, False, False, "")
+
+
+@pytest.mark.parametrize(
+    "option", ["barrier", "barrier=1", "barriers", "fsync_mode=posix", "errors=nobarrier", "relatime"]
+)
+def test_with_barriers_it_is(machine: Machine, option: str) -> None:
+    machine.mount("ext4", more=f"rw,{option}")
+    assert machine.mount_of().durable
+
+
+def test_what_is_in_memory_is_not_durable(machine: Machine) -> None:
+    machine.mount("tmpfs")
+    assert not machine.mount_of().durable
+
+
+REMOTE: Final = (
+    *("nfs", "nfs4", "ceph", "cifs", "smb3", "smbfs", "lustre", "beegfs", "gpfs", "ocfs2", "gfs2", "9p", "virtiofs"),
+    *(
+        "afs",
+        "orangefs",
+        "pvfs2",
+        "glusterfs",
+        "coda",
+        "ncpfs",
+        "panfs",
+        "quobyte",
+        "acfs",
+        "wekafs",
+        "a-kind-of-tomorrow",
+    ),
+    *("fuse.glusterfs", "fuse.mfs", "fuse.sshfs", "fuse.juicefs", "fuse.s3fs", "fuse.seaweedfs", "fuse", "fuse.ext4"),
+)
+LOCAL: Final = (
+    "ext2",
+    "ext3",
+    "ext4",
+    "xfs",
+    "btrfs",
+    "zfs",
+    "f2fs",
+    "bcachefs",
+    "overlay",
+    "vfat",
+    "fuseblk",
+    "tmpfs",
+)
+
+
+@pytest.mark.parametrize("kind", [*REMOTE, *LOCAL])
+def test_only_what_is_known_to_be_local_is_not_remote(machine: Machine, kind: str) -> None:
+    """Also one of a name that nobody has heard of yet: to look costs little, and a local view of a shared root is a
+    second broker that believes itself alone."""
+    machine.mount(kind)
+    assert machine.mount_of().remote == (kind in REMOTE)
+
+
+def test_what_no_table_tells_of_is_remote(machine: Machine) -> None:
+    assert machine.mount_of().remote
 
 
 def test_the_device_decides_before_the_path(machine: Machine) -> None:

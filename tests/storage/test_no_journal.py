@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mq.lifecycle import State
-from mq.storage.interface import QUEUE, Move, Result, Unlink, Write
-from mq.storage.mount import mount_of
-from mq.storage.records import Records
+from mq.storage.files.mount import mount_of
+from mq.storage.files.records import Records
+from mq.storage.interface import QUEUE, Move, Result, Sharing, Unlink, Write
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 from tests.storage.test_batch import chunks, shown, syncing
 
@@ -24,7 +24,9 @@ async def disk() -> AsyncIterator[Disk]:
         yield disk
 
 
-@pytest.mark.parametrize("options", [{}, {"shared": True}, {"watched": True}], ids=["alone", "shared", "watched"])
+@pytest.mark.parametrize(
+    "options", [{}, {"sharing": Sharing.PEERS}, {"sharing": Sharing.WATCHED}], ids=["alone", "shared", "watched"]
+)
 async def test_a_file_is_durable_before_its_name_is_in_new(options: dict[str, bool]) -> None:
     async with open_disk(MOUNTS["link"], **options) as disk:
         entry = await disk.done(Write("q", new_id(), b"body"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -18,12 +19,12 @@ import trio
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage.calls import FileKind
 from mq.storage.conformance import check_whole
-from mq.storage.interface import Storage, Write
-from mq.storage.mount import Mount
+from mq.storage.files.calls import FileKind
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage, make_posix
+from mq.storage.interface import Sharing, Storage, Write
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage, make_posix
 from mq.storage.registry import open_storage
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 
@@ -51,6 +52,23 @@ async def opened(storage: Storage) -> AsyncIterator[Storage]:
         await check_whole(storage)
     finally:
         await storage.aclose()
+
+
+# What it says of the medium
+
+
+async def test_a_medium_without_barriers_is_served_and_loudly_said_not_to_be_durable(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_disk(MOUNTS["rename"]._replace(flushes=False)) as disk:
+        assert not disk.storage.description.durable
+        [line] = [record.getMessage() for record in caplog.records]
+        assert re.match(r'NOT DURABLE: "/root" is on rename, mounted without write barriers: .* Mount it with', line)
+        await disk.bring(State.READY)
+    caplog.clear()
+    async with open_disk(MOUNTS["rename"]) as disk:
+        assert disk.storage.description.durable
+    assert not caplog.records
 
 
 # What opening makes
@@ -184,7 +202,7 @@ async def test_every_call_of_an_opening_can_fail_and_leaves_nothing_open() -> No
     struck, nth = True, 0
     while struck:
         nth += 1
-        disk = Disk(MOUNTS["link"], shared=True)
+        disk = Disk(MOUNTS["link"], sharing=Sharing.PEERS)
         disk.calls.fail("*", errno.EIO, nth=nth)
         storage = disk.another()
         try:
@@ -253,20 +271,20 @@ async def test_a_daemon_with_peers_beside_one_without_waits_and_is_refused(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
-        said = await line(disk, disk.another(shared=True))
+        said = await line(disk, disk.another(sharing=Sharing.PEERS))
         assert "is served by a daemon with --peers=0; restart that one with --peers=1 or more" in said
         assert 1 < trio.current_time() < 60
 
 
 async def test_a_daemon_without_peers_beside_one_with_peers_is_refused() -> None:
-    async with open_disk(MOUNTS["rename"], shared=True) as disk:
-        said = await line(disk, disk.another(shared=False))
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
+        said = await line(disk, disk.another(sharing=Sharing.ALONE))
         assert "already served by another daemon" in said
 
 
 async def test_a_daemon_that_repairs_the_root_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
-        peer = disk.another(shared=True)
+        peer = disk.another(sharing=Sharing.PEERS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peer.open)
             await trio.sleep(1)
@@ -277,7 +295,7 @@ async def test_a_daemon_that_repairs_the_root_is_waited_for(autojump_clock: trio
 
 async def test_a_peer_that_starts_at_the_same_instant_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     """Between an exclusive and a shared lock there is an instant without any."""
-    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         await disk.storage.aclose()
         disk.calls.fail("lock", errno.EAGAIN, nth=2)
         await disk.open()
@@ -285,9 +303,9 @@ async def test_a_peer_that_starts_at_the_same_instant_is_waited_for(autojump_clo
 
 
 async def test_peers_serve_one_root_and_only_the_first_repairs_it() -> None:
-    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         disk.put(f"state/stage/{new_id()}", b"a part, still arriving")
-        async with opened(disk.another(shared=True)) as peer:
+        async with opened(disk.another(sharing=Sharing.PEERS)) as peer:
             assert len(disk.files("state/stage")) == 1
             written = await peer.commit([Write("q", new_id(), b"body")])
             assert await disk.storage.scan(State.NEW) == [outcome.entry for outcome in written]
@@ -341,7 +359,9 @@ def read_only(tmp_path: Path) -> Iterator[Mounted]:
     """A file system that is mounted read-only."""
     folder = tmp_path / "mounted"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro,mode=755", "none", folder], capture_output=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount here: {mounted.stderr.decode().strip()}")
     try:

@@ -8,11 +8,11 @@ from pathlib import Path
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mq.storage.calls import LinuxCalls
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import QUEUE, Result, Write
-from mq.storage.mount import Mount
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage
 from tests.storage.disks import new_id
 
 PATIENCE_SECONDS = 30

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
@@ -16,12 +16,13 @@ import trio
 from mq.errors import CorruptMessage, StorageError, StorageFailed, StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
-from mq.storage.calls import FileKind, LinuxCalls
-from mq.storage.file_body import FileBody
-from mq.storage.folders import READ_AT_ONCE
+from mq.storage.files.calls import FileKind, LinuxCalls
+from mq.storage.files.folders import READ_AT_ONCE
+from mq.storage.files.layout import ATTRIBUTES, SUM, Sum
+from mq.storage.files.mount import Mount
+from mq.storage.files.staging import FileBody
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Stored, Unlink, Write
-from mq.storage.mount import Mount
-from mq.storage.properties import SUM, Sum
+from mq.testing.calls import StepByStep
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 BIG: Final = b"".join(number.to_bytes(8, "big") for number in range(READ_AT_ONCE // 4))
@@ -118,6 +119,45 @@ async def test_a_large_body_of_another_size_is_damaged_at_once(disk: Disk, conte
     with pytest.raises(CorruptMessage, match=f"{len(content)} bytes instead of {len(BIG)}"):
         await found.body.read()
     disk.overwrite(disk.path(entry), BIG)
+
+
+SENSELESS: Final[dict[str, tuple[dict[str, bytes], dict[str, object]]]] = {
+    "a sum of mq's, and more": ({SUM: b"4:d1f2ab00:"}, {}),
+    "an empty sum": ({SUM: b""}, {}),
+    "a sum that is none": ({SUM: b"nonsense"}, {}),
+    "a sum that begins with a length": ({SUM: b"4:nonsense"}, {}),
+    "a sum without end": ({SUM: b"9" * 5000}, {}),
+    "attributes that are no JSON": ({ATTRIBUTES: b"{"}, {"a": 1}),
+    "attributes that are no object": ({ATTRIBUTES: b"[1]"}, {"a": 1}),
+    "no attributes, though the sum says so": ({SUM: Sum(4, checksum(b"body"), "a").encode()}, {}),
+    "no side file, though the sum says so": ({SUM: Sum(4, checksum(b"body"), "f").encode()}, {}),
+}
+"""What is written over what mq has noted of a message with these attributes."""
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize(("noted", "attributes"), SENSELESS.values(), ids=SENSELESS)
+async def test_a_message_of_which_nonsense_is_noted_is_damaged(
+    disk: Disk, noted: dict[str, bytes], attributes: dict[str, Any], is_native: bool
+) -> None:
+    disk.folders.native = StepByStep(disk.calls) if is_native else None
+    entry = await disk.bring(State.READY, **attributes)
+    disk.note(disk.path(entry), noted)
+    found = await stored(disk, entry)
+    with pytest.raises(CorruptMessage, match=r"makes no sense|is missing"):
+        await found.body.read()
+    assert disk.folders.flaw(entry)
+    assert disk.folders.tear(entry) is None
+    assert await disk.one(Unlink(await disk.done(Move(entry, State.REMOVED)))) is Result.DONE
+
+
+@pytest.mark.parametrize("side", [b"{", b"{}", b'{"size":4,"crc32":0,"attributes":{}}', b'{"size":5,"crc32":0}'])
+async def test_a_message_whose_side_file_is_not_its_own_is_damaged(disk: Disk, side: bytes) -> None:
+    entry = await disk.bring(State.READY, **LARGE)
+    disk.overwrite(f"state/properties/{entry.id}", side)
+    with pytest.raises(CorruptMessage, match="side file"):
+        await disk.body(entry)
+    assert await disk.one(Unlink(await disk.done(Move(entry, State.REMOVED)))) is Result.DONE
 
 
 async def test_a_large_body_that_shrinks_while_it_is_read_raises(disk: Disk) -> None:
@@ -405,6 +445,16 @@ async def test_what_is_foreign_is_skipped_counted_and_told_once(
             assert littered.everything() == before
 
 
+async def test_what_is_foreign_in_a_deleted_queue_is_told(temp_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_disk(Mount("real", atomic_rename=True), LinuxCalls(), str(temp_root)) as disk:
+        await disk.bring(State.READY)
+        (temp_root / "queues" / "q" / "notes.txt").touch()
+        assert await disk.storage.drop_record(QUEUE, "q")
+        [queue] = await disk.storage.scan(State.REMOVED)
+        assert await disk.one(Unlink(queue)) is Result.EXISTS
+        assert "notes.txt" in caplog.text
+
+
 async def test_what_is_foreign_among_the_queues_is_skipped(
     littered: Littered, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -463,9 +513,11 @@ async def test_a_file_that_somebody_moved_in_is_a_message(littered: Littered) ->
 async def test_thousands_of_foreign_names_are_not_remembered(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(1100):
         disk.put(f"new/{number}")
-    await disk.storage.scan(State.NEW)
+    for _ in range(2):
+        await disk.storage.scan(State.NEW)
     assert disk.folders.skipped == 1000
-    assert len(caplog.records) == 1000
+    assert len(caplog.records) == 1001
+    assert caplog.records[-1].getMessage() == "1000 names were left alone: of more of them nothing is said"
 
 
 # Errors of reading

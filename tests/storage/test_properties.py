@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.message import Properties, SharedAttributes
-from mq.storage.properties import (
+from mq.storage.files.layout import (
+    Senseless,
     Sum,
+    announced_size,
     decode_attributes,
     decode_side,
     encode_attributes,
@@ -45,7 +47,6 @@ def test_sum_is_written_so(noted: Sum, text: bytes) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None,
         b"",
         b":",
         b"5",
@@ -66,18 +67,32 @@ def test_sum_is_written_so(noted: Sum, text: bytes) -> None:
         b"5:00000000\0",
     ],
 )
-def test_sum_is_not_believed(value: bytes | None) -> None:
-    assert Sum.decode(value) is None
+def test_sum_is_not_believed(value: bytes) -> None:
+    with pytest.raises(Senseless, match=r"user\.mq\.sum makes no sense"):
+        Sum.decode(value)
 
 
-@given(mappings)
+def test_without_a_sum_nothing_is_noted() -> None:
+    assert Sum.decode(None) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [(b"5:", 5), (b"0:00", 0), (None, None), (b"", None), (b"x:0", None), (b"-1:0", None), (b"9" * 5000 + b":0", None)],
+)
+def test_a_size_is_announced_only_where_it_can_be_one(value: bytes | None, size: int | None) -> None:
+    assert announced_size(value) == size
+
+
+@given(mappings.filter(bool))
 def test_attributes_come_back(attributes: dict[str, Any]) -> None:
     assert decode_attributes(encode_attributes(attributes)) == attributes
 
 
 def test_no_attributes_are_no_bytes() -> None:
     assert encode_attributes({}) == b""
-    assert decode_attributes(b"") == decode_attributes(None) == {}
+    with pytest.raises(Senseless, match="missing"):
+        decode_attributes(None)
 
 
 def test_attributes_are_plain_json() -> None:
@@ -86,9 +101,12 @@ def test_attributes_are_plain_json() -> None:
     )
 
 
-@pytest.mark.parametrize("value", [b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000])
+@pytest.mark.parametrize(
+    "value", [b"", b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000]
+)
 def test_attributes_are_not_believed(value: bytes) -> None:
-    assert decode_attributes(value) == {}
+    with pytest.raises(Senseless, match=r"user\.mq\.attributes makes no sense"):
+        decode_attributes(value)
 
 
 @given(sizes, checksums, mappings)
@@ -107,8 +125,9 @@ WHOLE: Final = encode_side(Properties(4, 255, {"a": "x" * 50}))
 
 @pytest.mark.parametrize("length", range(len(WHOLE)))
 def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
-    assert decode_side(WHOLE[:length]) is None
-    assert decode_side(WHOLE[:length] + b"\0" * (len(WHOLE) - length)) is None
+    for torn in (WHOLE[:length], WHOLE[:length] + b"\0" * (len(WHOLE) - length)):
+        with pytest.raises(Senseless, match="side file"):
+            decode_side(torn)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +148,8 @@ def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
     ],
 )
 def test_side_file_is_not_believed(content: bytes) -> None:
-    assert decode_side(content) is None
+    with pytest.raises(Senseless, match="side file"):
+        decode_side(content)
 
 
 def test_attributes_that_many_messages_share_are_written_once_and_as_any_others() -> None:

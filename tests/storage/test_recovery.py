@@ -10,12 +10,12 @@ import pytest
 
 from mq.errors import CorruptMessage, StorageUnusable
 from mq.lifecycle import State
-from mq.message import checksum
-from mq.storage import recovery
-from mq.storage.calls import FileKind
-from mq.storage.folders import READ_AT_ONCE
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Unlink
-from mq.storage.properties import SUM, Sum
+from mq.message import MessageIds, checksum
+from mq.storage.files import recovery
+from mq.storage.files.calls import FileKind
+from mq.storage.files.folders import READ_AT_ONCE
+from mq.storage.files.layout import SUM, Sum
+from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Unlink, Write
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 ORDER: Final = (State.NEW, State.DELAYED, State.READY, State.REMOVED)
@@ -112,10 +112,10 @@ async def test_of_several_leases_the_latest_stays(
 async def test_of_leases_that_are_equally_late_one_stays(
     among: tuple[State, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Racers of one batch name the same deadline and count; only their claims differ."""
+    """Racers of one batch name the same deadline and count; only their receipts differ."""
     async with open_disk(MOUNTS["link"]) as disk:
         first = await disk.bring(State.DELAYED)
-        places = [Entry("q", first.id, State.DELAYED, LEASE._replace(claim=claim * 16)) for claim in "fa5"]
+        places = [Entry("q", first.id, State.DELAYED, LEASE._replace(receipt=digit * 16)) for digit in "fa5"]
         places += [Entry("q", first.id, state) for state in among]
         for place in places:
             also(disk, first, place)
@@ -193,7 +193,7 @@ async def test_one_that_was_to_be_leased_by_the_batch_that_wrote_it_goes(
 
 
 @pytest.mark.parametrize(
-    "meta", [LEASE._replace(receives=2), LEASE._replace(receives=0, claim=None)], ids=["again", "held back"]
+    "meta", [LEASE._replace(receives=2), LEASE._replace(receives=0, receipt=None)], ids=["again", "held back"]
 )
 async def test_one_that_was_leased_again_or_held_back_was_acknowledged(
     meta: Meta, caplog: pytest.LogCaptureFixture
@@ -241,6 +241,19 @@ async def test_what_cannot_be_read_is_not_taken_for_torn(
         assert await disk.body(entry) == content
 
 
+async def test_a_new_message_of_which_nonsense_is_noted_stays_and_is_not_given_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No crash leaves that: somebody wrote it, and its bytes may be the only copy of what was acknowledged."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        entry = await disk.bring(State.NEW)
+        disk.note(disk.path(entry), {SUM: b"nonsense"})
+        assert not await repaired(disk, caplog)
+        with pytest.raises(CorruptMessage, match="makes no sense"):
+            await disk.body(entry)
+        assert await disk.one(Unlink(await disk.done(Move(entry, State.REMOVED)))) is Result.DONE
+
+
 async def test_a_damaged_message_of_a_queue_stays_and_is_not_given_out(caplog: pytest.LogCaptureFixture) -> None:
     """It was acknowledged: what is left of it is somebody's only copy."""
     async with open_disk(MOUNTS["rename"]) as disk:
@@ -264,15 +277,29 @@ async def test_a_torn_message_that_is_also_ready_leaves_the_ready_one(caplog: py
 
 
 @pytest.mark.parametrize("state", [State.NEW, State.DELAYED])
-async def test_what_is_older_than_its_queue_goes(state: State, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_deleted_queue_left_goes(state: State, caplog: pytest.LogCaptureFixture) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
-        await disk.bring(state)
-        await disk.storage.drop_record(QUEUE, "q")
-        await disk.make_queue()
+        await disk.make_queue("gone")
+        await disk.bring(state, queue="gone")
+        await disk.storage.drop_record(QUEUE, "gone")
         own = {await disk.bring(State.NEW), await disk.bring(State.DELAYED), await disk.bring(State.READY)}
         assert "1 orphaned" in await repaired(disk, caplog)
         assert {entry for entry in await disk.everything() if entry.state is not State.REMOVED} == own
         assert not await repaired(disk, caplog)
+
+
+@pytest.mark.parametrize("state", [State.NEW, State.DELAYED])
+async def test_what_is_older_than_its_queue_stays(state: State, caplog: pytest.LogCaptureFixture) -> None:
+    """The clock was wrong when the one was made, or the other. A queue is not made before the leftovers of those of its
+    name are gone (:meth:`mq.broker.queues.Queues.create`), also while one of them waits for the reaper."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.storage.drop_record(QUEUE, "q")
+        await disk.make_queue()
+        old = MessageIds(lambda: 1_000_000_000).new()
+        written = await disk.done(Write("q", old, b"x"))
+        entry = written if state is State.NEW else await disk.done(Move(written, state, LEASE))
+        assert not await repaired(disk, caplog)
+        assert entry in await disk.everything()
 
 
 @pytest.mark.parametrize("state", [State.READY, State.DELAYED])
@@ -394,13 +421,13 @@ async def test_what_is_foreign_stays(caplog: pytest.LogCaptureFixture) -> None:
 
 async def _a_bit_of_everything(disk: Disk) -> None:
     """Two orphans, two doubles, one torn, two leftovers and a record of no queue; four entries are to stay."""
-    await disk.bring(State.NEW)
-    await disk.bring(State.DELAYED)
-    await disk.storage.drop_record(QUEUE, "q")
-    await disk.make_queue()
+    await disk.make_queue("gone")
+    await disk.bring(State.NEW, queue="gone")
+    await disk.bring(State.DELAYED, queue="gone")
+    await disk.storage.drop_record(QUEUE, "gone")
     doubled = await disk.bring(State.DELAYED)
     also(disk, doubled, Entry("q", doubled.id, State.READY))
-    also(disk, doubled, Entry("q", doubled.id, State.DELAYED, LEASE._replace(claim="f" * 16)))
+    also(disk, doubled, Entry("q", doubled.id, State.DELAYED, LEASE._replace(receipt="f" * 16)))
     await disk.bring(State.READY, **LARGE)
     await disk.bring(State.NEW)
     await lay(disk, b"bo", Sum(4, checksum(b"body")))
@@ -411,6 +438,7 @@ async def _a_bit_of_everything(disk: Disk) -> None:
     disk.inner.rmdir("/root/queues/other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("syncfs", [False, True])
 async def test_interrupted_anywhere_it_does_the_same_again(syncfs: bool) -> None:
     """The n-th call of a recovery fails, for every n; the next start finishes it."""

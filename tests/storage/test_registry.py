@@ -10,7 +10,7 @@ import pytest
 
 from mq.errors import StorageUnusable
 from mq.storage import registry
-from mq.storage.interface import Description, Storage
+from mq.storage.interface import Description, Sharing, Storage
 from mq.storage.memory import MemoryStorage
 from mq.storage.options import StorageOptions
 from mq.storage.registry import open_storage
@@ -94,9 +94,9 @@ async def test_finds_what_mq_registers() -> None:
 
 async def test_hands_over_the_rest_and_the_options(register: Register) -> None:
     register(("noted", "Noted", "noted"))
-    async with open_storage("noted:a:b/c", shared=True, max_lease_seconds=5):
+    async with open_storage("noted:a:b/c", sharing=Sharing.PEERS, max_lease_seconds=5):
         pass
-    assert latest[0].asked == ("a:b/c", StorageOptions(shared=True, watched=False, max_lease_seconds=5))
+    assert latest[0].asked == ("a:b/c", StorageOptions(sharing=Sharing.PEERS, max_lease_seconds=5))
 
 
 async def test_opens_and_closes(register: Register) -> None:

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from mq.lifecycle import State
-from mq.storage.interface import Entry, Move, Operation, Result, Unlink
+from mq.storage.interface import Entry, Move, Operation, Result, Sharing, Unlink
 from tests.storage.disks import MOUNTS, open_disk
 from tests.storage.test_batch import shown, syncing
 
@@ -54,7 +54,7 @@ async def test_where_a_name_could_come_back_it_is_moved_first() -> None:
 
 
 async def test_where_others_look_it_is_moved_first() -> None:
-    async with open_disk(MOUNTS["rename"], shared=True) as disk:
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         entry = await disk.bring(State.READY)
         shown(disk)
         await disk.commit(*removal(entry))
@@ -67,7 +67,7 @@ async def test_each_has_its_own_outcome_among_others() -> None:
         removed = await disk.bring(State.REMOVED)
         lost = lost._replace(queue="elsewhere")
         moves, unlinks = zip(removal(one), removal(lost), strict=True)
-        lease = Move(other, State.DELAYED, other.meta._replace(claim="0" * 16))
+        lease = Move(other, State.DELAYED, other.meta._replace(receipt="0" * 16))
         outcomes = await disk.commit(Unlink(removed), *moves, lease, *unlinks, Unlink(removed))
         results = [outcome.result.name for outcome in outcomes]
         assert results == ["DONE", "DONE", "GONE", "DONE", "DONE", "GONE", "GONE"]

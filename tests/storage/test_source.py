@@ -15,10 +15,10 @@ import trio
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage.calls import LinuxCalls
-from mq.storage.interface import Change, Entry, Move, Outcome, Result, Unlink, Write
-from mq.storage.opening import RootBusy, open_root
-from mq.storage.source import SourceFolder
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.opening import RootBusy, open_root
+from mq.storage.files.source import SourceFolder
+from mq.storage.interface import Change, Entry, Move, Outcome, Result, Sharing, Unlink, Write
 from mq.testing.calls import FaultyCalls
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
@@ -46,7 +46,7 @@ def apart(tmp_path: Path) -> Path:
 
 def served(root: Path) -> AbstractAsyncContextManager[Disk]:
     """A real root that a broker serves."""
-    return open_disk(MOUNTS["rename"], LinuxCalls(), str(root), watched=True)
+    return open_disk(MOUNTS["rename"], LinuxCalls(), str(root), sharing=Sharing.WATCHED)
 
 
 async def test_messages_are_moved_between_folders_that_no_broker_made(apart: Path) -> None:
@@ -64,7 +64,7 @@ async def test_messages_are_moved_between_folders_that_no_broker_made(apart: Pat
     assert sorted(os.listdir(apart)) == ["in", "queues"]
 
 
-async def test_on_a_full_disk_the_brokers_ballast_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_a_full_disk_the_brokers_reserve_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(tmp_path) as disk:
         entry = await disk.bring(State.NEW)
         (tmp_path / "state" / "ballast").write_bytes(b"x" * 1000)
@@ -207,7 +207,7 @@ async def test_nothing_is_moved_while_the_root_is_repaired(temp_root: Path) -> N
         with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
             outcomes: list[Outcome] = []
             moves = [Move(entry, State.READY)]
-            disk.calls.just_before("names", "queues", lambda: outcomes.extend(folder._commit(moves)))
+            disk.calls.just_before("names", "remove", lambda: outcomes.extend(folder._commit(moves)))
             await disk.open()
             assert [outcome.result for outcome in outcomes] == [Result.FULL]
             assert outcomes[0].reason
@@ -217,7 +217,7 @@ async def test_nothing_is_moved_while_the_root_is_repaired(temp_root: Path) -> N
 async def test_a_repair_does_not_come_between_the_two_steps_of_a_mover(temp_root: Path) -> None:
     """By links a message has two names for an instant. A repair would take one away, and then the mover the other."""
     mount = MOUNTS["link"]
-    async with open_disk(mount, LinuxCalls(), str(temp_root), watched=True) as disk:
+    async with open_disk(mount, LinuxCalls(), str(temp_root), sharing=Sharing.WATCHED) as disk:
         entry = await disk.bring(State.NEW)
         await disk.storage.aclose()
         with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:

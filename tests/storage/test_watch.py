@@ -8,7 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import inotify_simple
 import pytest
@@ -16,11 +16,11 @@ import trio
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage.calls import FileKind, LinuxCalls
-from mq.storage.fake import make_fake
-from mq.storage.interface import QUEUE, Change, Entry, Meta, Move, Result, Unlink, Write
+from mq.storage.files.calls import FileKind, LinuxCalls
+from mq.storage.files.fake import make_fake
+from mq.storage.files.posix import FolderStorage
+from mq.storage.interface import QUEUE, Change, Entry, Meta, Move, Result, Sharing, Unlink, Write
 from mq.storage.options import StorageOptions
-from mq.storage.posix import FolderStorage
 from tests.storage.disks import LEASE, MOUNTS, Disk, new_id, open_disk
 
 AGAIN: Final = Change(None)
@@ -52,10 +52,10 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(root: Path, mount: str = "rename", **options: bool) -> AsyncIterator[Watched]:
-    async with open_disk(MOUNTS[mount], LinuxCalls(), str(root), **(options or {"shared": True})) as disk:
+async def watching(root: Path, mount: str = "rename", **options: Any) -> AsyncIterator[Watched]:
+    async with open_disk(MOUNTS[mount], LinuxCalls(), str(root), **(options or {"sharing": Sharing.PEERS})) as disk:
         eyes = FolderStorage(
-            "eyes:", str(root), LinuxCalls(), StorageOptions(shared=True), mount=lambda root: MOUNTS[mount]
+            "eyes:", str(root), LinuxCalls(), StorageOptions(sharing=Sharing.PEERS), mount=lambda root: MOUNTS[mount]
         )
         await eyes.open()
         told = eyes.changes()
@@ -269,7 +269,7 @@ async def test_a_machine_without_watches_is_one_clear_line(
     def refuse(*args: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    async with open_disk(MOUNTS["rename"], LinuxCalls(), str(temp_root), shared=True) as disk:
+    async with open_disk(MOUNTS["rename"], LinuxCalls(), str(temp_root), sharing=Sharing.PEERS) as disk:
         store = FolderStorage("x:", str(temp_root), LinuxCalls(), disk.options, mount=lambda root: MOUNTS["rename"])
         await store.open()
         with monkeypatch.context() as patched:
@@ -289,15 +289,15 @@ async def test_a_new_queue_is_watched_once_there_are_file_handles_again(
     failures = iter(range(2))
     names = LinuxCalls.names
 
-    def scarce(calls: LinuxCalls, path: str) -> list[tuple[str, FileKind]]:
-        if path.endswith("/queues") and next(failures, None) is not None:
+    def scarce(calls: LinuxCalls, path: str | int) -> list[tuple[str, FileKind]]:
+        if str(path).endswith("/queues") and next(failures, None) is not None:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         listed: list[tuple[str, FileKind]] = names(calls, path)
         return listed
 
     async with watching(temp_root) as watched:
         monkeypatch.setattr(LinuxCalls, "names", scarce)
-        monkeypatch.setattr("mq.storage.watch._PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("mq.storage.files.watch._PAUSE_SECONDS", 0.01)
         (watched.root / "queues" / "by-hand").mkdir()
         assert await watched.told() == [AGAIN]
         ready = await watched.disk.bring(State.READY, queue="by-hand")

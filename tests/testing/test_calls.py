@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from mq.storage.calls import OPEN_FOLDER, OPEN_NEW, OPEN_READ, FileKind
-from mq.storage.fake import make_calls
-from mq.testing.calls import Call, FaultyCalls
+from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, OPEN_READ, FileKind
+from mq.storage.files.fake import make_calls
+from mq.testing.calls import FaultyCalls, RecordedCall
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_call_that_fails_does_nothing(calls: FaultyCalls) -> None:
         calls.mkdir("/root/a")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/root/a")
     assert calls.kind("/root/a") is None
-    assert calls.log[0] == Call("mkdir", "a")
+    assert calls.log[0] == RecordedCall("mkdir", "a")
     calls.mkdir("/root/a")
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mq.storage.calls import Calls
-from mq.storage.mount import Mount
+from mq.storage.files.calls import Calls
+from mq.storage.files.mount import Mount
 from mq.testing.calls import FaultyCalls
 from mq.vsqs import Queue
 from mq.vsqs.system import LinuxFolderCalls, System

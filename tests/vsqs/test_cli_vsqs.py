@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mq import cli
+from mq.storage.files.mount import Mount
 from mq.vsqs import Queue
 
 
@@ -30,6 +31,19 @@ def test_send_receive_delete_size(folder: Path) -> None:
         deleted = run("delete", str(folder), id.strip())
         assert (deleted.exit_code, deleted.output) == (0, "")
     assert list(folder.iterdir()) == []
+
+
+def test_where_a_rename_is_not_atomic_it_says_so_but_not_beside_an_id(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mq.vsqs._usable_mount", lambda system, path: Mount("ext2"))
+    sent = run("send", str(folder), body=b"hello")
+    assert (sent.exit_code, sent.stdout.strip().isdecimal()) == (0, True)
+    assert f"{folder} lies on ext2, where a rename may not survive a crash" in sent.stderr
+    assert run("receive", str(folder)).stderr == sent.stdout
+    assert caplog.text.count("lies on ext2") == 1
+    monkeypatch.undo()
+    assert run("size", str(folder)).stderr == ""
 
 
 def test_empty_is_3(folder: Path) -> None:

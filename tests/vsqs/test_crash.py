@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from mq.storage.calls import OPEN_FOLDER
-from mq.storage.mount import Mount
+from mq.storage.files.calls import OPEN_FOLDER
+from mq.storage.files.mount import Mount
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import Faults, PowerCut
 from mq.vsqs import Message, Queue

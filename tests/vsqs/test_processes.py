@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from mq.vsqs import Queue
-from mq.vsqs.orphans import ALONE_SECONDS
+from mq.vsqs.publisher import ALONE_SECONDS
 
 TREE = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60

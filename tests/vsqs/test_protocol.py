@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mq.errors import InvalidId, InvalidSetting, NoSuchQueue, StorageUnusable
-from mq.storage.mount import Mount
+from mq.storage.files.mount import Mount
 from mq.vsqs import Queue, QueueFull
 from tests.vsqs.places import Place
 from tests.vsqs.places import place as make_place

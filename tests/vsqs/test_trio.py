@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from mq.errors import InvalidId, NoSuchQueue
-from mq.vsqs import Queue, QueueFull, look
+from mq.vsqs import Queue, QueueFull, view
 from mq.vsqs.trio import open_queue
 
 PATIENCE_SECONDS = 30
@@ -25,7 +25,7 @@ def heard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError(24, "no more instances")
 
     if request.param == "listed":
-        monkeypatch.setattr(look, "Watch", refuse)
+        monkeypatch.setattr(view, "FolderWatch", refuse)
 
 
 @pytest.mark.usefixtures("heard")

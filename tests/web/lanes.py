@@ -11,20 +11,23 @@ from typing import Final
 import pytest
 import trio
 
-from mq.access import Access
+from mq.access import UserDirectory
 from mq.access.certificates import Certificates
 from mq.broker import BrokerConfig, open_broker
+from mq.doors.logins import Logins
+from mq.doors.open_connections import OpenConnections
 from mq.storage.memory import MemoryStorage
-from mq.web.access import Gate
+from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Handler
-from mq.web.guarded import GuardedServer
+from mq.web.hypercorn_server import GuardedServer
 from tests.web.talking import MAX_BODY, Server, start_server
 
 LAST_ID: Final = "00000000-0000-1000-8000-000000000000"
 """In a request: the last id that came along."""
 LAST_RECEIPT: Final = "$RECEIPT"
 LAST_EPOCH: Final = "$EPOCH"
+LAST_CONNECTION: Final = "$CONNECTION"
 
 _ID: Final = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _RECEIPT: Final = re.compile(rb'(?:etag|"receipt"): "([0-9a-f]+)"')
@@ -32,7 +35,13 @@ _DATE: Final = re.compile(rb"\r\ndate: \w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GM
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: \d+\r\n")
 _EPOCH: Final = re.compile(rb'"epoch": (\d+)')
 _SEQUENCE: Final = re.compile(rb"\b\d{18}\b")
-_SECONDS: Final = re.compile(rb'"(?:oldest|uptime)_seconds": [0-9.]+')
+_CONNECTION: Final = re.compile(rb'"id": "([0-9a-f]{6}-\d+)"')
+_MEASURED: Final = re.compile(
+    rb'"(?:(?:oldest|uptime|open|idle)_seconds|port|(?:received|sent)_bytes)": [0-9.]+|"id": "[0-9a-f]{6}-\d+"'
+    rb'|"(?:published|oldest)_ms": ?[0-9]+'
+    rb"|(?m:^(?:process_|mq_queue_oldest_seconds)[^ ]* \S+$)"
+)
+"""Seconds, and what is said of the process: what is never twice the same."""
 
 
 @dataclass
@@ -47,6 +56,7 @@ class World:
     ids: list[bytes] = field(default_factory=list)
     receipt: bytes = b""
     epoch: bytes = b""
+    connection: bytes = b""
     receipts: set[bytes] = field(default_factory=set)
     handed_on: int = 0
 
@@ -54,6 +64,7 @@ class World:
         """The last id, receipt and epoch that came along, where the request has a place for them."""
         id = self.ids[-1] if self.ids else LAST_ID.encode()
         request = request.replace(LAST_ID.encode(), id).replace(LAST_RECEIPT.encode(), self.receipt)
+        request = request.replace(LAST_CONNECTION.encode(), self.connection)
         return request.replace(LAST_EPOCH.encode(), self.epoch)
 
     def masked(self, response: bytes) -> bytes:
@@ -69,8 +80,10 @@ class World:
         response = _ID.sub(lambda id: b"ID%d" % self.ids.index(id[0]), response)
         for epoch in _EPOCH.findall(response):
             self.epoch = epoch
+        for connection in _CONNECTION.findall(response):
+            self.connection = connection
         response = _SEQUENCE.sub(b"~", response)
-        response, count = _SECONDS.subn(b"~", response)
+        response, count = _MEASURED.subn(b"~", response)
         if count:
             response = _LENGTH.sub(b"\r\ncontent-length: ~\r\n", response)
         return _DATE.sub(b"\r\ndate: ~\r\n", response)
@@ -84,7 +97,7 @@ async def make_worlds(
     nursery: trio.Nursery,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    access: Access | None = None,
+    access: UserDirectory | None = None,
     certificates: Certificates | None = None,
     handler: Handler | None = None,
 ) -> Worlds:
@@ -105,9 +118,10 @@ async def make_worlds(
         stack.push_async_callback(store.aclose)
         broker = await stack.enter_async_context(open_broker(store, BrokerConfig(max_body=MAX_BODY)))
         await broker.create_queue("q")
-        endpoints = handler or Endpoints(broker, MAX_BODY)
-        gate = endpoints if access is None else Gate(endpoints, access)
-        server = await start_server(nursery, gate, fast_lane=fast_lane, certificates=certificates)
+        seen = OpenConnections()
+        endpoints = handler or Endpoints(broker, MAX_BODY, connections=seen)
+        gate = endpoints if access is None else Authorizer(endpoints, Logins(access))
+        server = await start_server(nursery, gate, fast_lane=fast_lane, certificates=certificates, seen=seen)
         stack.callback(server.stop.set)
         found.append(World(server))
 
@@ -140,6 +154,10 @@ async def receive_response(stream: trio.abc.ReceiveStream, *, is_head: bool) -> 
     return received
 
 
+_COUNTED: Final = re.compile(rb"HEAD /(-/|[^/ ]+ )")
+"""Asks how something of the daemon, or a queue, is."""
+
+
 async def talk(world: World, stream: trio.abc.Stream, script: Iterable[bytes]) -> list[bytes]:
     """The responses to requests that are sent one after the other."""
     responses = []
@@ -147,7 +165,7 @@ async def talk(world: World, stream: trio.abc.Stream, script: Iterable[bytes]) -
         for request in script:
             await stream.send_all(world.fill_in(request))
             response = await receive_response(stream, is_head=request.startswith(b"HEAD"))
-            if request.startswith(b"HEAD /-/"):  # of a body that counts seconds, and is not shown
+            if _COUNTED.match(request):  # the length of a body that counts seconds, and is not shown
                 response = _LENGTH.sub(b"\r\ncontent-length: ~\r\n", response)
             responses.append(world.masked(response))
     return responses

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import trio
 
 from mq.access.certificates import Certificates
+from mq.doors.open_connections import OpenConnections
 from mq.lifecycle import State
 from mq.storage.interface import QUEUE, Storage
 from mq.web.app import WebApp
 from mq.web.exchange import Handler, Reply, Request
+from mq.web.pages import StreamedPage
 from mq.web.serve import GRACE_SECONDS, serve
 
 MAX_BODY = 1 << 20
@@ -61,9 +63,21 @@ async def ask(
     *chunks: bytes,
     headers: Mapping[str, str] | None = None,
     content_length: int | None = None,
+    address: str = "",
 ) -> Reply:
     async with contextlib.aclosing(stream(*chunks)) as body:
-        return await endpoints.handle(Request(method, path.encode(), b"", headers or {}, body, content_length))
+        request = Request(method, path.encode(), b"", headers or {}, body, content_length, address=address)
+        request = Request(method, path.encode(), b"", headers or {}, body, content_length, address=address)
+        return await whole(await endpoints.handle(request))
+
+
+async def whole(reply: Reply) -> Reply:
+    """The reply, with all of its body where that is a batch that is made while it is sent."""
+    if not isinstance(reply.body, StreamedPage):
+        return reply
+    body = b"".join([piece async for piece in reply.body])
+    await reply.body.aclose()
+    return reply._replace(body=body)
 
 
 async def stream(*chunks: bytes) -> AsyncGenerator[bytes, None]:
@@ -87,7 +101,8 @@ def detail(reply: Reply) -> str:
 def checked_detail(status: int, content_type: str, body: bytes) -> str:
     assert content_type == "application/problem+json"
     value = json.loads(body)
-    assert value.keys() == {"type", "title", "status", "detail"}
+    assert value.keys() - {"outcome"} == {"type", "title", "status", "detail"}
+    assert value.get("outcome", "unknown") == "unknown"
     assert value["status"] == status
     assert value["title"]
     assert value["detail"]
@@ -141,6 +156,7 @@ async def start_server(
     certificates: Certificates | None = None,
     fast_lane: bool = True,
     grace_seconds: float = GRACE_SECONDS,
+    seen: OpenConnections | None = None,
 ) -> Server:
     """A server on a port of its own."""
     stop, stopped = trio.Event(), trio.Event()
@@ -154,6 +170,7 @@ async def start_server(
             certificates=certificates,
             fast_lane=fast_lane,
             grace_seconds=grace_seconds,
+            seen=seen,
             task_status=task_status,
         )
         stopped.set()
@@ -181,5 +198,5 @@ def parse(response: bytes) -> tuple[int, dict[str, str], bytes]:
 def http1(method: str, target: str, body: bytes | None = None, *lines: str) -> bytes:
     """A request, with a Content-Length where there is a body."""
     length = [] if body is None else [f"Content-Length: {len(body)}"]
-    head = [f"{method} {target} HTTP/1.1", "Host: mq", *length, *lines]
+    head = [f"{method} {target} HTTP/1.1", "Host: localhost", *length, *lines]
     return "\r\n".join([*head, "", ""]).encode("latin-1") + (body or b"")

@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from mq.broker import Broker
 from mq.message import BytesBody, Message, MessageIds, Properties
-from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, Entry, preferred
-from mq.web.columns import COLUMNS, encode_columns
+from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, preferred
 from mq.web.endpoints import Endpoints
-from tests.web.test_claims import get
+from mq.web.pages import COLUMNS
+from tests.web.test_consumer_operations import get
+from tests.web.written import encode_columns
 
 IDS = MessageIds()
 
 
-def entry(body: bytes, attributes: Mapping[str, Any], sequence: int = 1, receives: int = 0) -> Entry:
+def entry(body: bytes, attributes: Mapping[str, Any], sequence: int = 1, receives: int = 0) -> BatchEntry:
     message = Message("q", IDS.new(), BytesBody(body), Properties(len(body), None, attributes), receives, "")
-    return Entry(message, body, "ready", sequence)
+    return BatchEntry(message, body, "ready", sequence)
 
 
 def decoded(data: bytes) -> tuple[list[tuple[int, int, int, str, bytes]], dict[str, Any]]:

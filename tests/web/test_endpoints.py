@@ -17,19 +17,22 @@ from mq.errors import (
     MQError,
     NoSuchMessage,
     NoSuchQueue,
+    ServiceLost,
     StorageFailed,
     StorageFull,
     StorageSlow,
+    StorageStopped,
+    StorageUnsure,
 )
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
-from mq.web.errors import RETRY_AFTER_SECONDS
 from mq.web.exchange import BodyTooSlow, Request
-from mq.web.incoming import IN_MEMORY_BYTES
+from mq.web.refusals import RETRY_AFTER_SECONDS, problem_of
+from mq.web.request_body import IN_MEMORY_BYTES
 from tests.web.talking import BAD_NAMES, MAX_BODY, ask, contents, detail, publish
 
-UNKNOWN_ID = str(MessageIds().new())
+UNKNOWN_ID = str(MessageIds(lambda: 10**18, node=1).new())  # the same in each process: it is part of names of tests
 
 
 async def test_a_queue_comes_and_goes(endpoints: Endpoints) -> None:
@@ -58,7 +61,10 @@ async def test_a_message_comes_and_goes(endpoints: Endpoints) -> None:
         "content-type": "text/plain",
         "content-length": "11",
         "x-message-receives": "1",
+        "x-message-lease": "30",
         "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+        "content-security-policy": "sandbox; default-src 'none'",
     }
     nothing = await ask(endpoints, "GET", "/q/messages")
     assert (nothing.status, nothing.body) == (204, b"")
@@ -142,7 +148,7 @@ async def test_an_id_that_is_none_is_404(endpoints: Endpoints, store: MemoryStor
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "", "*", "//", "/q/", "//messages", "/q//messages", "/q/messages/", "/q/other", "/-/other", "/a/b/c/d", "xq"],
+    ["", "*", "//", "/q/", "//messages", "/q//messages", "/q/messages/", "/q/other", "/-/other", "/a/b/c/d", "xq"],
 )
 async def test_an_unknown_path_is_404(endpoints: Endpoints, store: MemoryStorage, path: str) -> None:
     for method in ("GET", "PUT", "POST", "DELETE"):
@@ -311,6 +317,12 @@ class FailingBroker:
     create_queue = delete_queue = publish_many = fetch_many = remove = _fail
 
 
+@pytest.mark.parametrize("error", [StorageFull("no room"), StorageUnsure("it may have been done")])
+async def test_a_line_of_a_batch_says_where_it_may_have_been_done(error: MQError) -> None:
+    said = {"status": 503, "detail": str(error)}
+    assert problem_of(error) == (said | {"outcome": "unknown"} if error.is_unsure else said)
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -319,6 +331,9 @@ class FailingBroker:
         (BodyTooLarge("too large"), 413),
         (StorageFull("full"), 503),
         (StorageFailed("failed"), 503),
+        (StorageStopped("stopped"), 503),
+        (StorageUnsure("who knows"), 503),
+        (ServiceLost("who knows"), 503),
         (StorageSlow("slow"), 503),
         (BrokerClosed("closing"), 503),
         (CorruptMessage("bad\nbytes"), 500),
@@ -337,8 +352,11 @@ async def test_each_error_has_its_status(error: MQError, status: int) -> None:
         reply = await ask(endpoints, method, path)
         assert reply.status == status
         assert detail(reply) == str(error).replace("\n", " ")
+        assert isinstance(reply.body, bytes)
+        told = json.loads(reply.body).get("outcome")
+        assert told == ("unknown" if str(error) in ("failed", "who knows") else None)
         retry_after = dict(reply.headers).get("retry-after")
-        assert retry_after == (str(RETRY_AFTER_SECONDS) if status == 503 else None)
+        assert retry_after == ("10" if status == 503 else None)  # RFC 9110, 10.2.3: whole seconds, in digits
 
 
 async def test_live_and_ready(endpoints: Endpoints) -> None:

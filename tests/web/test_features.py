@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from mq.broker import Broker
-from mq.broker.queue_settings import QueueSettings
+from mq.broker.settings import QueueSettings
 from mq.message import MessageIds
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
 from mq.web.parameters import texts_of
 from tests.web.talking import MAX_BODY, ask, detail, publish, stream
 
-UNKNOWN_ID = str(MessageIds().new())
+UNKNOWN_ID = str(MessageIds(lambda: 10**18, node=1).new())  # the same in each process: it is part of names of tests
 SHOWN = {"name", "ready", "leased", "delayed", "oldest_seconds", *QueueSettings.kinds()}
 
 
@@ -169,12 +169,26 @@ async def test_a_header_that_cannot_be_is_refused(endpoints: Endpoints, name: st
     assert (await call(endpoints, "GET /q"))[1]["ready"] == 0
 
 
+@pytest.mark.parametrize("name", ["x_message_dealy", "x_message_id", "x_message_attribute", "x_message_"])
+async def test_an_unknown_header_of_messages_is_refused_as_an_unknown_parameter_is(
+    endpoints: Endpoints, name: str
+) -> None:
+    status, said = await call(endpoints, "POST /q/messages", b"x", **{name: "5"})
+    assert status == 400
+    assert f'unknown header "{name.replace("_", "-")}"; known here: X-Message-Delay, X-Message-TTL' in said
+    status, said = await call(endpoints, "POST /q/messages/batch", b'{"body": "x"}', **{name: "5"})
+    assert status == 400
+    assert "a batch has them with each of its messages" in said
+    assert (await call(endpoints, "GET /q"))[1]["ready"] == 0
+
+
 @pytest.mark.parametrize("raw", [b"text", "caf\u00e9 \U0001f600".encode(), b"caf\xe9", b"\xc4\xa0", b"", b"a\tb"])
 async def test_an_attribute_comes_back_as_it_was(endpoints: Endpoints, broker: Broker, raw: bytes) -> None:
     await call(endpoints, "POST /q/messages", b"x", x_message_attribute_Name=raw.decode("latin-1"))
-    status, headers = await call(endpoints, "GET /q/messages?visibility=0.001")
-    assert headers["x-message-attribute-name" if status == 200 else ""].encode("latin-1") == raw
-    [seen] = await broker.peek("q", state="leased") or await broker.peek("q")
+    status, headers = await call(endpoints, "GET /q/messages?visibility=60")
+    assert status == 200
+    assert headers["x-message-attribute-name"].encode("latin-1") == raw
+    [seen] = await broker.peek("q", state="leased")
     assert texts_of(seen.message)["name"].encode("utf-8", "surrogateescape") == raw
 
 
@@ -237,12 +251,27 @@ async def test_a_lease_is_ended_and_extended(endpoints: Endpoints) -> None:
     [
         *({}, {"visibility": -1}, {"visibility": 0.0001}, {"visibility": 43201}, {"visibility": False}),
         *({"visibility": "1"}, {"visibility": None}, {"visibility": 1, "more": 2}, b"", b"[]", b"x"),
+        *({"delay": -1}, {"delay": 43201}, {"delay": "1"}, {"delay": 1, "visibility": 1}, {"reason": "no delay"}),
+        *({"delay": 1, "reason": 7}, {"delay": 1, "reason": "x" * 201}, b'{"delay": 1, "reason": "\\ud800"}'),
     ],
 )
 async def test_a_lease_that_cannot_be_is_400(endpoints: Endpoints, value: Any) -> None:
     id = await publish(endpoints, "q", b"x")
     await call(endpoints, "GET /q/messages")
     assert (await call(endpoints, f"PATCH /q/messages/{id}", value))[0] == 400
+
+
+async def test_a_message_is_given_back_for_later_with_the_reason(endpoints: Endpoints) -> None:
+    await call(endpoints, "PATCH /q", {"dead_letter_queue": "dead", "max_receives": 2, "retry_delay": 0.05})
+    id = await publish(endpoints, "q", b"x")
+    await call(endpoints, "GET /q/messages")
+    later = {"delay": None, "reason": "no room"}
+    assert await call(endpoints, f"PATCH /q/messages/{id}", later) == (200, {"id": id, "delay": None})
+    assert (await call(endpoints, "GET /q"))[1]["delayed"] == 1
+    assert (await call(endpoints, "GET /q/messages?wait=20"))[1]["x-message-receives"] == "2"
+    assert (await call(endpoints, f"PATCH /q/messages/{id}", {"delay": 90, "reason": "no ink"}))[0] == 200
+    [death] = json.loads((await call(endpoints, "GET /dead/messages"))[1]["x-message-deaths"])
+    assert (death["reason"], death["error"]) == ("receives", "no ink")
 
 
 # Looking, and moving what is there
@@ -360,3 +389,25 @@ async def test_all_queues_and_their_rates(endpoints: Endpoints) -> None:
     status, value = await call(endpoints, "GET /-/stats")
     assert (status, value["queues"].keys()) == (200, {"dead", "q", "r"})
     assert value["queues"]["q"]["ready"] == 1
+
+
+# Priorities
+
+
+async def test_priorities_over_http(endpoints: Endpoints) -> None:
+    await call(endpoints, "PATCH /q", {"max_priority": 9})
+    for priority in ("0", "9", "5"):
+        assert (await call(endpoints, "POST /q/messages", priority.encode(), x_message_priority=priority))[0] == 201
+    line = b'{"body": "7", "priority": 7}\n{"body": "none", "priority": null}\n{"body": "256", "priority": 256}\n'
+    reply = await ask(endpoints, "POST", "/q/messages/batch", line)
+    assert [json.loads(each)["status"] for each in reply.body.splitlines()] == [201, 201, 400]
+    part = b"--b\r\nX-Message-Priority: 8\r\n\r\n8\r\n--b--\r\n"
+    headers = {"content-type": "multipart/mixed; boundary=b"}
+    assert b'"status": 201' in (await ask(endpoints, "POST", "/q/messages/batch", part, headers=headers)).body
+    found = [(await ask(endpoints, "GET", "/q/messages")).body for _ in range(6)]
+    assert found == [b"9", b"8", b"7", b"5", b"0", b"none"]
+
+
+@pytest.mark.parametrize("priority", ["-1", "256", "high", "1.5"])
+async def test_a_priority_that_cannot_be_is_400(endpoints: Endpoints, priority: str) -> None:
+    assert (await call(endpoints, "POST /q/messages", b"x", x_message_priority=priority))[0] == 400

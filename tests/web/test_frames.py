@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hyperframe.frame import DataFrame, HeadersFrame, PingFrame, RstStreamFrame
 
-from mq.web.frames import CONTROL_FRAMES, PERIOD_SECONDS, RUNNING, SPARE_RESETS, Flood, FrameCounter
+from mq.web.hypercorn_server import CONTROL_FRAMES, PERIOD_SECONDS, RUNNING, SPARE_RESETS, Flood, FrameCounter
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PING = PingFrame(0).serialize()

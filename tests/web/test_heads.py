@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mq.web.heads import LONGEST_REMEMBERED, parse_head
+from mq.web.fast_http1 import LONGEST_REMEMBERED, parse_head
 from tests.web.talking import http1
 
 names = st.one_of(
@@ -37,6 +37,7 @@ heads = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @given(heads)
 @example("GET / HTTP/1.1\r\nHost: mq\r\n\r\n")

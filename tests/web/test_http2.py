@@ -24,8 +24,8 @@ from hyperframe.frame import (
 from mq.broker import Broker
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
-from mq.web.frames import CONTROL_FRAMES, HEADER_BLOCK_FRAMES, RUNNING, SPARE_RESETS
-from mq.web.incoming import IN_MEMORY_BYTES
+from mq.web.hypercorn_server import CONTROL_FRAMES, HEADER_BLOCK_FRAMES, RUNNING, SPARE_RESETS
+from mq.web.request_body import IN_MEMORY_BYTES
 from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse, start_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
@@ -276,7 +276,7 @@ async def test_who_waits_for_responses_may_reset_as_many(frames: Frames) -> None
 async def test_requests_at_work_are_limited_even_when_their_streams_are_gone(
     frames: Frames, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.web.frames.SPARE_RESETS", 10 * RUNNING)
+    monkeypatch.setattr("mq.web.hypercorn_server.SPARE_RESETS", 10 * RUNNING)
     most = at_work = 0
 
     async def fetch(*_: object, **__: object) -> None:

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from mq.web.endpoints import ROUTES
-from mq.web.routing import Route, Router
+from mq.web.endpoints import ROUTES, Route, Router
 
 
 def first_that_fits(segments: tuple[str, ...]) -> tuple[Route, tuple[str, ...]] | None:

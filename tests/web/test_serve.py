@@ -18,7 +18,7 @@ from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
 from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
-from mq.web.incoming import IN_MEMORY_BYTES
+from mq.web.request_body import IN_MEMORY_BYTES
 from mq.web.serve import serve
 from tests.web.talking import (
     BAD_NAMES,

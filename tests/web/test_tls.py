@@ -7,18 +7,20 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 import trio
+import trio.testing
 import trustme
 
 from mq.access.certificates import Certificates, TLSFiles
 from mq.broker import Broker
-from mq.doors import handshake
+from mq.doors import listening
 from mq.web.endpoints import Endpoints
 from mq.web.serve import PROTOCOLS
-from mq.web.watched import WatchedStream
+from mq.web.watched_stream import WatchedStream
 from tests.web.talking import MAX_BODY, Server, checked_detail, http1, parse, publish, read_all, start_server
 
 HOSTILE = 300
@@ -191,15 +193,30 @@ def client_hello(context: ssl.SSLContext) -> bytes:
     return outgoing.read()
 
 
-@pytest.mark.parametrize("part", [0, 1, 5, 100, -1])
+HALVES = pytest.mark.parametrize("part", [0, 1, 5, 100, -1])
+"""How many bytes of its first message a client sends."""
+
+
+@HALVES
 async def test_half_a_handshake_is_waited_for_only_so_long(
+    certificates: Certificates, authority: Authority, autojump_clock: trio.testing.MockClock, part: int
+) -> None:
+    client, accepted = trio.testing.memory_stream_pair()
+    await client.send_all(client_hello(authority.client_context())[:part])
+    begin = trio.current_time()
+    stream = cast("trio.SocketStream", accepted)
+    assert await listening.shake_hands(stream, certificates.context, trio.sleep_forever) is None
+    assert trio.current_time() - begin == pytest.approx(listening.HANDSHAKE_SECONDS)
+
+
+@HALVES
+async def test_half_a_handshake_ends_its_connection_only(
     server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """Real time: a short one."""
-    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.1)
     async with await server.connect() as client:
         await client.send_all(client_hello(authority.client_context())[:part])
-        assert not await closes_within(client, 0.05)
         assert await closes_within(client, 10)
     assert await is_alive(server, authority)
 

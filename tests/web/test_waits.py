@@ -1,4 +1,4 @@
-"""Waits as plain tasks: who is cancelled, and what is given back."""
+"""WaitingRequests as plain tasks: who is cancelled, and what is given back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio.testing
 
 from mq.errors import NoSuchQueue
 from mq.web.exchange import Tell
-from mq.web.waits import Waits
+from mq.web.hang_ups import WaitingRequests
 
 
 def never(tell: Tell) -> AbstractAsyncContextManager[None]:
@@ -21,7 +21,7 @@ async def test_what_came_is_given() -> None:
     async def work() -> str:
         return "message"
 
-    assert await Waits().unless_gone(never, work) == "message"
+    assert await WaitingRequests().unless_gone(never, work) == "message"
 
 
 async def test_who_is_gone_in_the_very_step_in_which_it_came_gives_it_back() -> None:
@@ -41,7 +41,7 @@ async def test_who_is_gone_in_the_very_step_in_which_it_came_gives_it_back() -> 
         await trio.lowlevel.checkpoint()
         given_back.append(message)
 
-    assert await Waits().unless_gone(on_hang_up, work, undo) is None
+    assert await WaitingRequests().unless_gone(on_hang_up, work, undo) is None
     assert given_back == ["message"]
 
 
@@ -50,11 +50,11 @@ async def test_an_error_passes_as_it_is() -> None:
         raise NoSuchQueue("deleted meanwhile")
 
     with pytest.raises(NoSuchQueue, match="deleted"):
-        await Waits().unless_gone(never, work)
+        await WaitingRequests().unless_gone(never, work)
 
 
 async def test_the_end_lets_all_go(nursery: trio.Nursery) -> None:
-    waits, given = Waits(), []
+    waits, given = WaitingRequests(), []
 
     async def wait() -> None:
         given.append(await waits.unless_gone(never, trio.sleep_forever))

@@ -1,13 +1,12 @@
 """A client of AMQP 0-9-1 on Trio, with the verbs of CHMQ. It works with mq, and with RabbitMQ.
 
-* :mod:`mq.client.amqp.client`: the verbs. :mod:`.connecting`: how to come by them. :mod:`.consumer`: messages to
-  iterate over. :mod:`.values`, :mod:`.errors`, :mod:`.address`: what goes in and comes out.
-* :mod:`mq.client.amqp.protocol`: a connection without a socket, bytes in and :mod:`.events` out. :mod:`.confirms` and
-  :mod:`.tags` count. None of them knows of an event loop.
-* :mod:`mq.client.amqp.link`: the tasks around it. :mod:`.channels`, and two kinds of these: :mod:`.publishing`,
-  :mod:`.consuming`.
+* ``connection``: connecting: an address, TLS, a login, the client for the length of a block.
+* ``client``: the verbs, and a consumer to iterate over.
+* ``channels``: the channels that publish, get and consume; ``link``: the connection's tasks around them.
+* ``protocol``: a connection without a socket: bytes in, events and bytes out.
+* ``values``, ``errors``: what goes in and comes out.
 
-Frames, tables and properties are read by the pure parts of :mod:`mq.amqp`; nothing here loads a broker or a server::
+The pure parts of :mod:`mq.amqp` read frames, tables and properties; nothing here loads a broker or a server::
 
     from mq.client.amqp import connect
 
@@ -19,9 +18,8 @@ Frames, tables and properties are read by the pure parts of :mod:`mq.amqp`; noth
             await client.ack(message.tag)
 """
 
-from mq.client.amqp.client import AmqpClient
-from mq.client.amqp.connecting import connect
-from mq.client.amqp.consumer import Consumer
+from mq.client.amqp.client import AmqpClient, Consumer
+from mq.client.amqp.connection import connect
 from mq.client.amqp.errors import ConsumeEnded, Exclusive, NoChannelLeft, NotConfirmed, UnknownTag, WrongRole
 from mq.client.amqp.values import Declared, Delivery, Role
 

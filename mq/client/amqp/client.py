@@ -1,25 +1,22 @@
-"""The client's verbs: CHMQ's, for programs on Trio."""
+"""The client's verbs, which are CHMQ's, for programs on Trio; and its consumer, to iterate over."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import trio
 from pamqp import base
 from pamqp import commands as methods
 
-from mq.amqp.properties import PERSISTENT
-from mq.client.amqp.channels import Channel
-from mq.client.amqp.consumer import Consumer
-from mq.client.amqp.consuming import Consuming, Getting, Receiving
+from mq.amqp.wire.properties import PERSISTENT
+from mq.client.amqp.channels import ConsumeChannel, GetChannel, PublishChannel, ReceiveChannel, Tags
 from mq.client.amqp.errors import UnknownTag, WrongRole
-from mq.client.amqp.link import Link
-from mq.client.amqp.publishing import Publishing
-from mq.client.amqp.tags import Tags
+from mq.client.amqp.link import CLOSE_SECONDS, ClientChannel, Link
 from mq.client.amqp.values import Declared, Delivery, Role
-from mq.client.bodies import given
+from mq.client.calls import given
 from mq.client.errors import ClientError, Refused
 from mq.message import MessageIds
 
@@ -40,15 +37,15 @@ class AmqpClient:
     def __init__(self, link: Link, role: Role) -> None:
         self._link = link
         self._role = role
-        self._tags: Tags[Receiving] = Tags()
+        self._tags: Tags[ReceiveChannel] = Tags()
         self._ids = MessageIds()
-        self._control: Channel | None = None
+        self._control: ClientChannel | None = None
         self._control_lock = trio.Lock()
-        self._publishing: Publishing | None = None
+        self._publishing: PublishChannel | None = None
         self._publishing_lock = trio.Lock()
-        self._getting: dict[str, Getting] = {}
+        self._getting: dict[str, GetChannel] = {}
         self._getting_lock = trio.Lock()
-        self._retired: set[Receiving] = set()
+        self._retired: set[ReceiveChannel] = set()
 
     @property
     def blocked(self) -> str | None:
@@ -122,7 +119,7 @@ class AmqpClient:
 
         Raises:
             NotFound: no such queue.
-            NotAllowed: somebody consumes it exclusively.
+            NotAllowed: another connection consumes it exclusively.
             WrongRole: this is a producer.
         """
         self._may(Role.CONSUMER)
@@ -136,7 +133,7 @@ class AmqpClient:
 
         Args:
             queue: where from.
-            exclusive: nobody else may have messages of it meanwhile.
+            exclusive: no other consumer may have messages of it meanwhile.
             prefetch: how many messages the server sends ahead of their acknowledgement, 1 to 65,535. 1 is fair to
                 others; more is faster.
 
@@ -198,7 +195,7 @@ class AmqpClient:
             raise WrongRole(f"this connection is a {self._role.value}'s: open one with role={role.value!r}, or 'both'")
 
     async def _ask(self, method_type: type[base.Frame], **values: Any) -> Any:
-        """One question at a time: a refusal closes the channel, and should meet nobody else."""
+        """One question at a time: a refusal closes the channel, and must not end another task's question."""
         async with self._control_lock:
             channel = await self._controller()
             await self._link.room()
@@ -208,25 +205,25 @@ class AmqpClient:
                 self._link.close_channel(channel)
                 raise
 
-    async def _controller(self) -> Channel:
+    async def _controller(self) -> ClientChannel:
         self._link.check()
         if self._control is None or self._control.ended is not None:
-            self._control = await self._link.open_channel(Channel)
+            self._control = await self._link.open_channel(ClientChannel)
         return self._control
 
-    async def _publisher(self) -> Publishing:
+    async def _publisher(self) -> PublishChannel:
         """The channel to publish on, once messages are wanted there."""
-        channel: Publishing | None = None
+        channel: PublishChannel | None = None
         while channel is None or channel.ended is not None:
             channel = await self._open_publisher()
             await self._link.room(publishing=channel.number)
         return channel
 
-    async def _open_publisher(self) -> Publishing:
+    async def _open_publisher(self) -> PublishChannel:
         async with self._publishing_lock:
             self._link.check()
             if self._publishing is None or self._publishing.ended is not None:
-                channel = await self._link.open_channel(Publishing)
+                channel = await self._link.open_channel(PublishChannel)
                 try:
                     await channel.begin()
                 except trio.Cancelled:
@@ -235,12 +232,12 @@ class AmqpClient:
                 self._publishing = channel
             return self._publishing
 
-    async def _getter(self, queue: str) -> Getting:
+    async def _getter(self, queue: str) -> GetChannel:
         async with self._getting_lock:
             channel = self._getting.pop(queue, None)
             if channel is None or channel.ended is not None:
                 self._close_idle_getter()
-                channel = await self._link.open_channel(partial(Getting, tags=self._tags, queue=queue))
+                channel = await self._link.open_channel(partial(GetChannel, tags=self._tags, queue=queue))
             self._getting[queue] = channel
             return channel
 
@@ -254,9 +251,11 @@ class AmqpClient:
                 self._link.close_channel(channel)
                 return
 
-    async def _begin(self, queue: str, exclusive: bool, prefetch: int) -> Consuming:
+    async def _begin(self, queue: str, exclusive: bool, prefetch: int) -> ConsumeChannel:
         await self._link.room()
-        channel = await self._link.open_channel(partial(Consuming, tags=self._tags, queue=queue, prefetch=prefetch))
+        channel = await self._link.open_channel(
+            partial(ConsumeChannel, tags=self._tags, queue=queue, prefetch=prefetch)
+        )
         try:
             await channel.begin(exclusive=exclusive)
         except trio.Cancelled:
@@ -264,19 +263,77 @@ class AmqpClient:
             raise
         return channel
 
-    async def _stop(self, channel: Consuming) -> None:
+    async def _stop(self, channel: ConsumeChannel) -> None:
         """A consumer ends. What it has handed out can still be acknowledged."""
         try:
-            if self._tags.holds(channel):
-                await channel.stop()
+            # Closing the channel alone would give back, too, but later: others would see the messages out of order.
+            await channel.stop()
         except ClientError:
             pass  # its channel has ended, and the server has taken all of it back
         finally:
             self._retired.add(channel)
             self._close_if_done(channel)
 
-    def _close_if_done(self, channel: Receiving) -> None:
+    def _close_if_done(self, channel: ReceiveChannel) -> None:
         """A consumer that has ended keeps its channel for as long as something of it is held."""
         if channel in self._retired and not self._tags.holds(channel):
             self._retired.discard(channel)
             self._link.close_channel(channel)
+
+
+class Consumer:
+    """Made by :meth:`mq.client.amqp.AmqpClient.consume`. It begins with its context, or with the first message that is
+    asked for. Tasks may share it.
+
+    Raises, where it begins and while it is iterated over:
+        NotFound: no such queue.
+        NotAllowed: another consumer has it; with `exclusive` any, else an exclusive one.
+        ConsumeEnded: the server ended it, because the queue was deleted or fails over.
+    """
+
+    def __init__(
+        self, begin: Callable[[], Awaitable[ConsumeChannel]], stop: Callable[[ConsumeChannel], Awaitable[None]]
+    ) -> None:
+        self._begin = begin
+        self._stop = stop
+        self._channel: ConsumeChannel | None = None
+        self._lock = trio.Lock()
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        await self._begun()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        try:
+            channel = await self._begun()
+            return channel.hand_out(await channel.next())
+        except ClientError:
+            if self._is_closed:
+                raise StopAsyncIteration from None
+            raise
+
+    async def aclose(self) -> None:
+        """End it. What was sent ahead goes back; what was handed out can still be acknowledged."""
+        self._is_closed = True
+        with trio.move_on_after(CLOSE_SECONDS, shield=True):
+            async with self._lock:
+                channel, self._channel = self._channel, None
+                if channel is not None:
+                    await self._stop(channel)
+
+    async def _begun(self) -> ConsumeChannel:
+        async with self._lock:
+            if self._is_closed:
+                raise StopAsyncIteration
+            if self._channel is None:
+                self._channel = await self._begin()
+            return self._channel

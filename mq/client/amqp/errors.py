@@ -13,7 +13,8 @@ class WrongRole(ClientError):
 
 
 class NotConfirmed(ClientError):
-    """The server says that it did not keep the message: the queue is full, or the store is. Publish it again."""
+    """The server does not confirm the message. The queue is full, or the store is, and it was not kept; or the node
+    that has the queue was lost meanwhile, and it may have been. Publish it again where twice does no harm."""
 
 
 class ConsumeEnded(ClientError):

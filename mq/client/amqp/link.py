@@ -1,7 +1,11 @@
-"""A connection on Trio: the tasks that read, write and send heartbeats around a :class:`Protocol`, and its channels."""
+"""A connection on Trio: the tasks that read, write and send heartbeats around a :class:`Protocol`, and its channels.
+
+A :class:`ClientChannel` matches answers to questions, in order. What comes besides goes to its subclasses.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -9,24 +13,22 @@ import trio
 from pamqp import base
 from pamqp import commands as methods
 
-from mq.client.amqp.channels import Channel
 from mq.client.amqp.errors import NoChannelLeft, refusal
-from mq.client.amqp.events import (
+from mq.client.amqp.protocol import (
     Answered,
     Arrived,
     Changed,
     ChannelRefused,
     Closed,
     Confirmed,
+    ConnectionOpened,
     ConsumerEnded,
     Event,
-    Opened,
+    Phase,
+    Protocol,
     Returned,
 )
-from mq.client.amqp.protocol import Phase, Protocol
 from mq.client.errors import ClientError, Interrupted, NotUnderstood, Unreachable
-
-C = TypeVar("C", bound=Channel)
 
 CLOSE_SECONDS: Final = 5.0
 """How long the server has for its last word."""
@@ -34,6 +36,132 @@ MOST_UNSENT: Final = 1 << 20
 """Bytes that wait to be sent before tasks have to wait with theirs."""
 _CHUNK: Final = 1 << 16
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+Why = Callable[[], ClientError]
+"""Makes an error: each task that waits gets one of its own."""
+
+
+class PendingAnswer:
+    """A task that waits for an answer.
+
+    Attributes:
+        value: the answer; None while there is none.
+        is_given_up: whether the task has gone.
+    """
+
+    def __init__(self) -> None:
+        self._done = trio.Event()
+        self._why: Why | None = None
+        self.value: Any = None
+        self.is_given_up = False
+
+    def answer(self, value: Any) -> None:
+        """It came."""
+        self.value = value
+        self._done.set()
+
+    def fail(self, why: Why) -> None:
+        """It will not come."""
+        self._why = why
+        self._done.set()
+
+    async def result(self) -> Any:
+        """The answer.
+
+        Raises:
+            ClientError: it will not come.
+        """
+        await self._done.wait()
+        if self._why is not None:
+            raise self._why()
+        return self.value
+
+
+class ClientChannel:
+    """One channel of a link, made by :meth:`Link.open_channel`.
+
+    Attributes:
+        number: on its connection.
+        ended: makes the error that says why it has ended; None while it has not.
+    """
+
+    def __init__(self, link: Link, number: int) -> None:
+        self.number = number
+        self.ended: Why | None = None
+        self._link = link
+        self._questions: deque[PendingAnswer] = deque()
+
+    def check(self) -> None:
+        """Whether it can be used.
+
+        Raises:
+            ClientError: it has ended.
+        """
+        self._link.check()
+        if self.ended is not None:
+            raise self.ended()
+
+    def tell(self, method_type: type[base.Frame], **values: Any) -> None:
+        """Send a method that has no answer."""
+        self.check()
+        self._link.send(self.number, method_type, **values)
+
+    async def ask(self, method_type: type[base.Frame], **values: Any) -> Any:
+        """Send a method, and wait for its answer: a method, or a whole message.
+
+        Raises:
+            Refused: the server closed the channel over it.
+            Interrupted: the connection ended before the answer came.
+        """
+        self.tell(method_type, **values)
+        question = PendingAnswer()
+        self._questions.append(question)
+        try:
+            return await question.result()
+        except trio.Cancelled:
+            question.is_given_up = True
+            if question.value is not None:  # it came in the very step in which we were cancelled
+                self.unwanted(question.value)
+            raise
+
+    def answered(self, answer: base.Frame | Arrived) -> None:
+        """The answer to the oldest question came."""
+        if self._questions:
+            question = self._questions.popleft()
+            if question.is_given_up:
+                self.unwanted(answer)
+            question.answer(answer)
+
+    def unwanted(self, answer: base.Frame | Arrived) -> None:
+        """An answer came to a question that was given up."""
+
+    def arrived(self, message: Arrived) -> None:
+        """A whole message came."""
+        if message.is_answer:
+            self.answered(message)
+
+    def returned(self, message: Returned) -> None:
+        """A message came back."""
+
+    def confirmed(self, confirm: Confirmed) -> None:
+        """A confirm came."""
+
+    def consumer_ended(self) -> None:
+        """The server ended the channel's consumer."""
+
+    def refused(self, event: ChannelRefused) -> None:
+        """The server closed the channel."""
+        self.end(lambda: refusal(event.code, event.text))
+
+    def end(self, why: Why) -> None:
+        """It is of no use any more."""
+        if self.ended is None:
+            self.ended = why
+            while self._questions:
+                self._questions.popleft().fail(why)
+
+
+C = TypeVar("C", bound=ClientChannel)
 
 
 class Link:
@@ -47,7 +175,7 @@ class Link:
     def __init__(self, stream: trio.abc.Stream, protocol: Protocol) -> None:
         self.protocol = protocol
         self._stream = stream
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, ClientChannel] = {}
         self._highest = 0
         self._free: list[int] = []
         self._opened = trio.Event()
@@ -105,14 +233,16 @@ class Link:
         self.end("this program closed it")
 
     def end(self, why: str, refused: ClientError | None = None) -> None:
-        """The connection is over, for everybody who waits on it."""
+        """End the connection, and all waits on it."""
         if self._ended is not None:
             return
         self._ended = why
         if not self._opened.is_set():
             self._refused = refused
         for channel in list(self._channels.values()):
-            channel.end(lambda: Interrupted(f"the connection ended: {why}"))
+            channel.end(
+                lambda: Interrupted(f"the connection ended before the answer came, it may have been done: {why}")
+            )
         self._channels.clear()
         self._opened.set()
         self._changed.unpark_all()
@@ -169,10 +299,10 @@ class Link:
             raise
         return channel
 
-    def close_channel(self, channel: Channel) -> None:
+    def close_channel(self, channel: ClientChannel) -> None:
         """End a channel. What was held on it goes back, each message to its place."""
         if self._channels.get(channel.number) is channel:
-            channel.end(lambda: Interrupted("its channel was closed"))
+            channel.end(lambda: Interrupted("its channel was closed before the answer came: it may have been done"))
             self.protocol.close_channel(channel.number)
             self._to_send.unpark_all()
 
@@ -234,7 +364,7 @@ class Link:
     def _on(self, event: Event) -> None:
         if isinstance(event, Closed):
             self._on_closed(event)
-        elif isinstance(event, Opened):
+        elif isinstance(event, ConnectionOpened):
             self._opened.set()
         elif isinstance(event, Changed):
             self._changed.unpark_all()
@@ -257,7 +387,9 @@ class Link:
             self.end(f"the server closed it: {event.code} {event.text}", refused=refusal(event.code, event.text))
 
 
-def _tell(channel: Channel, event: Answered | Arrived | Returned | Confirmed | ConsumerEnded | ChannelRefused) -> None:
+def _tell(
+    channel: ClientChannel, event: Answered | Arrived | Returned | Confirmed | ConsumerEnded | ChannelRefused
+) -> None:
     if isinstance(event, Answered):
         channel.answered(event.method)
     elif isinstance(event, Arrived):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pamqp import base
 from pamqp import commands as methods
 
-from mq.amqp.errors import Code, Refused, clip
-from mq.amqp.frames import (
+from mq.amqp.wire.errors import Code, Refusal, clip
+from mq.amqp.wire.frames import (
     HEARTBEAT,
     PROTOCOL_HEADER,
     SMALLEST_FRAME_MAX,
@@ -20,22 +20,10 @@ from mq.amqp.frames import (
     FrameReader,
     HeaderFrame,
     HeartbeatFrame,
+    Heartbeats,
     MethodFrame,
     encode_content,
     encode_method,
-)
-from mq.amqp.heartbeats import Heartbeats
-from mq.client.amqp.events import (
-    Answered,
-    Arrived,
-    Changed,
-    ChannelRefused,
-    Closed,
-    Confirmed,
-    ConsumerEnded,
-    Event,
-    Opened,
-    Returned,
 )
 from mq.client.errors import NotUnderstood
 
@@ -51,6 +39,87 @@ CAPABILITIES: Final = (
 _Content = methods.Basic.Deliver | methods.Basic.GetOk | methods.Basic.Return
 
 
+class ConnectionOpened(NamedTuple):
+    """The connection is tuned and open: work can begin."""
+
+
+class Answered(NamedTuple):
+    """The answer to a method that has one."""
+
+    channel: int
+    method: base.Frame
+
+
+class Arrived(NamedTuple):
+    """A whole message came.
+
+    Attributes:
+        channel: where.
+        number: what it is called there.
+        is_redelivered: whether a consumer may have had it before.
+        is_answer: whether it was asked for by basic.get.
+        properties: as they came.
+        body: all of it.
+    """
+
+    channel: int
+    number: int
+    is_redelivered: bool
+    is_answer: bool
+    properties: bytes
+    body: bytes
+
+
+class Returned(NamedTuple):
+    """A message came back, with its properties, and why."""
+
+    channel: int
+    text: str
+    properties: bytes
+
+
+class Confirmed(NamedTuple):
+    """The server has kept a message, or did not: that one, or with `multiple` all up to it."""
+
+    channel: int
+    sequence: int
+    multiple: bool
+    is_kept: bool
+
+
+class ConsumerEnded(NamedTuple):
+    """The server ended the consumer of a channel."""
+
+    channel: int
+
+
+class ChannelRefused(NamedTuple):
+    """The server closed a channel, and why."""
+
+    channel: int
+    code: int
+    text: str
+
+
+class Changed(NamedTuple):
+    """PublishChannel may be blocked now, or no longer."""
+
+
+class Closed(NamedTuple):
+    """The connection is at its end.
+
+    Attributes:
+        code: the server's reply code; 0 where this side closed.
+        text: why.
+    """
+
+    code: int
+    text: str
+
+
+Event = ConnectionOpened | Answered | Arrived | Returned | Confirmed | ConsumerEnded | ChannelRefused | Changed | Closed
+
+
 class Phase(enum.Enum):
     """How far a connection is."""
 
@@ -64,7 +133,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """Who asks, and what for.
+    """A user, and what the connection is for.
 
     Attributes:
         user: name.
@@ -97,7 +166,7 @@ class Protocol:
     """One connection.
 
     Args:
-        login: who asks.
+        login: the user, and what the connection is for.
         clock: seconds, on a clock that only goes on.
 
     Attributes:
@@ -145,7 +214,7 @@ class Protocol:
         try:
             while self.phase is not Phase.CLOSED and (frame := self._reader.read()) is not None:
                 yield from self._frame(frame)
-        except Refused as error:
+        except Refusal as error:
             if self.phase is Phase.OPEN:
                 self.close(error.code, error.text)
             self.phase = Phase.CLOSED
@@ -185,11 +254,11 @@ class Protocol:
         elif isinstance(frame, BodyFrame):
             yield from self._body(frame)
         elif frame.channel in self._assembling:
-            raise Refused(Code.UNEXPECTED_FRAME, f"{frame.method.name} in the middle of a message")
+            raise Refusal(Code.UNEXPECTED_FRAME, f"{frame.method.name} in the middle of a message")
         elif frame.channel == 0:
             yield from self._on_connection(frame.method)
         elif self.phase is not Phase.OPEN:
-            raise Refused(Code.CHANNEL_ERROR, "a channel before the connection is open")
+            raise Refusal(Code.CHANNEL_ERROR, "a channel before the connection is open")
         else:
             yield from self._on_channel(frame.channel, frame.method)
 
@@ -227,12 +296,12 @@ class Protocol:
         else:
             step = _OPENING.get((self.phase, type(method)))
             if step is None:
-                raise Refused(Code.COMMAND_INVALID, f"{method.name} while {self.phase.value}")
+                raise Refusal(Code.COMMAND_INVALID, f"{method.name} while {self.phase.value}")
             yield from step(self, method)
 
     def _start(self, method: methods.Connection.Start) -> Iterator[Event]:
         if "PLAIN" not in str(method.mechanisms).split():
-            raise Refused(Code.NOT_IMPLEMENTED, f"the server takes {method.mechanisms!a:.80} only, not PLAIN")
+            raise Refusal(Code.NOT_IMPLEMENTED, f"the server takes {method.mechanisms!a:.80} only, not PLAIN")
         properties: Mapping[str, Any] = {
             "product": "mq",
             "platform": "Python",
@@ -254,7 +323,7 @@ class Protocol:
     def _tune(self, method: methods.Connection.Tune) -> Iterator[Event]:
         """The least of what both want; 0 is no limit, and no heartbeat."""
         if 0 < method.frame_max < SMALLEST_FRAME_MAX:
-            raise Refused(Code.SYNTAX_ERROR, f"frames of {method.frame_max} bytes are too small")
+            raise Refusal(Code.SYNTAX_ERROR, f"frames of {method.frame_max} bytes are too small")
         self.channel_max = _least(method.channel_max, CHANNEL_MAX)
         self._frame_max = self._reader.frame_max = _least(method.frame_max, FRAME_MAX)
         wanted = self._login.heartbeat_seconds
@@ -273,7 +342,7 @@ class Protocol:
 
     def _open(self, method: methods.Connection.OpenOk) -> Iterator[Event]:
         self.phase = Phase.OPEN
-        yield Opened()
+        yield ConnectionOpened()
 
     def _on_channel(self, channel: int, method: base.Frame) -> Iterator[Event]:
         if isinstance(method, _Content):
@@ -298,16 +367,16 @@ class Protocol:
     def _header(self, frame: HeaderFrame) -> Iterator[Event]:
         begun = self._assembling.get(frame.channel)
         if begun is None or begun.properties is not None:
-            raise Refused(Code.UNEXPECTED_FRAME, "a content header that belongs to no message")
+            raise Refusal(Code.UNEXPECTED_FRAME, "a content header that belongs to no message")
         if frame.body_size > self._login.max_body:
-            raise Refused(Code.FRAME_ERROR, f"a body of {frame.body_size} bytes, at most {self._login.max_body} fit")
+            raise Refusal(Code.FRAME_ERROR, f"a body of {frame.body_size} bytes, at most {self._login.max_body} fit")
         begun.properties, begun.missing = frame.properties, frame.body_size
         yield from self._went_on(frame.channel, begun)
 
     def _body(self, frame: BodyFrame) -> Iterator[Event]:
         begun = self._assembling.get(frame.channel)
         if begun is None or begun.properties is None or len(frame.payload) > begun.missing:
-            raise Refused(Code.UNEXPECTED_FRAME, "more body than was announced")
+            raise Refusal(Code.UNEXPECTED_FRAME, "more body than was announced")
         begun.missing -= len(frame.payload)
         begun.parts.append(frame.payload)
         yield from self._went_on(frame.channel, begun)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mq.amqp.errors import Refused
-from mq.amqp.properties import Properties
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.properties import BasicProperties
 from mq.client.errors import NotUnderstood
 
 
@@ -44,14 +44,14 @@ class Delivery:
         tag: what ``ack`` and ``nack`` take; higher than every tag before it on the connection.
         queue: where it came from.
         body: all of it.
-        redelivered: whether somebody may have had it before.
+        redelivered: whether a consumer may have had it before.
     """
 
     tag: int
     queue: str
     body: bytes
     redelivered: bool
-    _properties: Properties = field(repr=False)
+    _properties: BasicProperties = field(repr=False)
 
     @property
     def message_id(self) -> str:
@@ -77,5 +77,5 @@ class Delivery:
         """
         try:
             return self._properties.headers()
-        except Refused as error:
+        except Refusal as error:
             raise NotUnderstood(f"the headers of the message cannot be read: {error}") from error

@@ -1,5 +1,6 @@
-"""Ready pipelines on Spark: queues into Parquet (:mod:`.archive`) and back (:mod:`.replay`), and what a lifecycle
-journal tells (:mod:`.insight`).
+"""Ready pipelines on Spark, each a function that takes a session, and a verb of the program ``mq-pipeline``.
 
-Each is a function that takes a session, and a verb of the program ``mq-pipeline``.
+* ``archive``: queues into Parquet; ``replay``: back into queues.
+* ``insight``: what a lifecycle journal tells: ``reading`` it, its ``audit``, the ``report`` and its ``plots``.
+* ``session``: a session of Spark with the data source.
 """

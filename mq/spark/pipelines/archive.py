@@ -22,6 +22,7 @@ SOURCE: Final = "mq"
 """The format of mq.spark's data source."""
 _CHECKPOINTS: Final = "_checkpoints"
 _SINK_LOG: Final = "_spark_metadata"
+_OFFSETS: Final = "offsets"
 _DONE: Final = "_SUCCESS"
 _PREFIX: Final = "queue="
 _DAY: Final = "day"
@@ -54,7 +55,7 @@ def archive(
 
     Raises:
         InvalidSetting: a name of a queue is none.
-        Conflict: the folder of a queue is one of the other kind.
+        Conflict: the folder of a queue is one of the other kind, or its checkpoint is lost or an old copy.
     """
     for number, queue in enumerate(map(QueueName, queues)):
         folder = Path(out).absolute() / f"{_PREFIX}{queue}"
@@ -101,6 +102,11 @@ def _drain(
 ) -> None:
     if folder.exists() and not _is_drained(folder) and any(folder.iterdir()):
         raise Conflict(f"{folder} was browsed: drain into another archive")
+    if _latest(folder / _SINK_LOG) > _latest(checkpoint / _OFFSETS):
+        raise Conflict(
+            f"{folder} has more batches than its checkpoint {checkpoint}, which is lost or an old copy: Spark would "
+            "skip the next ones. Put the checkpoint back, or drain into another archive, with --option takeOver=true"
+        )
     messages = spark.readStream.format(SOURCE).options(**options).load()
     writer = _dated(messages).writeStream.format("parquet").partitionBy(_DAY).trigger(availableNow=True)
     query = writer.option("path", str(folder)).option("checkpointLocation", str(checkpoint)).start()
@@ -126,3 +132,9 @@ def _dated(messages: DataFrame) -> DataFrame:
 
 def _is_drained(folder: Path) -> bool:
     return (folder / _SINK_LOG).exists()
+
+
+def _latest(log: Path) -> int:
+    """The number of the last batch in one of Spark's logs; -1 for none."""
+    names = (path.name.removesuffix(".compact") for path in log.iterdir()) if log.exists() else ()
+    return max((int(name) for name in names if name.isdecimal()), default=-1)

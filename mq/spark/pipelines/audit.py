@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from mq.lifecycle import Kind, State
 from mq.observers.journal_rows import CENSUS, FOUND, QUEUE, START
-from mq.spark.pipelines.reading import Journal
+from mq.spark.pipelines.reading import ReadJournal
 
 LOST: Final = "lost"
 CAME_BACK: Final = "came back"
@@ -54,7 +54,7 @@ class Audit(NamedTuple):
     exceptions: DataFrame
 
 
-def steps_of(journal: Journal) -> DataFrame:
+def steps_of(journal: ReadJournal) -> DataFrame:
     """What happened to messages, each row with what is known from the row before it about the same message."""
     window = Window.partitionBy("id").orderBy("ordinal", "sequence")
     return (
@@ -68,7 +68,7 @@ def steps_of(journal: Journal) -> DataFrame:
     )
 
 
-def audit(spark: SparkSession, journal: Journal, steps: DataFrame) -> Audit:
+def audit(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> Audit:
     """Look through all steps."""
     notes = journal.rows.where(F.col("kind").isin(START, QUEUE, CENSUS)).persist()
     censuses = _censuses(spark, journal, notes)
@@ -113,7 +113,7 @@ def _broken(steps: DataFrame) -> DataFrame:
     return steps.withColumn("wrong", wrong)
 
 
-def _censuses(spark: SparkSession, journal: Journal, notes: DataFrame) -> DataFrame:
+def _censuses(spark: SparkSession, journal: ReadJournal, notes: DataFrame) -> DataFrame:
     """For each segment: the first one of its life, and the eras of the last complete census before it, the one in it,
     and the next one after it. A census is complete when nothing is missing between the life's start and its end."""
     noted = notes.where(F.col("kind") != QUEUE).select("kind", "ordinal", "era", "sequence").collect()

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from mq.errors import InvalidSetting
 from mq.lifecycle import Kind, State
 from mq.spark.pipelines.audit import audit, steps_of
-from mq.spark.pipelines.reading import Journal, read_journal
+from mq.spark.pipelines.reading import ReadJournal, read_journal
 from mq.spark.pipelines.report import Report, as_page
 
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
@@ -82,7 +82,7 @@ def insight(spark: SparkSession, folders: Sequence[str], out: str, progress: Pro
     return Insight(report, page)
 
 
-def _tables(spark: SparkSession, journal: Journal, steps: DataFrame) -> dict[str, DataFrame]:
+def _tables(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> dict[str, DataFrame]:
     tables = {
         "queues": queues_of(steps),
         "throughput": throughput_of(steps),
@@ -200,7 +200,7 @@ def poison_of(steps: DataFrame) -> DataFrame:
     )
 
 
-def _complaints(journal: Journal) -> list[str]:
+def _complaints(journal: ReadJournal) -> list[str]:
     """What the journal does not know, in words."""
     told = []
     for each in journal.segments:

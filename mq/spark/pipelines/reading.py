@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from mq.errors import InvalidSetting
 from mq.observers.journal_rows import GAP, START, STOP
-from mq.observers.journal_segments import Segment, segment_paths
+from mq.observers.journal_segments import JournalSegment, segment_paths
 
 _ROWS: Final = (
     "ordinal int, era int, sequence long, time timestamp, kind string, queue string, id string, source string, "
@@ -81,7 +81,7 @@ class Placed(NamedTuple):
     is_cut: bool
 
 
-class Journal(NamedTuple):
+class ReadJournal(NamedTuple):
     """What there is of a journal.
 
     Attributes:
@@ -97,7 +97,7 @@ class Journal(NamedTuple):
     shared: bool
 
 
-def read_journal(spark: SparkSession, folders: Sequence[str]) -> Journal:
+def read_journal(spark: SparkSession, folders: Sequence[str]) -> ReadJournal:
     """The journal in some folders, all of one store.
 
     Raises:
@@ -120,7 +120,7 @@ def read_journal(spark: SparkSession, folders: Sequence[str]) -> Journal:
     spark.dataSource.register(_Source)
     rows = spark.read.format(_Source.name()).option("segments", json.dumps(placed)).load()
     last_era = segments[-1].era + segments[-1].found.gaps
-    return Journal(rows, segments, last_era, any(each.peers for each in found))
+    return ReadJournal(rows, segments, last_era, any(each.peers for each in found))
 
 
 def place(found: Iterable[Found]) -> list[Placed]:
@@ -149,7 +149,7 @@ def _paths(folder: str) -> list[Path]:
 
 def look(path: str) -> Found | None:
     """What a segment has; None where not one batch is whole."""
-    segment = Segment(Path(path))
+    segment = JournalSegment(Path(path))
     first, following, rows, missing, gaps = -1, 0, 0, 0, 0
     notes: set[str] = set()
     for batch in segment.batches():
@@ -221,7 +221,7 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Partition)
         era = partition.era
-        for batch in Segment(Path(partition.path)).batches():
+        for batch in JournalSegment(Path(partition.path)).batches():
             gaps = pc.cumulative_sum(pc.equal(batch.column("kind").dictionary_decode(), GAP).cast(pa.int32()))
             eras = pc.add(gaps, pa.scalar(era, pa.int32()))
             era = eras[len(eras) - 1].as_py()

@@ -14,7 +14,7 @@ from mq.errors import InvalidSetting
 from mq.message import MessageId, QueueName, shorten
 from mq.spark.pipelines.archive import SOURCE, Progress, read_archive
 
-_SENT: Final = ("value", "key", "contentType", "headers")
+_SENT: Final = ("value", "idempotencyKey", "contentType", "headers")
 
 
 class Choice(NamedTuple):
@@ -75,7 +75,7 @@ def replay(
             if progress is not None:
                 progress(f"{queue}: {counts.get(queue, sum(counts.values())):,} messages", number, len(steps))
             ordered = messages.repartition(1).sortWithinPartitions("timestamp", "sequence")
-            keyed = ordered.withColumn("key", F.concat(F.lit(f"{run}-"), "id")).select(*_SENT)
+            keyed = ordered.withColumn("idempotencyKey", F.concat(F.lit(f"{run}-"), "id")).select(*_SENT)
             keyed.write.format(SOURCE).mode("append").options(**options, queue=str(queue)).save()
     finally:
         chosen.unpersist()

@@ -44,7 +44,7 @@ PATIENCE: Final = 10_000
 
 _T = TypeVar("_T")
 _ids: Final = MessageIds()
-_claims: Final = itertools.count(1)
+_receipts: Final = itertools.count(1)
 
 
 def new_id() -> MessageId:
@@ -52,14 +52,14 @@ def new_id() -> MessageId:
     return _ids.new()
 
 
-def new_claim() -> str:
-    """A claim that no check has used."""
-    return f"{next(_claims):016x}"
+def new_receipt() -> str:
+    """A receipt that no check has used."""
+    return f"{next(_receipts):016x}"
 
 
 def leased() -> Meta:
     """The meta of a lease that nobody else holds."""
-    return Meta(deadline_ms=1_700_000_000_000, receives=1, claim=new_claim())
+    return Meta(deadline_ms=1_700_000_000_000, receives=1, receipt=new_receipt())
 
 
 def large_body(storage: Storage) -> bytes:

@@ -17,8 +17,8 @@ from mq.storage.checks.kit import (
     is_not_at,
     leased,
     make_queue,
-    new_claim,
     new_id,
+    new_receipt,
     one,
     publish,
     reap,
@@ -35,7 +35,7 @@ METAS: Final = (
     Meta(deadline_ms=99_999_999_999_999),  # the year 5138
     Meta(receives=7),
     Meta(receives=999_999_999),
-    Meta(claim="00000000000000ff"),
+    Meta(receipt="00000000000000ff"),
     Meta(order=139_000_000_000_000_000),
     Meta(order=0),
     Meta(order=(1 << 60) - 1),  # the last tick that an id can hold
@@ -117,7 +117,7 @@ async def a_second_move_is_gone(storage: Storage) -> None:
 
 
 async def of_racing_leases_one_is_done(storage: Storage) -> None:
-    """Each racer has a claim of its own; the one DONE holds the message."""
+    """Each racer has a receipt of its own; the one DONE holds the message."""
     await _race(storage, lambda entry: Move(entry, State.DELAYED, leased()))
 
 
@@ -131,7 +131,7 @@ async def of_a_lease_and_a_removal_one_is_done(storage: Storage) -> None:
 
     def either(entry: Entry) -> Move:
         meta = leased()
-        return Move(entry, State.REMOVED if int(meta.claim or "", 16) % 2 else State.DELAYED, meta)
+        return Move(entry, State.REMOVED if int(meta.receipt or "", 16) % 2 else State.DELAYED, meta)
 
     await _race(storage, either)
 
@@ -150,7 +150,7 @@ async def of_leases_in_one_batch_one_is_done(storage: Storage) -> None:
 async def a_move_overwrites_nothing(storage: Storage) -> None:
     """EXISTS where the target is taken, and both messages stay as they were."""
     queue, other = await make_queue(storage), await make_queue(storage, "other")
-    meta = Meta(receives=3, claim=new_claim())
+    meta = Meta(receives=3, receipt=new_receipt())
     targets = (
         Entry(queue, new_id(), State.READY),
         Entry(queue, new_id(), State.DELAYED, meta),

@@ -20,7 +20,19 @@ DEFAULT_PREFIX: Final = "/mq/"
 DEFAULT_QUOTA: Final = 2 << 30
 """Bytes: etcd's own default for --quota-backend-bytes."""
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_KNOWN: Final = ("prefix", "user", "password-file", "ca", "cert", "key", "quota", "patience", "deadline", "fence")
+_KNOWN: Final = (
+    "prefix",
+    "user",
+    "password-file",
+    "ca",
+    "cert",
+    "key",
+    "quota",
+    "patience",
+    "deadline",
+    "fence",
+    "reserved",
+)
 
 
 class Fence(NamedTuple):
@@ -47,6 +59,8 @@ class Address(NamedTuple):
         patience: how long one member has to answer, in seconds.
         deadline: how long a request may take, in seconds.
         fence: a key of somebody else's that every change depends on; None for one of the store's own.
+        reserved: the beginning of the keys that reserve names (:mod:`mq_etcd.names`): no queue is made of such a name;
+            None where nobody reserves any.
     """
 
     endpoints: tuple[str, ...]
@@ -57,6 +71,7 @@ class Address(NamedTuple):
     patience: float = PATIENCE_SECONDS
     deadline: float = DEADLINE_SECONDS
     fence: Fence | None = None
+    reserved: str | None = None
 
 
 def parse_address(rest: str) -> Address:
@@ -87,6 +102,7 @@ def parse_address(rest: str) -> Address:
         _seconds(options, "patience", PATIENCE_SECONDS),
         _seconds(options, "deadline", DEADLINE_SECONDS),
         _fence(options["fence"]) if "fence" in options else None,
+        _prefix(options["reserved"]) if "reserved" in options else None,
     )
 
 

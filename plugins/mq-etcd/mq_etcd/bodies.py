@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mq.message import BytesBody, DamagedBody, MessageId, Properties, checksum
+from mq.storage.files.layout import Senseless, decode_side, encode_side
 from mq.storage.interface import Staged, Stored
-from mq.storage.properties import decode_side, encode_side
 
 LARGEST_BODY: Final = 1 << 20
 """Bytes. etcd takes requests of 1.5 MiB, and holds everything in memory: large bodies are not for it."""
@@ -45,8 +45,9 @@ def pack(body: bytes, attributes: Mapping[str, Any]) -> bytes:
 def unpack(value: bytes, id: MessageId) -> Stored:
     """A message, out of the value under its body's key."""
     line, _, body = value.partition(b"\n")
-    properties = decode_side(line)
-    if properties is None:
+    try:
+        properties = decode_side(line)
+    except Senseless:
         damage = f"what etcd holds of message {id} is none of mq's values"
         return Stored(Properties(0, None), DamagedBody(0, damage))
     if len(body) != properties.size or checksum(body) != properties.checksum:

@@ -285,6 +285,11 @@ class Client:
             return status(await self._members.ask_member(member, "/v3/maintenance/status", {}))
         return status(await self._members.ask("/v3/maintenance/status", {}))
 
+    async def voters(self) -> int:
+        """How many members keep what is written: those that only learn are not counted."""
+        reply = await self._members.ask("/v3/cluster/member/list", {})
+        return sum(not member.get("isLearner") for member in reply.get("members", []))
+
     async def compact(self, revision: int) -> None:
         """Throw away what is older than `revision`. Does nothing where that has been done.
 

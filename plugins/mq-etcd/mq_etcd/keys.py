@@ -10,6 +10,7 @@
     record/KIND/KEY             a record
     owner                       who may change the store; its revision is in every transaction
     lane/NUMBER                 which transaction was the last one there
+    room                        empty; written while etcd has no room, so that it counts what is free
 
 The value of a message's place is its meta, as the file name of a ``posix:`` store has it: ``,d1700000000000,r2``.
 Should an id be in two places at once, the later one's body stands under ``body/ID.MARK``, and ``#MARK`` follows its
@@ -24,8 +25,8 @@ from urllib.parse import quote, unquote
 
 from mq.lifecycle import State
 from mq.message import MessageId
+from mq.storage.files.layout import leaf_name, parse_leaf
 from mq.storage.interface import Entry, Meta
-from mq.storage.names import leaf, parse_leaf
 
 _FOLDERS: Final = {
     State.NEW: "new",
@@ -40,7 +41,7 @@ _MARKED: Final = re.compile(r"(.*?)(?:#([0-9a-f]{16}))?")
 
 def encode_meta(meta: Meta, mark: str = "") -> bytes:
     """The value of a message's place."""
-    text = leaf(_BARE, meta).removeprefix(_BARE)
+    text = leaf_name(_BARE, meta).removeprefix(_BARE)
     return (f"{text}#{mark}" if mark else text).encode("ascii")
 
 
@@ -61,6 +62,7 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.owner = f"{prefix}owner"
+        self.room = f"{prefix}room"
 
     def place(self, entry: Entry, life: int) -> str:
         """Of a message; `life` counts where it is in READY."""
@@ -70,7 +72,7 @@ class Keys:
         """What the places of a state begin with, of one queue or of all."""
         if queue is None:
             return f"{self._prefix}{_FOLDERS[state]}/"
-        begin = f"{self._prefix}{_FOLDERS[state]}/{_escape(queue)}/"
+        begin = f"{self._prefix}{_FOLDERS[state]}/{escaped(queue)}/"
         return f"{begin}{life}/" if state is State.READY else begin
 
     def ready(self, queue: str, life: int) -> str:
@@ -88,11 +90,11 @@ class Keys:
 
     def record(self, kind: str, key: str) -> str:
         """Of a record."""
-        return f"{self.records(kind)}{_escape(key)}"
+        return f"{self.records(kind)}{escaped(key)}"
 
     def records(self, kind: str) -> str:
         """What the records of a kind begin with."""
-        return f"{self._prefix}record/{_escape(kind)}/"
+        return f"{self._prefix}record/{escaped(kind)}/"
 
     def grave(self, queue: str, life: int) -> str:
         """Of a queue that was dropped."""
@@ -100,7 +102,7 @@ class Keys:
 
     def graves(self, queue: str | None) -> str:
         """What dropped queues begin with, those of one name or all."""
-        return f"{self._prefix}gone/" if queue is None else f"{self._prefix}gone/{_escape(queue)}/"
+        return f"{self._prefix}gone/" if queue is None else f"{self._prefix}gone/{escaped(queue)}/"
 
     def lane(self, number: int) -> str:
         """Of a lane."""
@@ -139,5 +141,6 @@ def _without_life(key: str) -> list[str]:
     return [*begin, queue, id]
 
 
-def _escape(text: str) -> str:
+def escaped(text: str) -> str:
+    """A name as one part of a key."""
     return quote(text, safe="@", errors="surrogatepass")

@@ -153,7 +153,8 @@ class Members:
     async def aclose(self) -> None:
         """Let go of the connections."""
         self._is_closed = True
-        for connections in self._idle.values():
+        while self._idle:  # while one is closed, others that still ask may put more there
+            _, connections = self._idle.popitem()
             while connections:
                 await connections.pop().aclose()
 

@@ -1,28 +1,36 @@
 """The members of a cluster of mq, kept in etcd: a key for each, under a lease. The oldest is the one whose key was made
-first. The store of the master is fenced by its key: once that is gone, nothing of what it does is done."""
+first. The store of the master is fenced by its key: once that is gone, nothing of what it does is done.
+
+What the names of queues are is in :mod:`mq_etcd.names`."""
 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
-from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
+from mq.cluster.coordinator import CoordinatorError, Member
 from mq.storage.interface import Storage
 from mq.storage.options import StorageOptions
 from mq.storage.registry import make_storage
 from mq_etcd.address import parse_address
 from mq_etcd.client import Client
-from mq_etcd.errors import Absent, EtcdError
+from mq_etcd.errors import EtcdError, Rejected
+from mq_etcd.names import EtcdNames, translated
 from mq_etcd.values import Answer, Get, KeyValue, Page, Put, absent, end_of_prefix
 from mq_etcd.watch import Watch
 
+logger = logging.getLogger("mq.cluster")
+
 SIZE: Final = 3
 """A cluster has three nodes (seed CHMQ, part four)."""
+CONNECTIONS: Final = 8
+"""Two watches, and room for what is asked beside them: no renewal waits for its turn."""
 ATTEMPTS: Final = 4
 """So many members of etcd can be asked in vain in the time of a lease: all three, and one of them again."""
 
@@ -45,7 +53,7 @@ async def make_coordinator(rest: str, lease_seconds: float) -> AsyncIterator[Etc
         tls=address.tls,
         patience=lease_seconds / ATTEMPTS,
         deadline=lease_seconds,
-        connections=4,
+        connections=CONNECTIONS,
     )
     try:
         yield EtcdCoordinator(client, rest, address.prefix, lease_seconds)
@@ -55,6 +63,9 @@ async def make_coordinator(rest: str, lease_seconds: float) -> AsyncIterator[Etc
 
 class EtcdCoordinator:
     """A :class:`~mq.cluster.coordinator.Coordinator`.
+
+    Attributes:
+        names: of the cluster's queues.
 
     Args:
         client: of etcd.
@@ -67,8 +78,11 @@ class EtcdCoordinator:
         self._client = client
         self._rest = rest
         self._members = prefix.rstrip("/") + "-members/"
+        self._reserved = prefix.rstrip("/") + "-reserved/"
+        self.names = EtcdNames(client, prefix, self._reserved)
         self._lease_seconds = lease_seconds
         self._process = secrets.token_hex(8)
+        self._has_counted = False
 
     async def join(self, node: str) -> EtcdCandidacy:
         """Become the youngest member.
@@ -76,10 +90,11 @@ class EtcdCoordinator:
         Raises:
             CoordinatorError: there are three already, or one of that name; or etcd does not answer.
         """
-        with _translated():
+        with translated():
             others = [member.node for member in await self.members() if member.node != node]
             if len(others) >= SIZE:
                 raise CoordinatorError(f"the cluster has its {SIZE} nodes: {', '.join(others)}. Stop one of them first")
+            await self._count_voters()
             lease = await self._client.grant(self._lease_seconds)
             key = self._members + node
             value = json.dumps({"since": time.time(), "process": self._process}).encode()
@@ -87,18 +102,33 @@ class EtcdCoordinator:
             if not done.succeeded:
                 await self._clear(done.answers[0], lease.id)
                 raise CoordinatorError(f"there is a node {node} already, or its last life is not quite over")
-        return EtcdCandidacy(self._client, self._rest, key, done.revision, lease.id, self._lease_seconds)
+        return EtcdCandidacy(
+            self._client, self._rest, self._reserved, key, done.revision, lease.id, self._lease_seconds
+        )
+
+    async def _count_voters(self) -> None:
+        """Say once when etcd is one machine. That a user may not ask for its members keeps nobody from joining."""
+        if self._has_counted:
+            return
+        with suppress(Rejected):
+            if await self._client.voters() == 1:
+                logger.warning(
+                    "etcd at %s has one member: when its disk is lost, so are all queues of the cluster, with all that "
+                    "is in them. Run three members, on three machines",
+                    self._client.endpoints[0],
+                )
+        self._has_counted = True
 
     async def members(self) -> list[Member]:
         """All of them, the oldest first."""
-        with _translated():
+        with translated():
             page = await self._client.range(self._members, end_of_prefix(self._members))
         return sorted((self._member(found) for found in page.found), key=lambda member: member.number)
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[AsyncIterator[None]]:
         """Tells whenever a key of a member was made or deleted."""
-        with _translated():
+        with translated():
             async with self._client.watch(self._members, end_of_prefix(self._members)) as watch:
                 yield _Changes(watch)
 
@@ -124,23 +154,27 @@ class EtcdCandidacy:
     Args:
         client: of etcd.
         rest: of the store's address.
+        reserved: what the keys begin with that reserve names.
         key: of the member.
         number: the revision at which it was made.
         lease: under which it is.
         lease_seconds: how long that lasts. Longer no request to the store may take: by then somebody else is master.
     """
 
-    def __init__(self, client: Client, rest: str, key: str, number: int, lease: int, lease_seconds: float) -> None:
+    def __init__(
+        self, client: Client, rest: str, reserved: str, key: str, number: int, lease: int, lease_seconds: float
+    ) -> None:
         self._lease_seconds = lease_seconds
         self.number = number
         self._client = client
         self._rest = rest
+        self._reserved = reserved
         self._key = key
         self._lease = lease
 
     async def renew(self) -> None:
         """Begin the lease's time anew."""
-        with _translated():
+        with translated():
             await self._client.keep_alive(self._lease)
 
     async def leave(self) -> None:
@@ -149,25 +183,16 @@ class EtcdCandidacy:
             await self._client.revoke(self._lease)
 
     def storage(self) -> Storage:
-        """The store, whose every change depends on the key."""
+        """The store, whose every change depends on the key, and which makes no queue of a reserved name."""
         options = {
             "patience": f"{self._lease_seconds / ATTEMPTS:g}",
             "deadline": f"{self._lease_seconds:g}",
             "fence": f"{self._key}@{self.number}",
+            "reserved": self._reserved,
         }
         places, _, said = self._rest.partition("?")
         query = urlencode(dict(parse_qsl(said)) | options)
         return make_storage(f"etcd:{places}?{query}", StorageOptions())
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except Absent as error:
-        raise CandidacyEnded(str(error)) from error
-    except EtcdError as error:
-        raise CoordinatorError(str(error)) from error
 
 
 class _Changes:
@@ -180,5 +205,5 @@ class _Changes:
         return self
 
     async def __anext__(self) -> None:
-        with _translated():
+        with translated():
             await anext(self._watch)

@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mq.errors import StorageFull
+from mq.errors import Conflict, StorageFull
 from mq.storage.interface import QUEUE, Entry, Outcome, Result
 from mq_etcd.batches import MOST_STEPS, Batches
 from mq_etcd.client import Client
 from mq_etcd.keys import Keys, buried, life_of, record_key
-from mq_etcd.values import Delete, Get, KeyValue, Nested, Page, Put, end_of_prefix, present
+from mq_etcd.names import reserved_by
+from mq_etcd.values import Delete, Get, KeyValue, Nested, Page, Put, absent, end_of_prefix, present
 from mq_etcd.values import Operation as EtcdOperation
+from mq_etcd.values import Outcome as EtcdOutcome
 
 LARGEST_RECORD: Final = 1 << 20
 """Bytes of JSON."""
@@ -27,11 +29,13 @@ class Records:
     Args:
         client: of etcd.
         keys: names what is there.
+        reserved: the beginning of the keys that reserve names; None where nobody does.
     """
 
-    def __init__(self, client: Client, keys: Keys) -> None:
+    def __init__(self, client: Client, keys: Keys, reserved: str | None = None) -> None:
         self._client = client
         self._keys = keys
+        self._reserved = reserved
         self.lives: dict[str, int] = {}
 
     async def load(self) -> None:
@@ -48,15 +52,21 @@ class Records:
         """Keep a record; True when it is new.
 
         Raises:
+            Conflict: it would make a queue, and a node has reserved its name.
             StorageFull: it is longer than etcd takes.
         """
         name = self._keys.record(kind, key)
         data = json.dumps(value, separators=(",", ":")).encode("ascii")
         if len(data) > LARGEST_RECORD:
             raise StorageFull(f"a record of {len(data)} bytes: etcd takes {LARGEST_RECORD}. Keep less in it")
-        outcome = await batches.change(Nested([], [Put(name, data), Get(name, keys_only=True)]))
-        kept = outcome.answers[1].found[0] if outcome and isinstance(outcome.answers[1], Page) else None
-        kept = kept or await self._client.get(name)
+        putting = Nested([], [Put(name, data), Get(name, keys_only=True)])
+        reserving = reserved_by(self._reserved, key) if kind == QUEUE and self._reserved is not None else None
+        if reserving is not None:
+            again = putting._replace(compares=[present(name)])
+            putting = putting._replace(compares=[absent(reserving, end_of_prefix(reserving))], otherwise=[again])
+        kept = _kept(await batches.change(putting)) or await self._client.get(name)
+        if kept is None and reserving is not None:
+            raise await self._reserved_by(key, reserving)
         assert kept is not None, "a record that was put is not there"
         if kind == QUEUE:
             self.lives[key] = kept.created
@@ -99,7 +109,22 @@ class Records:
         await batches.change(Nested([], going))
         return Outcome(Result.MORE if page.more else Result.DONE)
 
+    async def _reserved_by(self, queue: str, begin: str) -> Conflict:
+        page = await self._client.range(begin, end_of_prefix(begin), keys_only=True)
+        nodes = " and ".join(found.key.removeprefix(begin) for found in page.found) or "another node"
+        return Conflict(
+            f"queue {queue} is there already, on node {nodes} alone: delete it there first, or choose another name"
+        )
+
     async def _found(self, kind: str) -> list[KeyValue]:
         prefix = self._keys.records(kind)
         pages = [page async for page in self._client.pages(prefix, end_of_prefix(prefix), size=100)]
         return [record for page in pages for record in page.found]
+
+
+def _kept(outcome: EtcdOutcome | None) -> KeyValue | None:
+    """The key that a transaction has written; None where it has not, or where its answer was lost."""
+    last = outcome.answers[-1] if outcome is not None and outcome.answers else None
+    if isinstance(last, EtcdOutcome):
+        return _kept(last)
+    return last.found[0] if isinstance(last, Page) and last.found else None

@@ -1,8 +1,10 @@
 """How much room etcd has left, so that it is never full to the last byte.
 
-etcd that is full refuses moves too, until an operator has made room: so new messages are refused when three quarters of
-its quota are in use, and what is there can be fetched and removed. The room of what was removed is free when etcd has
-been *compacted*: its history is thrown away, here once a minute, and at once when there is no more room.
+etcd that is full refuses moves too, until an operator has made room: so new messages are refused when two fifths of its
+quota are in use, and what is there can be fetched and removed. The room of what was removed is free when etcd has been
+*compacted*: its history is thrown away, here once a minute, and at once when there is no more room. A compaction writes
+each page anew from which something goes, and gives the old ones back only afterwards: for a moment the file may become
+twice as large, so less than half of the quota is for messages.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from mq_etcd.errors import EtcdError
 
 logger = logging.getLogger("mq.storage.etcd")
 
-SHARE: Final = 0.75
-"""Of the quota, for messages and their history."""
+SHARE: Final = 0.4
+"""Of the quota, for messages and their history: a compaction may need as much again (38 MB became 60 MB)."""
 LOOK_SECONDS: Final = 2.0
 LAG_SECONDS: Final = 0.25
 """What etcd says of its size may be older than that by a tenth of a second."""
@@ -31,11 +33,13 @@ class Room:
 
     Args:
         client: of etcd.
+        key: written when what is free has to be counted anew.
         quota: bytes that it may hold.
     """
 
-    def __init__(self, client: Client, quota: int) -> None:
+    def __init__(self, client: Client, key: str, quota: int) -> None:
         self._client = client
+        self._key = key
         self._limit = int(quota * SHARE)
         self._used = 0
         self._written = 0
@@ -80,6 +84,9 @@ class Room:
             found = await self._client.status()
             if found.used + size > self._limit:
                 await self._compact(found.revision)
+                # etcd counts the pages that a compaction gave back when it writes next. Where nothing is taken for want
+                # of room nobody writes, and it would stay full for ever.
+                await self._client.put(self._key, b"")
                 found = await self._client.status()
             elif now - self._compacted > COMPACT_SECONDS:
                 if self._old_revision:

@@ -15,7 +15,7 @@ import trio
 from mq.errors import StorageFailed, StorageFenced, StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
-from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Staged, Stored, Unlink, Write
+from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Sharing, Staged, Stored, Unlink, Write
 from mq.storage.options import StorageOptions
 from mq_etcd.address import Address, parse_address
 from mq_etcd.batches import Batches
@@ -39,7 +39,7 @@ def make_etcd(rest: str, options: StorageOptions) -> EtcdStorage:
     Raises:
         StorageUnusable: the address makes no sense, or other processes are to take part.
     """
-    if options.shared or options.watched:
+    if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
             "etcd: serves one broker at a time: run without peers, mover and reaper inside. "
             "Another broker takes over when that one has ended"
@@ -66,7 +66,7 @@ class EtcdStorage:
             patience=address.patience,
             deadline=address.deadline,
         )
-        self._records = Records(self._client, self._keys)
+        self._records = Records(self._client, self._keys, address.reserved)
         self._looking = Looking(self._client, self._keys, self._records.lives)
         self._owner: Owner | None = None
         self._batches: Batches | None = None
@@ -98,7 +98,7 @@ class EtcdStorage:
         except (EtcdError, StorageFenced) as error:
             raise StorageUnusable(str(error)) from error
         self._batches = Batches(self._client, self._keys, self._records.lives, lanes)
-        self._room = Room(self._client, self._address.quota)
+        self._room = Room(self._client, self._keys.room, self._address.quota)
 
     async def aclose(self) -> None:
         """Give the store back, and let go of the connections."""
@@ -112,6 +112,7 @@ class EtcdStorage:
         """Keep a record.
 
         Raises:
+            Conflict: a node has reserved the name of the queue that it would make.
             StorageFull: etcd does not answer, or has no room. It may have been kept all the same.
             StorageFenced: somebody else is in charge.
         """

@@ -36,25 +36,27 @@ class KeyValue(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """A condition of a transaction, on one key. Made by :func:`absent`, :func:`present`, :func:`created_at`,
-    :func:`modified_at` and :func:`value_is`.
+    """A condition of a transaction, on one key or on all of a range. Made by :func:`absent`, :func:`present`,
+    :func:`created_at`, :func:`modified_at` and :func:`value_is`.
 
     Attributes:
         key: which one.
         target: what is compared: ``CREATE``, ``MOD`` or ``VALUE``.
         wanted: what it has to be.
         relation: ``EQUAL``, ``GREATER``, ``LESS`` or ``NOT_EQUAL``.
+        end: where the range ends; None for that key alone.
     """
 
     key: str
     target: str
     wanted: int | bytes
     relation: str = "EQUAL"
+    end: str | None = None
 
 
-def absent(key: str) -> Compare:
-    """There is no such key."""
-    return Compare(key, "CREATE", 0)
+def absent(key: str, end: str | None = None) -> Compare:
+    """There is no such key, or none from `key` up to (and without) `end`."""
+    return Compare(key, "CREATE", 0, end=end)
 
 
 def present(key: str) -> Compare:
@@ -226,7 +228,7 @@ def compare_json(compare: Compare) -> Json:
     field = {"CREATE": "create_revision", "MOD": "mod_revision", "VALUE": "value"}[compare.target]
     wanted = text(compare.wanted) if isinstance(compare.wanted, bytes) else str(compare.wanted)
     return {
-        "key": text(compare.key.encode()),
+        **_range_json(compare.key, compare.end),
         "target": compare.target,
         "result": compare.relation,
         field: wanted,

@@ -24,14 +24,15 @@ def installed() -> None:
         pytest.skip("etcd is not installed: bash tests/setup-system.sh --yes")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def single(installed: None) -> Iterator[Cluster]:
-    """One member, for tests that need only a prefix of their own."""
+    """One member, for tests that need only a prefix of their own. A session would outlive it: members end by themselves
+    after a while."""
     with running(1) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three(installed: None) -> Iterator[Cluster]:
     """Three members, for tests that need only a prefix of their own and leave them running."""
     with running(3) as cluster:

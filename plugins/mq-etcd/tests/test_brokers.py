@@ -9,6 +9,7 @@ from mq_etcd.client import open_client
 
 from mq.broker import open_broker
 from mq.errors import BodyTooLarge, StorageFenced, StorageUnusable
+from mq.storage.interface import Sharing
 from mq.storage.registry import open_storage
 
 
@@ -95,8 +96,8 @@ async def test_who_lost_the_store_ends(place, client, monkeypatch: pytest.Monkey
         assert await message.body.read() == b"mine now"
 
 
-@pytest.mark.parametrize("options", [{"shared": True}, {"watched": True}])
-async def test_says_whom_it_does_not_serve(place, options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("options", [{"sharing": Sharing.PEERS}, {"sharing": Sharing.WATCHED}])
+async def test_says_whom_it_does_not_serve(place, options: dict[str, Sharing]) -> None:
     with pytest.raises(StorageUnusable, match="one broker at a time"):
         async with open_storage(place.address, **options):
             pytest.fail("it opened")

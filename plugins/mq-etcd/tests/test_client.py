@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 from mq_etcd.client import Client, open_client
-from mq_etcd.errors import Absent, Compacted, Rejected, TooLarge
+from mq_etcd.connection import Connection
+from mq_etcd.errors import Absent, Compacted, EtcdError, Rejected, TooLarge
 from mq_etcd.testing.cluster import Cluster
 from mq_etcd.values import (
     Delete,
@@ -152,3 +155,19 @@ async def test_requests_wait_for_their_turn(single: Cluster, prefix: str) -> Non
             for number in range(20):
                 nursery.start_soon(client.put, f"{prefix}{number}", b"")
         assert (await client.range(prefix, end_of_prefix(prefix), count_only=True)).total == 20
+
+
+async def test_it_is_closed_while_others_still_ask(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks another member meanwhile leaves a connection to it."""
+    async with open_client(three.endpoints) as client:
+        await client.get("x")
+        aclose = Connection.aclose
+
+        async def asks_meanwhile(connection: Connection) -> None:
+            monkeypatch.undo()
+            with suppress(EtcdError):
+                await client.status(client.endpoints[1])
+            await aclose(connection)
+
+        monkeypatch.setattr(Connection, "aclose", asks_meanwhile)
+        await client.aclose()

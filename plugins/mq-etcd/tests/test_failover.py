@@ -11,7 +11,8 @@ import pytest
 import trio
 from mq_etcd.client import Client, open_client
 from mq_etcd.errors import Denied, NoSpace, Unavailable, Uncertain
-from mq_etcd.testing.cluster import free_port
+
+from mq.testing.ports import HeldPort
 
 PATIENCE = 1.0
 GOOD = b'{"header":{"revision":"7"}}'
@@ -126,7 +127,8 @@ async def test_a_change_that_was_not_begun_is_repeated(answer: Answer) -> None:
 async def test_a_member_that_is_not_there_is_passed_over() -> None:
     async with asking(Stub(reply(GOOD))) as one:
         [endpoint] = one.endpoints
-        async with open_client([f"http://127.0.0.1:{free_port()}", str(endpoint)]) as client:
+        nobody = HeldPort()
+        async with open_client([f"http://127.0.0.1:{nobody}", str(endpoint)]) as client:
             assert await client.put("key", b"value", repeats=False) == 7
 
 

@@ -20,7 +20,7 @@ from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, R
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
-LEASED = Meta(deadline_ms=1_700_000_000_000, receives=1, claim="00000000000000aa")
+LEASED = Meta(deadline_ms=1_700_000_000_000, receives=1, receipt="00000000000000aa")
 
 
 @asynccontextmanager

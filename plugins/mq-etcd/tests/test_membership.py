@@ -49,6 +49,16 @@ async def test_three_and_no_more_each_with_a_name_of_its_own(coordinator: Coordi
         await coordinator.join("b")
 
 
+async def test_one_member_of_etcd_is_told_once(
+    single: Cluster, three: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    for cluster, times in ((three, 0), (single, 1)):
+        async with find_coordinator(f"etcd:{cluster.endpoints[0]}?prefix=/told{times}", LEASE_SECONDS) as coordinator:
+            for node in "ab":
+                await coordinator.join(node)
+        assert caplog.text.count("has one member: when its disk is lost") == times
+
+
 async def test_changes_are_told(coordinator: Coordinator) -> None:
     async with coordinator.changes() as changes:
         candidacy = await coordinator.join("a")

@@ -18,7 +18,8 @@ from mq.storage.registry import open_storage
 logger = logging.getLogger("test_brokers")
 
 BROKERS = 4
-MESSAGES = 20_000
+MANY = 20_000
+FEW = 4_000
 LEASE_SECONDS = 30
 
 WORKER = """
@@ -75,10 +76,11 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_four_brokers_lose_nothing_and_deliver_nothing_twice(serve) -> None:
-    """20,000 messages, published and consumed by all of them at the same time."""
+@pytest.mark.parametrize("messages", [FEW, pytest.param(MANY, marks=pytest.mark.proof)])
+async def test_four_brokers_lose_nothing_and_deliver_nothing_twice(serve, messages: int) -> None:
+    """Messages that are published and consumed by all of them at the same time."""
     server: Server = serve("-M", "-m", "256")
-    arguments = [server.address, *map(str, (0, MESSAGES // BROKERS, BROKERS - 1, LEASE_SECONDS))]
+    arguments = [server.address, *map(str, (0, messages // BROKERS, BROKERS - 1, LEASE_SECONDS))]
     said: list[list[str]] = []
     with ExitStack() as stack:
         workers = []
@@ -96,11 +98,11 @@ async def test_four_brokers_lose_nothing_and_deliver_nothing_twice(serve) -> Non
     held = max(float(words[2]) for words in said if words[0] == "removed")
     bodies = {" ".join(words[2:]) for words in said if words[0] == "fetched"}
     logger.info("%s; held %.1f s at the most", [words[1] for words in said if words[0] == "seconds"], held)
-    assert len(published) == len(set(published)) == MESSAGES
+    assert len(published) == len(set(published)) == messages
     assert held < LEASE_SECONDS, "no lease ran out, so none may be delivered twice"
     assert fetched == Counter(published)
     assert removed == Counter(published)
-    assert len(bodies) == MESSAGES
+    assert len(bodies) == messages
     async with open_storage(server.address) as storage:
         await check_whole(storage)
         for state in (State.NEW, State.DELAYED):

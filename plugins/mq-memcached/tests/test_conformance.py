@@ -15,6 +15,7 @@ from mq.storage.conformance import (
 )
 
 
+@pytest.mark.slow
 async def test_keeps_every_promise(place) -> None:
     await check_storage(place.make, place.reopen)
 

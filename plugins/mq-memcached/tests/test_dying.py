@@ -21,7 +21,7 @@ from mq.storage.registry import open_storage
 
 logger = logging.getLogger("test_dying")
 IDS = MessageIds()
-LEASE = Meta(deadline_ms=1, receives=1, claim="f" * 16)
+LEASE = Meta(deadline_ms=1, receives=1, receipt="f" * 16)
 STEPS = 5
 """A message's life: written, delivered, leased, removed, unlinked."""
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 from mq_memcached import QueueLocked, SimpleMessageQueue
@@ -96,6 +97,15 @@ def test_a_lock_expires(make) -> None:
     with holder.lock():
         other.put("in the end")
     assert time.monotonic() - before < LOCK_SECONDS + 2
+
+
+def test_a_lock_lasts_five_seconds_if_nobody_says_otherwise(shared_server) -> None:
+    name = next(names)
+    address = ("127.0.0.1", shared_server.port)
+    with SimpleMessageQueue(name, "{}:{}".format(*address)) as queue, queue.lock(), closing(Client(address)) as client:
+        (line,) = client.raw_command(f"mg {name}:lock t", b"\r\n").splitlines()[:1]
+    assert line.startswith(b"HD t")
+    assert 1 <= int(line[4:]) <= 6, "memcached counts whole seconds: up to one more"
 
 
 def test_an_expired_lock_is_not_deleted_by_who_held_it(make) -> None:

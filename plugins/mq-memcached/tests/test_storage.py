@@ -26,7 +26,7 @@ from mq.storage.registry import open_storage
 
 logger = logging.getLogger("test_storage")
 IDS = MessageIds()
-LEASE = Meta(deadline_ms=1, receives=1, claim="f" * 16)
+LEASE = Meta(deadline_ms=1, receives=1, receipt="f" * 16)
 
 
 async def publish(storage: Storage, body: bytes = b"body") -> Entry:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mq.storage.calls import LinuxCalls, Native, Step
-from mq.storage.native import load_native
-from mq.testing.steps import StepByStep
+from mq.storage.files.calls import LinuxCalls, Native, Step
+from mq.storage.files.posix import load_native
+from mq.testing.calls import StepByStep
 
 mq_native = pytest.importorskip("mq_native", reason="mq-native is not compiled here: apt install gcc libc6-dev")
 

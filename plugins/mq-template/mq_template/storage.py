@@ -13,7 +13,7 @@ import trio
 from mq.errors import StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
-from mq.storage.interface import Description, Entry, Operation, Outcome, Staged, Stored
+from mq.storage.interface import Description, Entry, Operation, Outcome, Sharing, Staged, Stored
 from mq.storage.options import StorageOptions
 from mq_template.database import Database
 
@@ -31,7 +31,7 @@ def make_template(rest: str, options: StorageOptions) -> TemplateStorage:
     """
     if not rest:
         raise StorageUnusable("template: needs the path of a file. Write template:/var/lib/mq/queue.db")
-    if options.shared or options.watched:
+    if options.sharing is not Sharing.ALONE:
         raise StorageUnusable("template: serves one process. Run without peers, mover and reaper inside")
     return TemplateStorage(rest)
 

@@ -28,7 +28,7 @@ from mq.storage.conformance import (
     run_check,
     run_reopening_check,
 )
-from mq.storage.interface import QUEUE, Entry, Move, Outcome, Result, Storage, Write
+from mq.storage.interface import QUEUE, Entry, Move, Outcome, Result, Sharing, Storage, Write
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -209,8 +209,8 @@ async def test_what_was_answered_outlives_a_kill(place: Place, killed: list[str]
     ("address", "options", "text"),
     [
         ("template:", {}, "needs the path of a file"),
-        ("template:x.db", {"shared": True}, "serves one process"),
-        ("template:x.db", {"watched": True}, "serves one process"),
+        ("template:x.db", {"sharing": Sharing.PEERS}, "serves one process"),
+        ("template:x.db", {"sharing": Sharing.WATCHED}, "serves one process"),
         ("template:/no/such/folder/x.db", {}, "cannot serve /no/such/folder/x.db: unable to open"),
     ],
 )

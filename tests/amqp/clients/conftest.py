@@ -11,9 +11,35 @@ from pathlib import Path
 import pytest
 
 from tests.amqp.clients.servers import MqServer, RabbitServer, Server
-from tests.amqp.rabbit import is_installed
+from tests.amqp.clients.verdicts import Judge
+from tests.amqp.rabbit import is_installed, version
 
-KINDS = ("mq", "rabbitmq")
+KINDS = ("mq", pytest.param("rabbitmq", marks=pytest.mark.proof))
+"""RabbitMQ says whether a test is right. What it said is written down; `make judge` asks it anew."""
+_SECONDS_A_CLOSE = 120
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--judge", action="store_true", help="write down what RabbitMQ says to the tests here")
+    parser.addoption("--closes", type=int, default=2, metavar="N", help="how often 20,000 messages and a close follow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--judge", False):
+        config.pluginmanager.register(Judge(version()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Who asks for more rounds gets more time."""
+    for item in items:
+        if "closes" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(120 + _SECONDS_A_CLOSE * config.getoption("closes", 2)))
+
+
+@pytest.fixture
+def closes(request: pytest.FixtureRequest) -> int:
+    """How many rounds of publishing and closing."""
+    return request.config.getoption("closes", 2)
 
 
 def check_is_there(kind: str) -> None:
@@ -53,6 +79,12 @@ def shared() -> Iterator[Callable[[str, bool], Server]]:
 def server(request: pytest.FixtureRequest, shared: Callable[[str, bool], Server]) -> Server:
     """One that other tests use, too: take queues of your own."""
     return shared(request.param, False)
+
+
+@pytest.fixture
+def mq_server(shared: Callable[[str, bool], Server]) -> Server:
+    """mq alone, where RabbitMQ does not say how it should be."""
+    return shared("mq", False)
 
 
 @pytest.fixture(params=KINDS)

@@ -6,7 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from tests.amqp.rabbit import Rabbit, free_ports
+from mq.testing.ports import HeldPort
+from tests.amqp.rabbit import Rabbit
 from tests.e2e.daemon import Daemon
 
 
@@ -53,7 +54,8 @@ class MqServer:
     name = "mq"
 
     def __init__(self, folder: Path, *arguments: str, daemon: type[Daemon] = Daemon) -> None:
-        (self.port,) = free_ports(1)
+        self._held = HeldPort()
+        self.port = self._held.number
         self.daemon = daemon(folder / "root", folder / "log", "--amqp-port", str(self.port), *arguments)
 
     def __enter__(self) -> Self:

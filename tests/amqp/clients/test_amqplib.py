@@ -11,11 +11,12 @@ from typing import Final
 import pytest
 
 from tests.amqp.clients.servers import Server
+from tests.amqp.clients.test_closing import ready_after_goodbye
 
 pytestmark = pytest.mark.slow
 
 FOLDER: Final = Path(__file__).parent / "node"
-WAIT_SECONDS: Final = 60
+WAIT_SECONDS: Final = 110
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +51,16 @@ def test_what_programs_do_with_it(server: Server, program: Path, queue: str) -> 
         "returned": "NO_ROUTE",
         "refused": 404,
     }
+
+
+@pytest.mark.parametrize("first", ["channel", "connection"])
+def test_a_program_that_publishes_and_closes_hears_that_it_is_closed(
+    server: Server, program: Path, queue: str, first: str
+) -> None:
+    """Without closing the channel first, amqplib says goodbye in the midst of what it has been given to send."""
+    command = ["node", str(program.parent / "close.mjs"), server.url, queue, "20000", first]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"closed": True, "error": None}
+    if first == "channel":
+        assert ready_after_goodbye(server, queue, 20000) == 20000

@@ -129,6 +129,17 @@ def test_what_programs_do_with_it(server: Server, queue: str, tmp_path: Path) ->
         assert next(iter(pong.values())) == {"ok": "pong"}
 
 
+def test_tasks_that_wait_hold_up_no_others(server: Server, queue: str, tmp_path: Path) -> None:
+    """The worker takes those that wait out of the queue, and raises its prefetch for each."""
+    with working(server, queue, tmp_path) as (app, worker):
+        worker.start()
+        waiting = [app.send_task("add", (number, 1), countdown=15) for number in range(40)]
+        begin = time.monotonic()
+        assert app.send_task("add", (1, 2)).get(WAIT_SECONDS) == 3
+        took = time.monotonic() - begin
+        assert not any(each.ready() for each in waiting), f"it took {took:.1f} s, as long as those before it"
+
+
 # The two that kill run on mq alone: RabbitMQ passes them, and takes most of a minute for it.
 
 

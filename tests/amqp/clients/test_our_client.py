@@ -239,7 +239,8 @@ async def test_no_more_is_held_than_was_asked_for(server: Server, client: AmqpCl
 
 
 async def test_a_consumer_that_ends_gives_back_what_nobody_took(server: Server, client: AmqpClient, queue: str) -> None:
-    await client.declare_queue(queue)
+    """In place: by default it goes to the back, behind those that the server had not sent yet."""
+    await client.declare_queue(queue, arguments={"x-requeue": "front"})
     await publish(client, queue, 20)
     async with client.consume(queue) as consumer:
         async for message in consumer:
@@ -395,17 +396,22 @@ async def test_heartbeats_keep_an_idle_connection(server: Server, queue: str) ->
 
 
 async def test_what_lasts(mortal_server: Server, queue: str) -> None:
-    lasting, passing = f"{queue}-lasting", f"{queue}-passing"
+    """A durable queue, which is the default, and in it what is persistent, which is the default, too."""
+    lasting: dict[str, dict[str, Any]] = {"unsaid": {}, "durable": {"durable": True}}
+    passing = f"{queue}-passing"
     async with connect(mortal_server.url) as client:
-        await client.declare_queue(lasting)
         await client.declare_queue(passing, durable=False)
-        for name in (lasting, passing):
-            await client.publish(name, b"1", persistent=True)
-            await client.publish(name, b"2", persistent=False)
+        for name, flags in lasting.items():
+            await client.declare_queue(f"{queue}-{name}", **flags)
+            await client.publish(f"{queue}-{name}", b"1", persistent=True)
+            await client.publish(f"{queue}-{name}", b"2", persistent=False)
+            await client.publish(f"{queue}-{name}", b"3")
+        await client.publish(passing, b"1", persistent=True)
     mortal_server.stop()
     mortal_server.start()
     async with connect(mortal_server.url) as client:
-        assert await drain(client, lasting) == [1]
+        for name in lasting:
+            assert await drain(client, f"{queue}-{name}") == [1, 3], name
         with pytest.raises(NotFound):
             await client.get(passing)
         assert (await client.declare_queue(passing, durable=True)).messages == 0
@@ -438,6 +444,7 @@ async def test_a_killed_server_ends_every_wait(mortal_server: Server, queue: str
             pass
 
 
+@pytest.mark.proof
 async def test_publishing_waits_while_the_server_is_blocked(shared: Any, queue: str) -> None:
     """A RabbitMQ that believes itself out of memory. What it says is what mq would say."""
     server = shared("rabbitmq", False)

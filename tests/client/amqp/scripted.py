@@ -13,7 +13,7 @@ from trio.testing import MemoryReceiveStream, memory_stream_pair, wait_all_tasks
 
 from mq.client import ClientError
 from mq.client.amqp import AmqpClient, Role
-from mq.client.amqp.connecting import connected
+from mq.client.amqp.connection import connected
 from mq.client.amqp.protocol import Login
 
 T = TypeVar("T")

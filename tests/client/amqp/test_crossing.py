@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.client import Conflict, Interrupted, Unreachable
 from mq.client.amqp import UnknownTag
-from mq.client.amqp.events import Arrived
+from mq.client.amqp.protocol import Arrived
 from tests.client.amqp.scripted import begin, cancel_when_blocked, open_publishing, talking
 
 
@@ -69,9 +69,9 @@ async def test_what_comes_on_a_channel_that_closes_is_dropped(autojump_clock: Mo
             nursery.start_soon(server.open_consumer)
             nursery.start_soon(cancel_when_blocked, scope)
             await anext(consumer)
+        nursery.start_soon(consumer.aclose)
+        await server.answer(methods.Basic.Cancel, methods.Basic.CancelOk("mq"))
         await server.say(methods.Basic.Deliver("mq", 1, False, "", "q"))
-        await wait_all_tasks_blocked()
-        await consumer.aclose()
         await server.hear(methods.Channel.Close)
         await server.content(b"x")
         await server.say(methods.Channel.Close(404, "NOT_FOUND - crossing", 0, 0))

@@ -12,7 +12,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from mq.client import ClientError, Conflict, Interrupted, NotAllowed, NotFound, NotUnderstood, Unreachable
 from mq.client.amqp import NoChannelLeft, NotConfirmed, Role, UnknownTag
-from mq.client.amqp.connecting import connected
+from mq.client.amqp.connection import connected
 from mq.client.amqp.link import MOST_UNSENT
 from mq.client.amqp.protocol import Login
 from tests.client.amqp.scripted import (

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mq.amqp.properties import Properties
+from mq.amqp.wire.properties import BasicProperties
 from mq.client import NotUnderstood
 from mq.client.amqp import Delivery, connect
-from mq.client.amqp.address import Address, parse, tls_context
-from mq.client.amqp.confirms import Confirms
-from mq.client.amqp.tags import Tags
+from mq.client.amqp.channels import PendingConfirms, Tags
+from mq.client.amqp.connection import Address, parse, tls_context
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ async def test_connect_refuses_before_it_connects() -> None:
 
 
 def test_confirms_settle_one_or_all_up_to_it() -> None:
-    confirms: Confirms[str] = Confirms()
+    confirms: PendingConfirms[str] = PendingConfirms()
     for name in "abcdef":
         confirms.published(name)
     assert list(confirms.settle(2, multiple=False)) == ["b"]
@@ -89,7 +88,7 @@ def test_tags_rise_and_are_good_for_once() -> None:
 
 
 def test_headers_that_cannot_be_read() -> None:
-    broken = Properties(b"\x20\0\0\0\0\x02\xff\xff")
+    broken = BasicProperties(b"\x20\0\0\0\0\x02\xff\xff")
     message = Delivery(tag=1, queue="q", body=b"", redelivered=False, _properties=broken)
     with pytest.raises(NotUnderstood):
         _ = message.headers

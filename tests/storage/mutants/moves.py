@@ -45,7 +45,7 @@ class StaysInItsQueue(ChangesMoves):
 @caught_by("meta_comes_back")
 class LosesMeta(ChangesMoves):
     def change(self, move: Move) -> Move:
-        return move._replace(meta=Meta(claim=move.meta.claim))
+        return move._replace(meta=Meta(receipt=move.meta.receipt))
 
 
 @caught_by("meta_comes_back")

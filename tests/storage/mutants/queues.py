@@ -89,12 +89,6 @@ class ForgetsEarlyLeases(MakesAgain):
         self._places.pop((State.DELAYED, queue), None)
 
 
-@caught_by("a_queue_made_again_is_empty")
-class ForgetsWhenItWasMade(MemoryStorage):
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        return await super().put_record(kind, key, {**value, "created": 0} if kind == QUEUE else value)
-
-
 @caught_by("a_queue_made_again_can_be_dropped_unreaped")
 class DropsOnce(MemoryStorage):
     def __init__(self) -> None:

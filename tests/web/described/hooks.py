@@ -49,9 +49,10 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     if isinstance(queue, str) and queue.isascii() and queue.isalnum() and queue not in QUEUES:
         parameters["queue"] = QUEUES[len(queue) % len(QUEUES)]
     query = case.query or {}
-    try:
-        is_long = LONGEST_WAIT_SECONDS < float(query.get("wait", 0)) <= 3600
-    except (TypeError, ValueError):
-        is_long = False  # not a number: mq has to say so
-    if is_long:
-        query["wait"] = LONGEST_WAIT_SECONDS
+    for name, longest in (("wait", 3600), ("seconds", 60)):
+        try:
+            is_long = LONGEST_WAIT_SECONDS < float(query.get(name, 0)) <= longest
+        except (TypeError, ValueError):
+            is_long = False  # not a number: mq has to say so
+        if is_long:
+            query[name] = LONGEST_WAIT_SECONDS

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from mq.testing.ports import HeldPort
 
 PROGRAM: Final = shutil.which("etcd")
 """Where the program is; None where it is not installed."""
@@ -43,8 +44,8 @@ class Member:
     def __init__(self, name: str, folder: Path, tls: ssl.SSLContext | None) -> None:
         self._tls = tls
         self.name = name
-        self.port = free_port()
-        self.peer_port = free_port()
+        self._ports = HeldPort(), HeldPort()
+        self.port, self.peer_port = (held.number for held in self._ports)
         self._folder = folder / name
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -192,10 +193,3 @@ def running(
             yield cluster
         finally:
             cluster.stop()
-
-
-def free_port() -> int:
-    """A TCP port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -12,6 +12,8 @@ import time
 from typing import Final
 from urllib.parse import unquote
 
+from mq.testing.ports import HeldPort
+
 PROGRAM: Final = shutil.which("memcached")
 """Where the program is; None where it is not installed."""
 PATIENCE_SECONDS: Final = 20
@@ -26,7 +28,8 @@ class Server:
 
     def __init__(self, *flags: str) -> None:
         self._flags = flags or ("-M",)
-        self.port = free_port()
+        self._held = HeldPort()
+        self.port = self._held.number
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -100,10 +103,3 @@ class Server:
                 if expires == "exp=-1":
                     found.add(unquote(key.removeprefix("key=")))
             return {key for key in found if not key.startswith("e:" + "0" * 20)}
-
-
-def free_port() -> int:
-    """A TCP port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -1,0 +1,110 @@
+"""How tests are shared out among processes (``pytest -n 2 --dist=loadfile``), and which took longest.
+
+A file's tests run in one process, one after another, so that they share its fixtures. Two tables say otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+
+TOGETHER: Final = {"tests/pipelines/": "spark", "tests/spark/": "spark"}
+"""Folder -> group: its tests run in one process with all others of the group. Two Sparks at a time are too many."""
+APART: Final = (
+    "tests/e2e/test_kill.py",
+    "tests/faults/test_call_sites.py",
+    "tests/oracle/test_oracle.py",
+    "tests/simulation/test_planted_bugs.py",
+    "tests/simulation/test_seeds.py",
+)
+"""Files with many long tests that share no fixture: each test goes where there is time."""
+
+SLOWEST: Final = 5
+PROCESSOR_SECONDS: Final = "processor seconds"
+BEGAN: Final = pytest.StashKey[float]()
+
+# Sharing out
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """So that all processes end together. What ``make proof`` alone runs ``make quick`` leaves out."""
+    for item in items:
+        if item.get_closest_marker("proof"):
+            item.add_marker("slow")
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """The groups that take longest are begun first, and what comes in small pieces fills up."""
+    if item.get_closest_marker("slow") is None:
+        return 3
+    if file_of(item.nodeid) in APART:
+        return 2
+    return int(group_of(item.nodeid) == file_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroup(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if file_of(nodeid) in APART else group_of(nodeid)
+
+    config.option.loadscopereorder = False  # the order is that of the tests
+    return ByGroup(config, log)
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def group_of(nodeid: str) -> str:
+    """The group that the test's folder belongs to, else its file."""
+    return next((group for folder, group in TOGETHER.items() if nodeid.startswith(folder)), file_of(nodeid))
+
+
+# Which took longest
+
+
+def _processor_seconds() -> float:
+    """Of this process, and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[BEGAN] = _processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport]:
+    report = yield
+    if report.when == "teardown":
+        report.user_properties.append((PROCESSOR_SECONDS, _processor_seconds() - item.stash[BEGAN]))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The groups that took longest: what to look at when the whole takes too long."""
+    seconds, processor = Counter[str](), Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[group_of(report.nodeid)] += report.duration
+                processor[group_of(report.nodeid)] += dict(report.user_properties).get(PROCESSOR_SECONDS, 0)
+    if len(seconds) > SLOWEST:
+        terminalreporter.section(f"the {SLOWEST} slowest groups of {len(seconds)}")
+        for group, took in seconds.most_common(SLOWEST):
+            terminalreporter.line(f"{took:7.1f} s, {processor[group]:7.1f} s of them on a processor: {group}")

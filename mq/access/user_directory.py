@@ -1,0 +1,179 @@
+"""The directory of users: finds a user by a secret. All doors share it, so a user is the same behind each."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from mq.access.aws_keys import AwsKey, path_of_keys, read_keys
+from mq.access.hashes import PasswordHash, time_text, token_hash
+from mq.access.rights import User
+from mq.access.users_file import Account, read_users, users_by_uid
+from mq.errors import MQError
+
+REMEMBERED_SECONDS: Final = 60.0
+"""How long a password that was right is taken without computing its hash again."""
+
+
+class TokenExpired(MQError):
+    """It was a token, and is one no more. Only its holder can hear that."""
+
+    def __init__(self, expired: int) -> None:
+        super().__init__(f"this token has expired on {time_text(expired)}: ask for another one (mq user token)")
+
+
+class UserDirectory:
+    """The users of a file.
+
+    Args:
+        path: of the users file. A file of AWS keys may lie beside it.
+        clock: seconds, on any clock that only goes on.
+        wall_clock: seconds since 1970. Tokens expire by it.
+
+    Raises:
+        InvalidSetting: the file cannot be read or is wrong.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._book = _read(path)
+
+    def reload(self) -> int:
+        """Read the file anew. What was removed from it counts no more, at once. Returns how many users there are.
+
+        Raises:
+            InvalidSetting: the new file is wrong; the users stay as they were.
+        """
+        self._book = _read(self.path)
+        return len(self._book.accounts)
+
+    def again(self, user: User) -> User | None:
+        """The same user as the file has them now; None for one that it has no more. At once."""
+        account = self._book.accounts.get(user.name)
+        return None if account is None else account.user
+
+    def stamp(self, user: User) -> object:
+        """Equal for as long as the user's password is the same. At once."""
+        account = self._book.accounts.get(user.name)
+        return None if account is None else account.password
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a user. At once."""
+        return name in self._book.accounts
+
+    def by_certificate(self, common_name: str) -> User | None:
+        """Whose certificate it is, once TLS has found that it is one of our authorities'. At once."""
+        return self._book.certified.get(common_name)
+
+    def by_uid(self, uid: int) -> User | None:
+        """The user with that login, by the number that the kernel tells of a peer. Being root makes no user, nor does
+        running the daemon. At once."""
+        return self._book.by_uid.get(uid)
+
+    def by_aws_key(self, id: str) -> tuple[User, str] | None:
+        """Whose key of AWS it is, and its secret. At once."""
+        return self._book.aws_keys.get(id)
+
+    def by_token(self, token: str) -> User | None:
+        """Whose token it is. At once.
+
+        Raises:
+            TokenExpired: it was valid once.
+        """
+        return self._unless_expired(self._book.owner(token))
+
+    def recall(self, name: str, secret: str) -> User | None:
+        """The user, if `secret` is a token of theirs, or a password that was right a short while ago. At once.
+
+        Raises:
+            TokenExpired: it was a token of theirs.
+        """
+        book = self._book
+        owned = book.owner(secret)
+        if owned is not None and owned.owner.name == name:
+            return self._unless_expired(owned)
+        return book.recall(name, secret, self._clock())
+
+    def _unless_expired(self, owned: _Owned | None) -> User | None:
+        if owned is None:
+            return None
+        if owned.expires is not None and self._wall_clock() >= owned.expires:
+            raise TokenExpired(owned.expires)
+        return owned.owner
+
+    def verify(self, name: str, password: str) -> User | None:
+        """The user, if that is the password. It takes some tenths of a second and 16 MiB, for unknown names
+        just as for wrong passwords: call it in a thread, few at a time."""
+        return self._book.verify(name, password, self._clock)
+
+
+class _Owned(NamedTuple):
+    """Whose a token is, and until when: seconds since 1970, or None."""
+
+    owner: User
+    expires: int | None
+
+
+class _Book:
+    """The users as one file had them, and what was remembered of them. It is replaced as a whole, so nothing that was
+    remembered outlives its file, not even when it was being verified meanwhile."""
+
+    def __init__(self, accounts: Iterable[Account], by_uid: Mapping[int, User], keys: Iterable[AwsKey]) -> None:
+        self.by_uid = by_uid
+        self.accounts: Mapping[str, Account] = {account.user.name: account for account in accounts}
+        self._owners = {
+            token.hash: _Owned(account.user, token.expires)
+            for account in self.accounts.values()
+            for token in account.tokens
+        }
+        self.certified = {
+            account.certificate: account.user for account in self.accounts.values() if account.certificate is not None
+        }
+        self.aws_keys = {
+            key.id: (self.accounts[key.user].user, key.secret) for key in keys if key.user in self.accounts
+        }
+        costs = [account.password.cost for account in self.accounts.values() if account.password is not None]
+        self._decoy = PasswordHash.decoy(*costs[:1])
+        self._key = secrets.token_bytes(32)
+        self._remembered: dict[str, tuple[bytes, float]] = {}  # only what was right: at most one for each user
+
+    def owner(self, token: str) -> _Owned | None:
+        """Looked up by its hash, whose digits cannot be chosen: how long that takes says nothing of a token."""
+        hashed = token_hash(token)
+        return None if hashed is None else self._owners.get(hashed)
+
+    def recall(self, name: str, password: str, now: float) -> User | None:
+        digest, ends = self._remembered.get(name, (b"", 0.0))
+        is_same = hmac.compare_digest(digest, self._digest(name, password))
+        return self.accounts[name].user if is_same and now < ends else None
+
+    def verify(self, name: str, password: str, clock: Callable[[], float]) -> User | None:
+        user = self.recall(name, password, clock())
+        if user is not None:
+            return user  # the same password was verified while this one waited for a turn
+        account = self.accounts.get(name)
+        stored = self._decoy if account is None or account.password is None else account.password
+        if not stored.fits(password) or account is None:
+            return None
+        self._remembered[name] = (self._digest(name, password), clock() + REMEMBERED_SECONDS)
+        return account.user
+
+    def _digest(self, name: str, password: str) -> bytes:
+        data = f"{name}\0{password}".encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(data, key=self._key, digest_size=32).digest()
+
+
+def _read(path: str) -> _Book:
+    accounts = read_users(path)
+    return _Book(accounts, users_by_uid(accounts, path), read_keys(path_of_keys(path)))

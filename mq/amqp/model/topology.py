@@ -1,0 +1,425 @@
+"""What has been declared: exchanges, queues and bindings by vhost, their consumers, and the route of a message.
+
+A change is planned, made durable by the caller, and then applied::
+
+    change = topology.declare_queue(queue)  # checks, and changes nothing
+    ...  # keep change.puts(), drop change.drops()
+    topology.apply(change)
+
+Plan, keep and apply one change before the next is planned. Nothing here waits, and nothing here knows of messages.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from mq.amqp.model import arguments as queue_arguments
+from mq.amqp.model import declared
+from mq.amqp.model.arguments import check_same
+from mq.amqp.model.declared import Binding, Destination, DurableRecord, Exchange, ExchangeType, Queue
+from mq.amqp.model.names import DEFAULT_VHOST, SERVER_NAMED, encode
+from mq.amqp.model.routing import Headers, check_binding
+from mq.amqp.model.vhost import NOTHING, Cascade, TopologyChange, Vhost, is_lasting
+from mq.amqp.wire.errors import Code, Refusal
+from mq.message import QueueName
+
+RESERVED: Final = "amq."
+"""What names begin with that no client may choose."""
+PREDECLARED: Final[Mapping[str, ExchangeType]] = {
+    "amq.direct": ExchangeType.DIRECT,
+    "amq.fanout": ExchangeType.FANOUT,
+    "amq.topic": ExchangeType.TOPIC,
+    "amq.headers": ExchangeType.HEADERS,
+    "amq.match": ExchangeType.HEADERS,
+}
+"""The exchanges that every vhost has, beside the default one."""
+
+
+def server_named() -> str:
+    """A new name for a queue whose client gave none."""
+    return f"{SERVER_NAMED}{secrets.token_urlsafe(16)}"
+
+
+def _never(name: QueueName) -> bool:
+    return False
+
+
+class Topology:
+    """All vhosts.
+
+    Args:
+        vhosts: their names; ``/`` is there anyway.
+        has_queue: whether mq has a queue of that name that was not declared over AMQP. It is taken for a durable one.
+        may_have: whether mq may have one that is not known here.
+    """
+
+    def __init__(
+        self,
+        vhosts: Iterable[str] = (),
+        has_queue: Callable[[QueueName], bool] = _never,
+        may_have: Callable[[QueueName], bool] = _never,
+    ) -> None:
+        self.consumers = ConsumerRegistry()
+        self._has_queue = has_queue
+        self._may_have = may_have
+        self._vhosts = {name: Vhost(name) for name in (DEFAULT_VHOST, *vhosts) if name}
+        for vhost in self._vhosts.values():
+            for name, kind in PREDECLARED.items():
+                vhost.add_exchange(Exchange(vhost.name, name, kind, durable=True))
+
+    # Looking
+
+    def has_vhost(self, name: str) -> bool:
+        """Whether there is such a vhost."""
+        return name in self._vhosts
+
+    def exchange(self, vhost: str, name: str) -> Exchange:
+        """An exchange that is not the default one.
+
+        Raises:
+            Refusal: 404.
+        """
+        found = self._vhosts[vhost].exchanges.get(name)
+        if found is None:
+            raise Refusal(Code.NOT_FOUND, f"no exchange '{name}' in vhost '{vhost}'")
+        return found
+
+    def queue(self, vhost: str, name: str, owner: Hashable | None = None) -> Queue:
+        """A queue, as a connection may use it.
+
+        Args:
+            vhost: where it is.
+            name: what it is called there.
+            owner: the connection that asks.
+
+        Raises:
+            Refusal: 404; or 405, it is another connection's own.
+        """
+        found = self._find_queue(vhost, name)
+        if found is None:
+            raise Refusal(Code.NOT_FOUND, f"no queue '{name}' in vhost '{vhost}'")
+        _check_owner(found, owner)
+        return found
+
+    def vhosts(self) -> Iterator[Vhost]:
+        """Each of them, by name."""
+        return iter([self._vhosts[name] for name in sorted(self._vhosts)])
+
+    def queues(self) -> Iterator[Queue]:
+        """Every queue that was declared over AMQP."""
+        for vhost in self._vhosts.values():
+            yield from vhost.queues.values()
+
+    def route(self, vhost: str, exchange: str, routing_key: str, headers: Headers) -> list[Queue]:
+        """The queues that a message comes to, each once, by name. Unsure queues are among them: the store decides
+        whether they exist.
+
+        Args:
+            vhost: where it is published.
+            exchange: what it is published to.
+            routing_key: as published.
+            headers: returns its headers. Only called where an exchange routes by them.
+
+        Raises:
+            Refusal: 404, there is no such exchange; 502, the headers are malformed.
+        """
+        if not exchange:
+            queue = self._target(vhost, routing_key)
+            return [] if queue is None else [queue]
+        self.exchange(vhost, exchange)
+        place = self._vhosts[vhost]
+        names: set[str] = set()
+        seen = {exchange}
+        waiting = [exchange]
+        while waiting:
+            found = set(self._targets(place, waiting.pop(), routing_key, headers))
+            names |= {target.name for target in found if target.is_queue}
+            further = {target.name for target in found if not target.is_queue} - seen
+            seen |= further
+            waiting += further
+        queues = (self._target(vhost, name) for name in sorted(names))
+        return [queue for queue in queues if queue is not None]
+
+    def _targets(self, place: Vhost, exchange: str, routing_key: str, headers: Headers) -> Iterator[Destination]:
+        if not exchange:
+            if self._target(place.name, routing_key):
+                yield Destination(True, routing_key)
+            return
+        fitting = place.matchers[exchange].match(routing_key, headers)
+        yield from (binding.to for binding in fitting)
+        alternate = place.exchanges[exchange].alternate
+        if not fitting and alternate is not None and (not alternate or alternate in place.exchanges):
+            yield Destination(False, alternate)
+
+    def unsure(self, vhost: str, name: str) -> Queue | None:
+        """A queue that is not known here, and may be there all the same."""
+        if not name or self._find_queue(vhost, name) is not None or not self._may_have(encode(vhost, name)):
+            return None
+        return Queue(vhost, name, durable=True, is_unsure=True)
+
+    def _target(self, vhost: str, name: str) -> Queue | None:
+        return self._find_queue(vhost, name) or self.unsure(vhost, name)
+
+    def _find_queue(self, vhost: str, name: str) -> Queue | None:
+        found = self._vhosts[vhost].queues.get(name)
+        if found is None and vhost == DEFAULT_VHOST and self._has_queue(encode(vhost, name)):
+            return Queue(vhost, name, durable=True)
+        return found
+
+    # Exchanges
+
+    def declare_exchange(self, exchange: Exchange) -> TopologyChange:
+        """Plan an exchange; nothing when it is there as it is declared.
+
+        Raises:
+            Refusal: 403, the name is reserved; 406, it is there and another one.
+        """
+        place = self._vhosts[exchange.vhost]
+        if not exchange.name:
+            raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        current = place.exchanges.get(exchange.name)
+        if current is None:
+            _check_name("exchange", exchange.vhost, exchange.name)
+            alternate = exchange.alternate
+            if alternate is not None and not isinstance(alternate, str):
+                raise Refusal(Code.PRECONDITION_FAILED, f"invalid arg 'alternate-exchange': {alternate!r} is no name")
+            return TopologyChange(exchanges=(exchange,))
+        what = f"exchange '{exchange.name}' in vhost '{exchange.vhost}'"
+        check_same(what, _traits(exchange), _traits(current), ("type", "durable", "auto_delete", "internal"))
+        check_same(what, exchange.arguments, current.arguments, ("alternate-exchange",))
+        return NOTHING
+
+    def delete_exchange(self, vhost: str, name: str, *, if_unused: bool = False) -> TopologyChange:
+        """Plan that an exchange goes, with its bindings; nothing when it is not there.
+
+        Raises:
+            Refusal: 403, it belongs to the server; 406, it has bindings, and must not.
+        """
+        place = self._vhosts[vhost]
+        if not name:
+            raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        if name.startswith(RESERVED):
+            raise Refusal(Code.ACCESS_REFUSED, f"exchange '{name}' in vhost '{vhost}' belongs to the server")
+        if name not in place.exchanges:
+            return NOTHING
+        if if_unused and place.bindings_from(name):
+            raise Refusal(Code.PRECONDITION_FAILED, f"exchange '{name}' in vhost '{vhost}' in use")
+        return Cascade(place).plan(exchanges=[name])
+
+    # Queues
+
+    def declare_queue(self, queue: Queue) -> TopologyChange:
+        """Plan a queue; nothing when it is there as it is declared. One without a name gets a new one.
+
+        Raises:
+            Refusal: 403, the name is reserved; 405, it is a connection's own; 406, it is there and another one, or an
+                argument is wrong.
+        """
+        what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
+        current = self._find_queue(queue.vhost, queue.name)
+        if current is not None:
+            if current.owner != queue.owner:
+                raise _locked(current)
+            check_same(what, _traits(queue), _traits(current), ("durable", "auto_delete"))
+            check_same(what, queue.arguments, current.arguments, queue_arguments.CHECKS)
+            return NOTHING
+        if queue.name:
+            _check_name("queue", queue.vhost, queue.name)
+        queue = replace(queue, name=queue.name or server_named())
+        queue_arguments.check(queue)
+        return TopologyChange(queues=(queue,))
+
+    def delete_queue(
+        self, vhost: str, name: str, owner: Hashable | None = None, *, if_unused: bool = False
+    ) -> TopologyChange:
+        """Plan that a queue goes, with its bindings; nothing when it is not there. That it is empty, the caller checks.
+
+        Raises:
+            Refusal: 405, it is another connection's own; 406, it has consumers, and must not.
+        """
+        queue = self._find_queue(vhost, name)
+        if queue is None:
+            return NOTHING
+        _check_owner(queue, owner)
+        if if_unused and self.consumers.count(queue.key):
+            raise Refusal(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost}' in use")
+        return Cascade(self._vhosts[vhost]).plan(queues=[queue])
+
+    def gone(self, vhost: str, name: str) -> TopologyChange:
+        """Plan what goes with a queue that is gone already, such as one deleted over HTTP."""
+        place = self._vhosts[vhost]
+        return Cascade(place).plan(queues=[place.queues.get(name) or Queue(vhost, name, durable=True)])
+
+    def left(self, vhost: str, name: str) -> TopologyChange:
+        """Plan that an auto-delete queue goes, after a consumer has left it, if that was the last one."""
+        queue = self._vhosts[vhost].queues.get(name)
+        if queue is None or not queue.auto_delete or self.consumers.count(queue.key):
+            return NOTHING
+        return Cascade(self._vhosts[vhost]).plan(queues=[queue])
+
+    def disconnect(self, vhost: str, owner: Hashable) -> TopologyChange:
+        """Plan that all exclusive queues of a connection go."""
+        place = self._vhosts[vhost]
+        return Cascade(place).plan(queues=[queue for queue in place.queues.values() if queue.owner == owner])
+
+    # Bindings
+
+    def bind(self, binding: Binding, owner: Hashable | None = None) -> TopologyChange:
+        """Plan a binding; nothing when it is there.
+
+        Raises:
+            Refusal: 403, one end is the default exchange; 404, one end is not there; 405, the queue is another
+                connection's own; 406, an argument is wrong.
+        """
+        _check_ends(binding)
+        place = self._vhosts[binding.vhost]
+        source = self.exchange(binding.vhost, binding.source)
+        if binding.to.is_queue:
+            self.queue(binding.vhost, binding.to.name, owner)
+        else:
+            self.exchange(binding.vhost, binding.to.name)
+        check_binding(source.kind, binding.arguments)
+        if binding in place.bindings:
+            return NOTHING
+        lasting = frozenset({binding} if is_lasting(place, binding) else ())
+        return TopologyChange(bindings=(binding,), lasting_bindings=lasting)
+
+    def unbind(self, binding: Binding, owner: Hashable | None = None) -> TopologyChange:
+        """Plan that a binding goes; nothing when it, or one of its ends, is not there.
+
+        Raises:
+            Refusal: 403, one end is the default exchange; 405, the queue is another connection's own.
+        """
+        _check_ends(binding)
+        queue = self._find_queue(binding.vhost, binding.to.name) if binding.to.is_queue else None
+        if queue is not None:
+            _check_owner(queue, owner)
+        place = self._vhosts[binding.vhost]
+        return Cascade(place).plan(bindings=[binding]) if binding in place.bindings else NOTHING
+
+    # Changing
+
+    def apply(self, change: TopologyChange) -> None:
+        """Apply the change that was planned last."""
+        for binding in change.lost_bindings:
+            self._vhosts[binding.vhost].drop_binding(binding)
+        for queue in change.lost_queues:
+            self._vhosts[queue.vhost].queues.pop(queue.name, None)
+        for exchange in change.lost_exchanges:
+            self._vhosts[exchange.vhost].drop_exchange(exchange)
+        for exchange in change.exchanges:
+            self._vhosts[exchange.vhost].add_exchange(exchange)
+        for queue in change.queues:
+            self._vhosts[queue.vhost].queues[queue.name] = queue
+        for binding in change.bindings:
+            self._vhosts[binding.vhost].add_binding(binding)
+
+    def load(self, records: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[DurableRecord]:
+        """Take up what is in the store, once, at the start.
+
+        Args:
+            records: values by kind. Records of a vhost that is not served now stay in the store: it may come back.
+
+        Returns:
+            The bindings that have lost an end. The caller must drop them: else they would come back unasked for, once
+            that end is declared again.
+
+        Raises:
+            ValueError, KeyError, TypeError: a value that mq has not written.
+        """
+        exchanges = (Exchange.stored(value) for value in records.get(declared.EXCHANGE, ()))
+        queues = (Queue.stored(value) for value in records.get(declared.QUEUE, ()))
+        self.apply(
+            TopologyChange(
+                tuple(exchange for exchange in exchanges if exchange.vhost in self._vhosts),
+                tuple(queue for queue in queues if queue.vhost in self._vhosts),
+            )
+        )
+        lost = []
+        for binding in map(Binding.stored, records.get(declared.BINDING, ())):
+            if binding.vhost not in self._vhosts:
+                continue
+            if self._has_ends(binding):
+                self._vhosts[binding.vhost].add_binding(binding)
+            else:
+                lost.append(binding.record())
+        return lost
+
+    def _has_ends(self, binding: Binding) -> bool:
+        exchanges = self._vhosts[binding.vhost].exchanges
+        if binding.source not in exchanges:
+            return False
+        if not binding.to.is_queue:
+            return binding.to.name in exchanges
+        return self._find_queue(binding.vhost, binding.to.name) is not None
+
+
+def _traits(thing: Exchange | Queue) -> dict[str, Any]:
+    """The traits that must be the same when it is declared again, by the names that error texts use."""
+    traits: dict[str, Any] = {"durable": thing.durable, "auto_delete": thing.auto_delete}
+    if isinstance(thing, Exchange):
+        traits |= {"type": thing.kind.value, "internal": thing.internal}
+    return traits
+
+
+def _check_name(what: str, vhost: str, name: str) -> None:
+    if name.startswith(RESERVED):
+        text = f"{what} name '{name}' in vhost '{vhost}' contains reserved prefix '{RESERVED}*'"
+        raise Refusal(Code.ACCESS_REFUSED, text)
+
+
+def _check_owner(queue: Queue, owner: Hashable | None) -> None:
+    if queue.owner is not None and queue.owner != owner:
+        raise _locked(queue)
+
+
+def _locked(queue: Queue) -> Refusal:
+    what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
+    return Refusal(Code.RESOURCE_LOCKED, f"cannot obtain exclusive access to locked {what}")
+
+
+def _check_ends(binding: Binding) -> None:
+    if not binding.source or not (binding.to.is_queue or binding.to.name):
+        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+
+
+class ConsumerRegistry:
+    """The consumers of all queues."""
+
+    def __init__(self) -> None:
+        self._by_queue: dict[QueueName, dict[Hashable, bool]] = {}
+
+    def add(self, queue: Queue, consumer: Hashable, *, exclusive: bool = False) -> None:
+        """Add a consumer of a queue.
+
+        Args:
+            queue: which.
+            consumer: told apart from every other one by this.
+            exclusive: whether no other may consume while it does.
+
+        Raises:
+            Refusal: 403, another consumer is exclusive, or this one wants to be and is not the first.
+        """
+        there = self._by_queue.get(queue.key, {})
+        if any(there.values()) or (exclusive and there):
+            raise Refusal(Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use")
+        self._by_queue.setdefault(queue.key, {})[consumer] = exclusive
+
+    def remove(self, queue: QueueName, consumer: Hashable) -> bool:
+        """Remove a consumer. Returns False when its queue went before it."""
+        there = self._by_queue.get(queue, {})
+        was_there = there.pop(consumer, None) is not None
+        if not there:
+            self._by_queue.pop(queue, None)
+        return was_there
+
+    def of(self, queue: QueueName) -> list[Hashable]:
+        """All consumers of a queue, oldest first."""
+        return list(self._by_queue.get(queue, ()))
+
+    def count(self, queue: QueueName) -> int:
+        """How many there are."""
+        return len(self._by_queue.get(queue, ()))

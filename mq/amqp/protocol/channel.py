@@ -1,0 +1,565 @@
+"""One channel, without I/O: frames in, commands and bytes out; and all channels of a connection.
+
+What a method does stands in :mod:`.declare_methods`, :mod:`.publishes` and :mod:`.deliveries`. Here are the tables:
+which method goes where, and how the result of each command is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from pamqp import base
+from pamqp import commands as methods
+
+from mq.access import Right
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.names import REPLY_TO, SERVER_NAMED
+from mq.amqp.model.topology import server_named
+from mq.amqp.protocol import commands
+from mq.amqp.protocol.commands import Arrival, ChannelCommand, ChannelKey, PublishedMessage, Result, Settlement
+from mq.amqp.protocol.declare_methods import DeclareMethods
+from mq.amqp.protocol.deliveries import ConsumerCredit, Deliveries
+from mq.amqp.protocol.publishes import Mode, Publishes
+from mq.amqp.protocol.session import Session
+from mq.amqp.wire.errors import Code, Refusal
+from mq.amqp.wire.frames import BodyFrame, HeaderFrame, MethodFrame, Together
+from mq.amqp.wire.hot import AckFrames, PublishFrames
+
+ChannelFrame = MethodFrame | HeaderFrame | BodyFrame | Together
+"""What may come on a channel."""
+
+
+class ChannelState(Enum):
+    """The states of a channel."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    """We have closed it; the client's word on that is awaited, and nothing else is heard."""
+    LEAVING = "leaving"
+    """The client has closed it, or its connection; it is told so once what it published is stored. Until then it still
+    hears of that."""
+    CLOSED = "closed"
+
+
+class Channel:
+    """A channel that has been opened.
+
+    Args:
+        key: which.
+        session: what it shares with its connection's other channels.
+    """
+
+    def __init__(self, key: ChannelKey, session: Session) -> None:
+        self.key = key
+        self.state = ChannelState.OPEN
+        self._session = session
+        self._declare_methods = DeclareMethods(key, session)
+        self._publishes = Publishes(key, session)
+        self._deliveries = Deliveries(key, session)
+        self._asked: base.Frame | None = None  # the method that a command now stands for
+        session.send_method(key.number, methods.Channel.OpenOk)
+
+    def handle(self, frame: ChannelFrame) -> None:
+        """Handle the next frame of this channel, or several that were read together.
+
+        Raises:
+            Refusal: it ends the connection; what ends the channel alone is told to the client.
+        """
+        if self.state is not ChannelState.OPEN:
+            self._handle_while_closing(frame)
+            return
+        try:
+            if isinstance(frame, HeaderFrame | BodyFrame):
+                self._publishes.take(frame)
+            elif self._publishes.expects_content:
+                name = _method_of(frame).name
+                raise Refusal(Code.UNEXPECTED_FRAME, f"expected content for class 60, got {name} instead")
+            elif isinstance(frame, PublishFrames):
+                self._publishes.publish(frame)
+            elif isinstance(frame, AckFrames):
+                self._settle(Settlement.ACKNOWLEDGED, frame.tags)
+            else:
+                self._call(frame.method)
+        except Refusal as refusal:
+            self._fail(refusal, _method_of(frame))
+
+    def _call(self, method: base.Frame) -> None:
+        unsure = self._declare_methods.unsure_queue(method)
+        if unsure is None:
+            self._handle(method)
+        else:
+            self._ask(commands.FindQueue(self.key, unsure), method)
+
+    def _handle(self, method: base.Frame) -> None:
+        handler = _HANDLERS.get(type(method))
+        if handler is None:
+            raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not for a server, or not on a channel")
+        handler(self, method)
+
+    def _handle_while_closing(self, frame: ChannelFrame) -> None:
+        if self.state is not ChannelState.CLOSING or not isinstance(frame, MethodFrame):
+            return
+        if isinstance(frame.method, methods.Channel.CloseOk):
+            self.state = ChannelState.CLOSED
+        elif isinstance(frame.method, methods.Channel.Close):
+            self._session.send_method(self.key.number, methods.Channel.CloseOk)
+
+    def _fail(self, refusal: Refusal, method: base.Frame) -> None:
+        """Close the channel with a refusal.
+
+        Raises:
+            Refusal: the same, if it closes the whole connection.
+        """
+        if refusal.closes_connection:
+            raise refusal
+        self.release()
+        self.state = ChannelState.CLOSING
+        self._session.send_method(
+            self.key.number,
+            methods.Channel.Close,
+            reply_code=refusal.code,
+            reply_text=refusal.text,
+            class_id=method.index >> 16,
+            method_id=method.index & 0xFFFF,
+        )
+
+    @property
+    def consumers(self) -> Mapping[str, ConsumerCredit]:
+        """Its consumers, by tag."""
+        return self._deliveries.consumers
+
+    @property
+    def unsettled(self) -> int:
+        """How many deliveries on it are not settled."""
+        return self._deliveries.unsettled
+
+    def release(self) -> None:
+        """Give back everything. The channel does nothing more."""
+        self._publishes.flush()
+        self._publishes.end()
+        consumers, deliveries = self._deliveries.end()
+        self._session.outbox.put(commands.Release(self.key, consumers, deliveries))
+
+    def leave(self) -> None:
+        """Begin a close by the client: give back everything, but store what it has published."""
+        self.release()
+        self.state = ChannelState.LEAVING
+
+    # Results
+
+    def answer(self, command: ChannelCommand, result: Result) -> None:
+        """Tell the client the result of a command.
+
+        Raises:
+            Refusal: it ends the connection.
+        """
+        if isinstance(command, commands.Release):
+            return
+        asked, self._asked = self._asked, None
+        if asked is None or self.state is not ChannelState.OPEN:
+            self._undo(command, result)
+            return
+        if isinstance(result, Refusal):
+            self._fail(result, asked)
+        else:
+            _ANSWERS[type(command)](self, command, result, asked)
+
+    def left(self, result: Result) -> None:
+        """Finish a close by the client: what it published is stored, or refused.
+
+        Raises:
+            Refusal: it could not be stored; that ends the connection.
+        """
+        if isinstance(result, Refusal):
+            raise result
+        self._publishes.flush()
+        self.state = ChannelState.CLOSED
+        self._session.send_method(self.key.number, methods.Channel.CloseOk)
+
+    def _undo(self, command: ChannelCommand, result: Result) -> None:
+        """Undo a result that comes after the channel's end: a consumer or a message would be left behind."""
+        if isinstance(command, commands.Consume) and isinstance(result, commands.Done):
+            self._session.outbox.put(commands.Release(self.key, ((command.tag, command.queue.key),), ()))
+        elif isinstance(command, commands.Get) and isinstance(result, commands.Got) and not command.no_ack:
+            delivery = commands.UnsettledDelivery(0, result.arrival.token, command.queue.key, None)
+            self._session.outbox.put(commands.Release(self.key, (), (delivery,)))
+
+    def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
+        """Note that messages are stored, or refused. :meth:`flush` tells the publisher."""
+        if self.state in (ChannelState.OPEN, ChannelState.LEAVING):
+            self._publishes.published(numbers, is_stored=is_stored)
+
+    def give_back(self, message: commands.PublishedMessage) -> None:
+        """Return a mandatory message that no queue takes."""
+        if self.state is ChannelState.OPEN:
+            self._publishes.give_back(message)
+
+    def lose(self, refusal: Refusal) -> None:
+        """Close the channel because messages that it published without confirms are not stored."""
+        if self.state is ChannelState.OPEN:
+            self._fail(refusal, methods.Basic.Publish())
+
+    def flush(self) -> None:
+        """Send the confirms that are due."""
+        if self.state in (ChannelState.OPEN, ChannelState.LEAVING):
+            self._publishes.flush()
+
+    def credit(self, tag: str) -> int:
+        """How many messages a consumer may be sent now."""
+        return self._deliveries.credit(tag)
+
+    def deliver(self, tag: str, arrivals: Sequence[Arrival]) -> int:
+        """Send messages to a consumer. Returns how many, from the first on."""
+        return self._deliveries.deliver(tag, arrivals)
+
+    def cancelled(self, tag: str) -> None:
+        """Tell a consumer that its queue is gone."""
+        if self._deliveries.remove(tag) and "consumer_cancel_notify" in self._session.capabilities:
+            self._session.send_method(self.key.number, methods.Basic.Cancel, consumer_tag=tag, nowait=True)
+
+    def flow(self, *, active: bool) -> None:
+        """Ask the client to publish nothing for now, or to go on."""
+        if self.state is ChannelState.OPEN:
+            self._session.send_method(self.key.number, methods.Channel.Flow, active=active)
+
+    # Methods
+
+    def _ask(self, command: ChannelCommand, method: base.Frame) -> None:
+        self._asked = method
+        self._session.outbox.put(command)
+
+    def _reply(self, asked: base.Frame, reply: type[base.Frame], **values: Any) -> None:
+        if not getattr(asked, "nowait", False):
+            self._session.send_method(self.key.number, reply, **values)
+
+    def _close(self, method: methods.Channel.Close) -> None:
+        self.leave()
+        self._session.outbox.put(commands.Leave(self.key))
+
+    def _open_again(self, method: methods.Channel.Open) -> None:
+        raise Refusal(Code.CHANNEL_ERROR, "second 'channel.open' seen")
+
+    def _flow(self, method: methods.Channel.Flow) -> None:
+        self._deliveries.flow(active=bool(method.active))
+        self._session.send_method(self.key.number, methods.Channel.FlowOk, active=bool(method.active))
+
+    def _flow_ok(self, method: methods.Channel.FlowOk) -> None:
+        """Accept the client's word. What it publishes all the same is stored all the same."""
+
+    def _declare(self, make: Callable[[DeclareMethods, Any], ChannelCommand | None], method: base.Frame) -> None:
+        command = make(self._declare_methods, method)
+        if command is None:
+            self._reply(method, methods.Exchange.DeclareOk)
+        else:
+            self._ask(command, method)
+
+    def _consume(self, method: methods.Basic.Consume) -> None:
+        if method.queue == REPLY_TO:
+            self._consume_replies(method)
+            return
+        queue = self._declare_methods.usable_queue(method.queue, Right.CONSUME)
+        tag = self._deliveries.new_tag(method.consumer_tag)
+        given = method.arguments or {}
+        self._ask(commands.Consume(self.key, tag, queue, method.no_ack, method.exclusive, given), method)
+
+    def _consume_replies(self, method: methods.Basic.Consume) -> None:
+        if not method.no_ack:
+            raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+        if self._publishes.replies is not None:
+            raise Refusal(Code.PRECONDITION_FAILED, "reply consumer already set")
+        session = self._session
+        for right in (Right.CONFIGURE, Right.CONSUME):  # as for any queue that the server names
+            session.demand(right, "queue", SERVER_NAMED)
+        queue = Queue(session.vhost, server_named(), auto_delete=True, owner=session.owner)
+        tag = self._deliveries.new_tag(method.consumer_tag)
+        self._ask(commands.Consume(self.key, tag, queue, True, False, {}, replies=True), method)
+
+    def _declare_queue(self, method: methods.Queue.Declare) -> None:
+        if not (method.passive and method.queue == REPLY_TO):
+            self._declare(DeclareMethods.declare_queue, method)
+            return
+        # Clients ask so whether there is such a thing.
+        self._declare_methods.last_queue = REPLY_TO
+        counts = {"message_count": 0, "consumer_count": int(self._publishes.replies is not None)}
+        self._reply(method, methods.Queue.DeclareOk, queue=REPLY_TO, **counts)
+
+    def _cancel(self, method: methods.Basic.Cancel) -> None:
+        consumer = self._deliveries.consumers.get(method.consumer_tag or "")
+        if consumer is None:
+            self._reply(method, methods.Basic.CancelOk, consumer_tag=method.consumer_tag)
+        else:
+            self._ask(commands.Cancel(self.key, consumer.tag, consumer.queue), method)
+
+    def _get(self, method: methods.Basic.Get) -> None:
+        queue = self._declare_methods.usable_queue(method.queue, Right.CONSUME)
+        if not method.no_ack and self._session.unsettled >= self._session.limits.unsettled_max:
+            raise Refusal(Code.PRECONDITION_FAILED, f"{self._session.unsettled} deliveries are not acknowledged")
+        self._ask(commands.Get(self.key, queue, method.no_ack), method)
+
+    def _qos(self, method: methods.Basic.Qos) -> None:
+        self._deliveries.limit(method)
+        self._session.send_method(self.key.number, methods.Basic.QosOk)
+
+    def _ack(self, method: methods.Basic.Ack) -> None:
+        self._settle(Settlement.ACKNOWLEDGED, [(method.delivery_tag, method.multiple)])
+
+    def _nack(self, method: methods.Basic.Nack) -> None:
+        outcome = Settlement.REQUEUED if method.requeue else Settlement.REJECTED
+        self._settle(outcome, [(method.delivery_tag, method.multiple)])
+
+    def _reject(self, method: methods.Basic.Reject) -> None:
+        outcome = Settlement.REQUEUED if method.requeue else Settlement.REJECTED
+        self._settle(outcome, [(method.delivery_tag or 0, False)])
+
+    def _settle(self, outcome: Settlement, tags: Sequence[tuple[int, bool]]) -> None:
+        self._deliveries.settle(outcome, tags, in_transaction=self._publishes.mode is Mode.TRANSACTION)
+
+    def _recover(self, method: methods.Basic.Recover | methods.Basic.RecoverAsync) -> None:
+        if not method.requeue:
+            raise Refusal(Code.NOT_IMPLEMENTED, "requeue=false")
+        self._deliveries.recover()
+        if isinstance(method, methods.Basic.Recover):
+            self._session.send_method(self.key.number, methods.Basic.RecoverOk)
+
+    def _publish(self, method: methods.Basic.Publish) -> None:
+        self._publishes.begin(method)
+
+    def _confirm_select(self, method: methods.Confirm.Select) -> None:
+        self._publishes.choose(Mode.CONFIRM)
+        self._reply(method, methods.Confirm.SelectOk)
+
+    def _tx_select(self, method: methods.Tx.Select) -> None:
+        self._publishes.choose(Mode.TRANSACTION)
+        self._reply(method, methods.Tx.SelectOk)
+
+    def _commit(self, method: methods.Tx.Commit) -> None:
+        self._check_transaction()
+        messages, settled = self._publishes.uncommitted(), self._deliveries.uncommitted()
+        self._ask(commands.Commit(self.key, messages, settled), method)
+
+    def _rollback(self, method: methods.Tx.Rollback) -> None:
+        self._check_transaction()
+        self._publishes.forget()
+        self._deliveries.rollback()
+        self._reply(method, methods.Tx.RollbackOk)
+
+    def _check_transaction(self) -> None:
+        if self._publishes.mode is not Mode.TRANSACTION:
+            raise Refusal(Code.PRECONDITION_FAILED, "channel is not transactional")
+
+    # Answers
+
+    def _done(self, reply: type[base.Frame], asked: base.Frame) -> None:
+        self._reply(asked, reply)
+
+    def _declared(self, command: Any, result: commands.QueueDeclared, asked: base.Frame) -> None:
+        self._declare_methods.last_queue = result.name
+        counts = {"message_count": result.messages, "consumer_count": result.consumers}
+        self._reply(asked, methods.Queue.DeclareOk, queue=result.name, **counts)
+
+    def _found(self, command: Any, result: Any, asked: base.Frame) -> None:
+        """Handle the method again, now that the topology knows whether its queue exists."""
+        try:
+            self._handle(asked)
+        except Refusal as refusal:
+            self._fail(refusal, asked)
+
+    def _purged(self, command: Any, result: commands.Counted, asked: base.Frame) -> None:
+        self._reply(asked, methods.Queue.PurgeOk, message_count=result.messages)
+
+    def _deleted(self, command: Any, result: commands.Counted, asked: base.Frame) -> None:
+        self._reply(asked, methods.Queue.DeleteOk, message_count=result.messages)
+
+    def _consumes(self, command: commands.Consume, result: Any, asked: base.Frame) -> None:
+        self._deliveries.add(command.tag, command.queue.key, no_ack=command.no_ack)
+        if command.replies:
+            self._publishes.replies = command.queue
+        self._reply(asked, methods.Basic.ConsumeOk, consumer_tag=command.tag)
+
+    def _consumes_no_more(self, command: commands.Cancel, result: Any, asked: base.Frame) -> None:
+        self._deliveries.remove(command.tag)
+        if self._publishes.replies is not None and self._publishes.replies.key == command.queue:
+            self._publishes.replies = None
+        self._reply(asked, methods.Basic.CancelOk, consumer_tag=command.tag)
+
+    def _got(self, command: commands.Get, result: commands.Got | None, asked: base.Frame) -> None:
+        self._deliveries.got(result, command.queue.key, no_ack=command.no_ack)
+
+
+def _method_of(frame: ChannelFrame) -> base.Frame:
+    if isinstance(frame, AckFrames):
+        return methods.Basic.Ack()
+    return methods.Basic.Publish() if isinstance(frame, HeaderFrame | BodyFrame) else frame.method
+
+
+def _declares(make: Callable[[DeclareMethods, Any], ChannelCommand | None]) -> Callable[[Channel, Any], None]:
+    return lambda channel, method: channel._declare(make, method)
+
+
+def _says(reply: type[base.Frame]) -> Callable[[Channel, Any, Any, Any], None]:
+    return lambda channel, command, result, asked: channel._done(reply, asked)
+
+
+def _says_bound(bound: type[base.Frame], bound_exchange: type[base.Frame]) -> Callable[[Channel, Any, Any, Any], None]:
+    return lambda channel, command, result, asked: channel._done(
+        bound if command.binding.to.is_queue else bound_exchange, asked
+    )
+
+
+_HANDLERS: Final[Mapping[type[base.Frame], Callable[[Channel, Any], None]]] = {
+    methods.Channel.Open: Channel._open_again,
+    methods.Channel.Close: Channel._close,
+    methods.Channel.Flow: Channel._flow,
+    methods.Channel.FlowOk: Channel._flow_ok,
+    methods.Exchange.Declare: _declares(DeclareMethods.declare_exchange),
+    methods.Exchange.Delete: _declares(DeclareMethods.delete_exchange),
+    methods.Exchange.Bind: _declares(DeclareMethods.bind_exchange),
+    methods.Exchange.Unbind: _declares(DeclareMethods.unbind_exchange),
+    methods.Queue.Declare: Channel._declare_queue,
+    methods.Queue.Delete: _declares(DeclareMethods.delete_queue),
+    methods.Queue.Purge: _declares(DeclareMethods.purge_queue),
+    methods.Queue.Bind: _declares(DeclareMethods.bind_queue),
+    methods.Queue.Unbind: _declares(DeclareMethods.unbind_queue),
+    methods.Basic.Qos: Channel._qos,
+    methods.Basic.Consume: Channel._consume,
+    methods.Basic.Cancel: Channel._cancel,
+    methods.Basic.Get: Channel._get,
+    methods.Basic.Publish: Channel._publish,
+    methods.Basic.Ack: Channel._ack,
+    methods.Basic.Nack: Channel._nack,
+    methods.Basic.Reject: Channel._reject,
+    methods.Basic.Recover: Channel._recover,
+    methods.Basic.RecoverAsync: Channel._recover,
+    methods.Confirm.Select: Channel._confirm_select,
+    methods.Tx.Select: Channel._tx_select,
+    methods.Tx.Commit: Channel._commit,
+    methods.Tx.Rollback: Channel._rollback,
+}
+"""What a client may send on a channel that is open."""
+
+_ANSWERS: Final[Mapping[type[Any], Callable[[Channel, Any, Any, Any], None]]] = {
+    commands.DeclareExchange: _says(methods.Exchange.DeclareOk),
+    commands.DeleteExchange: _says(methods.Exchange.DeleteOk),
+    commands.Bind: _says_bound(methods.Queue.BindOk, methods.Exchange.BindOk),
+    commands.Unbind: _says_bound(methods.Queue.UnbindOk, methods.Exchange.UnbindOk),
+    commands.DeclareQueue: Channel._declared,
+    commands.FindQueue: Channel._found,
+    commands.InspectQueue: Channel._declared,
+    commands.PurgeQueue: Channel._purged,
+    commands.DeleteQueue: Channel._deleted,
+    commands.Consume: Channel._consumes,
+    commands.Cancel: Channel._consumes_no_more,
+    commands.Get: Channel._got,
+    commands.Commit: _says(methods.Tx.CommitOk),
+}
+"""Command -> how its result is told to the client."""
+
+
+class Channels:
+    """The channels that are open, or closing.
+
+    Args:
+        session: what they share.
+
+    Attributes:
+        most: the highest number that was agreed on.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.most = session.limits.channel_max
+        self._session: Final = session
+        self._by_number: dict[int, Channel] = {}
+        self._unflushed: set[Channel] = set()
+        self._epoch = 0
+
+    def all(self) -> list[Channel]:
+        """Those there are, by number."""
+        return [channel for _, channel in sorted(self._by_number.items())]
+
+    def find(self, key: ChannelKey) -> Channel | None:
+        """The channel, unless it has ended."""
+        channel = self._by_number.get(key.number)
+        return channel if channel is not None and channel.key == key else None
+
+    def take(self, frame: ChannelFrame) -> None:
+        """Handle a frame of one of them, or open a channel.
+
+        Raises:
+            Refusal: it ends the connection.
+        """
+        number = frame.channel
+        channel = self._by_number.get(number)
+        if number > self.most:
+            raise Refusal(Code.CHANNEL_ERROR, f"channel {number} is over the maximum of {self.most}")
+        if channel is not None:
+            channel.handle(frame)
+            self._unflushed.add(channel)
+            self._tidy(channel)
+        elif isinstance(frame, MethodFrame) and isinstance(frame.method, methods.Channel.Open):
+            self._epoch += 1
+            self._by_number[number] = Channel(ChannelKey(number, self._epoch), self._session)
+        else:
+            raise Refusal(Code.CHANNEL_ERROR, f"expected 'channel.open' on channel {number}")
+
+    def answer(self, command: ChannelCommand, result: Result) -> None:
+        """Pass the result of a command to its channel.
+
+        Raises:
+            Refusal: it ends the connection.
+        """
+        channel = self.find(command.channel)
+        if channel is not None:
+            channel.answer(command, result)
+            self._tidy(channel)
+
+    def published(self, messages: Iterable[PublishedMessage], *, is_stored: bool) -> None:
+        """Note that messages are stored, or refused. :meth:`flush` tells their publishers."""
+        by_channel: dict[ChannelKey, list[int]] = {}
+        for message in messages:
+            if message.number is not None:
+                by_channel.setdefault(message.channel, []).append(message.number)
+        for key, numbers in by_channel.items():
+            channel = self.find(key)
+            if channel is not None:
+                channel.published(numbers, is_stored=is_stored)
+                self._unflushed.add(channel)
+
+    def flush(self) -> None:
+        """Send the confirms that are due on all channels."""
+        for channel in self._unflushed:
+            channel.flush()
+        self._unflushed.clear()
+
+    def leave(self) -> None:
+        """Begin the close of all channels: they give back what they hold, and still get their confirms."""
+        for channel in self._by_number.values():
+            if channel.state is ChannelState.OPEN:
+                channel.leave()
+
+    def left(self, key: ChannelKey, result: Result) -> None:
+        """Finish a close that the client asked for.
+
+        Raises:
+            Refusal: it ends the connection.
+        """
+        channel = self.find(key)
+        if channel is not None and channel.state is ChannelState.LEAVING:
+            channel.left(result)
+            self._tidy(channel)
+
+    def release(self) -> None:
+        """End all channels: they give back what they hold."""
+        for channel in self._by_number.values():
+            if channel.state is ChannelState.OPEN:
+                channel.release()
+                channel.state = ChannelState.CLOSED
+        self._by_number.clear()
+        self._unflushed.clear()
+
+    def _tidy(self, channel: Channel) -> None:
+        """Free the number of a channel that has ended."""
+        if channel.state is ChannelState.CLOSED:
+            self._by_number.pop(channel.key.number, None)
+            self._unflushed.discard(channel)

@@ -1,0 +1,394 @@
+"""What a connection asks of the server, and the results it is given. Plain frozen values, and the outbox they wait in.
+
+Commands come out of :meth:`Connection.next_command` one by one. The server answers those that say so, with their
+result or with a :class:`~mq.amqp.wire.errors.Refusal`, before it takes the next one. The :class:`Outbox` joins what can
+share a barrier: publishes that follow each other, and acknowledgements that do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from mq.access import User
+from mq.amqp.model.declared import Binding, Exchange, Queue
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.properties import BasicProperties
+from mq.message import QueueName
+
+MOST_TOGETHER: Final = 1000
+"""Messages or deliveries in one command, about."""
+MOST_BYTES_TOGETHER: Final = 4 * 1024 * 1024
+"""Bytes of bodies in one command, about."""
+
+
+class ChannelKey(NamedTuple):
+    """Names a channel. Its number may be used again; `epoch` counts the channels of a connection."""
+
+    number: int
+    epoch: int
+
+
+class Settlement(Enum):
+    """What becomes of a delivery."""
+
+    ACKNOWLEDGED = "acknowledged"
+    """It is removed."""
+    REQUEUED = "requeued"
+    """It goes back to its place, or to the back where its queue says so."""
+    REJECTED = "rejected"
+    """It goes to the dead-letter exchange of its queue, or is removed."""
+
+
+class PublishedMessage(NamedTuple):
+    """A message that a client publishes.
+
+    Attributes:
+        channel: where it came from.
+        number: the number of its confirm; None on a channel without confirms.
+        exchange, routing_key: as published.
+        queues: where it goes; at least one, which may be unsure.
+        properties: as they came.
+        body: all of it.
+        expiration_ms: milliseconds until it expires; None for what the queue says.
+        mandatory: whether it is returned to its publisher where no queue takes it.
+    """
+
+    channel: ChannelKey
+    number: int | None
+    exchange: str
+    routing_key: str
+    queues: tuple[Queue, ...]
+    properties: BasicProperties
+    body: bytes
+    expiration_ms: int | None
+    mandatory: bool = False
+
+
+class Arrival(NamedTuple):
+    """A message that comes out of a queue.
+
+    Attributes:
+        token: what the server knows it by; it comes back when the delivery is settled.
+        exchange, routing_key: where it was published.
+        properties: as in :attr:`BasicProperties.raw`.
+        body: all of it.
+        redelivered: whether it has been delivered before.
+    """
+
+    token: Any
+    exchange: str
+    routing_key: str
+    properties: bytes
+    body: bytes
+    redelivered: bool = False
+
+
+class UnsettledDelivery(NamedTuple):
+    """A message that a client has got and not yet settled.
+
+    Attributes:
+        tag: what it is called on its channel.
+        token: of its :class:`Arrival`.
+        queue: where it came from.
+        consumer: the tag of its consumer; None after a get.
+    """
+
+    tag: int
+    token: Any
+    queue: QueueName
+    consumer: str | None
+
+
+# Answered with Authenticated, or None for "no such user, or the wrong secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticate:
+    """Check a name and a secret, at login and when a client renews its secret. By certificate, TLS has checked the
+    name, and there is no secret."""
+
+    name: str
+    secret: str
+    by_certificate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """Result: the user who logged in; None may do everything."""
+
+    user: User | None
+
+
+# Answered with Done
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareExchange:
+    """Make an exchange, or see that it is there as declared."""
+
+    channel: ChannelKey
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteExchange:
+    """Take an exchange away."""
+
+    channel: ChannelKey
+    name: str
+    if_unused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Make a binding."""
+
+    channel: ChannelKey
+    binding: Binding
+
+
+@dataclass(frozen=True, slots=True)
+class Unbind:
+    """Take a binding away."""
+
+    channel: ChannelKey
+    binding: Binding
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """Begin to consume: from the answer on, ask for the consumer's credit and deliver. For `replies` the queue is made
+    first, and goes with its consumer."""
+
+    channel: ChannelKey
+    tag: str
+    queue: Queue
+    no_ack: bool
+    exclusive: bool
+    arguments: Mapping[str, Any]
+    replies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a consumer. Its unsettled deliveries stay with the channel."""
+
+    channel: ChannelKey
+    tag: str
+    queue: QueueName
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Store and settle all of it, in this order, with one barrier if possible."""
+
+    channel: ChannelKey
+    messages: tuple[PublishedMessage, ...]
+    settled: tuple[Settle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Clean up after a channel: end its consumers, put its unsettled deliveries back, marked as redelivered."""
+
+    channel: ChannelKey
+    consumers: tuple[tuple[str, QueueName], ...]
+    deliveries: tuple[UnsettledDelivery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The client closes a channel, or without one the connection. Answer once everything that it published is stored or
+    refused, and once the exclusive queues of a closed connection are gone: the answer becomes the close-ok."""
+
+    channel: ChannelKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Result: the command was carried out."""
+
+
+# Answered with results of their own
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareQueue:
+    """Make a queue, or see that it is there as declared; one without a name gets one. Answered with QueueDeclared."""
+
+    channel: ChannelKey
+    queue: Queue
+
+
+@dataclass(frozen=True, slots=True)
+class FindQueue:
+    """Find out whether an unsure queue exists. Answered with Done: afterwards the topology knows."""
+
+    channel: ChannelKey
+    queue: QueueName
+
+
+@dataclass(frozen=True, slots=True)
+class InspectQueue:
+    """Ask for the counts of a queue. Answered with QueueDeclared."""
+
+    channel: ChannelKey
+    queue: Queue
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDeclared:
+    """Result: a queue, how many messages in it are ready, and how many consume from it."""
+
+    name: str
+    messages: int
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeQueue:
+    """Remove all messages of a queue that are not delivered. Answered with Counted."""
+
+    channel: ChannelKey
+    queue: Queue
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteQueue:
+    """Take a queue away, which may not be there. Answered with Counted."""
+
+    channel: ChannelKey
+    name: str
+    if_unused: bool
+    if_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Result: how many messages were removed."""
+
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """The first message that is ready. Answered with Got, or None where there is none."""
+
+    channel: ChannelKey
+    queue: Queue
+    no_ack: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """Result: a message, and how many are left in its queue."""
+
+    arrival: Arrival
+    left: int
+
+
+# Not answered at once, so that reading goes on
+
+
+@dataclass(frozen=True, slots=True)
+class PublishMessages:
+    """Store these, in this order, with one barrier if possible; then tell :meth:`Connection.published`."""
+
+    messages: tuple[PublishedMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Acknowledge, put back or reject these."""
+
+    outcome: Settlement
+    deliveries: tuple[UnsettledDelivery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """A consumer that had no credit has some again: ask for it."""
+
+    channel: ChannelKey
+    tag: str
+
+
+ChannelCommand = (
+    DeclareExchange
+    | DeleteExchange
+    | Bind
+    | Unbind
+    | Consume
+    | Cancel
+    | Commit
+    | Release
+    | DeclareQueue
+    | FindQueue
+    | InspectQueue
+    | PurgeQueue
+    | DeleteQueue
+    | Get
+)
+"""The commands that are answered on a channel."""
+
+Answered = Authenticate | Leave | ChannelCommand
+"""The commands that the server answers with :meth:`Connection.answer`."""
+
+Command = Answered | PublishMessages | Settle | Credit
+Result = Authenticated | Done | QueueDeclared | Counted | Got | Refusal | None
+
+
+class Outbox:
+    """Takes commands one by one, and gives out joined ones: publishes in a row, and settlements in a row."""
+
+    def __init__(self) -> None:
+        self._closed: deque[Command] = deque()
+        self._messages: list[PublishedMessage] = []
+        self._bytes = 0
+        self._deliveries: list[UnsettledDelivery] = []
+        self._outcome = Settlement.ACKNOWLEDGED
+
+    def publish(self, message: PublishedMessage) -> None:
+        """One more message to store."""
+        if self._deliveries:
+            self._close()
+        self._messages.append(message)
+        self._bytes += len(message.body)
+        if self._bytes >= MOST_BYTES_TOGETHER or len(self._messages) >= MOST_TOGETHER:
+            self._close()
+
+    def settle(self, outcome: Settlement, deliveries: Iterable[UnsettledDelivery]) -> None:
+        """More deliveries to settle."""
+        if self._messages or outcome is not self._outcome:
+            self._close()
+        self._outcome = outcome
+        self._deliveries += deliveries
+        if len(self._deliveries) >= MOST_TOGETHER:
+            self._close()
+
+    def put(self, command: Command) -> None:
+        """Any other command."""
+        self._close()
+        self._closed.append(command)
+
+    @property
+    def has_whole(self) -> bool:
+        """Whether a command is there that no further one will be joined to."""
+        return bool(self._closed)
+
+    def take(self) -> Command | None:
+        """The next command."""
+        if not self._closed:
+            self._close()
+        return self._closed.popleft() if self._closed else None
+
+    def _close(self) -> None:
+        if self._messages:
+            self._closed.append(PublishMessages(tuple(self._messages)))
+        elif self._deliveries:
+            self._closed.append(Settle(self._outcome, tuple(self._deliveries)))
+        self._messages, self._deliveries, self._bytes = [], [], 0

@@ -1,0 +1,455 @@
+"""One connection, without I/O: bytes in, commands and bytes out.
+
+The server does this with it::
+
+    connection.receive(data)
+    while (command := connection.next_command()) is not None:
+        ...  # carry it out, and answer what wants an answer, before the next one is taken
+    await stream.send_all(connection.outgoing())
+
+until :attr:`Connection.is_over`, and whenever :meth:`Connection.wake_at` has come, :meth:`Connection.tick`. At the end,
+however it came, :meth:`Connection.end` and the commands that are left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from pamqp import base
+from pamqp import commands as methods
+
+from mq.amqp.model.topology import Topology
+from mq.amqp.protocol import commands, negotiation
+from mq.amqp.protocol.channel import Channel, Channels
+from mq.amqp.protocol.commands import (
+    Answered,
+    Arrival,
+    Authenticate,
+    ChannelKey,
+    Command,
+    Leave,
+    PublishedMessage,
+    Result,
+)
+from mq.amqp.protocol.negotiation import negotiate
+from mq.amqp.protocol.session import ConnectionLimits, Session
+from mq.amqp.wire.errors import Code, Refusal, WrongProtocol, clip
+from mq.amqp.wire.frames import (
+    HEARTBEAT,
+    PROTOCOL_HEADER,
+    Frame,
+    FrameReader,
+    HeartbeatFrame,
+    Heartbeats,
+    MethodFrame,
+    Together,
+    encode_method,
+)
+from mq.amqp.wire.hot import PublishFrames
+
+CAPABILITIES: Final = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "per_consumer_qos",
+    "authentication_failure_close",
+)
+"""What clients are told that the server does beyond the specification."""
+
+FOLLOW_THE_TEXT: Final = frozenset({"py-amqp", "librabbitmq"})
+"""Products, as clients name themselves, for which a prefetch also holds for the consumers that are there already. kombu
+counts on that with every server that does not call itself RabbitMQ: a Celery worker raises its prefetch so for each
+task that is to wait."""
+
+MOST_BYTES_DROPPED: Final = 256 * 1024 * 1024
+"""What a client may send after its close was answered. Some cannot stop sending, and a reset would lose the answer."""
+
+_CLOSE_OK: Final = encode_method(0, methods.Connection.CloseOk)
+
+
+class ConnectionState(Enum):
+    """The states of a connection."""
+
+    BEGINNING = "beginning"
+    """The protocol header is awaited."""
+    STARTING = "starting"
+    """The client is to say who it is."""
+    JUDGING = "judging"
+    """The server is to say whether name and secret are right."""
+    TUNING = "tuning"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    """We have closed it; the client's word on that is awaited, and nothing else is heard."""
+    LEAVING = "leaving"
+    """The client has closed it; it is told so once all that it published is stored. Nothing more is heard."""
+    LEFT = "left"
+    """The client has been told so; what it sends all the same is dropped until it closes the stream."""
+    OVER = "over"
+
+
+class Connection:
+    """A connection.
+
+    Args:
+        topology: what is declared, in the whole daemon.
+        owner: told apart from every other connection by this.
+        clock: seconds, on any clock that only goes on.
+        limits: how much of what it may ask for.
+        version: of mq, which clients are told.
+
+    Attributes:
+        state: where its life is.
+        why: why it has been closed, for the log; empty where nothing was wrong.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        owner: Hashable,
+        clock: Callable[[], float],
+        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
+        version: str = "",
+    ) -> None:
+        self.state = ConnectionState.BEGINNING
+        self.why = ""
+        self._clock = clock
+        self._version = version
+        self._reader = FrameReader()
+        self._heartbeats = Heartbeats(0, clock)
+        self._deadline = clock() + limits.handshake_seconds
+        self._sending: list[bytes] = []
+        self._session = Session(topology, owner, limits, self._sending.append)
+        self._channels = Channels(self._session)
+        self._mechanism = ""
+        self._is_blocked = False
+        self._is_deaf = False  # once frames cannot be told apart any more
+        self._has_closed = False  # the client was told why, if there was something wrong
+        self._dropped = 0
+        self._tail = b""
+
+    # In and out
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is read: send what is to be sent, and close the stream."""
+        return self.state is ConnectionState.OVER
+
+    @property
+    def session(self) -> Session:
+        """Its user, its vhost, its limits."""
+        return self._session
+
+    def receive(self, data: bytes) -> None:
+        """Bytes that came. Take all commands before the next ones."""
+        self._heartbeats.received()
+        if self.state is ConnectionState.LEFT:
+            self._dropped += len(data)
+            if self._dropped > MOST_BYTES_DROPPED:
+                self._be_over("it closed the connection and did not stop sending")
+        elif self._is_deaf:
+            self._tail = (self._tail + data)[-len(_CLOSE_OK) :]
+            if self._tail == _CLOSE_OK:
+                self._be_over("")
+        elif not self.is_over:
+            self._reader.feed(data)
+
+    def next_command(self) -> Command | None:
+        """The next thing to do; None until more has come.
+
+        Frames are handled one by one, so that each finds the answer to those before it. Only publishes and
+        settlements are joined, as long as no other frame comes between.
+        """
+        while not self._session.outbox.has_whole and self._step():
+            pass
+        return self._session.outbox.take()
+
+    def outgoing(self) -> bytes:
+        """What is to be sent now."""
+        self._channels.flush()
+        data = b"".join(self._sending)
+        self._sending.clear()
+        if data:
+            self._heartbeats.sent()
+        return data
+
+    def wake_at(self) -> float:
+        """When :meth:`tick` is due, by the clock; infinite for never."""
+        return min(self._heartbeats.send_at, self._heartbeats.dead_at, self._deadline)
+
+    def tick(self) -> None:
+        """Send a heartbeat, or give up the peer, whichever is due."""
+        if self.is_over:
+            return
+        now = self._clock()
+        if now >= self._heartbeats.dead_at:
+            self._be_over("missed heartbeats from client")
+        elif now >= self._deadline:
+            self._be_over("" if self.state is ConnectionState.LEFT else f"timeout while {self.state.value}")
+        elif now >= self._heartbeats.send_at:
+            self._sending.append(HEARTBEAT)
+
+    def close(self, code: Code = Code.CONNECTION_FORCED, why: str = "broker forced connection closure") -> None:
+        """Close it from this side."""
+        self._fail(Refusal(code, why), None)
+
+    def end(self) -> None:
+        """End it, for whatever reason. The commands that are left say what the server has still to do."""
+        self._channels.release()
+        self.state = ConnectionState.OVER
+
+    # Results
+
+    def answer(self, command: Answered, result: Result) -> None:
+        """Answer a command: with its result, or with why it was refused."""
+        try:
+            if isinstance(command, Authenticate):
+                self._judged(result)
+            elif isinstance(command, Leave):
+                self._leave(command, result)
+            else:
+                self._channels.answer(command, result)
+        except Refusal as refusal:
+            self._fail(refusal, None)
+
+    def published(self, messages: Iterable[PublishedMessage], *, is_stored: bool) -> None:
+        """Note that messages are stored, durably if they are to last; or that a limit or a full store refused them."""
+        self._channels.published(messages, is_stored=is_stored)
+
+    def channel(self, key: ChannelKey) -> Channel | None:
+        """The channel, unless it has ended."""
+        return self._channels.find(key)
+
+    def channels(self) -> list[Channel]:
+        """Those there are, by number."""
+        return self._channels.all()
+
+    def credit(self, channel: ChannelKey, tag: str) -> int:
+        """How many messages a consumer may be sent now. After 0, a :class:`~mq.amqp.protocol.commands.Credit` follows
+        when that changes."""
+        found = self._channels.find(channel)
+        return 0 if found is None else found.credit(tag)
+
+    def deliver(self, channel: ChannelKey, tag: str, arrivals: Sequence[Arrival]) -> int:
+        """Send messages to a consumer. Returns how many, from the first on. Put the others back: its credit is used up,
+        or it has ended."""
+        found = self._channels.find(channel)
+        return 0 if found is None else found.deliver(tag, arrivals)
+
+    def cancelled(self, channel: ChannelKey, tag: str) -> None:
+        """Tell a consumer that its queue is gone."""
+        found = self._channels.find(channel)
+        if found is not None:
+            found.cancelled(tag)
+
+    def block(self, why: str) -> None:
+        """Tell the client that publishing has to wait, if it wants to hear of that."""
+        self._tell_blocked(True, methods.Connection.Blocked, reason=clip(why))
+
+    def unblock(self) -> None:
+        """Tell it that publishing goes on."""
+        self._tell_blocked(False, methods.Connection.Unblocked)
+
+    def _tell_blocked(self, is_blocked: bool, method: type[base.Frame], **values: str) -> None:
+        if self.state is ConnectionState.OPEN and self._is_blocked != is_blocked:
+            self._is_blocked = is_blocked
+            if "connection.blocked" in self._session.capabilities:
+                self._session.send_method(0, method, **values)
+
+    def flow(self, channel: ChannelKey, *, active: bool) -> None:
+        """Ask the client of a channel to stop publishing, or to go on."""
+        found = self._channels.find(channel)
+        if found is not None:
+            found.flow(active=active)
+
+    # Frames
+
+    def _step(self) -> bool:
+        """Handle one more frame. False when there is none."""
+        if self.state in (ConnectionState.LEAVING, ConnectionState.LEFT, ConnectionState.OVER) or self._is_deaf:
+            return False
+        frame: Frame | Together | None = None
+        try:
+            if self.state is ConnectionState.BEGINNING:
+                return self._begin()
+            frame = (
+                self._reader.read_together() if self.state is ConnectionState.OPEN else None
+            ) or self._reader.read()
+            if frame is not None:
+                self._take(frame)
+        except WrongProtocol as error:
+            self._sending.append(PROTOCOL_HEADER)
+            self._be_over(str(error))
+        except Refusal as refusal:
+            self._is_deaf = frame is None
+            self._fail(refusal, frame.method if isinstance(frame, MethodFrame | PublishFrames) else None)
+        return frame is not None
+
+    def _begin(self) -> bool:
+        if not self._reader.begin():
+            return False
+        self.state = ConnectionState.STARTING
+        properties = {"product": "mq", "version": self._version, "platform": "Python"}
+        self._session.send_method(
+            0,
+            methods.Connection.Start,
+            version_major=0,
+            version_minor=9,
+            server_properties={**properties, "capabilities": dict.fromkeys(CAPABILITIES, True)},
+            mechanisms=negotiation.mechanisms(self._session.certificate),
+            locales="en_US",
+        )
+        return True
+
+    def _take(self, frame: Frame | Together) -> None:
+        if isinstance(frame, HeartbeatFrame):
+            return
+        if self.state is ConnectionState.CLOSING:
+            self._take_while_closing(frame)
+        elif not frame.channel:
+            self._take_own(frame)
+        elif self.state is not ConnectionState.OPEN:
+            raise Refusal(Code.CHANNEL_ERROR, f"a frame on channel {frame.channel} while {self.state.value}")
+        else:
+            self._channels.take(frame)
+
+    def _take_while_closing(self, frame: Frame | Together) -> None:
+        method = frame.method if isinstance(frame, MethodFrame) and not frame.channel else None
+        if isinstance(method, methods.Connection.CloseOk):
+            self._be_over("")
+        elif isinstance(method, methods.Connection.Close):
+            self._close_by_client(method)
+
+    def _take_own(self, frame: Frame | Together) -> None:
+        if not isinstance(frame, MethodFrame):
+            raise Refusal(Code.UNEXPECTED_FRAME, "channel 0 has no content")
+        handler = _TABLE.get(self.state, {}).get(type(frame.method))
+        if handler is None:
+            text = f"unexpected method {frame.method.name} in connection state {self.state.value}"
+            raise Refusal(Code.CHANNEL_ERROR, text)
+        handler(self, frame.method)
+
+    # Methods of the connection
+
+    def _start_ok(self, method: methods.Connection.StartOk) -> None:
+        asked = negotiation.read_response(method.mechanism, method.response, self._session.certificate)
+        told = method.client_properties or {}
+        self._session.follows_text = told.get("product") in FOLLOW_THE_TEXT
+        given = told.get("capabilities")
+        if isinstance(given, dict):
+            self._session.capabilities = frozenset(name for name, has in given.items() if has is True)
+        self._mechanism = method.mechanism
+        self.state = ConnectionState.JUDGING
+        self._session.outbox.put(asked)
+
+    def _judged(self, result: Result) -> None:
+        if self.state is ConnectionState.JUDGING:
+            self._admit(result)
+        elif isinstance(result, Refusal):
+            raise result
+        elif self.state is ConnectionState.OPEN:
+            if not isinstance(result, commands.Authenticated):
+                raise Refusal(Code.NOT_ALLOWED, "the new secret was refused")
+            self._session.user = result.user
+            self._session.send_method(0, methods.Connection.UpdateSecretOk)
+
+    def _admit(self, result: Result) -> None:
+        if not isinstance(result, commands.Authenticated):
+            text = f"ACCESS_REFUSED - Login was refused using authentication mechanism {self._mechanism}"
+            code, text = (result.code, result.text) if isinstance(result, Refusal) else (Code.ACCESS_REFUSED, text)
+            if "authentication_failure_close" in self._session.capabilities:
+                self._session.send_method(0, methods.Connection.Close, reply_code=code, reply_text=clip(text))
+            self._be_over(text)
+            return
+        self._session.user = result.user
+        self.state = ConnectionState.TUNING
+        limits = self._session.limits
+        ours = {"channel_max": limits.channel_max, "frame_max": limits.frame_max, "heartbeat": limits.heartbeat_seconds}
+        self._session.send_method(0, methods.Connection.Tune, **ours)
+
+    def _tune_ok(self, method: methods.Connection.TuneOk) -> None:
+        tuned = negotiate(method, self._session.limits)
+        self._channels.most = tuned.channel_max
+        self._session.frame_max = self._reader.frame_max = tuned.frame_max
+        self._heartbeats = Heartbeats(tuned.heartbeat_seconds, self._clock)
+        self.state = ConnectionState.OPENING
+
+    def _open(self, method: methods.Connection.Open) -> None:
+        if not self._session.topology.has_vhost(method.virtual_host):
+            raise Refusal(Code.NOT_ALLOWED, f"vhost '{method.virtual_host}' not found")
+        self._session.vhost = method.virtual_host
+        self.state = ConnectionState.OPEN
+        self._deadline = math.inf
+        self._session.send_method(0, methods.Connection.OpenOk)
+
+    def _update_secret(self, method: methods.Connection.UpdateSecret) -> None:
+        secret = method.new_secret if isinstance(method.new_secret, str) else ""
+        user = self._session.user
+        self._session.outbox.put(Authenticate("" if user is None else user.name, secret))
+
+    def _close_by_client(self, method: methods.Connection.Close) -> None:
+        if method.reply_code != 200:
+            self.why = self.why or clip(f"closed by client: {method.reply_text}")
+        self._channels.leave()
+        self.state = ConnectionState.LEAVING
+        self._deadline = math.inf
+        self._session.outbox.put(Leave(None))
+
+    def _leave(self, command: Leave, result: Result) -> None:
+        """Finish a close by the client, of a channel or of the connection."""
+        if command.channel is not None:
+            self._channels.left(command.channel, result)
+        elif self.state is ConnectionState.LEAVING:
+            if isinstance(result, Refusal) and not self._has_closed:
+                raise result
+            self._channels.flush()
+            self._channels.release()
+            self._session.send_method(0, methods.Connection.CloseOk)
+            self.state = ConnectionState.LEFT
+            self._deadline = self._clock() + self._session.limits.handshake_seconds
+            self._heartbeats = Heartbeats(0, self._clock)
+
+    # Ends
+
+    def _fail(self, refusal: Refusal, method: base.Frame | None) -> None:
+        """Close it from this side: without a word where the client has not yet logged in."""
+        if self.state in (ConnectionState.CLOSING, ConnectionState.LEFT, ConnectionState.OVER):
+            return
+        if self.state in (ConnectionState.BEGINNING, ConnectionState.STARTING, ConnectionState.JUDGING):
+            self._be_over(refusal.text)
+            return
+        self.why = refusal.text
+        self._channels.release()
+        self.state = ConnectionState.CLOSING
+        self._has_closed = True
+        self._deadline = self._clock() + self._session.limits.handshake_seconds
+        class_id, method_id = divmod(0 if method is None else method.index, 1 << 16)
+        ids = {"class_id": class_id, "method_id": method_id}
+        self._session.send_method(0, methods.Connection.Close, reply_code=refusal.code, reply_text=refusal.text, **ids)
+
+    def _be_over(self, why: str) -> None:
+        self.why = self.why or why
+        self.end()
+
+
+_TABLE: Final[Mapping[ConnectionState, Mapping[type[base.Frame], Callable[[Connection, Any], None]]]] = {
+    ConnectionState.STARTING: {methods.Connection.StartOk: Connection._start_ok},
+    ConnectionState.TUNING: {
+        methods.Connection.TuneOk: Connection._tune_ok,
+        methods.Connection.Close: Connection._close_by_client,
+    },
+    ConnectionState.OPENING: {
+        methods.Connection.Open: Connection._open,
+        methods.Connection.Close: Connection._close_by_client,
+    },
+    ConnectionState.OPEN: {
+        methods.Connection.Close: Connection._close_by_client,
+        methods.Connection.UpdateSecret: Connection._update_secret,
+    },
+}
+"""State -> the methods that may come on channel 0, and what they do. Any other method is an error."""

@@ -1,0 +1,280 @@
+"""The consuming half of a channel: who consumes, what they have not settled, and how much more they may have."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Final
+
+from pamqp import commands as methods
+
+from mq.amqp.protocol.commands import Arrival, ChannelKey, Credit, Got, Settle, Settlement, UnsettledDelivery
+from mq.amqp.protocol.session import Session
+from mq.amqp.wire import hot
+from mq.amqp.wire.errors import Code, Refusal
+from mq.message import QueueName
+
+MOST_AT_ONCE: Final = 256
+"""The most credit that a consumer has, its prefetch allowing: the most messages that it is sent at once."""
+
+
+class ConsumerCredit:
+    """One consumer's prefetch, and how much of it is used.
+
+    Attributes:
+        tag: what it is called on its channel.
+        written_tag: the same as it is sent.
+        queue: where it consumes.
+        no_ack: whether its deliveries are settled as they are sent.
+        prefetch: how many of its deliveries may be unsettled; 0 for any number.
+        unsettled: how many are.
+        is_starved: whether it was told that it has no credit.
+    """
+
+    def __init__(self, tag: str, queue: QueueName, *, no_ack: bool, prefetch: int) -> None:
+        self.tag = tag
+        self.written_tag = hot.short(tag)
+        self.queue = queue
+        self.no_ack = no_ack
+        self.prefetch = prefetch
+        self.unsettled = 0
+        self.is_starved = False
+
+
+class Deliveries:
+    """The consumers of one channel, and its unsettled deliveries.
+
+    Attributes:
+        consumers: by tag.
+        is_flowing: False while the client wants nothing sent.
+    """
+
+    def __init__(self, key: ChannelKey, session: Session) -> None:
+        self.consumers: dict[str, ConsumerCredit] = {}
+        self.is_flowing = True
+        self._key = key
+        self._session = session
+        self._last_tag = 0
+        self._unsettled: dict[int, UnsettledDelivery] = {}  # in the order of their tags
+        self._holders: dict[int, ConsumerCredit] = {}  # by delivery tag: a consumer tag may be used again meanwhile
+        self._uncommitted: list[Settle] = []
+        self._prefetch = 0  # of consumers to come
+        self._channel_prefetch = 0
+        self._count = 0
+
+    @property
+    def unsettled(self) -> int:
+        """How many there are."""
+        return len(self._unsettled)
+
+    # Consumers
+
+    def new_tag(self, wanted: str) -> str:
+        """The tag of a consumer to come.
+
+        Raises:
+            Refusal: 530; the channel has one of that tag, or the connection has too many of them.
+        """
+        if self._session.consumers >= self._session.limits.consumers_max:
+            raise Refusal(Code.NOT_ALLOWED, f"more than {self._session.limits.consumers_max} consumers")
+        if wanted in self.consumers:
+            raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag '{wanted}'")
+        return wanted or f"amq.ctag-{secrets.token_urlsafe(16)}"
+
+    def add(self, tag: str, queue: QueueName, *, no_ack: bool) -> None:
+        """Add a consumer."""
+        self.consumers[tag] = ConsumerCredit(tag, queue, no_ack=no_ack, prefetch=self._prefetch)
+        self._session.consumers += 1
+
+    def remove(self, tag: str) -> bool:
+        """Remove a consumer. Returns False when there was none of that tag."""
+        if self.consumers.pop(tag, None) is None:
+            return False
+        self._session.consumers -= 1
+        return True
+
+    def limit(self, method: methods.Basic.Qos) -> None:
+        """Set the prefetch as RabbitMQ means it: `global` limits the channel, else each consumer to come on its own.
+        For clients that follow the text of AMQP, it limits consumers that are there, too.
+
+        Raises:
+            Refusal: 540; a size in bytes.
+        """
+        if method.prefetch_size:
+            raise Refusal(Code.NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
+        if method.global_:
+            self._channel_prefetch = method.prefetch_count
+            self.feed()
+            return
+        self._prefetch = method.prefetch_count
+        if self._session.follows_text:
+            for consumer in self.consumers.values():
+                consumer.prefetch = method.prefetch_count
+            self.feed()
+
+    def flow(self, *, active: bool) -> None:
+        """Send deliveries, or stop for now, as the client wants."""
+        self.is_flowing = active
+        self.feed()
+
+    def credit(self, tag: str) -> int:
+        """How many messages a consumer may be sent now. After 0, a Credit follows when that changes."""
+        consumer = self.consumers.get(tag)
+        if consumer is None:
+            return 0
+        most = self._credit(consumer)
+        consumer.is_starved = most == 0
+        return most
+
+    def _credit(self, consumer: ConsumerCredit) -> int:
+        if not self.is_flowing:
+            return 0
+        if consumer.no_ack:
+            return MOST_AT_ONCE
+        most = min(MOST_AT_ONCE, self._session.limits.unsettled_max - self._session.unsettled)
+        if consumer.prefetch:
+            most = min(most, consumer.prefetch - consumer.unsettled)
+        if self._channel_prefetch:
+            most = min(most, self._channel_prefetch - self._count)
+        return max(most, 0)
+
+    def feed(self) -> None:
+        """Put out a Credit for every consumer that had no credit and has some now."""
+        for consumer in self.consumers.values():
+            if consumer.is_starved and self._credit(consumer):
+                consumer.is_starved = False
+                self._session.outbox.put(Credit(self._key, consumer.tag))
+
+    # Deliveries
+
+    def deliver(self, tag: str, arrivals: Sequence[Arrival]) -> int:
+        """Send messages to a consumer, as far as its credit goes. Returns how many, from the first on."""
+        most = min(self.credit(tag), len(arrivals))
+        if most:
+            consumer = self.consumers[tag]
+            self._session.send(b"".join([self._delivery(consumer, arrival) for arrival in arrivals[:most]]))
+            consumer.is_starved = self._credit(consumer) == 0
+        return most
+
+    def _delivery(self, consumer: ConsumerCredit, arrival: Arrival) -> bytes:
+        tag = self._keep(arrival, consumer.queue, None if consumer.no_ack else consumer)
+        return hot.delivery(
+            self._key.number,
+            consumer.written_tag,
+            tag,
+            hot.route(arrival.exchange, arrival.routing_key),
+            arrival.properties,
+            arrival.body,
+            self._session.frame_max,
+            redelivered=arrival.redelivered,
+        )
+
+    def got(self, result: Got | None, queue: QueueName, *, no_ack: bool) -> None:
+        """Answer a get."""
+        if result is None:
+            self._session.send_method(self._key.number, methods.Basic.GetEmpty)
+            return
+        arrival = result.arrival
+        tag = self._take_tag() if no_ack else self._hold(arrival, queue, None)
+        self._session.send_method(
+            self._key.number,
+            methods.Basic.GetOk,
+            delivery_tag=tag,
+            redelivered=arrival.redelivered,
+            exchange=arrival.exchange,
+            routing_key=arrival.routing_key,
+            message_count=result.left,
+        )
+        self._session.send_content(self._key.number, arrival.properties, arrival.body)
+
+    def _keep(self, arrival: Arrival, queue: QueueName, consumer: ConsumerCredit | None) -> int:
+        if consumer is None:
+            return self._take_tag()
+        tag = self._hold(arrival, queue, consumer.tag)
+        self._holders[tag] = consumer
+        consumer.unsettled += 1
+        return tag
+
+    def _take_tag(self) -> int:
+        self._last_tag += 1
+        return self._last_tag
+
+    def _hold(self, arrival: Arrival, queue: QueueName, consumer: str | None) -> int:
+        tag = self._take_tag()
+        self._unsettled[tag] = UnsettledDelivery(tag, arrival.token, queue, consumer)
+        self._session.unsettled += 1
+        self._count += 1
+        return tag
+
+    # Settling
+
+    def settle(self, outcome: Settlement, tags: Iterable[tuple[int, bool]], *, in_transaction: bool) -> None:
+        """Settle deliveries by (tag, multiple): that of the tag, and with `multiple` all before it, or all for tag 0.
+
+        Raises:
+            Refusal: 406; there is no unsettled delivery of that tag. Those before it are settled.
+        """
+        deliveries: list[UnsettledDelivery] = []
+        try:
+            for tag, multiple in tags:
+                deliveries += self._take(tag, multiple=multiple)
+        finally:
+            if in_transaction:
+                self._uncommitted.append(Settle(outcome, tuple(deliveries)))
+            elif deliveries:
+                self._session.outbox.settle(outcome, deliveries)
+                self._freed(deliveries)
+
+    def _take(self, tag: int, *, multiple: bool) -> list[UnsettledDelivery]:
+        if multiple and not tag:
+            tags = list(self._unsettled)
+        elif tag not in self._unsettled:
+            raise Refusal(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+        elif multiple:
+            tags = list(takewhile(lambda earlier: earlier <= tag, self._unsettled))
+        else:
+            tags = [tag]
+        return [self._unsettled.pop(one) for one in tags]
+
+    def recover(self) -> None:
+        """Put back all unsettled deliveries."""
+        deliveries = list(self._unsettled.values())
+        self._unsettled.clear()
+        if deliveries:
+            self._session.outbox.settle(Settlement.REQUEUED, deliveries)
+            self._freed(deliveries)
+
+    def _freed(self, deliveries: Iterable[UnsettledDelivery]) -> None:
+        for delivery in deliveries:
+            self._count -= 1
+            self._session.unsettled -= 1
+            consumer = self._holders.pop(delivery.tag, None)
+            if consumer is not None:
+                consumer.unsettled -= 1
+        self.feed()
+
+    def uncommitted(self) -> tuple[Settle, ...]:
+        """Take the settlements for a commit."""
+        settled, self._uncommitted = self._uncommitted, []
+        for settle in settled:
+            self._freed(settle.deliveries)
+        return tuple(settle for settle in settled if settle.deliveries)
+
+    def rollback(self) -> None:
+        """Undo all settlements since the last commit."""
+        for settle in self._uncommitted:
+            self._unsettled |= {delivery.tag: delivery for delivery in settle.deliveries}
+        self._unsettled = dict(sorted(self._unsettled.items()))
+        self._uncommitted = []
+
+    def end(self) -> tuple[tuple[tuple[str, QueueName], ...], tuple[UnsettledDelivery, ...]]:
+        """End it with its channel. Returns the consumers to end and the deliveries to put back."""
+        self.rollback()
+        consumers = tuple((consumer.tag, consumer.queue) for consumer in self.consumers.values())
+        deliveries = tuple(self._unsettled.values())
+        self._session.consumers -= len(consumers)
+        self.consumers.clear()
+        self._unsettled.clear()
+        self._freed(deliveries)
+        return consumers, deliveries

@@ -1,0 +1,295 @@
+"""What one channel publishes: contents put together, routed, returned where no queue takes them, and confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final, NamedTuple
+
+from pamqp import commands as methods
+
+from mq.access import Right
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.names import REPLY_TO
+from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
+from mq.amqp.protocol.session import MESSAGE_OVERHEAD, Session
+from mq.amqp.wire import hot
+from mq.amqp.wire.errors import Code, Refusal
+from mq.amqp.wire.frames import BodyFrame, HeaderFrame
+from mq.amqp.wire.properties import NONE, BasicProperties
+
+EXPECTS_METHOD: Final = "expected method frame, got content instead"
+
+
+class Mode(Enum):
+    """How a channel's publishes are answered. A channel chooses once."""
+
+    PLAIN = "plain"
+    CONFIRM = "confirm"
+    TRANSACTION = "transaction"
+
+
+class Content:
+    """A message that has begun to arrive: its method, then its header, then its body in any number of frames."""
+
+    def __init__(self, method: methods.Basic.Publish) -> None:
+        self.method = method
+        self.properties = NONE
+        self.parts: list[bytes] = []
+        self.missing = -1  # bytes of the body; below zero before the header
+        self.buffered = 0
+
+    def take_header(self, frame: HeaderFrame, body_max: int) -> None:
+        """The content header.
+
+        Raises:
+            Refusal: 406, the body is too long; 502, 505: it is malformed, or a second one.
+        """
+        if self.missing >= 0:
+            raise Refusal(Code.UNEXPECTED_FRAME, "expected content body, got content header instead")
+        _check_size(frame.body_size, body_max)
+        self.properties = BasicProperties(frame.properties)
+        self.missing = frame.body_size
+
+    def take_body(self, frame: BodyFrame) -> None:
+        """A part of the body.
+
+        Raises:
+            Refusal: 505, it comes before the header; 501, it is more than was announced.
+        """
+        if self.missing < 0:
+            raise Refusal(Code.UNEXPECTED_FRAME, "expected content header, got content body instead")
+        if len(frame.payload) > self.missing:
+            raise Refusal(Code.FRAME_ERROR, f"{len(frame.payload) - self.missing} bytes more than the body should have")
+        self.missing -= len(frame.payload)
+        if frame.payload:
+            self.parts.append(frame.payload)
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise Refusal(Code.PRECONDITION_FAILED, f"message size {size} is larger than max size {most}")
+
+
+class Publishes:
+    """The publishes of one channel.
+
+    Attributes:
+        mode: see :class:`Mode`.
+        confirms: the numbers its publisher waits for.
+        replies: the queue from which the channel consumes replies; None without one.
+    """
+
+    def __init__(self, key: ChannelKey, session: Session) -> None:
+        self.mode = Mode.PLAIN
+        self.confirms = PublisherConfirms()
+        self.replies: Queue | None = None
+        self._key = key
+        self._session = session
+        self._content: Content | None = None
+        self._latest = NONE
+        self._uncommitted: list[PublishedMessage] = []
+        self._uncommitted_bytes = 0
+
+    @property
+    def expects_content(self) -> bool:
+        """Whether a message is on its way: no method may come now."""
+        return self._content is not None
+
+    def choose(self, mode: Mode) -> None:
+        """Confirms, or transactions, from now on.
+
+        Raises:
+            Refusal: 406; the other one was chosen.
+        """
+        if self.mode not in (Mode.PLAIN, mode):
+            raise Refusal(Code.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to {mode.value} mode")
+        self.mode = mode
+
+    def begin(self, method: methods.Basic.Publish) -> None:
+        """A message begins.
+
+        Raises:
+            Refusal: 540, `immediate`; 403, 404: where it is published to.
+        """
+        self._check(method)
+        self._content = Content(method)
+
+    def publish(self, frames: hot.PublishFrames) -> None:
+        """A whole message.
+
+        Raises:
+            Refusal: as for its parts.
+        """
+        self._check(frames.method)
+        size = len(frames.body)
+        _check_size(size, self._session.limits.body_max)
+        if frames.properties != self._latest.raw:  # publishers mostly say the same of each message
+            self._latest = BasicProperties(frames.properties)
+        self._session.check_room(size)
+        self._finish(frames.method, self._latest, frames.body)
+
+    def take(self, frame: HeaderFrame | BodyFrame) -> None:
+        """The next part of the message.
+
+        Raises:
+            Refusal: it is not what it should be; or the whole message is.
+        """
+        content = self._content
+        if content is None:
+            raise Refusal(Code.UNEXPECTED_FRAME, EXPECTS_METHOD)
+        if isinstance(frame, HeaderFrame):
+            content.take_header(frame, self._session.limits.body_max)
+            content.buffered = content.missing  # room for all of it now, so that no message gets stuck half-way
+            self._session.buffer(content.buffered)
+        else:
+            content.take_body(frame)
+        if content.missing == 0:
+            self._drop_content()
+            self._finish(content.method, content.properties, b"".join(content.parts))
+
+    def _check(self, method: methods.Basic.Publish) -> None:
+        if method.immediate:
+            raise Refusal(Code.NOT_IMPLEMENTED, "immediate=true")
+        session, name = self._session, method.exchange
+        if not name:
+            session.demand(Right.PUBLISH, "queue", method.routing_key)
+            return
+        session.demand(Right.PUBLISH, "exchange", name)
+        if session.topology.exchange(session.vhost, name).internal:
+            text = f"cannot publish to internal exchange '{name}' in vhost '{session.vhost}'"
+            raise Refusal(Code.ACCESS_REFUSED, text)
+
+    def _finish(self, method: methods.Basic.Publish, properties: BasicProperties, body: bytes) -> None:
+        """A message is complete."""
+        session = self._session
+        self._check_user(properties)
+        if properties.text("reply_to") == REPLY_TO:
+            if self.replies is None:
+                raise Refusal(Code.PRECONDITION_FAILED, "fast reply consumer does not exist")
+            properties = properties.replying_to(self.replies.name)
+        expiration = properties.expiration_ms
+        queues = session.topology.route(session.vhost, method.exchange, method.routing_key, properties.headers)
+        number = self.confirms.next() if self.mode is Mode.CONFIRM else None
+        message = PublishedMessage(
+            self._key,
+            number,
+            method.exchange,
+            method.routing_key,
+            tuple(queues),
+            properties,
+            body,
+            expiration,
+            bool(method.mandatory),
+        )
+        if self.mode is Mode.TRANSACTION:
+            self._keep(message, is_wanted=bool(queues) or method.mandatory)
+        elif queues:
+            session.outbox.publish(message)
+        else:
+            if method.mandatory:
+                self.give_back(message)
+            if number is not None:
+                self.confirms.settle([number], is_stored=True)
+
+    def _check_user(self, properties: BasicProperties) -> None:
+        user = self._session.user
+        if user is not None and (claimed := properties.text("user_id")) and claimed != user.name:
+            text = f"user_id property set to '{claimed}' but authenticated user was '{user.name}'"
+            raise Refusal(Code.PRECONDITION_FAILED, text)
+
+    def _keep(self, message: PublishedMessage, *, is_wanted: bool) -> None:
+        """Keep a message until its commit. A mandatory one without a queue is kept too, to be returned then."""
+        if is_wanted:
+            self._uncommitted.append(message)
+            size = len(message.body) + len(message.properties.raw) + MESSAGE_OVERHEAD
+            self._uncommitted_bytes += size
+            self._session.buffer(size)
+
+    def give_back(self, message: PublishedMessage) -> None:
+        """Return a mandatory message that no queue takes."""
+        number, names = self._key.number, {"exchange": message.exchange, "routing_key": message.routing_key}
+        no_route = {"reply_code": Code.NO_ROUTE, "reply_text": Code.NO_ROUTE.name}
+        self._session.send_method(number, methods.Basic.Return, **no_route, **names)
+        self._session.send_content(number, message.properties.raw, message.body)
+
+    def uncommitted(self) -> tuple[PublishedMessage, ...]:
+        """What is to be stored at a commit. What goes nowhere is returned now."""
+        messages = self._uncommitted
+        self.forget()
+        for message in messages:
+            if not message.queues:
+                self.give_back(message)
+        return tuple(message for message in messages if message.queues)
+
+    def forget(self) -> None:
+        """A rollback, or the end: what was not committed never was."""
+        self._session.buffer(-self._uncommitted_bytes)
+        self._uncommitted, self._uncommitted_bytes = [], 0
+
+    def end(self) -> None:
+        """The channel is over."""
+        self._drop_content()
+        self.forget()
+
+    def _drop_content(self) -> None:
+        if self._content is not None:
+            self._session.buffer(-self._content.buffered)
+            self._content = None
+
+    def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
+        """These are stored, or they are refused."""
+        self.confirms.settle(numbers, is_stored=is_stored)
+
+    def flush(self) -> None:
+        """Send the confirms that are due."""
+        for tag, multiple, is_stored in self.confirms.take():
+            number = self._key.number
+            if is_stored:
+                self._session.send(hot.ack(number, tag, multiple=multiple))
+            else:
+                self._session.send_method(number, methods.Basic.Nack, delivery_tag=tag, multiple=multiple)
+
+
+class Confirm(NamedTuple):
+    """An ack or a nack for the publisher: `tag`, and all before it if `multiple`."""
+
+    tag: int
+    multiple: bool
+    is_stored: bool
+
+
+class PublisherConfirms:
+    """Numbers the messages of one channel, and joins the confirms that can be sent together."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._open: dict[int, None] = {}  # in the order of their numbers
+        self._stored: set[int] = set()
+        self._refused: set[int] = set()
+
+    def next(self) -> int:
+        """The number of the next message; the first is 1."""
+        self._last += 1
+        self._open[self._last] = None
+        return self._last
+
+    def settle(self, numbers: Iterable[int], *, is_stored: bool) -> None:
+        """Note that messages are stored, or refused. A number that is not open is ignored."""
+        for number in numbers:
+            if number in self._open:
+                del self._open[number]
+                (self._stored if is_stored else self._refused).add(number)
+
+    def take(self) -> list[Confirm]:
+        """The confirms that are due: refusals, then all below the lowest open number together, then the rest."""
+        # Refusals first: a `multiple` after them cannot take them for stored.
+        told = [Confirm(number, False, False) for number in sorted(self._refused)]
+        floor = next(iter(self._open), self._last + 1)
+        stored = sorted(self._stored)
+        whole = sum(number < floor for number in stored)
+        if whole:
+            told.append(Confirm(stored[whole - 1], whole > 1, True))
+        told += [Confirm(number, False, True) for number in stored[whole:]]
+        self._stored, self._refused = set(), set()
+        return told

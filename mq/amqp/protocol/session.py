@@ -1,0 +1,148 @@
+"""What the channels of a connection share: its user, its vhost, its limits, and the two ways out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pamqp import base
+
+from mq.access import Right, User
+from mq.amqp.model.names import DEFAULT_VHOST, encode
+from mq.amqp.model.topology import Topology
+from mq.amqp.protocol.commands import Outbox
+from mq.amqp.wire.errors import Code, Refusal
+from mq.amqp.wire.frames import SMALLEST_FRAME_MAX, encode_content, encode_method
+from mq.doors.budget import Budget, Room
+from mq.errors import BodyTooLarge, NoMemory
+
+MESSAGE_OVERHEAD: Final = 1024
+"""Bytes that a message without a body is counted as, where it waits in memory."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """The most that a connection may ask for.
+
+    Attributes:
+        frame_max: bytes of the largest frame.
+        channel_max: the highest number of a channel.
+        heartbeat_seconds: what is proposed to clients.
+        handshake_seconds: how long opening a connection may take, and closing one.
+        body_max: bytes of the longest body.
+        buffered_max: bytes of bodies that may be here unfinished, or uncommitted, over all channels.
+        unsettled_max: deliveries that may be unsettled, over all channels.
+        consumers_max: consumers, over all channels.
+    """
+
+    frame_max: int = 131_072
+    channel_max: int = 2047
+    heartbeat_seconds: int = 60
+    handshake_seconds: float = 10.0
+    body_max: int = 128 * 1024 * 1024
+    buffered_max: int = 160 * 1024 * 1024
+    unsettled_max: int = 262_144
+    consumers_max: int = 4096
+
+
+@dataclass
+class Session:
+    """What the channels of a connection share.
+
+    Attributes:
+        topology: of the whole daemon.
+        owner: the connection's identity; exclusive queues have it as their owner.
+        limits: of the connection.
+        vhost: the vhost it works in, once it is open.
+        address: the client's, without its port.
+        certificate: the common name of the client's certificate; None where it gave none.
+        user: the authenticated user; None may do everything.
+        frame_max: bytes of the largest frame that was agreed on.
+        capabilities: what the client says that it understands.
+        follows_text: whether a prefetch without ``global`` is, for this client, that of the consumers it has, too, as
+            AMQP's text says, and not only of those to come, as RabbitMQ has it.
+        outbox: commands.
+        send: bytes for the client.
+        room: their reservation in the memory that all requests of the daemon share.
+        buffered: bytes that count for ``buffered_max``.
+        unsettled: deliveries that count for ``unsettled_max``.
+        consumers: how many there are.
+    """
+
+    topology: Topology
+    owner: Hashable
+    limits: ConnectionLimits
+    send: Callable[[bytes], None]
+    outbox: Outbox = field(default_factory=Outbox)
+    vhost: str = DEFAULT_VHOST
+    address: str = ""
+    certificate: str | None = None
+    user: User | None = None
+    frame_max: int = SMALLEST_FRAME_MAX
+    capabilities: frozenset[str] = frozenset()
+    follows_text: bool = False
+    room: Room = field(default_factory=lambda: Budget().reserve())
+    buffered: int = 0
+    unsettled: int = 0
+    consumers: int = 0
+
+    def send_method(self, channel: int, method: type[base.Frame], **values: Any) -> None:
+        """Send a method. Fields that are not given are zero, empty or false."""
+        self.send(encode_method(channel, method, **values))
+
+    def send_content(self, channel: int, properties: bytes, body: bytes) -> None:
+        """Send the content that belongs to the method just sent."""
+        self.send(encode_content(channel, properties, body, self.frame_max))
+
+    def buffer(self, size: int) -> None:
+        """Count so many bytes more that wait in memory; fewer, if `size` is below zero.
+
+        Raises:
+            Refusal: 506; that is too much.
+        """
+        self.buffered += size
+        if size <= 0:
+            self.room.shrink(self.buffered)
+            return
+        self.check_room()
+        try:
+            self.room.cover(self.buffered)
+        except (BodyTooLarge, NoMemory) as error:
+            raise Refusal(Code.RESOURCE_ERROR, str(error)) from error
+
+    def check_room(self, size: int = 0) -> None:
+        """Check that so many bytes more may be here for a moment.
+
+        Raises:
+            Refusal: 506; that is too much.
+        """
+        if self.buffered + size > self.limits.buffered_max:
+            raise Refusal(Code.RESOURCE_ERROR, "too many bytes of unfinished or uncommitted messages")
+
+    def demand(self, right: Right, what: str, name: str | None) -> None:
+        """Check that the user has a right.
+
+        Args:
+            right: which right.
+            what: ``queue`` or ``exchange``, for the text.
+            name: of it; None for "every queue".
+
+        Raises:
+            Refusal: 403.
+        """
+        if self.user is None or self.user.may(right, None if name is None else encode(self.vhost, name)):
+            return
+        shown = "every queue" if name is None else f"{what} '{name}' in vhost '{self.vhost}'"
+        raise Refusal(Code.ACCESS_REFUSED, f"access to {shown} refused for user '{self.user.name}': no {right} right")
+
+    def demand_any(self, what: str, name: str) -> None:
+        """Check that the user has any right on it.
+
+        Raises:
+            Refusal: 403.
+        """
+        if self.user is None or self.user.may_something(encode(self.vhost, name)):
+            return
+        shown = f"{what} '{name}' in vhost '{self.vhost}'"
+        raise Refusal(Code.ACCESS_REFUSED, f"access to {shown} refused for user '{self.user.name}'")

@@ -1,0 +1,193 @@
+"""One consumer: messages from its queue to its client, within its credit and as fast as the client reads."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from mq.amqp.model.arguments import SINGLE_ACTIVE_CONSUMER
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.topology import ConsumerRegistry
+from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
+from mq.amqp.protocol.connection import Connection
+from mq.amqp.server.message_codec import arrival_of
+from mq.amqp.server.shielded import shielded
+from mq.broker import Exclusion, Held
+from mq.broker.api import BrokerAPI
+from mq.errors import CorruptMessage
+from mq.message import BytesBody
+
+logger = logging.getLogger("mq.amqp")
+
+MOST_BYTES_TOGETHER: Final = 256 * 1024
+"""Bytes of bodies that are sent before the pump checks that the client reads."""
+
+
+class ConsumerPump:
+    """Moves messages from a queue to one consumer's client.
+
+    Args:
+        broker: gives the messages.
+        consumers: of all queues; where only one of a queue is active, the oldest.
+        connection: sends them.
+        command: the client's wish: queue, tag, and whether it acknowledges.
+        room: returns once the client has read most of what was sent.
+        sent: called after something was sent.
+
+    Attributes:
+        channel, tag, queue: as in the command.
+        exclusion: of the queue, where this is its only consumer.
+        began: when it was made, on Trio's clock.
+        last_delivery: when it last got something, or began.
+        delivered: how many messages it has got.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerAPI,
+        consumers: ConsumerRegistry,
+        connection: Connection,
+        command: Consume,
+        room: Callable[[], Awaitable[None]],
+        sent: Callable[[], None],
+    ) -> None:
+        self.channel: ChannelKey = command.channel
+        self.tag = command.tag
+        self.queue: Queue = command.queue
+        self.exclusion: Exclusion | None = None
+        self.began = self.last_delivery = trio.current_time()
+        self.delivered = 0
+        self._broker = broker
+        self._consumers = consumers
+        self._is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
+        self._connection = connection
+        self._no_ack = command.no_ack
+        self._room = room
+        self._sent = sent
+        self._scope = trio.CancelScope()
+        self._fed = trio.Event()
+        self._damaged: list[Held] = []
+        self._stopped = trio.Event()
+        self._stopped.set()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it gets messages now: its queue is for all of its consumers, or it is the oldest of them."""
+        return not self._is_single or self._consumers.of(self.queue.key)[:1] == [self]
+
+    def feed(self) -> None:
+        """It has credit again, or may be the active one now."""
+        self._fed.set()
+
+    def start(self) -> None:
+        """:meth:`run` is about to be called."""
+        self._stopped = trio.Event()
+
+    def end(self) -> None:
+        """Deliver nothing more."""
+        self._scope.cancel()
+        if self.exclusion is not None:
+            self.exclusion.end()
+
+    def lose_queue(self) -> None:
+        """End it because its queue is gone, and tell the client."""
+        self.end()
+        self._connection.cancelled(self.channel, self.tag)
+        self._sent()
+
+    async def run(self) -> None:
+        """Deliver, until it is ended.
+
+        Raises:
+            MQError: the queue is no more, or the store has failed.
+        """
+        try:
+            with self._scope:
+                while True:
+                    self._fed = trio.Event()
+                    most = self._connection.credit(self.channel, self.tag) if self.is_active else 0
+                    if most:
+                        name = self.queue.key
+                        await self._deliver(
+                            await self._broker.hold(name, most, wait=math.inf, exclusion=self.exclusion)
+                        )
+                    else:
+                        await self._fed.wait()
+        finally:
+            try:
+                await self._give_back(self._damaged)
+            finally:
+                self._stopped.set()
+
+    async def stopped(self) -> None:
+        """Wait until everything that was not sent is back in its place. Then other consumers see the queue's order."""
+        await self._stopped.wait()
+
+    async def _deliver(self, messages: Sequence[Held]) -> None:
+        """Send messages. Those that cannot be sent go back, not marked as redelivered."""
+        left = deque(messages)
+        try:
+            while left:
+                await self._room()
+                ready = await self._read(left)
+                taken = self._connection.deliver(self.channel, self.tag, [arrival for _, arrival in ready])
+                self._sent()
+                self.delivered += taken
+                self.last_delivery = trio.current_time()
+                sent = [held for held, _ in ready[:taken]]
+                left.extendleft([held for held, _ in ready[taken:]][::-1])
+                if self._no_ack and sent:
+                    with shielded():
+                        await self._broker.acknowledge(sent)
+                if taken < len(ready):
+                    break
+        finally:
+            await self._give_back(left)
+
+    async def _read(self, left: deque[Held]) -> list[tuple[Held, Arrival]]:
+        """Take out the first messages, as many as are sent together. A cancellation takes out none."""
+        ready: list[tuple[Held, Arrival]] = []
+        size = 0
+        try:
+            while left and size < MOST_BYTES_TOGETHER:
+                try:
+                    arrival = await read(left[0], self.queue)
+                except CorruptMessage as error:
+                    logger.error("message %s of %s is not delivered: %s", left[0].message.id, self.queue.name, error)
+                    self._damaged.append(left.popleft())  # kept here, or this queue would hand it out again and again
+                    continue
+                ready.append((left.popleft(), arrival))
+                size += len(arrival.body)
+        except trio.Cancelled:
+            left.extendleft([held for held, _ in ready][::-1])
+            raise
+        return ready
+
+    async def _give_back(self, held: Sequence[Held] | deque[Held]) -> None:
+        if held:
+            with shielded():
+                for each in held:
+                    await each.message.body.aclose()
+                await self._broker.put_back(list(held), redelivered=False)
+
+
+async def read(held: Held, queue: Queue) -> Arrival:
+    """Read an unacknowledged message as it is delivered, and close its body.
+
+    Raises:
+        CorruptMessage: its bytes are not those that were published.
+    """
+    message = held.message
+    if isinstance(message.body, BytesBody):
+        body = message.body.data
+    else:
+        body = await message.body.read()
+        with trio.CancelScope(shield=True):  # on an earlier error the caller closes it
+            await message.body.aclose()
+    attributes = message.properties.attributes
+    return arrival_of(held, message.id, queue.name, attributes, body, redelivered=held.redelivered)

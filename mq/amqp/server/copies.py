@@ -1,0 +1,120 @@
+"""Copies of routed messages, each on its way into one queue of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import trio
+
+from mq.amqp.model.arguments import MESSAGE_TTL
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.topology import ConsumerRegistry
+from mq.amqp.server.message_codec import Publishable, attributes_of
+from mq.broker import Draft, Published
+from mq.broker.api import BrokerAPI
+from mq.errors import MQError, NoSuchQueue
+from mq.message import QueueName
+
+SHORTEST_SECONDS: Final = 0.001
+AT_ONCE_SECONDS: Final = 1.0
+"""How long the delivery of a message with a time to live of 0 may take, where its queue has a consumer."""
+
+
+class Copy(NamedTuple):
+    """A message and one of the queues that it goes to.
+
+    Attributes:
+        publication: the message.
+        queue: where it goes.
+        is_dead_letter: whether it died in another queue.
+    """
+
+    publication: Publishable
+    queue: Queue
+    is_dead_letter: bool = False
+
+
+class Copies:
+    """Brings copies into their queues.
+
+    Args:
+        broker: has the queues.
+        consumers: of them.
+        queue_of: the queue of AMQP behind a name of the broker's.
+    """
+
+    def __init__(
+        self, broker: BrokerAPI, consumers: ConsumerRegistry, queue_of: Callable[[QueueName], Queue | None]
+    ) -> None:
+        self._broker = broker
+        self._consumers = consumers
+        self._queue_of = queue_of
+
+    async def store(self, copies: Sequence[Copy]) -> list[tuple[Copy, MQError | None]]:
+        """Store copies under one barrier, those of each queue in their order.
+
+        Returns:
+            Each copy, and its error or None. Those of one queue keep their order.
+        """
+        by_queue: dict[QueueName, list[Copy]] = {}
+        for copy in copies:
+            by_queue.setdefault(copy.queue.key, []).append(copy)
+        found: list[tuple[Copy, MQError | None]] = []
+
+        async def store_in(queue: QueueName, its: list[Copy]) -> None:
+            found.extend(zip(its, await self._store_in(queue, its), strict=True))
+
+        if len(by_queue) == 1:
+            await store_in(*by_queue.popitem())
+            return found
+        async with trio.open_nursery() as nursery:
+            for queue, its in by_queue.items():
+                nursery.start_soon(store_in, queue, its)
+        return found
+
+    async def _store_in(self, queue: QueueName, copies: Sequence[Copy]) -> Sequence[MQError | None]:
+        is_consumed = self._consumers.count(queue) > 0
+        try:
+            if any(copy.queue.is_unsure for copy in copies):
+                copies = await self._sure(queue, copies)
+            drafts = [_draft_of(copy, is_consumed=is_consumed) for copy in copies]
+            outcomes = await self._broker.publish_many(queue, drafts)
+        except MQError as error:
+            return [error] * len(copies)
+        return [None if isinstance(outcome, Published) else outcome for outcome in outcomes]
+
+    async def _sure(self, queue: QueueName, copies: Sequence[Copy]) -> Sequence[Copy]:
+        """The same copies, with their queue as it was declared.
+
+        Raises:
+            NoSuchQueue: it does not exist.
+            NotServed: whether it exists cannot be found out now.
+        """
+        declarations = self._broker.declarations
+        await declarations.find(queue)
+        if not declarations.knows(queue):
+            raise NoSuchQueue(f"there is no queue {queue}")
+        found = self._queue_of(queue) or replace(copies[0].queue, is_unsure=False)
+        return [copy._replace(queue=found) for copy in copies]
+
+
+def _draft_of(copy: Copy, *, is_consumed: bool) -> Draft:
+    """What the broker stores: in memory alone where the message or its queue is not durable."""
+    publication, queue, is_dead_letter = copy
+    return Draft(
+        publication.body,
+        attributes_of(publication),
+        ttl=_seconds(publication.expiration_ms, queue.arguments.get(MESSAGE_TTL), is_consumed=is_consumed),
+        transient=not (publication.properties.is_persistent and queue.is_lasting),
+        priority=publication.properties.priority,
+        is_dead_letter=is_dead_letter,
+    )
+
+
+def _seconds(own_ms: int | None, queue_ms: int | None, *, is_consumed: bool) -> float | None:
+    """The time to live of a message, in seconds. One of 0 milliseconds becomes just enough for a waiting consumer."""
+    if own_ms == 0 or queue_ms == 0:
+        return AT_ONCE_SECONDS if is_consumed else SHORTEST_SECONDS
+    return None if own_ms is None else own_ms / 1000

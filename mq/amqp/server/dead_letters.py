@@ -1,0 +1,218 @@
+"""Dead letters that go through an exchange: from the queue in which they died to the queues behind its arguments.
+
+A dead letter carries its history as RabbitMQ writes it: the header ``x-death``, latest death first, and three headers
+of the first death. A client may have written these headers itself. Entries in them that make no sense are left out;
+where the whole table of headers is malformed, the message dies without a history.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from mq.amqp.model.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.topology import Topology
+from mq.amqp.server.copies import Copies, Copy
+from mq.amqp.server.message_codec import Publishable, arrival_of
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.properties import BasicProperties
+from mq.errors import CorruptMessage, NoSuchQueue, QueueFull
+from mq.message import Message, QueueName
+
+logger = logging.getLogger("mq.amqp")
+
+DEATHS: Final = "x-death"
+FIRST: Final = ("queue", "reason", "exchange")
+"""What is kept of the first death, each as ``x-first-death-...``."""
+
+_NEVER: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_EXPIRATION: Final = "original-expiration"
+
+
+class Reason(StrEnum):
+    """Why a message died."""
+
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    MAXLEN = "maxlen"
+    DELIVERY_LIMIT = "delivery_limit"
+
+
+REASONS: Final = {
+    "expired": Reason.EXPIRED,
+    "dropped": Reason.MAXLEN,
+    "rejected": Reason.REJECTED,
+    "receives": Reason.DELIVERY_LIMIT,
+    "delivery_limit": Reason.DELIVERY_LIMIT,
+}
+"""The broker's word for a death -> AMQP's."""
+
+
+class _DeadLetter(NamedTuple):
+    exchange: str
+    routing_key: str
+    properties: BasicProperties
+    body: bytes
+    expiration_ms: int | None = None
+
+
+class DeadLetterRouter:
+    """Sends dead letters on, to the exchange that the arguments of their queue name.
+
+    Args:
+        copies: brings messages into their queues.
+        topology: where they go.
+        queue_of: the queue of AMQP behind a name of the broker's.
+        clock_ns: wall clock, nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        topology: Topology,
+        queue_of: Callable[[QueueName], Queue | None],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._into = copies
+        self._topology = topology
+        self._queue_of = queue_of
+        self._clock_ns = clock_ns
+
+    def takes(self, queue: str) -> bool:
+        """Whether what dies in a queue goes through an exchange."""
+        found = self._queue_of(QueueName(queue))
+        return found is not None and DEAD_LETTER_EXCHANGE in found.arguments
+
+    async def dead_letter(self, dead: Sequence[tuple[Message, str]]) -> None:
+        """Send on messages that died in their queues, before the broker removes them there. Closes their bodies.
+
+        Raises:
+            StorageError: not now. The messages must stay where they are.
+        """
+        copies: list[Copy] = []
+        for message, reason in dead:
+            copies += await self._copies(message, REASONS.get(reason))
+        await self._store(copies)
+
+    async def _copies(self, message: Message, reason: Reason | None) -> list[Copy]:
+        queue = self._queue_of(QueueName(message.queue))
+        try:
+            if queue is None or reason is None:
+                return []
+            attributes = message.properties.attributes
+            try:
+                body = await message.body.read()
+                came = arrival_of(None, message.id, queue.name, attributes, body, redelivered=False)
+            except CorruptMessage as error:
+                logger.error("dead letter %s of %s is lost: %s", message.id, queue.name, error)
+                return []
+            publication = _DeadLetter(came.exchange, came.routing_key, BasicProperties(came.properties), body)
+            return self._sent_on(queue, publication, reason)
+        finally:
+            with trio.CancelScope(shield=True):
+                await message.body.aclose()
+
+    async def send(self, queue: Queue, publication: Publishable, reason: Reason) -> None:
+        """Send one message on. Without a target, or where it would go in circles, it is dropped.
+
+        Raises:
+            StorageError: not now.
+        """
+        await self._store(self._sent_on(queue, publication, reason))
+
+    def _sent_on(self, queue: Queue, publication: Publishable, reason: Reason) -> list[Copy]:
+        exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)
+        if exchange is None:
+            return []
+        key = queue.arguments.get(DEAD_LETTER_ROUTING_KEY, publication.routing_key)
+        time = datetime.datetime.fromtimestamp(self._clock_ns() // 1_000_000_000, datetime.UTC)
+        properties = died(
+            publication.properties, queue.name, reason, publication.exchange, publication.routing_key, time
+        )
+        try:
+            targets = self._topology.route(queue.vhost, exchange, key, properties.headers)
+        except Refusal as refusal:
+            logger.warning("dead letters of queue '%s' go nowhere: %s", queue.name, refusal)
+            return []
+        dead = _DeadLetter(exchange, key, properties, publication.body)
+        return [
+            Copy(dead, target, is_dead_letter=True)
+            for target in targets
+            if not goes_in_circles(properties, target.name)
+        ]
+
+    async def _store(self, copies: Sequence[Copy]) -> None:
+        for _, error in await self._into.store(copies) if copies else ():
+            if error is not None and not isinstance(error, QueueFull | NoSuchQueue):
+                raise error
+
+
+def deaths_of(properties: BasicProperties) -> list[Mapping[str, Any]]:
+    """The deaths of a message, the latest first."""
+    try:
+        found = properties.headers().get(DEATHS)
+    except Refusal:
+        return []
+    return [_clean(death) for death in found if isinstance(death, dict)] if isinstance(found, list) else []
+
+
+def _clean(death: Mapping[str, Any]) -> dict[str, Any]:
+    """A death with every field, each of its type, so that it can be encoded again."""
+    count, time, keys = death.get("count"), death.get("time"), death.get("routing-keys")
+    clean: dict[str, Any] = {name: _text(death.get(name)) for name in FIRST}
+    clean["count"] = count if isinstance(count, int) and 0 < count < 2**62 else 0
+    clean["time"] = time if isinstance(time, datetime.datetime) else _NEVER
+    clean["routing-keys"] = [_text(key) for key in keys] if isinstance(keys, list) else []
+    return clean | ({_EXPIRATION: _text(death[_EXPIRATION])} if _EXPIRATION in death else {})
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def died(
+    properties: BasicProperties, queue: str, reason: Reason, exchange: str, routing_key: str, time: datetime.datetime
+) -> BasicProperties:
+    """The properties of a message with one more death. They have no expiration any more.
+
+    Args:
+        properties: as they were.
+        queue: where it died.
+        reason: why.
+        exchange: where it had been published.
+        routing_key: with which key.
+        time: when it died.
+    """
+    expires_no_more = frozenset({"expiration"})
+    try:
+        known = properties.headers()
+    except Refusal:
+        return properties.changed({}, expires_no_more)
+    deaths = deaths_of(properties)
+    same = next((death for death in deaths if (death["queue"], death["reason"]) == (queue, reason)), None)
+    if same is None:
+        death: dict[str, Any] = {"queue": queue, "reason": reason.value, "exchange": exchange, "count": 1, "time": time}
+        expiration = properties.text("expiration")
+        death |= {"routing-keys": [routing_key]} | ({_EXPIRATION: expiration} if expiration else {})
+    else:
+        death = {**same, "count": same["count"] + 1}
+    headers: dict[str, Any] = {DEATHS: [death, *(one for one in deaths if one is not same)]}
+    headers |= {name: death[key] for key in FIRST if (name := f"x-first-death-{key}") not in known}
+    return properties.changed(headers, expires_no_more)
+
+
+def goes_in_circles(properties: BasicProperties, queue: str) -> bool:
+    """Whether a dead letter comes back to a queue that it died in, without a rejection on the way. Sent on, it would
+    go round for ever."""
+    reasons = []
+    for death in deaths_of(properties):
+        reasons.append(death["reason"])
+        if death["queue"] == queue:
+            return Reason.REJECTED not in reasons
+    return False

@@ -1,0 +1,420 @@
+"""Each command of a connection, carried out against the broker and answered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from mq.amqp.model.arguments import DELIVERY_LIMIT, QUEUE_TYPE, QUORUM, REQUEUE, SINGLE_ACTIVE_CONSUMER
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.names import encode
+from mq.amqp.model.vhost import TopologyChange
+from mq.amqp.protocol import commands
+from mq.amqp.protocol.commands import ChannelKey, Command, Done, QueueDeclared, Result, Settlement, UnsettledDelivery
+from mq.amqp.protocol.connection import Connection
+from mq.amqp.server.consumer_pump import ConsumerPump, read
+from mq.amqp.server.publish_pump import PublishPump
+from mq.amqp.server.shielded import shielded
+from mq.amqp.server.state import AmqpState
+from mq.amqp.wire.errors import Code, Refusal
+from mq.broker import Held
+from mq.doors.audit import note
+from mq.errors import BrokerClosed, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed, QueueHeld, StorageFull
+from mq.message import QueueName
+
+logger = logging.getLogger("mq.amqp")
+
+
+class Handlers:
+    """Carries out what one connection asks for.
+
+    Args:
+        state: what all connections share.
+        connection: this one.
+        publish_pump: takes what is published.
+        room: returns once the client has read most of what was sent.
+        sent: called after something was sent.
+        start: starts a consumer.
+    """
+
+    def __init__(
+        self,
+        state: AmqpState,
+        connection: Connection,
+        publish_pump: PublishPump,
+        room: Callable[[], Awaitable[None]],
+        sent: Callable[[], None],
+        start: Callable[[ConsumerPump], None],
+    ) -> None:
+        self._state = state
+        self._broker = state.broker
+        self._connection = connection
+        self._publish_pump = publish_pump
+        self._room = room
+        self._sent = sent
+        self._start = start
+        self._consumers: dict[tuple[ChannelKey, str], ConsumerPump] = {}
+        self._is_disconnected = False
+
+    @property
+    def _vhost(self) -> str:
+        return self._connection.session.vhost
+
+    @property
+    def _owner(self) -> Any:
+        return self._connection.session.owner
+
+    async def carry_out(self, command: Command) -> None:
+        """Carry out a command, and answer it if its kind is answered.
+
+        Raises:
+            MQError: a command that is not answered failed.
+        """
+        if isinstance(command, commands.PublishMessages):
+            self._publish_pump.put(command.messages)
+        elif isinstance(command, commands.Settle):
+            with shielded():
+                await settle(self._state, command.outcome, command.deliveries)
+        elif isinstance(command, commands.Credit):
+            consumer = self._consumers.get((command.channel, command.tag))
+            if consumer is not None:
+                consumer.feed()
+        else:
+            await self._answer(command)
+
+    async def give_back(self) -> None:
+        """Carry out what is left to do after the connection's end. Does nothing the second time.
+
+        Raises:
+            MQError: the store cannot do that now.
+        """
+        self._connection.end()
+        while (command := self._connection.next_command()) is not None:
+            if isinstance(command, commands.PublishMessages | commands.Release | commands.Settle):
+                await self.carry_out(command)
+
+    async def disconnect(self) -> None:
+        """Delete the client's exclusive queues, after what it has published there. Does nothing the second time.
+
+        Raises:
+            Refusal: the store cannot do that now.
+        """
+        if not self._is_disconnected:
+            await self._state.topology_store.change(lambda: self._state.topology.disconnect(self._vhost, self._owner))
+            self._is_disconnected = True
+
+    async def _answer(self, command: commands.Answered) -> None:
+        try:
+            result = await _HANDLERS[type(command)](self, command)
+        except MQError as error:
+            result = refusal_of(error)
+        self._connection.answer(command, result)
+        if isinstance(command, commands.Consume) and isinstance(result, Done):
+            self._start(self._consumers[command.channel, command.tag])
+
+    async def _in_order(self, do: Callable[[], Awaitable[Result]]) -> Result:
+        """Do it after all that was published before, and to its end, whatever happens to the connection."""
+        await self._publish_pump.wait_for_all()
+        with shielded():
+            return await do()
+
+    async def _authenticate(self, command: commands.Authenticate) -> Result:
+        return await self._state.authenticate(self._connection.session.address, command)
+
+    # Declaring
+
+    async def _change(self, plan: Callable[[], TopologyChange]) -> Result:
+        await self._state.topology_store.change(plan)
+        return Done()
+
+    async def _declare_exchange(self, command: commands.DeclareExchange) -> Result:
+        return await self._change(lambda: self._state.topology.declare_exchange(command.exchange))
+
+    async def _delete_exchange(self, command: commands.DeleteExchange) -> Result:
+        name, if_unused = command.name, command.if_unused
+        return await self._change(lambda: self._state.topology.delete_exchange(self._vhost, name, if_unused=if_unused))
+
+    async def _bind(self, command: commands.Bind) -> Result:
+        return await self._change(lambda: self._state.topology.bind(command.binding, self._owner))
+
+    async def _unbind(self, command: commands.Unbind) -> Result:
+        return await self._change(lambda: self._state.topology.unbind(command.binding, self._owner))
+
+    async def _declare_queue(self, command: commands.DeclareQueue) -> Result:
+        wanted = command.queue
+        if wanted.name:  # and before any other declaration has to wait for this one
+            is_replicated = wanted.arguments.get(QUEUE_TYPE) == QUORUM
+            await self._broker.declarations.admit(wanted.key, is_replicated=is_replicated)
+
+        async def do() -> Result:
+            change = await self._state.topology_store.change(lambda: self._state.topology.declare_queue(wanted))
+            for made in change.queues:
+                self._note("queue-created", made.key)
+            [queue] = change.queues or [self._state.topology.queue(self._vhost, wanted.name, self._owner)]
+            self._state.unused.note_use(queue)
+            return await self._status(queue)
+
+        return await self._in_order(do)
+
+    async def _find_queue(self, command: commands.FindQueue) -> Result:
+        await self._broker.declarations.find(command.queue)
+        return Done()
+
+    async def _inspect_queue(self, command: commands.InspectQueue) -> Result:
+        async def do() -> Result:
+            return await self._status(command.queue)
+
+        return await self._in_order(do)
+
+    async def _delete_queue(self, command: commands.DeleteQueue) -> Result:
+        messages = 0
+
+        def plan() -> TopologyChange:
+            nonlocal messages
+            topology, name = self._state.topology, command.name
+            change = topology.delete_queue(self._vhost, name, self._owner, if_unused=command.if_unused)
+            messages = sum(self._broker.declarations.ready(queue.key) for queue in change.lost_queues)
+            if command.if_empty and messages:
+                raise Refusal(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{self._vhost}' not empty")
+            return change
+
+        async def do() -> Result:
+            await self._broker.declarations.look(encode(self._vhost, command.name))
+            change = await self._state.topology_store.change(plan)
+            for lost in change.lost_queues:
+                self._note("queue-deleted", lost.key)
+            return commands.Counted(messages)
+
+        return await self._in_order(do)
+
+    async def _purge_queue(self, command: commands.PurgeQueue) -> Result:
+        async def do() -> Result:
+            count = await self._broker.purge(command.queue.key)
+            self._note("queue-purged", command.queue.key)
+            return commands.Counted(count)
+
+        return await self._in_order(do)
+
+    def _note(self, act: str, queue: str) -> None:
+        session = self._connection.session
+        user = None if session.user is None else session.user.name
+        note(act, door="amqp", address=session.address, user=user, queue=queue)
+
+    async def _status(self, queue: Queue) -> QueueDeclared:
+        await self._broker.declarations.look(queue.key)
+        ready = self._broker.declarations.ready(queue.key)
+        return QueueDeclared(queue.name, ready, self._state.topology.consumers.count(queue.key))
+
+    # Consuming
+
+    async def _consume(self, command: commands.Consume) -> Result:
+        consumers = self._state.topology.consumers
+        if command.replies:
+            await self._change(lambda: TopologyChange(queues=(command.queue,)))
+        queue = self._find_again(command.queue)
+        self._check_single(queue, exclusive=command.exclusive)
+        command = replace(command, queue=queue)
+        consumer = ConsumerPump(self._broker, consumers, self._connection, command, self._room, self._sent)
+        consumers.add(queue, consumer, exclusive=command.exclusive)
+        try:
+            if command.exclusive:
+                consumer.exclusion = await self._broker.exclude(queue.key)
+                if consumer not in consumers.of(queue.key):
+                    raise NoSuchQueue(f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted meanwhile")
+        except BaseException:
+            consumers.remove(queue.key, consumer)
+            consumer.end()
+            raise
+        self._consumers[command.channel, command.tag] = consumer
+        return Done()
+
+    def _check_single(self, queue: Queue, *, exclusive: bool) -> None:
+        """Check that one active consumer is to be had.
+
+        Raises:
+            Refusal: 403, an exclusive one is asked for; 540, others hand out the queue's messages, too.
+        """
+        if not queue.arguments.get(SINGLE_ACTIVE_CONSUMER):
+            return
+        if exclusive:
+            raise Refusal(Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' has one active consumer")
+        if self._broker.description.shared:
+            raise Refusal(Code.NOT_IMPLEMENTED, f"{SINGLE_ACTIVE_CONSUMER} among peers: serve with --peers=0")
+
+    def _find_again(self, queue: Queue) -> Queue:
+        """The queue as it is now: it may have gone and come again while earlier commands were carried out."""
+        return self._state.topology.queue(self._vhost, queue.name, self._owner)
+
+    async def _cancel(self, command: commands.Cancel) -> Result:
+        await self._end_consumers(command.channel, [command.tag])
+        return Done()
+
+    async def _end_consumers(self, channel: ChannelKey, tags: Iterable[str]) -> None:
+        """End them, and wait until what they had and did not send is back."""
+        consumers = [self._consumers.pop((channel, tag)) for tag in tags if (channel, tag) in self._consumers]
+        for consumer in consumers:
+            consumer.end()
+        try:
+            with shielded():
+                for consumer in consumers:
+                    await consumer.stopped()
+        finally:  # a store that does not answer keeps no queue from the consumers to come
+            with shielded():
+                for consumer in consumers:
+                    await self._state.consumer_ended(consumer)
+
+    def consumers(self) -> list[ConsumerPump]:
+        """Those of the connection."""
+        return list(self._consumers.values())
+
+    def forget(self, consumer: ConsumerPump) -> None:
+        """Drop a consumer that has ended by itself."""
+        if self._consumers.get((consumer.channel, consumer.tag)) is consumer:
+            del self._consumers[consumer.channel, consumer.tag]
+
+    async def _get(self, command: commands.Get) -> Result:
+        queue = command.queue
+
+        async def do() -> Result:
+            self._state.unused.note_use(queue)
+            damaged: list[Held] = []
+            try:
+                while held := await self._hold(queue):
+                    try:
+                        arrival = await read(held[0], queue)
+                    except CorruptMessage as error:
+                        logger.error("message %s of %s is not delivered: %s", held[0].message.id, queue.name, error)
+                        damaged += held  # passed over while the next one is looked at
+                        continue
+                    except MQError:
+                        damaged += held
+                        raise
+                    if command.no_ack:
+                        await self._broker.acknowledge(held)
+                    await self._broker.declarations.look(queue.key)
+                    return commands.Got(arrival, self._broker.declarations.ready(queue.key))
+                return None
+            finally:
+                if damaged:
+                    with shielded():
+                        for each in damaged:
+                            await each.message.body.aclose()
+                        await self._broker.put_back(damaged, redelivered=False)
+
+        await self._room()
+        return await self._in_order(do)
+
+    async def _hold(self, queue: Queue) -> list[Held]:
+        try:
+            return await self._broker.hold(queue.key)
+        except QueueHeld as error:
+            text = f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use"
+            raise Refusal(Code.ACCESS_REFUSED, text) from error
+
+    async def _commit(self, command: commands.Commit) -> Result:
+        stored = await self._publish_pump.store_now(command.messages)
+        give_back(self._connection, stored.unrouted)
+        refused = len(stored.full) + len(stored.unserved) + len(stored.unfit)
+        if refused:
+            raise Refusal(Code.PRECONDITION_FAILED, f"partial tx completion: queues refused {refused} messages")
+        with shielded():
+            for settled in command.settled:
+                await settle(self._state, settled.outcome, settled.deliveries, durable=True)
+        return Done()
+
+    async def _release(self, command: commands.Release) -> Result:
+        with shielded():
+            held = [delivery.token for delivery in command.deliveries]
+            if held:
+                await self._broker.put_back(held)
+            await self._end_consumers(command.channel, [tag for tag, _ in command.consumers])
+        return Done()
+
+    async def _leave(self, command: commands.Leave) -> Result:
+        await self._publish_pump.wait_for_all()
+        if command.channel is None:
+            await self.disconnect()
+        return Done()
+
+
+_HANDLERS: Final[Mapping[type[Any], Callable[[Handlers, Any], Awaitable[Result]]]] = {
+    commands.Authenticate: Handlers._authenticate,
+    commands.DeclareExchange: Handlers._declare_exchange,
+    commands.DeleteExchange: Handlers._delete_exchange,
+    commands.Bind: Handlers._bind,
+    commands.Unbind: Handlers._unbind,
+    commands.DeclareQueue: Handlers._declare_queue,
+    commands.FindQueue: Handlers._find_queue,
+    commands.InspectQueue: Handlers._inspect_queue,
+    commands.DeleteQueue: Handlers._delete_queue,
+    commands.PurgeQueue: Handlers._purge_queue,
+    commands.Consume: Handlers._consume,
+    commands.Cancel: Handlers._cancel,
+    commands.Get: Handlers._get,
+    commands.Commit: Handlers._commit,
+    commands.Release: Handlers._release,
+    commands.Leave: Handlers._leave,
+}
+"""Command -> its handler. Each of these is answered."""
+
+
+def give_back(connection: Connection, messages: Iterable[commands.PublishedMessage]) -> None:
+    """Return mandatory messages that no queue takes. Call it before they are confirmed."""
+    for message in messages:
+        channel = connection.channel(message.channel)
+        if channel is not None:
+            channel.give_back(message)
+
+
+def refusal_of(error: MQError) -> Refusal:
+    """An error of mq as a reply code of AMQP."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, NoSuchQueue):
+        return Refusal(Code.NOT_FOUND, str(error))
+    if isinstance(error, QueueHeld):
+        return Refusal(Code.ACCESS_REFUSED, str(error))
+    if isinstance(error, BrokerClosed):
+        return Refusal(Code.CONNECTION_FORCED, str(error))
+    if isinstance(error, StorageFull):
+        return Refusal(Code.RESOURCE_ERROR, str(error))
+    # NotServed closes the channel alone: other queues of the connection are served.
+    is_of_channel = isinstance(error, CallerError | NotServed)
+    return Refusal(Code.PRECONDITION_FAILED if is_of_channel else Code.INTERNAL_ERROR, str(error))
+
+
+async def settle(
+    state: AmqpState, outcome: Settlement, deliveries: Sequence[UnsettledDelivery], *, durable: bool = False
+) -> None:
+    """Acknowledge, put back or reject deliveries.
+
+    Args:
+        state: knows the queues.
+        outcome: what becomes of all of them.
+        deliveries: may be of several queues.
+        durable: whether that must be durable on return; else it is soon.
+
+    Raises:
+        StorageError: the store cannot do that now. What it could not do is as it was.
+    """
+    if outcome is Settlement.ACKNOWLEDGED:
+        await state.broker.acknowledge(_held(deliveries), durable=durable)
+        return
+    by_queue: dict[QueueName, list[UnsettledDelivery]] = {}
+    for delivery in deliveries:
+        by_queue.setdefault(delivery.queue, []).append(delivery)
+    for queue, its in by_queue.items():
+        if outcome is Settlement.REQUEUED:
+            declared = state.topology_store.queue_of(queue)
+            arguments = {} if declared is None else declared.arguments
+            to_back, limit = arguments.get(REQUEUE) == "back", arguments.get(DELIVERY_LIMIT)
+            most = None if limit is None else limit + 1
+            await state.broker.put_back(_held(its), to_back=to_back, failed=True, most=most)
+        else:
+            await state.broker.reject(_held(its))
+
+
+def _held(deliveries: Iterable[UnsettledDelivery]) -> list[Held]:
+    return [delivery.token for delivery in deliveries]

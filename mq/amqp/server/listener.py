@@ -1,0 +1,147 @@
+"""AMQP on a socket: accept, serve, stop."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import trio
+
+from mq.access.certificates import Certificates
+from mq.amqp.server.served_connection import ServedConnection
+from mq.amqp.server.state import AmqpState
+from mq.doors.connections import Crowd, Peer, peer_of
+from mq.doors.listening import PortTaken, PromptListener, listen, shake_hands, url
+
+logger = logging.getLogger("mq.amqp")
+
+GRACE_SECONDS: Final = 10
+"""How long connections may run on after a stop while nothing is stored."""
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""For clients that want no heartbeat: one that has vanished is found out by the kernel."""
+_PORT_HINT: Final = "--amqp-port, or serve HTTP alone with --amqp-port=0"
+"""The way out for users whose port is taken, by RabbitMQ perhaps."""
+
+
+async def serve(
+    state: AmqpState,
+    address: str,
+    port: int,
+    *,
+    stop: Callable[[], Awaitable[None]],
+    version: str,
+    certificates: Certificates | None = None,
+    crowd: Crowd | None = None,
+    shares_port: bool = False,
+    needs_port: bool = True,
+    grace_seconds: float = GRACE_SECONDS,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve AMQP 0-9-1 until `stop` returns. Then accept no connection, and tell those that are there to go.
+
+    Started with the URLs it listens on; none where it does without a port.
+
+    Args:
+        state: what connections share.
+        address: IP address or host name.
+        port: 0 takes a free one.
+        stop: returns when it is time to stop.
+        version: of mq, which clients are told.
+        certificates: with them TLS is spoken, and nothing else.
+        crowd: says which address has too many connections; None counts those of this door alone.
+        shares_port: other daemons may listen on it, too.
+        needs_port: if not, and another program has the port, no client can connect, but all else goes on: dead letters
+            still find their exchange, and queues expire.
+        grace_seconds: connections are cut off that long after the stop, or after the store has last taken up some of
+            what was published before.
+        task_status: of :meth:`trio.Nursery.start`.
+
+    Raises:
+        CannotListen: the address or the port is not to be had.
+        StorageUnusable: what was declared cannot be read.
+    """
+    try:
+        listeners = await listen(address, port, _PORT_HINT, shares_port=shares_port)
+    except PortTaken:
+        if needs_port:
+            raise
+        listeners = []
+    await state.load()
+    stopped = trio.Event()
+    connections = _ServedConnections(state, certificates, crowd or Crowd(), version, stopped)
+    async with trio.open_nursery() as behind:
+        behind.start_soon(state.run)
+        async with trio.open_nursery() as running:
+            async with trio.open_nursery() as accepting:
+                if listeners:  # serving none is an error of Trio's
+                    accepting.start_soon(
+                        partial(
+                            trio.serve_listeners,
+                            connections.serve,
+                            [PromptListener(listener) for listener in listeners],
+                            handler_nursery=running,
+                        )
+                    )
+                scheme = "amqps" if certificates else "amqp"
+                task_status.started([url(scheme, listener) for listener in listeners])
+                await stop()
+                accepting.cancel_scope.cancel()
+            stopped.set()
+            connections.stop()
+            behind.start_soon(_cut_off, running.cancel_scope, state, grace_seconds)
+        behind.cancel_scope.cancel()
+
+
+async def _cut_off(scope: trio.CancelScope, state: AmqpState, seconds: float) -> None:
+    async for _ in state.backlog.eventual_values():
+        scope.deadline = trio.current_time() + seconds
+
+
+class _ServedConnections:
+    """Serves connections, each on its own."""
+
+    def __init__(
+        self, state: AmqpState, certificates: Certificates | None, crowd: Crowd, version: str, stopped: trio.Event
+    ) -> None:
+        self._state = state
+        self._crowd = crowd
+        self._certificates = certificates
+        self._version = version
+        self._stopped = stopped
+        self._served: set[ServedConnection] = set()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Serve one connection to its end."""
+        peer = peer_of(stream.socket)
+        with self._crowd.room(peer.address) as has_room:
+            if has_room:
+                await self._serve_peer(peer, stream)
+
+    async def _serve_peer(self, peer: Peer, stream: trio.SocketStream) -> None:
+        with suppress(OSError):
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                stream.setsockopt(socket.IPPROTO_TCP, option, value)
+        if self._certificates is None:
+            await self._serve(ServedConnection(self._state, stream, peer, self._version))
+            return
+        tls = await shake_hands(stream, self._certificates.context, self._stopped.wait)
+        if tls is not None:
+            await self._serve(ServedConnection(self._state, tls, peer, self._version))
+
+    async def _serve(self, serving: ServedConnection) -> None:
+        self._served.add(serving)
+        try:
+            if not self._stopped.is_set():
+                await serving.run()
+        finally:
+            self._served.discard(serving)
+
+    def stop(self) -> None:
+        """Tell all of them to go."""
+        for serving in self._served:
+            serving.stop()

@@ -1,0 +1,131 @@
+"""A message between AMQP and the broker: the attributes that are stored with its body, and the way back.
+
+A message that was published over AMQP keeps its properties byte for byte. One that was published over HTTP gets
+properties: its content type, its attributes as headers, its id.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, Protocol
+
+from pamqp import commands as methods
+
+from mq.amqp.protocol.commands import Arrival
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.properties import PERSISTENT, BasicProperties
+from mq.errors import CorruptMessage
+from mq.message import SharedAttributes
+
+_OURS: Final = "amqp"
+_MOST_TEXTS: Final = 64
+_MOST_BYTES: Final = 8192
+
+
+class Publishable(Protocol):
+    """A message on its way into a queue: the parts of it that are stored."""
+
+    @property
+    def exchange(self) -> str:
+        """Where it was published."""
+
+    @property
+    def routing_key(self) -> str:
+        """With which key."""
+
+    @property
+    def properties(self) -> BasicProperties:
+        """As they came."""
+
+    @property
+    def body(self) -> bytes:
+        """All of it."""
+
+    @property
+    def expiration_ms(self) -> int | None:
+        """After so many milliseconds it expires; None for what the queue says."""
+
+
+def attributes_of(publication: Publishable) -> Mapping[str, Any]:
+    """The attributes that the broker stores with a message, as JSON values. HTTP shows its content type and those
+    headers that are texts, as far as headers of HTTP can carry them."""
+    return _attributes(publication.properties, publication.exchange, publication.routing_key)
+
+
+@lru_cache(maxsize=64)
+def _attributes(properties: BasicProperties, exchange: str, routing_key: str) -> Mapping[str, Any]:
+    raw = base64.b64encode(properties.raw).decode()  # cached: a publisher's next message mostly has the same properties
+    kept = {"properties": raw, "exchange": exchange, "routing_key": routing_key}
+    content_type = properties.text("content_type")
+    attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
+    if properties.has_headers and (texts := _texts(properties)):
+        attributes["attributes"] = texts
+    return SharedAttributes(attributes | {_OURS: kept})
+
+
+@lru_cache(maxsize=64)
+def _raw(kept: str) -> bytes:
+    return base64.b64decode(kept, validate=True)
+
+
+def _texts(properties: BasicProperties) -> dict[str, str]:
+    """Headers as HTTP's attributes. Only the first ones: a hostile client may send any number of them."""
+    try:
+        headers = properties.headers()
+    except Refusal:
+        return {}  # malformed: no exchange on the way had to decode them
+    texts: dict[str, str] = {}
+    left = _MOST_BYTES
+    for name, text in headers.items():
+        if isinstance(text, str):
+            left -= len(name) + len(text.encode("utf-8", "replace"))
+            if left < 0 or len(texts) == _MOST_TEXTS:
+                break
+            texts[name.lower()] = text
+    return texts
+
+
+def arrival_of(
+    token: Any, id: str, queue: str, attributes: Mapping[str, Any], body: bytes, *, redelivered: bool
+) -> Arrival:
+    """A message as it is delivered.
+
+    Args:
+        token: what the caller will know it by when it is settled.
+        id: the message's.
+        queue: the name in AMQP of where it is.
+        attributes: what was kept with it, over whichever protocol it came.
+        body: all of it.
+        redelivered: whether it has been delivered before.
+
+    Raises:
+        CorruptMessage: the attributes are none that :func:`attributes_of` returns.
+    """
+    ours = attributes.get(_OURS)
+    if ours is None:
+        return Arrival(token, "", queue, _from_http(id, attributes), body, redelivered)
+    try:
+        raw, exchange, routing_key = _raw(ours["properties"]), str(ours["exchange"]), str(ours["routing_key"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptMessage("what is noted of it is nothing that mq wrote") from error
+    return Arrival(token, exchange, routing_key, raw, body, redelivered)
+
+
+def _from_http(id: str, attributes: Mapping[str, Any]) -> bytes:
+    texts = attributes.get("attributes")
+    headers = {_text(name): _text(text) for name, text in texts.items()} if isinstance(texts, dict) else {}
+    content_type = _text(attributes.get("content_type") or "").encode()[:255].decode("utf-8", "ignore")
+    properties = methods.Basic.Properties(
+        content_type=content_type or None,
+        headers=dict(headers) or None,
+        delivery_mode=PERSISTENT,
+        message_id=id,
+    )
+    return properties.marshal()
+
+
+def _text(value: Any) -> str:
+    """Text that can be encoded: lone surrogates, which JSON can hold, are replaced."""
+    return str(value).encode("utf-8", "replace").decode()

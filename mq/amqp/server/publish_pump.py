@@ -1,0 +1,267 @@
+"""What a connection publishes, on its way into the queues: in order, and together under one barrier what came together.
+
+While the store has no room, publishers wait: a :class:`FullStoreAlarm` tells all connections.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple
+
+import trio
+from trio_util import AsyncValue
+
+from mq.amqp.model.arguments import OVERFLOW
+from mq.amqp.protocol.commands import PublishedMessage
+from mq.amqp.protocol.session import MESSAGE_OVERHEAD
+from mq.amqp.server.copies import Copies, Copy
+from mq.amqp.server.dead_letters import DeadLetterRouter, Reason
+from mq.errors import BodyTooLarge, MQError, NoSuchQueue, NotServed, PublishPaused, QueueFull, StorageFull
+
+logger = logging.getLogger("mq.amqp")
+
+MOST_BYTES_WAITING: Final = 16 * 1024 * 1024
+"""Of one connection, before nothing more is read from it."""
+MOST_BYTES_IN_ALL: Final = 256 * 1024 * 1024
+"""Of all connections, before nothing more is read from those of which something waits."""
+MOST_TOGETHER: Final = 1024
+"""Messages of one connection that are stored together: preparing more would hold up other connections."""
+RETRY_SECONDS: Final = 1.0
+"""How long it takes until what found no room is tried again."""
+
+
+class Unstored(NamedTuple):
+    """Messages that were not stored in all of their queues.
+
+    Attributes:
+        full: refused by the limits of a queue.
+        unserved: for a queue that no node serves just now, or that an operator has paused.
+        unfit: too long for a queue, which will never take them.
+        why: the error of the last message in one of these two.
+        unrouted: mandatory, and stored nowhere: all of their queues were deleted meanwhile.
+    """
+
+    full: list[PublishedMessage]
+    unserved: list[PublishedMessage]
+    unfit: list[PublishedMessage]
+    why: str
+    unrouted: list[PublishedMessage]
+
+
+class PublishPump:
+    """Stores what one connection publishes.
+
+    Args:
+        copies: brings messages into their queues.
+        alarm: told while there is no room.
+        dead_letters: gets what a full queue refuses, where that queue dead-letters its refusals.
+        backlog: bytes that wait, of all connections.
+        told: called with messages that are stored or refused, and those among them that are refused.
+
+    Attributes:
+        lost: how many messages are not stored, or not known to be, without their publisher having been told.
+        why: the error of the store that lost them.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        alarm: FullStoreAlarm,
+        dead_letters: DeadLetterRouter,
+        backlog: AsyncValue[int],
+        told: Callable[[list[PublishedMessage], Unstored], None],
+    ) -> None:
+        self.lost = 0
+        self.why = ""
+        self._copies = copies
+        self._alarm = alarm
+        self._dead_letters = dead_letters
+        self._backlog = backlog
+        self._told = told
+        self._waiting: deque[PublishedMessage] = deque()
+        self._under_way = 0
+        self._bytes: AsyncValue[int] = AsyncValue(0)
+        self._work = trio.Event()
+        self._failure: MQError | None = None
+        self._has_ended = False
+        self._is_left = False
+        self._who_wait = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be read from the connection."""
+        own = self._bytes.value
+        return not own or bool(own < MOST_BYTES_WAITING and self._backlog.value < MOST_BYTES_IN_ALL)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the connection waits for the store, so that nothing is read from its client."""
+        return self._who_wait > 0
+
+    def put(self, messages: Sequence[PublishedMessage]) -> None:
+        """Store these after all that were put before."""
+        if self._has_ended:
+            self.lost += len(messages)
+            return
+        self._waiting.extend(messages)
+        self._count(sum(map(_size, messages)))
+        self._work.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait until more may be read from the connection."""
+        with self._awaited():
+            await self._backlog.wait_value(lambda _: self.has_room)
+
+    async def wait_for_all(self) -> None:
+        """Wait until everything is stored, or refused.
+
+        Raises:
+            MQError: the store has failed, or the broker ends; what waited is not stored.
+        """
+        with self._awaited():
+            await self._bytes.wait_value(0)
+        if self._failure is not None:
+            raise self._failure
+
+    def leave(self) -> None:
+        """The client has gone. Its messages still wait for room, unless too much waits in all."""
+        self._is_left = True
+
+    async def run(self) -> None:
+        """Store for ever.
+
+        Raises:
+            MQError: the store has failed, or the broker ends; what waited is not stored.
+        """
+        try:
+            while True:
+                await self._work.wait()
+                self._work = trio.Event()
+                while self._waiting:
+                    await self._store_waiting()
+        except MQError as error:
+            self._failure, self.why = error, str(error)
+            raise
+        finally:
+            self._alarm.clear(self)
+            self._has_ended = True
+            self.lost += self._under_way + len(self._waiting)
+            self._waiting.clear()
+            self._count(-self._bytes.value)
+
+    async def store_now(self, messages: Sequence[PublishedMessage]) -> Unstored:
+        """Store messages after all that were put before. Returns those that are refused.
+
+        Raises:
+            MQError: as :meth:`run`.
+        """
+        await self.wait_for_all()
+        with self._awaited():
+            return await self._store(messages)
+
+    async def _store(self, messages: Sequence[PublishedMessage]) -> Unstored:
+        """Store messages now, waiting for room if there is none. Returns those that are refused."""
+        copies = [Copy(message, queue) for message in messages for queue in message.queues]
+        full, unserved, unfit, missing, reason = set[int](), set[int](), set[int](), Counter[int](), ""
+        while copies:
+            stuck, why = [], ""
+            for copy, error in await self._copies.store(copies):
+                if isinstance(error, StorageFull):
+                    stuck.append(copy)
+                    why = str(error)
+                elif isinstance(error, NotServed | PublishPaused):
+                    unserved.add(id(copy.publication))
+                    reason = str(error)
+                elif isinstance(error, QueueFull):
+                    full.add(id(copy.publication))
+                    await self._bury(copy)
+                elif isinstance(error, BodyTooLarge):
+                    unfit.add(id(copy.publication))
+                    reason = str(error)
+                elif isinstance(error, NoSuchQueue):  # deleted just now, or an unsure one that was not there
+                    missing[id(copy.publication)] += 1
+                elif error is not None:
+                    raise error
+            copies = stuck
+            if stuck:
+                if self._is_left and self._backlog.value >= MOST_BYTES_IN_ALL:
+                    raise StorageFull(why)
+                self._alarm.raise_alarm(self, why)
+                await trio.sleep(RETRY_SECONDS)
+        self._alarm.clear(self)
+        if not (full or unserved or unfit or missing):
+            return _ALL_STORED
+        return Unstored(
+            [message for message in messages if id(message) in full],
+            [message for message in messages if id(message) in unserved],
+            [message for message in messages if id(message) in unfit],
+            reason,
+            [message for message in messages if message.mandatory and missing[id(message)] == len(message.queues)],
+        )
+
+    async def _store_waiting(self) -> None:
+        messages = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER))]
+        self._under_way = len(messages)
+        unstored = await self._store(messages)
+        self._under_way = 0
+        self._told(messages, unstored)
+        self._count(-sum(map(_size, messages)))
+
+    async def _bury(self, copy: Copy) -> None:
+        if copy.queue.arguments.get(OVERFLOW) == "reject-publish-dlx":
+            with suppress(NotServed):  # the message is refused anyway, and its publisher told
+                await self._dead_letters.send(copy.queue, copy.publication, Reason.MAXLEN)
+
+    def _count(self, size: int) -> None:
+        self._bytes.value += size
+        self._backlog.value += size
+
+    @contextmanager
+    def _awaited(self) -> Iterator[None]:
+        self._who_wait += 1
+        try:
+            yield
+        finally:
+            self._who_wait -= 1
+
+
+_ALL_STORED: Final = Unstored([], [], [], "", [])
+
+
+def _size(message: PublishedMessage) -> int:
+    return len(message.body) + len(message.properties.raw) + MESSAGE_OVERHEAD
+
+
+class FullStoreAlarm:
+    """On while the messages of any connection find no room.
+
+    Args:
+        changed: told when it goes on or off.
+
+    Attributes:
+        why: what the store says; empty while it is off.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.why = ""
+        self._changed = changed
+        self._stuck: set[Hashable] = set()
+
+    def raise_alarm(self, who: Hashable, why: str) -> None:
+        """Turn it on: the messages of `who` find no room."""
+        self._stuck.add(who)
+        if not self.why:
+            self.why = why or "no room"
+            logger.warning("publishers over AMQP wait: %s", why)
+            self._changed()
+
+    def clear(self, who: Hashable) -> None:
+        """The messages of `who` found room, or are gone. Turns the alarm off if they were the last that were stuck."""
+        self._stuck.discard(who)
+        if self.why and not self._stuck:
+            self.why = ""
+            logger.warning("publishers over AMQP go on")
+            self._changed()

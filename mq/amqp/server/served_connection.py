@@ -1,0 +1,332 @@
+"""One connection on a stream, as tasks: read and carry out, write, store, keep time, consume, end."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+import trio
+from trio_util import AsyncValue
+
+from mq.access.certificates import common_name
+from mq.amqp.protocol.commands import PublishedMessage
+from mq.amqp.protocol.connection import Connection, ConnectionState
+from mq.amqp.server.consumer_pump import ConsumerPump
+from mq.amqp.server.handlers import Handlers, give_back, refusal_of
+from mq.amqp.server.looking import consumers_of, status_of
+from mq.amqp.server.publish_pump import PublishPump, Unstored
+from mq.amqp.server.shielded import shielded
+from mq.amqp.server.state import AmqpState
+from mq.amqp.wire.errors import Code, Refusal
+from mq.doors.connections import Peer
+from mq.doors.listening import TLSStream
+from mq.doors.open_connections import ConnectionStatus, ConsumerStatus
+from mq.errors import MQError, NoSuchQueue, NotServed, QueueHeld
+
+logger = logging.getLogger("mq.amqp")
+
+READ_BYTES: Final = 128 * 1024
+"""What is read at once, at the most."""
+MOST_BYTES_UNSENT: Final = 1024 * 1024
+"""Of one connection. A client that leaves more unread is sent nothing, and nothing is read from it."""
+PIECE_BYTES: Final = 64 * 1024
+"""What is sent at once, at the most."""
+STALLED_SECONDS: Final = 120
+"""A client that takes no piece for so long is dropped, whatever its heartbeat."""
+LINGER_SECONDS: Final = 5
+"""How long a connection that has ended keeps its socket, for the store to finish and its client to read the answers.
+What it published is stored even if that takes longer."""
+
+
+class ServedConnection:
+    """Serves one connection.
+
+    Args:
+        state: what all connections share.
+        stream: its bytes; any handshake is done.
+        peer: who that is.
+        version: of mq.
+
+    Attributes:
+        door: "amqp".
+    """
+
+    door = "amqp"
+
+    def __init__(self, state: AmqpState, stream: trio.SocketStream | TLSStream, peer: Peer, version: str) -> None:
+        self._state = state
+        self._stream = stream
+        self._peer = peer
+        self._began = trio.current_time()
+        self._connection = Connection(state.topology, self, trio.current_time, state.limits, version)
+        self._connection.session.address = peer.address
+        self._connection.session.room = state.memory.reserve()
+        if isinstance(stream, trio.SSLStream):
+            self._connection.session.certificate = common_name(stream.getpeercert())
+        self._publish_pump = PublishPump(state.copies, state.alarm, state.dead_letters, state.backlog, self._stored)
+        self._handlers = Handlers(
+            state, self._connection, self._publish_pump, self._room_to_send, self._flush, self._start_consumer
+        )
+        self._working = trio.Lock()
+        self._outgoing: deque[bytes] = deque()
+        self._unsent: AsyncValue[int] = AsyncValue(0)
+        self._reading = trio.CancelScope()
+        self._sleep = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Serve it to its end. Closes the stream."""
+        with self._state.seen.entry(self):
+            await self._run()
+
+    async def _run(self) -> None:
+        self._state.connections.add(self)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._keep_time)
+                nursery.start_soon(self._store)
+                try:
+                    with self._reading:
+                        await self._read()
+                    await self._finish()
+                finally:
+                    self._nursery = None  # it takes no task any more once its last one has ended
+                nursery.cancel_scope.cancel()
+        finally:
+            await self._release(self._handlers.give_back)
+            await self._release(self._handlers.disconnect)
+            self._state.connections.discard(self)
+            await self._close()
+            self._log_end()
+
+    async def _finish(self) -> None:
+        """Give back what the client held at once; store what it published, but keep its socket only so long."""
+        self._publish_pump.leave()
+        await self._release(self._handlers.give_back)
+        with trio.move_on_after(LINGER_SECONDS):
+            await self._store_all()
+            self._flush()
+            await self._unsent.wait_value(0)
+        await self._close()
+        await self._store_all()
+
+    async def _store_all(self) -> None:
+        with suppress(MQError):  # which is logged at the end
+            await self._publish_pump.wait_for_all()
+        await self._release(self._handlers.disconnect)
+
+    async def _close(self) -> None:
+        with trio.move_on_after(LINGER_SECONDS, shield=True):
+            await self._stream.aclose()
+
+    def _log_end(self) -> None:
+        if self._connection.why:
+            logger.info("connection of AMQP client %s was closed: %s", self._peer, self._connection.why)
+        if self._publish_pump.lost:
+            why = self._publish_pump.why or "mq has stopped, and the store did not take them in time"
+            lost = "%d messages that AMQP client %s published are not stored, or not known to be: %s"
+            logger.error(lost, self._publish_pump.lost, self._peer, why)
+
+    def stop(self) -> None:
+        """End it because the daemon stops."""
+        self.close("mq stops")
+
+    def close(self, why: str) -> None:
+        """End it, and tell its client why. One that has closed the connection itself gets its close-ok."""
+        if self._connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
+            self._fail(Refusal(Code.CONNECTION_FORCED, f"broker forced connection closure: {why}"))
+
+    def status(self) -> ConnectionStatus:
+        """What there is to see of it now."""
+        return status_of(self._connection, self._stream, self._peer, self._began)
+
+    def consumers(self) -> list[ConsumerStatus]:
+        """What there is to see of its consumers now."""
+        return consumers_of(self._connection, self._handlers.consumers())
+
+    def alarm_changed(self) -> None:
+        """Publishers have to wait, or may go on."""
+        if not self._state.alarm.why:
+            self._connection.unblock()
+        self._flush()
+
+    # Reading
+
+    async def _read(self) -> None:
+        while not self._connection.is_over:
+            if self._connection.state is not ConnectionState.LEFT:
+                await self._room_to_send()
+                await self._room_to_store()
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            if not data:
+                return
+            await self._state.turns.wait()
+            async with self._working:
+                self._renew_rights()
+                self._connection.receive(bytes(data))
+                await self._work()
+
+    def _renew_rights(self) -> None:
+        """Take up changes of the users file since the last read. The connection of a removed user is closed."""
+        session = self._connection.session
+        try:
+            session.user = self._state.refresh_user(session.user)
+        except Refusal as refusal:
+            self._connection.close(refusal.code, str(refusal))
+
+    async def _work(self) -> None:
+        """Carry out all commands that are there."""
+        try:
+            while (command := self._connection.next_command()) is not None:
+                await self._handlers.carry_out(command)
+        except MQError as error:
+            self._fail(refusal_of(error))
+        if not self._connection.is_over:  # at the end what it held goes back before the client is told
+            self._flush()
+
+    async def _room_to_store(self) -> None:
+        if not self._publish_pump.has_room:
+            await self._publish_pump.wait_for_room()
+
+    def _fail(self, refusal: Refusal) -> None:
+        """Close the connection because a command failed that has no answer: the client has to know."""
+        code = refusal.code if refusal.closes_connection else Code.INTERNAL_ERROR
+        self._connection.close(code, str(refusal))
+        if self._nursery is not None:
+            self._nursery.start_soon(self._work_again)
+
+    async def _work_again(self) -> None:
+        """Do what a close from this side has left to do."""
+        async with self._working:
+            await self._work()
+        if self._connection.is_over:
+            self._reading.cancel()
+
+    # Writing
+
+    def _flush(self) -> None:
+        """Hand what is to be sent to the writing task."""
+        if self._state.alarm.why:
+            self._connection.block(self._state.alarm.why)
+        data = self._connection.outgoing()
+        if data:
+            self._outgoing.append(data)
+            self._unsent.value += len(data)
+        self._sleep.deadline = min(self._sleep.deadline, self._connection.wake_at())
+
+    async def _write(self) -> None:
+        while True:
+            await self._unsent.wait_value(lambda size: size > 0)
+            if not await self._send():
+                self._outgoing.clear()
+                self._unsent.value = 0
+                self._reading.cancel()
+            elif self._connection.state is ConnectionState.LEFT and not self._unsent.value:
+                await self._say_no_more()
+
+    async def _say_no_more(self) -> None:
+        """Send the end of the stream: the client may wait for it. TLS cannot half-close, so there the client closes."""
+        if isinstance(self._stream, trio.abc.HalfCloseableStream):
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.send_eof()
+
+    async def _send(self) -> bool:
+        """Send what there is. False when the client takes nothing more."""
+        data = memoryview(b"".join(self._outgoing))
+        self._outgoing.clear()
+        try:
+            for at in range(0, len(data), PIECE_BYTES):
+                piece = data[at : at + PIECE_BYTES]
+                with trio.move_on_after(STALLED_SECONDS) as patience:
+                    await self._stream.send_all(piece)
+                if patience.cancelled_caught:
+                    logger.info("AMQP client %s was dropped: it reads nothing", self._peer)
+                    return False
+                self._unsent.value -= len(piece)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def _room_to_send(self) -> None:
+        await self._unsent.wait_value(lambda size: size < MOST_BYTES_UNSENT)
+
+    # Time
+
+    async def _keep_time(self) -> None:
+        while not self._connection.is_over:
+            with trio.CancelScope(deadline=self._connection.wake_at()) as self._sleep:
+                await trio.sleep_forever()
+            if self._publish_pump.is_awaited:
+                self._connection.receive(b"")  # it is our doing that nothing is read: not a missed heartbeat
+            self._connection.tick()
+            self._flush()
+        self._reading.cancel()
+
+    # Publishing
+
+    async def _store(self) -> None:
+        try:
+            await self._publish_pump.run()
+        except MQError as error:
+            self._fail(refusal_of(error))
+
+    def _stored(self, messages: list[PublishedMessage], but: Unstored) -> None:
+        """Tell the client of messages that are stored or refused."""
+        connection = self._connection
+        give_back(connection, but.unrouted)
+        refused = {id(message) for message in (*but.full, *but.unserved, *but.unfit)}
+        if refused:
+            connection.published([message for message in messages if id(message) in refused], is_stored=False)
+        connection.published([message for message in messages if id(message) not in refused], is_stored=True)
+        unheard = [message for message in but.unserved if message.number is None] + but.unfit
+        if unheard:
+            logger.warning("%d messages of AMQP client %s are not stored: %s", len(unheard), self._peer, but.why)
+            self._close_channels(unheard, but.why)
+        self._flush()
+
+    def _close_channels(self, messages: list[PublishedMessage], why: str) -> None:
+        """Close the channels of messages that are not stored where a nack would not do: their publisher asked for no
+        confirms, or would only send again what will never be taken."""
+        for key, count in Counter(message.channel for message in messages).items():
+            channel = self._connection.channel(key)
+            if channel is not None:
+                what = "1 message is" if count == 1 else f"{count} messages are"
+                channel.lose(Refusal(Code.PRECONDITION_FAILED, f"{what} not stored: {why}"))
+        if self._nursery is not None:
+            self._nursery.start_soon(self._work_again)
+
+    # Consuming
+
+    def _start_consumer(self, consumer: ConsumerPump) -> None:
+        if self._nursery is not None:
+            consumer.start()
+            self._nursery.start_soon(self._consume, consumer)
+
+    async def _consume(self, consumer: ConsumerPump) -> None:
+        try:
+            await consumer.run()
+        except (NoSuchQueue, QueueHeld):
+            pass  # the queue was deleted: the client is told of that
+        except NotServed:
+            self._state.failed_over([consumer.queue.key])
+        except MQError as error:
+            self._fail(refusal_of(error))
+        self._handlers.forget(consumer)
+
+    # The end
+
+    async def _release(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Give back what the client held, or delete what was exclusive to it."""
+        try:
+            with shielded():
+                await part()
+        except MQError as error:
+            logger.warning("AMQP client %s left something behind: %s", self._peer, error)

@@ -1,0 +1,247 @@
+"""What all connections share: the broker, the topology, the users, the alarm, and queues that expire unused."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+import trio
+from trio_util import AsyncValue
+
+from mq.access import TokenExpired, User
+from mq.amqp.model.arguments import EXPIRES, SINGLE_ACTIVE_CONSUMER
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.topology import Topology
+from mq.amqp.model.vhost import NOTHING, TopologyChange
+from mq.amqp.protocol.commands import Authenticate, Authenticated
+from mq.amqp.protocol.session import ConnectionLimits
+from mq.amqp.server.consumer_pump import ConsumerPump
+from mq.amqp.server.copies import Copies
+from mq.amqp.server.dead_letters import DeadLetterRouter
+from mq.amqp.server.publish_pump import FullStoreAlarm
+from mq.amqp.server.topology_store import TopologyStore
+from mq.amqp.wire.errors import Code, Refusal
+from mq.broker.api import BrokerAPI
+from mq.doors.budget import Budget
+from mq.doors.connections import Turns
+from mq.doors.logins import Logins, TryLater
+from mq.doors.open_connections import OpenConnections
+from mq.message import QueueName
+
+
+class AlarmListener(Protocol):
+    """A connection that is told of the alarm."""
+
+    def alarm_changed(self) -> None:
+        """Publishers have to wait, or may go on."""
+
+
+class AmqpState:
+    """What all connections share.
+
+    Args:
+        broker: behind the door.
+        vhosts: their names, beside ``/``.
+        logins: authenticates users; None lets every client do everything.
+        limits: of each connection.
+        clock_ns: wall clock, nanoseconds since 1970.
+        memory: the budget that all requests of the daemon share; None makes one for this door.
+        seen: has the connections of all doors; None for nobody who looks at them.
+
+    Attributes:
+        broker, limits, memory, seen: as given.
+        topology: what is declared, in memory.
+        topology_store: changes it, durably.
+        copies: brings messages into their queues.
+        dead_letters: sends on what dies.
+        alarm: on while the store has no room.
+        unused: queues that expire when they are not used.
+        connections: those that are served.
+        turns: lets a few connections be read in each step of the event loop.
+        backlog: bytes that connections have published and the store has not taken up.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerAPI,
+        vhosts: Iterable[str] = (),
+        logins: Logins | None = None,
+        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
+        clock_ns: Callable[[], int] = time.time_ns,
+        memory: Budget | None = None,
+        seen: OpenConnections | None = None,
+    ) -> None:
+        self.broker = broker
+        self.limits = limits
+        self.memory = memory or Budget()
+        self.seen = seen or OpenConnections()
+        self.turns = Turns()
+        self.topology = Topology(vhosts, broker.declarations.knows, broker.declarations.may_have)
+        self.topology_store = TopologyStore(broker, self.topology, self._lost)
+        self.copies = Copies(broker, self.topology.consumers, self.topology_store.queue_of)
+        self.dead_letters = DeadLetterRouter(self.copies, self.topology, self.topology_store.queue_of, clock_ns)
+        self.alarm = FullStoreAlarm(self._alarm_changed)
+        self.unused = UnusedQueues(lambda name: self.topology.consumers.count(name) > 0, self._expire)
+        self.connections: set[AlarmListener] = set()
+        self.backlog: AsyncValue[int] = AsyncValue(0)
+        self._logins = logins
+
+    async def load(self) -> None:
+        """Take up what is in the store, and hear of its queues from now on.
+
+        Raises:
+            StorageUnusable: it cannot be read, or mq has not written it.
+        """
+        self.broker.declarations.on_closed(self.topology_store.closed)  # before it is read, or some would be missed
+        self.broker.declarations.on_opened(self.topology_store.opened)
+        self.broker.declarations.on_failover(self.failed_over)
+        await self.topology_store.load()
+        self.broker.declarations.set_sink(self.dead_letters)
+        for queue in self.topology_store.queues():
+            self.unused.note_use(queue)
+
+    async def run(self) -> None:
+        """Run what needs no connection: queues that expire, and those that are deleted over HTTP."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.turns.run)
+            nursery.start_soon(self.unused.run)
+            nursery.start_soon(self.topology_store.run)
+
+    async def authenticate(self, address: str, asked: Authenticate) -> Authenticated | None:
+        """Authenticate a client at that address. None where the name is unknown or the secret wrong.
+
+        Raises:
+            Refusal: others come first, or the last secrets from there were wrong; or it was a token.
+        """
+        if self._logins is None:
+            return Authenticated(None)
+        try:
+            if asked.by_certificate:
+                user = self._logins.access.by_certificate(asked.name)
+            else:
+                user = await self._logins.user(address, asked.name, asked.secret)
+        except TokenExpired as error:
+            self._logins.note_failure("amqp", address, asked.name, "expired token")
+            raise Refusal(Code.ACCESS_REFUSED, str(error)) from None
+        except TryLater as error:
+            self._logins.note_failure("amqp", address, asked.name, "has to wait")
+            raise Refusal(Code.CONNECTION_FORCED, str(error)) from None
+        if user is None:
+            self._logins.note_failure("amqp", address, asked.name, "unknown")
+            return None
+        self._logins.note_success("amqp", address, user)
+        return Authenticated(user)
+
+    def refresh_user(self, user: User | None) -> User | None:
+        """An authenticated user with the rights that they have now.
+
+        Raises:
+            Refusal: 320; the user was removed.
+        """
+        if user is None or self._logins is None:
+            return None
+        now = self._logins.access.again(user)
+        if now is None:
+            raise Refusal(Code.CONNECTION_FORCED, f"user '{user.name}' was removed")
+        return now
+
+    async def consumer_ended(self, consumer: ConsumerPump) -> None:
+        """Remove a consumer that has ended, and its queue if that is to go with it.
+
+        Raises:
+            Refusal: the store cannot do that now.
+        """
+        queue = consumer.queue
+        if not self.topology.consumers.remove(queue.key, consumer):
+            return  # what has that name now is another queue
+        if queue.arguments.get(SINGLE_ACTIVE_CONSUMER):
+            for oldest in self.topology.consumers.of(queue.key)[:1]:
+                assert isinstance(oldest, ConsumerPump)
+                oldest.feed()  # it is the active one from now on
+        self.unused.note_use(queue)
+        if queue.auto_delete:
+            await self.topology_store.change(lambda: self.topology.left(queue.vhost, queue.name))
+
+    def failed_over(self, queues: Iterable[str]) -> None:
+        """Another node serves these queues now: tell their consumers, who may begin anew."""
+        for queue in queues:
+            self._end_consumers(QueueName(queue))
+
+    def _lost(self, queue: Queue) -> None:
+        self.unused.forget(queue)
+        self._end_consumers(queue.key)
+
+    def _end_consumers(self, queue: QueueName) -> None:
+        for consumer in self.topology.consumers.of(queue):
+            assert isinstance(consumer, ConsumerPump)
+            self.topology.consumers.remove(queue, consumer)
+            consumer.lose_queue()
+
+    async def _expire(self, queue: Queue) -> None:
+        def plan() -> TopologyChange:
+            is_there = self.topology_store.queue_of(queue.key) is queue
+            is_used = self.topology.consumers.count(queue.key) > 0 or self.unused.knows(queue)
+            return NOTHING if is_used or not is_there else self.topology.gone(queue.vhost, queue.name)
+
+        try:
+            await self.topology_store.change(plan)
+        except Refusal:
+            self.unused.note_use(queue)  # the store cannot do that now
+
+    def _alarm_changed(self) -> None:
+        for connection in list(self.connections):
+            connection.alarm_changed()
+
+
+class UnusedQueues:
+    """Knows when each queue with ``x-expires`` was used last: declared, got from, or left by its last consumer.
+
+    Args:
+        is_used: whether a queue has consumers.
+        expire: called with a queue that has expired.
+    """
+
+    def __init__(self, is_used: Callable[[QueueName], bool], expire: Callable[[Queue], Awaitable[None]]) -> None:
+        self._is_used = is_used
+        self._expire = expire
+        self._due: dict[QueueName, tuple[float, Queue]] = {}
+        self._pause = trio.CancelScope()
+
+    def note_use(self, queue: Queue) -> None:
+        """A queue is used just now. Does nothing for a queue without ``x-expires``."""
+        lasts_ms = queue.arguments.get(EXPIRES)
+        if lasts_ms is not None:
+            due = trio.current_time() + lasts_ms / 1000
+            self._due[queue.key] = (due, queue)
+            self._pause.deadline = min(self._pause.deadline, due)
+
+    def forget(self, queue: Queue) -> None:
+        """A queue is gone."""
+        self._due.pop(queue.key, None)
+
+    def knows(self, queue: Queue) -> bool:
+        """Whether a queue is to expire. False once it has expired, unless it was used meanwhile."""
+        return queue.key in self._due
+
+    async def run(self) -> None:
+        """Report expired queues for ever."""
+        while True:
+            now = trio.current_time()
+            for name in [name for name, (due, _) in self._due.items() if due <= now]:
+                await self._look(name, now)
+            next_due = min((due for due, _ in self._due.values()), default=math.inf)
+            with trio.CancelScope(deadline=next_due) as self._pause:
+                await trio.sleep_forever()
+
+    async def _look(self, name: QueueName, now: float) -> None:
+        """Report a queue, unless it was used, or went, while the one before was reported."""
+        due, queue = self._due.get(name, (math.inf, None))
+        if queue is None or due > now:
+            return
+        if self._is_used(name):
+            self.note_use(queue)
+        else:
+            del self._due[name]
+            await self._expire(queue)

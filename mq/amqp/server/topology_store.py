@@ -1,0 +1,203 @@
+"""The topology made durable: each change is planned, stored, then applied. One change at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import trio
+
+from mq.amqp.model import arguments, declared
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.names import decode
+from mq.amqp.model.topology import Topology
+from mq.amqp.model.vhost import NOTHING, TopologyChange
+from mq.amqp.server.copies import AT_ONCE_SECONDS
+from mq.amqp.server.shielded import shielded
+from mq.amqp.wire.errors import Code, Refusal
+from mq.broker.api import BrokerAPI
+from mq.broker.settings import DROP_HEAD
+from mq.errors import BrokerClosed, NoSuchQueue, StorageError, StorageFull, StorageUnusable
+from mq.message import QueueName
+
+logger = logging.getLogger("mq.amqp")
+
+
+class TopologyStore:
+    """Keeps the topology in memory and the records in the store the same.
+
+    Args:
+        broker: has the store, and the queues.
+        topology: plans changes.
+        lost: called with each queue that is gone.
+    """
+
+    def __init__(self, broker: BrokerAPI, topology: Topology, lost: Callable[[Queue], None]) -> None:
+        self._broker = broker
+        self._topology = topology
+        self._lost = lost
+        self._lock = trio.Lock()
+        self._by_key: dict[QueueName, Queue] = {}
+        self._heard: deque[tuple[QueueName, Queue | None]] = deque()
+        self._has_heard = trio.Event()
+
+    async def load(self) -> None:
+        """Take up what is in the store.
+
+        Raises:
+            StorageUnusable: it cannot be read, or mq has not written it.
+        """
+        store = self._broker.declarations
+        try:
+            records: dict[str, Iterable[Mapping[str, Any]]] = {
+                kind: list((await store.records(kind)).values()) for kind in (declared.EXCHANGE, declared.BINDING)
+            }
+            records[declared.QUEUE] = [value for _, value in store.queues()]
+            elsewhere = (await store.records(declared.ELSEWHERE)).keys()
+            for record in self._topology.load(records):
+                if (
+                    declared.Binding.stored(record.value).queue not in elsewhere
+                ):  # the root of a node, on its own for once
+                    await store.drop(record.kind, record.key)
+        except (StorageError, ValueError, KeyError, TypeError) as error:
+            raise StorageUnusable(f"cannot take up what was declared over AMQP: {error!r}") from error
+        self._by_key = {queue.key: queue for queue in self._topology.queues()}
+        await self._catch_up()  # with what has gone since the records were written
+
+    def queue_of(self, name: QueueName) -> Queue | None:
+        """The queue that was declared over AMQP and has that name in mq."""
+        return self._by_key.get(name)
+
+    def queues(self) -> list[Queue]:
+        """All that were declared over AMQP."""
+        return list(self._by_key.values())
+
+    async def change(self, plan: Callable[[], TopologyChange]) -> TopologyChange:
+        """Plan a change, store it, and apply it.
+
+        Raises:
+            Refusal: the plan is refused, or the store cannot keep it now.
+        """
+        with shielded():
+            async with self._lock:
+                await self._follow()
+                change = plan()
+                await self._keep(change)
+                self._apply(change)
+        return change
+
+    def opened(self, name: str, record: Mapping[str, Any]) -> None:
+        """Take up a queue that another node of the cluster has declared and stored. It can be used at once, unless one
+        of that name has still to go."""
+        try:
+            queue = Queue.stored(record)
+        except (ValueError, KeyError, TypeError) as error:
+            logger.error("queue %s of the cluster is not to be had over AMQP: %r", name, error)
+            return
+        if any(queue.key == closed for closed, _ in self._heard):
+            self._heard.append((queue.key, queue))
+        else:
+            self._open(queue)
+
+    def _open(self, queue: Queue) -> None:
+        if self._topology.has_vhost(queue.vhost) and queue.key not in self._by_key:
+            self._apply(TopologyChange(queues=(queue,)))
+
+    def closed(self, name: str) -> None:
+        """Note that the broker has lost a queue. :meth:`run` follows."""
+        self._heard.append((QueueName(name), None))
+        self._has_heard.set()
+
+    async def run(self) -> None:
+        """Follow the broker for ever: the bindings of a queue that is deleted over HTTP go, too."""
+        while True:
+            await self._has_heard.wait()
+            self._has_heard = trio.Event()
+            await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        try:
+            await self.change(lambda: NOTHING)
+        except Refusal as refusal:
+            logger.warning("bindings of a queue that is gone are dropped at the next start: %s", refusal)
+
+    async def _follow(self) -> None:
+        """Apply what the broker has told. Called before a change is planned, so that no plan sees a queue that is
+        gone."""
+        while self._heard:
+            name, opened = self._heard.popleft()
+            if opened is not None:
+                self._open(opened)
+                continue
+            queue = self._by_key.get(name)
+            place = (queue.vhost, queue.name) if queue is not None else decode(name)
+            if place is not None and self._topology.has_vhost(place[0]):
+                change = self._topology.gone(*place)
+                self._apply(change)
+                await self._forget(change)
+
+    def _apply(self, change: TopologyChange) -> None:
+        self._topology.apply(change)
+        for queue in change.queues:
+            self._by_key[queue.key] = queue
+        for queue in change.lost_queues:
+            self._by_key.pop(queue.key, None)
+            self._lost(queue)
+
+    async def _keep(self, change: TopologyChange) -> None:
+        with _as_refused():
+            # A queue and its declaration are one record of the broker's, so neither is there without the other.
+            store = self._broker.declarations
+            for queue in change.queues:
+                value = queue.record().value if queue.is_lasting else None
+                await store.create(
+                    queue.key,
+                    settings_of(queue),
+                    value,
+                    is_transient=not queue.is_lasting,
+                    is_replicated=queue.arguments.get(arguments.QUEUE_TYPE) == arguments.QUORUM,
+                )
+            for record in change.puts():
+                if record.kind != declared.QUEUE:
+                    await store.put(*record)
+            for queue in change.lost_queues:
+                with suppress(NoSuchQueue):
+                    await self._broker.delete_queue(queue.key)
+        await self._forget(change)
+
+    async def _forget(self, change: TopologyChange) -> None:
+        with _as_refused():
+            for record in change.drops():
+                if record.kind != declared.QUEUE:
+                    await self._broker.declarations.drop(record.kind, record.key)
+
+
+@contextmanager
+def _as_refused() -> Iterator[None]:
+    """Turn an error of the store into a refusal."""
+    try:
+        yield
+    except StorageFull as error:
+        raise Refusal(Code.RESOURCE_ERROR, str(error)) from error
+    except (StorageError, BrokerClosed) as error:
+        raise Refusal(Code.INTERNAL_ERROR, str(error)) from error
+
+
+def settings_of(queue: Queue) -> dict[str, Any]:
+    """The broker's settings that follow from the arguments of a queue."""
+    given = queue.arguments
+    settings: dict[str, Any] = {}
+    if arguments.MESSAGE_TTL in given:
+        settings["ttl"] = given[arguments.MESSAGE_TTL] / 1000 or AT_ONCE_SECONDS
+    if arguments.MAX_LENGTH in given:
+        settings["max_messages"] = given[arguments.MAX_LENGTH]
+    if arguments.MAX_LENGTH_BYTES in given:
+        settings["max_bytes"] = given[arguments.MAX_LENGTH_BYTES]
+    if given.get(arguments.MAX_PRIORITY):
+        settings["max_priority"] = given[arguments.MAX_PRIORITY]
+    if settings.keys() & {"max_messages", "max_bytes"} and given.get(arguments.OVERFLOW, DROP_HEAD) == DROP_HEAD:
+        settings["overflow"] = DROP_HEAD
+    return settings

@@ -1,0 +1,256 @@
+"""Frames: from bytes to methods, content headers and bodies, and back (AMQP 0-9-1, section 4.2).
+
+pamqp's codec reads and writes the fields of methods. This module adds what pamqp lacks: input cut at any byte, limits,
+and strictness. pamqp takes a string that ends early for a short one, and refuses to write names that RabbitMQ's users
+have. :class:`Heartbeats` says when a heartbeat is due and when the peer counts as dead; it does not wait.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from pamqp import base, commands, constants, decode, encode
+
+from mq.amqp.wire import hot, tables
+from mq.amqp.wire.errors import Code, Refusal, WrongProtocol
+from mq.amqp.wire.hot import AckFrames, PublishFrames
+from mq.amqp.wire.tables import DECODING_ERRORS, LARGEST_TABLE
+
+PROTOCOL_HEADER: Final = b"AMQP\0\0\x09\x01"
+"""The first bytes of every connection, and the answer to a client that begins otherwise."""
+HEARTBEAT: Final = b"\x08\0\0\0\0\0\0\xce"
+SMALLEST_FRAME_MAX: Final = 4096
+"""Bytes of a frame that every peer has to take, its header and end included."""
+UNTUNED_FRAME_MAX: Final = 8192
+"""What a client may send before it is tuned: a token may be long."""
+OVERHEAD: Final = 8
+"""Bytes of a frame beside its payload."""
+
+_HEADER: Final = struct.Struct(">BHI")
+_CONTENT: Final = struct.Struct(">HHQ")
+_BASIC: Final = commands.Basic.frame_id
+_END: Final = constants.FRAME_END
+_ZEROS: Final[dict[str, Any]] = {"shortstr": "", "longstr": "", "table": {}}
+
+
+class MethodFrame(NamedTuple):
+    """A method, as one of pamqp's objects."""
+
+    channel: int
+    method: base.Frame
+
+
+class HeaderFrame(NamedTuple):
+    """A content header: the size of the body in bytes, and the properties as they came."""
+
+    channel: int
+    body_size: int
+    properties: bytes
+
+
+class BodyFrame(NamedTuple):
+    """A part of a body."""
+
+    channel: int
+    payload: bytes
+
+
+class HeartbeatFrame(NamedTuple):
+    """The peer is alive."""
+
+    channel: int
+
+
+Frame = MethodFrame | HeaderFrame | BodyFrame | HeartbeatFrame
+Together = PublishFrames | AckFrames
+"""Frames of one channel that are read in one step."""
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames. Read all frames before feeding more: then it holds less than a frame.
+
+    Attributes:
+        frame_max: bytes of the largest frame that is taken.
+    """
+
+    def __init__(self) -> None:
+        self.frame_max = UNTUNED_FRAME_MAX
+        self._held = b""
+        self._at = 0
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes from the peer."""
+        self._held = self._held[self._at :] + data
+        self._at = 0
+
+    def begin(self) -> bool:
+        """Take the protocol header, which comes before the first frame; False while a part of it is missing.
+
+        Raises:
+            WrongProtocol: the peer begins otherwise.
+        """
+        begin = self._held[: len(PROTOCOL_HEADER)]
+        if not PROTOCOL_HEADER.startswith(begin):
+            raise WrongProtocol("not AMQP 0-9-1")
+        if begin != PROTOCOL_HEADER:
+            return False
+        self._at = len(PROTOCOL_HEADER)
+        return True
+
+    def read_together(self) -> Together | None:
+        """The next whole message, or acknowledgements in a row; else None, and :meth:`read` goes on."""
+        found = hot.read_together(self._held, self._at, self.frame_max - OVERHEAD)
+        if found is None:
+            return None
+        frames, self._at = found
+        return frames
+
+    def read(self) -> Frame | None:
+        """The next frame; None while a part of it is missing.
+
+        Raises:
+            Refusal: 501 for a frame too large, with a wrong end or of an unknown type; 502 for malformed fields; 503
+                for an unknown method; 505 for a heartbeat on a channel.
+        """
+        if len(self._held) - self._at < _HEADER.size:
+            return None
+        kind, channel, size = _HEADER.unpack_from(self._held, self._at)
+        if size + OVERHEAD > self.frame_max:
+            raise Refusal(Code.FRAME_ERROR, f"a frame of {size + OVERHEAD} bytes, agreed were {self.frame_max}")
+        start = self._at + _HEADER.size
+        if len(self._held) <= start + size:
+            return None
+        if self._held[start + size] != _END:
+            raise Refusal(Code.FRAME_ERROR, f"a frame ends with the octet {self._held[start + size]}, not with {_END}")
+        self._at = start + size + 1
+        return _parse(kind, channel, self._held[start : start + size])
+
+
+def _parse(kind: int, channel: int, payload: bytes) -> Frame:
+    if kind == constants.FRAME_METHOD:
+        return MethodFrame(channel, _method(payload))
+    if kind == constants.FRAME_HEADER:
+        return _content_header(channel, payload)
+    if kind == constants.FRAME_BODY:
+        return BodyFrame(channel, payload)
+    if kind == constants.FRAME_HEARTBEAT and not payload:
+        if channel:
+            raise Refusal(Code.UNEXPECTED_FRAME, "a heartbeat belongs to channel 0")
+        return HeartbeatFrame(channel)
+    raise Refusal(Code.FRAME_ERROR, f"no frame has type {kind} and {len(payload)} bytes")
+
+
+def _method(payload: bytes) -> base.Frame:
+    """As pamqp's unmarshal, but strict: nothing may be missing, and nothing may follow."""
+    if len(payload) > LARGEST_TABLE:
+        raise Refusal(Code.SYNTAX_ERROR, f"a method of {len(payload)} bytes is too large")
+    index = int.from_bytes(payload[:4])
+    found = hot.read(index, payload)
+    if found is not None:
+        return found
+    method_type: type[base.Frame] | None = commands.INDEX_MAPPING.get(index)
+    if method_type is None or len(payload) < 4:
+        raise Refusal(Code.COMMAND_INVALID, f"there is no method {index >> 16}.{index & 0xFFFF}")
+    method = method_type.__new__(method_type)  # pamqp warns of some as they are made
+    try:
+        _fill(method, payload[4:])
+    except DECODING_ERRORS as error:
+        raise Refusal(Code.SYNTAX_ERROR, f"malformed fields of {method.name}") from error
+    return method
+
+
+def _fill(method: base.Frame, data: bytes) -> None:
+    bit = 0
+    for name in method.attributes():
+        kind = method.amqp_type(name)
+        if bit and (kind != "bit" or bit == 8):
+            data, bit = data[1:], 0
+        if kind == "table":
+            used = 4 + int.from_bytes(data[:4])
+            value: Any = tables.decoded(data[:used])
+        else:
+            used, value = decode.by_type(data, kind, bit)
+        bit += kind == "bit"
+        if used > len(data):
+            raise ValueError(f"{name} is cut off")
+        data = data[used:]
+        setattr(method, name, value)
+    if len(data) != (bit > 0):
+        raise ValueError("the method is not as long as its frame")
+
+
+def _content_header(channel: int, payload: bytes) -> HeaderFrame:
+    if len(payload) < _CONTENT.size + 2:
+        raise Refusal(Code.FRAME_ERROR, "a content header is cut off")
+    class_id, weight, body_size = _CONTENT.unpack_from(payload)
+    if class_id != _BASIC or weight:
+        raise Refusal(Code.UNEXPECTED_FRAME, f"a content header of class {class_id} and weight {weight}")
+    return HeaderFrame(channel, body_size, payload[_CONTENT.size :])
+
+
+def encode_method(channel: int, method_type: type[base.Frame], **values: Any) -> bytes:
+    """A method's frame. Fields that are not given are zero, empty or false."""
+    fields, bits, place = [struct.pack(">I", method_type.index)], 0, 0
+    for name in method_type.attributes():
+        kind = method_type.amqp_type(name)
+        if place and (kind != "bit" or place == 8):
+            fields.append(bytes([bits]))
+            bits, place = 0, 0
+        if kind == "bit":
+            bits |= bool(values.get(name)) << place
+            place += 1
+        else:
+            fields.append(encode.by_type(values.get(name, _ZEROS.get(kind, 0)), kind))
+    if place:
+        fields.append(bytes([bits]))
+    return _frame(constants.FRAME_METHOD, channel, b"".join(fields))
+
+
+def encode_content(channel: int, properties: bytes, body: bytes, frame_max: int) -> bytes:
+    """The content header, and the body in as many frames as it takes.
+
+    Args:
+        channel: its number.
+        properties: the flags and the properties, as they came.
+        body: all of it.
+        frame_max: bytes of the largest frame that the peer takes.
+    """
+    most = frame_max - OVERHEAD
+    frames = [_frame(constants.FRAME_HEADER, channel, _CONTENT.pack(_BASIC, 0, len(body)) + properties)]
+    frames += [_frame(constants.FRAME_BODY, channel, body[at : at + most]) for at in range(0, len(body), most)]
+    return b"".join(frames)
+
+
+def _frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return b"".join((_HEADER.pack(kind, channel, len(payload)), payload, b"\xce"))
+
+
+class Heartbeats:
+    """The heartbeats of one connection.
+
+    Args:
+        interval_seconds: as negotiated; 0 for none.
+        clock: seconds, on any clock that only goes on.
+
+    Attributes:
+        send_at: when a heartbeat is due, by that clock: half the interval after the last bytes were sent.
+        dead_at: when the peer counts as dead: two intervals after the last bytes came from it.
+    """
+
+    def __init__(self, interval_seconds: float, clock: Callable[[], float]) -> None:
+        self._interval = interval_seconds or math.inf
+        self._clock = clock
+        self.send_at = self.dead_at = math.inf
+        self.sent()
+        self.received()
+
+    def sent(self) -> None:
+        """Something was sent, whatever it was."""
+        self.send_at = self._clock() + self._interval / 2
+
+    def received(self) -> None:
+        """Something came, whatever it was."""
+        self.dead_at = self._clock() + self._interval * 2

@@ -1,0 +1,160 @@
+"""The properties of a message, kept as the bytes that came and decoded one by one where needed.
+
+A consumer gets what the publisher sent, byte for byte. The properties' order, types and flags: AMQP 0-9-1, section
+4.2.6.1.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mq.amqp.wire import tables
+from mq.amqp.wire.errors import Code, Refusal
+
+PERSISTENT: Final = 2
+"""The delivery mode of a message that must last."""
+LONGEST_EXPIRATION_MS: Final = 315_576_000_000
+"""Ten years, as for every other time to live."""
+
+_SHORT: Final = 0
+_TABLE: Final = -1
+_LAYOUT: Final = (
+    ("content_type", _SHORT),
+    ("content_encoding", _SHORT),
+    ("headers", _TABLE),
+    ("delivery_mode", 1),
+    ("priority", 1),
+    ("correlation_id", _SHORT),
+    ("reply_to", _SHORT),
+    ("expiration", _SHORT),
+    ("message_id", _SHORT),
+    ("timestamp", 8),
+    ("type", _SHORT),
+    ("user_id", _SHORT),
+    ("app_id", _SHORT),
+    ("cluster_id", _SHORT),
+)
+"""In the order of the flags, from the highest bit on, each with its size in bytes or the kind of its length."""
+_UNKNOWN_FLAGS: Final = 0b11
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_EMPTY_TABLE: Final = b"\0\0\0\0"
+
+
+class BasicProperties:
+    """The properties of one message.
+
+    Args:
+        raw: the flags and the properties, as in a content header.
+
+    Raises:
+        Refusal: 502; the lengths do not add up, or unknown flags are set.
+    """
+
+    __slots__ = ("_spans", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self._spans = _spans(raw)
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether the message must last, if its queue does."""
+        return self._octet("delivery_mode") == PERSISTENT
+
+    @property
+    def priority(self) -> int:
+        """From 0, the default, to 255."""
+        return self._octet("priority")
+
+    @property
+    def expiration_ms(self) -> int | None:
+        """Milliseconds after which the message expires.
+
+        Raises:
+            Refusal: 406; the text is not a number, or too large.
+        """
+        if "expiration" not in self._spans:
+            return None
+        text = self.text("expiration")
+        if not _NUMBER.fullmatch(text) or int(text) > LONGEST_EXPIRATION_MS:
+            raise Refusal(Code.PRECONDITION_FAILED, f"invalid expiration '{text}': not milliseconds, or over ten years")
+        return int(text)
+
+    def text(self, name: str) -> str:
+        """A property that is a short string; empty where there is none. What is not UTF-8 in it is replaced."""
+        start, end = self._spans.get(name, (0, 1))
+        return self.raw[start + 1 : end].decode("utf-8", "replace")
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether there is a table of headers, which may be empty."""
+        return "headers" in self._spans
+
+    def headers(self) -> dict[str, Any]:
+        """The table of headers.
+
+        Raises:
+            Refusal: 502; it is malformed.
+        """
+        return tables.decoded(self._headers)
+
+    def changed(self, headers: Mapping[str, Any], without: frozenset[str] = frozenset()) -> BasicProperties:
+        """The same with these headers, None for "take it out", and without those properties.
+
+        Raises:
+            Refusal: 502; the table of headers is malformed.
+        """
+        parts = {name: self.raw[start:end] for name, (start, end) in self._spans.items() if name not in without}
+        if headers:
+            parts["headers"] = tables.changed(self._headers, headers)
+        return _joined(parts)
+
+    def replying_to(self, queue: str) -> BasicProperties:
+        """The same with another ``reply-to``."""
+        parts = {name: self.raw[start:end] for name, (start, end) in self._spans.items()}
+        written = queue.encode()
+        return _joined({**parts, "reply_to": bytes([len(written)]) + written})
+
+    @property
+    def _headers(self) -> bytes:
+        start, end = self._spans.get("headers", (0, 0))
+        return self.raw[start:end] or _EMPTY_TABLE
+
+    def _octet(self, name: str) -> int:
+        start, _ = self._spans.get(name, (-1, 0))
+        return self.raw[start] if start >= 0 else 0
+
+
+def _joined(parts: Mapping[str, bytes]) -> BasicProperties:
+    """Properties from each one's bytes."""
+    flags, written = 0, []
+    for place, (name, _) in enumerate(_LAYOUT):
+        if name in parts:
+            flags |= 0x8000 >> place
+            written.append(parts[name])
+    return BasicProperties(struct.pack(">H", flags) + b"".join(written))
+
+
+def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
+    """The start and end of each property that is present."""
+    flags = int.from_bytes(raw[:2])
+    if len(raw) < 2 or flags & _UNKNOWN_FLAGS:
+        raise Refusal(Code.SYNTAX_ERROR, "malformed property flags")
+    spans, at = {}, 2
+    for place, (name, size) in enumerate(_LAYOUT):
+        if flags & (0x8000 >> place):
+            start = at
+            at += size or 1 + int.from_bytes(raw[at : at + 1])
+            if size == _TABLE:
+                at = start + 4 + int.from_bytes(raw[start : start + 4])
+            spans[name] = (start, at)
+    if at != len(raw):
+        raise Refusal(Code.SYNTAX_ERROR, "the properties are not as long as their content header")
+    return spans
+
+
+NONE: Final = BasicProperties(b"\0\0")
+"""No properties at all."""

@@ -1,0 +1,50 @@
+"""The core of a broker, which each of its parts gets: the store, the configuration, the catalog and shared services."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from mq.broker.catalog import Catalog
+from mq.broker.commit import BatchChannel, Committer
+from mq.broker.config import BrokerConfig
+from mq.broker.jobs import Job
+from mq.message import MessageId, MessageIds
+from mq.storage.interface import Storage
+
+Settle = Callable[[Iterable[MessageId]], Awaitable[None]]
+
+
+async def settle_nothing(_ids: Iterable[MessageId]) -> None:
+    """Do nothing. It stands in where others change the store, for there a broker keeps no idempotency keys."""
+
+
+@dataclass
+class Core:
+    """What every part of a broker has.
+
+    Attributes:
+        storage: the store.
+        config: how the broker works.
+        catalog: the queues, and the messages under way.
+        committer: commits operations in batches.
+        jobs: the channel to the save workers.
+        ids: makes message ids.
+        clock_ns: wall clock, nanoseconds since 1970.
+        random: makes random choices.
+        writer: 12 hexadecimal digits, unique among the processes that write to the store now.
+        settle: called with messages that are about to leave their queue; makes their idempotency keys durable first.
+            Set before any part that calls it is made.
+    """
+
+    storage: Storage
+    config: BrokerConfig
+    catalog: Catalog
+    committer: Committer
+    jobs: BatchChannel[Sequence[Job]]
+    ids: MessageIds
+    clock_ns: Callable[[], int]
+    random: Random
+    writer: str
+    settle: Settle = settle_nothing

@@ -1,0 +1,338 @@
+"""Dead letters: messages that were received too often, expired, had to make room, or were rejected.
+
+A dead message goes to its queue's dead-letter queue, with its history, and is removed where there is none; a door may
+send it on in its own way instead. The history is durable before the message moves, and stays with the id until the
+message is removed for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Protocol
+
+import trio
+
+from mq.broker.commit import BatchChannel, Future, error_of
+from mq.broker.config import RETRY_SECONDS
+from mq.broker.core import Core
+from mq.broker.index import QueueIndex, without_rank
+from mq.broker.keys import Ledger
+from mq.errors import Conflict, MQError, NotServed, StorageError, StorageFailed, StorageFull, StorageUnsure
+from mq.lifecycle import Kind, State
+from mq.message import DamagedBody, Message, MessageId, MessageIds
+from mq.storage.interface import Entry, Meta, Move, Outcome, Result, Sharing, Storage
+
+logger = logging.getLogger("mq.broker")
+
+KIND: Final = "death"
+"""The kind of the ledger's records."""
+RECEIVES: Final = "receives"
+EXPIRED: Final = "expired"
+DROPPED: Final = "dropped"
+REJECTED: Final = "rejected"
+LIMIT: Final = "delivery_limit"
+LONGEST_REASON: Final = 200
+"""Characters of the reason of a failure: many of them are one record."""
+_FAILURE: Final = 0
+"""In place of an order, in the ledger: why the work on a message failed last."""
+_LARGEST_GROUP: Final = 512
+_LONGEST_HISTORY: Final = 16
+_FEWEST_HISTORIES: Final = 512
+"""Histories from which on missing messages are looked for."""
+
+
+class DeadLetters:
+    """Moves dead messages to their dead-letter queues, and keeps their histories. Start :meth:`run`.
+
+    Args:
+        core: what every part has.
+        ledger: keeps the histories.
+        sinks: gets the messages that a door's sink takes.
+        look_again: loads the queues and their settings, where others change them.
+    """
+
+    def __init__(
+        self, core: Core, ledger: Ledger, sinks: DeadLetterSinks, look_again: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._ledger = ledger
+        self._catalog = core.catalog
+        self._committer = core.committer
+        self._ids = core.ids
+        self._settle = core.settle
+        self._sinks = sinks
+        self._look_again = look_again
+        self._clock_ns = core.clock_ns
+        self._is_shared = core.config.sharing is Sharing.PEERS
+        self._dead: BatchChannel[_Dead] = BatchChannel()
+        self._orders: dict[MessageId, set[int]] = {}
+        self._failed: set[MessageId] = set()
+        self._missing: set[MessageId] = set()
+        self._many = _FEWEST_HISTORIES
+
+    async def load(self) -> None:
+        """Load the histories, and forget those whose message is in no queue any more."""
+        await self._load()
+        for id in self._without_message():
+            self.forget(id)
+
+    async def learn(self, entries: Iterable[Entry]) -> None:
+        """Load the histories of messages that a peer has dead-lettered.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        if self._is_shared and any(self._is_unknown(entry) for entry in entries):
+            await self._load()
+
+    def history(self, entry: Entry) -> tuple[Mapping[str, Any], ...]:
+        """How a message died before, the latest death first, without one that was noted and did not happen."""
+        if not self._orders:
+            return ()
+        orders = sorted(self._orders.get(entry.id, ()))
+        past = [order for order in orders if order <= entry.joined]
+        if past:
+            return tuple(self._ledger.get(_key(entry.id, past[-1])))
+        return tuple(self._ledger.get(_key(entry.id, orders[0]))[1:]) if orders else ()
+
+    async def note_failure(self, entry: Entry, reason: str) -> None:
+        """Note why the work on a message failed, for the case that it dies of it. Durable on return, if it can be."""
+        self._failed.add(entry.id)
+        with suppress(StorageError):  # the message is worth more than the reason
+            await self._ledger.put({_key(entry.id, _FAILURE): reason[:LONGEST_REASON]})
+
+    def forget(self, id: MessageId) -> None:
+        """Forget the history of a message that was removed."""
+        if id in self._failed:
+            self._failed.discard(id)
+            self._ledger.forget(_key(id, _FAILURE))
+        for order in self._orders.pop(id, ()):
+            self._ledger.forget(_key(id, order))
+
+    def is_worn_out(self, entry: Entry) -> bool:
+        """Whether a message has been received so often that it has to die when it comes back."""
+        index = self._catalog.queues.get(entry.queue)
+        if index is None or index.settings.max_receives is None or entry.meta.receives < index.settings.max_receives:
+            return False
+        return self._target(index) is not None
+
+    def find(self, index: QueueIndex, id: MessageId) -> Entry | None:
+        """Where a message of a queue is now: there or, when it died, in a dead-letter queue. None without it."""
+        found, target = index.find(id), self._target(index)
+        while found is None and target is not None:
+            found, target = target.find(id), self._target(target)
+        return found
+
+    def is_expired(self, entry: Entry) -> bool:
+        """Whether a message's time to live is over."""
+        return entry.meta.expires_ms is not None and entry.meta.expires_ms <= self._clock_ns() // 1_000_000
+
+    def dead_letter(self, entry: Entry, reason: str, *, is_lease_over: bool = False) -> Future[None]:
+        """Move a message of the index to where its queue's dead go, or remove it. Answered when that is durable."""
+        self._catalog.begin(entry, is_leaving=True)
+        dead = _Dead(entry, reason, is_lease_over, Future())
+        self._dead.put(dead)
+        return dead.future
+
+    async def run(self) -> None:
+        """Move dead messages for ever."""
+        while True:
+            dead = [each for each in await self._dead.drain(_LARGEST_GROUP) if not self._is_reprieved(each)]
+            try:
+                await self._settle([each.entry.id for each in dead])
+                await self._sinks.dead_letter([(each.entry, each.reason) for each in dead])
+                moves = await self._prepare(dead)
+            except (StorageFull, StorageFailed, StorageUnsure, NotServed) as error:
+                for each in dead:
+                    self._put_back(each, error)
+                await trio.sleep(RETRY_SECONDS)
+                continue
+            outcomes = await self._committer.commit(moves)
+            refused = [
+                outcome.reason
+                for each, move, outcome in zip(dead, moves, outcomes, strict=True)
+                if not self._end(each, move, outcome)
+            ]
+            if refused:
+                logger.warning("cannot move %d dead messages now: %s", len(refused), refused[0])
+                await trio.sleep(RETRY_SECONDS)
+
+    # Implementation
+
+    async def _prepare(self, dead: list[_Dead]) -> list[Move]:
+        """The moves of dead messages; the histories of those that go to a dead-letter queue are durable."""
+        self._forget_missing()
+        with suppress(StorageError):  # at worst the history is shorter
+            await self.learn(each.entry for each in dead)
+        if self._is_shared and any(self._target_of(each.entry) is None for each in dead):
+            await self._look_again()  # a peer may have named one just now
+        moves: list[Move] = []
+        histories: dict[MessageId, tuple[int, list[Mapping[str, Any]]]] = {}
+        for entry, reason, *_ in dead:
+            target = self._target_of(entry)
+            if target is None:
+                moves.append(Move(entry, State.REMOVED))
+            else:
+                meta = arriving(target, entry, self._ids, self._clock_ns)
+                histories[entry.id] = (meta.order or 0, self._longer_history(entry, reason))
+                moves.append(Move(entry, State.READY, meta, target.name))
+        if histories:
+            await self._put(histories)
+        return moves
+
+    async def _put(self, histories: Mapping[MessageId, tuple[int, list[Mapping[str, Any]]]]) -> None:
+        """Make histories durable, each with the order that its message is about to get."""
+        # The order tells later whether the message got there. A history includes those before it.
+        for id in histories:
+            self.forget(id)
+        for id, (order, _) in histories.items():
+            self._orders[id] = {order}
+        await self._ledger.put({_key(id, order): deaths for id, (order, deaths) in histories.items()})
+
+    async def _load(self) -> None:
+        await self._ledger.load()
+        self._orders.clear()
+        self._failed.clear()
+        for key in self._ledger:
+            id, _, order = key.partition(",")
+            if int(order) == _FAILURE:
+                self._failed.add(MessageId(id))
+            else:
+                self._orders.setdefault(MessageId(id), set()).add(int(order))
+
+    def _end(self, each: _Dead, move: Move, outcome: Outcome) -> bool:
+        """End the move of a dead message. False when it stays where it was, where it dies again and is tried again."""
+        entry = each.entry
+        if outcome.result is Result.DONE:
+            removal = Kind.REMOVE if each.reason in (REJECTED, LIMIT) else Kind.EXPIRE
+            self._catalog.end(entry, outcome.entry, removal if move.state is State.REMOVED else Kind.DIE)
+            each.future.set(None)
+            return True
+        self._put_back(each, error_of(outcome, "move the dead message"), is_gone=outcome.result is Result.GONE)
+        return outcome.result is Result.GONE
+
+    def _put_back(self, each: _Dead, error: MQError, *, is_gone: bool = False) -> None:
+        due = trio.current_time() + RETRY_SECONDS if each.is_lease_over else None
+        self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE, due)
+        each.future.fail(error)
+
+    def _target_of(self, entry: Entry) -> QueueIndex | None:
+        index = self._catalog.queues.get(entry.queue)
+        return self._target(index) if index is not None and not self._sinks.take(entry.queue) else None
+
+    def _is_reprieved(self, each: _Dead) -> bool:
+        """Whether a message stays, because its dead-letter queue was deleted. A message that was received too often
+        dies only where there is such a queue."""
+        index = self._catalog.queues.get(each.entry.queue)
+        if each.reason != RECEIVES or index is None or self._target(index) is not None:
+            return False
+        self._put_back(each, Conflict(f"the dead-letter queue of {index.name} was deleted just now: try again"))
+        return True
+
+    def _target(self, index: QueueIndex) -> QueueIndex | None:
+        name = index.settings.dead_letter_queue
+        return self._catalog.queues.get(name) if name is not None and name != index.name else None
+
+    def _longer_history(self, entry: Entry, reason: str) -> list[Mapping[str, Any]]:
+        death = {
+            "queue": entry.queue,
+            "reason": reason,
+            "receives": entry.meta.receives,
+            "time": self._clock_ns() // 1_000_000 / 1000,
+        }
+        if entry.id in self._failed:
+            death["error"] = self._ledger.get(_key(entry.id, _FAILURE)) or ""
+        return [death, *self.history(entry)][:_LONGEST_HISTORY]
+
+    def _is_unknown(self, entry: Entry) -> bool:
+        """Whether a peer may have moved the message to its place."""
+        return entry.meta.order is not None and entry.meta.order not in self._orders.get(entry.id, ())
+
+    def _without_message(self) -> set[MessageId]:
+        """The ids of histories whose message is in no queue, as far as the index knows."""
+        if not self._orders and not self._failed:
+            return set()
+        there = {entry.id for index in self._catalog.queues.values() for entry in index.entries()}
+        return {id for id in self._orders.keys() | self._failed if id not in there and id not in self._catalog.locks}
+
+    def _forget_missing(self) -> None:
+        """Forget histories whose messages were missing at this look and at the one before."""
+        # Peers remove messages without notice. A look is due when there are twice as many histories as at the last one.
+        if self._is_shared and len(self._orders) > self._many:
+            missing = self._without_message()
+            for id in missing & self._missing:
+                self.forget(id)
+            self._missing = missing
+            self._many = 2 * len(self._orders) + _FEWEST_HISTORIES
+
+
+class DeadLetterSink(Protocol):
+    """A door that takes the dead letters of its own queues."""
+
+    def takes(self, queue: str) -> bool:
+        """Whether the sink takes messages that die in a queue."""
+
+    async def dead_letter(self, dead: Sequence[tuple[Message, str]]) -> None:
+        """Send messages on, in this order, each with the reason of its death, and close their bodies. The caller
+        removes them then; after a crash or an error they may come once more.
+
+        Raises:
+            StorageError: they cannot be sent on now.
+        """
+
+
+class DeadLetterSinks:
+    """Gives dead messages to the door's sink, if there is one.
+
+    Args:
+        storage: gives the bodies.
+
+    Attributes:
+        sink: the one sink; None without one.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.sink: DeadLetterSink | None = None
+        self._storage = storage
+
+    def take(self, queue: str) -> bool:
+        """Whether the sink takes messages that die in a queue."""
+        return self.sink is not None and self.sink.takes(queue)
+
+    async def dead_letter(self, dead: Sequence[tuple[Entry, str]]) -> None:
+        """Give messages to the sink that takes them. One that cannot be read any more is passed over.
+
+        Raises:
+            StorageError: the sink cannot send them on now.
+        """
+        wanted = [(entry, reason) for entry, reason in dead if self.take(entry.queue)]
+        if self.sink is None or not wanted:
+            return
+        found: list[tuple[Message, str]] = []
+        stored = await self._storage.read([entry for entry, _ in wanted])
+        for (entry, reason), each in zip(wanted, stored, strict=True):
+            if each is not None and not isinstance(each.body, DamagedBody):
+                message = Message(entry.queue, entry.id, each.body, each.properties, entry.meta.receives, "")
+                found.append((message, reason))
+        await self.sink.dead_letter(found)
+
+
+class _Dead(NamedTuple):
+    entry: Entry
+    reason: str
+    is_lease_over: bool
+    future: Future[None]
+
+
+def arriving(index: QueueIndex, entry: Entry, ids: MessageIds, clock_ns: Callable[[], int]) -> Meta:
+    """The meta with which `entry` joins `index` now, from another queue: at its end, with its time to live."""
+    # A peer's ids may be ahead: a message that joins a queue later must have the later order.
+    ids.observe(without_rank(entry))
+    ttl = index.settings.ttl
+    expires_ms = None if ttl is None else clock_ns() // 1_000_000 + max(1, round(ttl * 1000))
+    return Meta(order=ids.new().time, expires_ms=expires_ms)
+
+
+def _key(id: MessageId, order: int) -> str:
+    return f"{id},{order}"

@@ -1,0 +1,727 @@
+"""Dispatch: which fetch request gets which message, and by which way.
+
+:class:`FetchWorker` chooses messages for waiting requests (:mod:`mq.broker.waiters`) group by group; it chooses the
+next group before the leases of the last are durable. :class:`Deliverer` answers in the order of the leases. Two ways
+are shorter:
+
+* :class:`Handover` leases a message in the batch that writes it, if a request waits by then: one barrier makes both
+  durable. Only the first message of a queue is handed over, which keeps the order.
+* :class:`Holds` leaves a held message READY in the store, and notes its holder in memory only. A hold costs no move,
+  and ends with the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import trio
+
+from mq.broker.bodies import close
+from mq.broker.commit import BatchChannel, BatchTimes, error_of
+from mq.broker.config import MARGIN_SECONDS
+from mq.broker.core import Core
+from mq.broker.dead_letters import DeadLetters
+from mq.broker.index import QueueIndex
+from mq.broker.jobs import MoveJob
+from mq.broker.leases import Leases
+from mq.broker.offers import LARGEST_BODY, Candidate, Offers, RecentBodies
+from mq.broker.upkeep import Upkeep
+from mq.broker.waiters import FetchRequest, Waiters, WaitQueue
+from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
+from mq.lifecycle import Kind, State
+from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties, checksum
+from mq.storage.interface import FRESH, MOST_MOVED_ON, Entry, Move, Outcome, Result, Stored, Write
+
+logger = logging.getLogger("mq.broker")
+
+LARGEST_GROUP: Final = 1024
+"""Messages, or queues, that a worker takes up in one turn."""
+LONGEST_SLICE: Final = 256
+"""Messages that are opened at a time."""
+LARGEST_ANSWER: Final = 8 << 20
+"""Bytes of bodies after which a request gets no more messages."""
+_LONGEST_PAUSE_SECONDS: Final = 0.009
+"""The longest pause before a broker with peers looks at the store for a queue that has few messages."""
+
+
+class Assignment(NamedTuple):
+    """A message and the request that is to get it, by a lease or a removal. The catalog has begun its move.
+
+    Attributes:
+        request: the receiver.
+        entry: where the message is.
+        stored: what a read would return, where memory has it.
+    """
+
+    request: FetchRequest
+    entry: Entry
+    stored: Stored | None
+
+
+class Fulfilment:
+    """The answer to one request, while it is put together.
+
+    Attributes:
+        entries: where its messages are.
+        messages: the messages.
+        error: the request fails with it if there is no message.
+        size: bytes of the bodies.
+        latest: the last instant at which a lease may be handed out (Trio's clock): half of its certain time is over.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.messages: list[Message] = []
+        self.size = 0
+        self.error: MQError | None = None
+        self.latest = math.inf
+
+    def add(self, entry: Entry, message: Message) -> None:
+        """Add a message."""
+        self.entries.append(entry)
+        self.messages.append(message)
+        self.size += message.body.size
+
+
+class FetchWorker:
+    """Serves the waiters of its queues, one group at a time. Start :meth:`run`.
+
+    Args:
+        core: what every part has.
+        calls: the queues whose waiters changed, or for which a message came.
+        deliverer: answers the requests that get a lease.
+        holds: answers those that hold messages in memory.
+        offers: messages that can be leased straight from NEW.
+        refresh: reads from the store which messages of a queue are READY; used at peers > 0.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        calls: BatchChannel[QueueIndex],
+        deliverer: Deliverer,
+        holds: Holds,
+        offers: Offers,
+        refresh: Callable[[QueueIndex], Awaitable[None]],
+    ) -> None:
+        self._catalog = core.catalog
+        self._committer = core.committer
+        self._settle = core.settle
+        self._calls = calls
+        self._deliverer = deliverer
+        self._waiters = deliverer.waiters
+        self._leases = deliverer.leases
+        self._upkeep = deliverer.upkeep
+        self._recent = deliverer.recent
+        self._holds = holds
+        self._offers = offers
+        self._peers = core.config.peers
+        self._random = core.random
+        self._refresh = refresh
+
+    async def run(self) -> None:
+        """Choose messages for waiting requests and lease them, for ever."""
+        while True:
+            called = deque(await self._calls.drain(LARGEST_GROUP))
+            self._leases.note_step(self._calls.step_seconds)
+            while called:
+                assignments, portions = await self._assign_next(called)
+                await self._holds.serve(portions)
+                for part in self._shares(assignments):
+                    await self._lease(part)
+
+    async def _assign_next(self, called: deque[QueueIndex]) -> tuple[list[Assignment], list[Portion]]:
+        """Choose messages for every queue whose waiters changed, up to one turn's worth."""
+        assignments: list[Assignment] = []
+        portions: list[Portion] = []
+        while called and len(assignments) + len(portions) < LARGEST_GROUP:
+            index = called.popleft()
+            wait_queue = self._waiters.answer_call(index)
+            nonblocking = list(wait_queue.nonblocking)
+            await self._check_waiters(index, wait_queue)
+            leased, held = self._choose(index, wait_queue, nonblocking)
+            self._upkeep.deliver_offers(index)
+            assignments += leased
+            portions += held
+            self._waiters.served(index)
+        return assignments, portions
+
+    def _shares(self, assignments: list[Assignment]) -> Iterator[list[Assignment]]:
+        """The assignments in parts of the size that is best committed together; a request's stay in one part."""
+        part: list[Assignment] = []
+        share = self._committer.share
+        for _, of_request in groupby(assignments, key=attrgetter("request")):
+            part += of_request
+            if len(part) >= share:
+                yield part
+                part = []
+        if part:
+            yield part
+
+    async def _check_waiters(self, index: QueueIndex, wait_queue: WaitQueue) -> None:
+        """Let waiting requests fail that cannot be served now: the store cannot be read, the queue was deleted, or the
+        event loop is too late for leases."""
+        try:
+            await self._prepare(index, wait_queue)
+        except StorageError as error:
+            _fail(list(wait_queue.nonblocking), wait_queue, error)
+        if index.deleted:
+            _fail(list(wait_queue.requests), wait_queue, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
+        elif self._leases.come_too_late:
+            leased = [request for request in wait_queue.requests if not request.holds and not request.takes]
+            late = StorageSlow("mq has too much to do to hand out messages in time; nothing was leased. Try again")
+            _fail(leased, wait_queue, late)
+
+    def _choose(
+        self, index: QueueIndex, wait_queue: WaitQueue, nonblocking: list[FetchRequest]
+    ) -> tuple[list[Assignment], list[Portion]]:
+        """Messages for the requests at the head of the wait queue, locked or held from now on. A request in
+        `nonblocking` that gets none is answered at once."""
+        # A request that came meanwhile, or found this turn full, is served in the next: the queue is called again.
+        assignments: list[Assignment] = []
+        portions: list[Portion] = []
+        held_count = 0
+        while (request := wait_queue.first()) is not None and not index.settings.paused:
+            if len(assignments) + held_count >= LARGEST_GROUP:
+                self._waiters.call(index)
+                return assignments, portions
+            if request.holds:
+                portions_now = self._share_out(index, wait_queue)
+                portions += portions_now
+                held_count += sum(len(portion.messages) for portion in portions_now)
+                if wait_queue.first() is request:
+                    break
+                continue
+            messages = [] if request.future.abandoned else self._take_next(index, request.count)
+            if not messages and not request.future.abandoned:
+                break
+            wait_queue.leave(request)
+            assignments += [Assignment(request, *taken) for taken in messages]
+        for request in nonblocking:
+            if wait_queue.leave(request):
+                request.future.set([])
+        if wait_queue.nonblocking:
+            self._waiters.call(index)
+        return assignments, portions
+
+    def _share_out(self, index: QueueIndex, wait_queue: WaitQueue) -> list[Portion]:
+        """Portions for all waiting requests that hold messages in memory."""
+        holders = [request for request in wait_queue.requests if request.holds]
+        for request in holders:
+            if request.future.abandoned:
+                wait_queue.leave(request)
+        turn = iter(range(LARGEST_GROUP))
+
+        def take() -> Candidate | None:
+            return None if next(turn, None) is None else self._take(index)
+
+        portions = share_out([request for request in holders if not request.future.abandoned], take)
+        for portion in portions:
+            wait_queue.leave(portion.request)
+            for entry, _ in portion.messages:
+                index.hold(entry)
+        return portions
+
+    async def _prepare(self, index: QueueIndex, wait_queue: WaitQueue) -> None:
+        """Bring the index up to date for requests that do not wait.
+
+        Raises:
+            StorageError: the store cannot be read.
+        """
+        # A request that waits needs nothing of this: its queue is called when a message is READY.
+        if not wait_queue.nonblocking or index.deleted:
+            return
+        if index.ready < sum(request.count for request in wait_queue.nonblocking) and index.undelivered:
+            await self._upkeep.settle(index)
+        if self._peers and index.ready <= self._peers:
+            # Peers that looked at the same instant would want the same few messages.
+            await trio.sleep(self._random.uniform(0, _LONGEST_PAUSE_SECONDS))
+            await self._refresh(index)
+
+    def _take_next(self, index: QueueIndex, count: int) -> list[Candidate]:
+        """The next messages that may be handed out, locked."""
+        messages: list[Candidate] = []
+        while len(messages) < count:
+            taken = self._take(index)
+            if taken is None:
+                break
+            self._catalog.begin(taken.entry)
+            messages.append(taken)
+        return messages
+
+    def _take(self, index: QueueIndex) -> Candidate | None:
+        """Take the next message that may be handed out, out of the index; None without one."""
+        while (taken := self._offers.take(index)) is None:
+            entry = self._candidate(index)
+            if entry is None:
+                break
+            # A locked one is passed over: a peer has brought here what this broker is moving from elsewhere.
+            if entry.id not in self._catalog.locks and not self._upkeep.is_dead(index, entry):
+                return Candidate(entry)
+        return taken
+
+    def _candidate(self, index: QueueIndex) -> Entry | None:
+        if not self._peers:
+            return index.take()
+        candidates = index.first(self._peers + 1)  # any of these, so that brokers seldom want the same one
+        return index.discard(self._random.choice(candidates).id) if candidates else None
+
+    def _move(self, assignment: Assignment, allowance: float) -> Move:
+        reads = assignment.stored is None and assignment.entry.id not in self._recent
+        return self._leases.move(assignment.request, assignment.entry, allowance, reads=reads)
+
+    async def _lease(self, assignments: list[Assignment]) -> None:
+        """Submit the moves; their outcomes go to the deliverer."""
+        served = {each.request: Fulfilment() for each in assignments}
+        assignments = await self._settled(assignments, served)
+        allowance = self._leases.allowance
+
+        def make() -> list[Move]:
+            return [self._move(each, allowance) for each in assignments]
+
+        def leased(outcomes: list[Outcome], barrier: BatchTimes) -> None:
+            self._deliverer.leased(assignments, outcomes, served, barrier, allowance)
+
+        self._committer.submit(make, len(assignments), leased)
+
+    async def _settled(self, assignments: list[Assignment], served: dict[FetchRequest, Fulfilment]) -> list[Assignment]:
+        """The assignments that may be moved now. Removals need the keys of their messages settled first."""
+        taken = [each for each in assignments if each.request.takes]
+        if not taken:
+            return assignments
+        try:
+            await self._settle([each.entry.id for each in taken])
+        except StorageError as error:
+            for each in taken:
+                self._catalog.end(each.entry, each.entry, Kind.REMOVE)
+                served[each.request].error = error
+            return [each for each in assignments if not each.request.takes]
+        return assignments
+
+
+class Deliverer:
+    """Answers requests with the messages that were leased or removed for them. Start :meth:`run`.
+
+    Args:
+        core: what every part has.
+        waiters: gets the requests back whose messages were gone.
+        leases: gives the length of a lease.
+        upkeep: takes back messages that no request gets.
+        dead_letters: gives the history of a message.
+        recent: bodies that are still in memory.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        waiters: Waiters,
+        leases: Leases,
+        upkeep: Upkeep,
+        dead_letters: DeadLetters,
+        recent: RecentBodies,
+    ) -> None:
+        self._catalog = core.catalog
+        self._storage = core.storage
+        self.waiters = waiters
+        self.leases = leases
+        self.upkeep = upkeep
+        self._dead_letters = dead_letters
+        self.recent = recent
+        self._others_move = core.config.others_move
+        self._leased: BatchChannel[tuple[list[_Leased], dict[FetchRequest, Fulfilment]]] = BatchChannel()
+
+    async def run(self) -> None:
+        """Answer requests for ever. One whose messages were all gone or damaged goes back to the head of its wait
+        queue."""
+        while True:
+            for held, served in await self._leased.drain(LARGEST_GROUP):
+                await self._read(held, served)
+                for request in reversed(served):
+                    await self._answer(request, served[request])
+
+    def leased(
+        self,
+        assignments: Iterable[Assignment],
+        outcomes: Sequence[Outcome],
+        served: dict[FetchRequest, Fulfilment],
+        barrier: BatchTimes,
+        allowance: float,
+    ) -> None:
+        """Note what became of the moves, and answer the requests in `served` soon.
+
+        Args:
+            assignments: the messages.
+            outcomes: of their moves, one each.
+            served: the requests to answer, with what is known of their answers.
+            barrier: when the leases were named, and when they were durable.
+            allowance: seconds by which the leases were named longer than they last.
+        """
+        now = trio.current_time()
+        held = []
+        for each, outcome in zip(assignments, outcomes, strict=True):
+            if outcome.result is Result.DONE and outcome.entry is not None:
+                stored = each.stored or self.recent.take(each.entry.id)
+                held.append(_Leased(each.request, each.entry, outcome.entry, stored))
+                if not each.request.takes:
+                    due = now + self.leases.seconds(each.request) + allowance
+                    sure = barrier.began + MARGIN_SECONDS + allowance
+                    served[each.request].latest = sure + self.leases.seconds(each.request) / 2
+                    self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)
+            else:
+                self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
+                if outcome.result is not Result.GONE:
+                    served[each.request].error = error_of(outcome, "lease the message")
+        seconds = barrier.ended - barrier.began
+        self._leased.put(
+            (held if seconds <= MARGIN_SECONDS + allowance else self._too_late(held, seconds, served), served)
+        )
+
+    def _too_late(self, held: list[_Leased], seconds: float, served: dict[FetchRequest, Fulfilment]) -> list[_Leased]:
+        """Give the leases back, and return the removals, which are handed out all the same."""
+        for request, _, entry, _ in held:
+            if not request.takes:  # after a barrier this slow, a lease would not outlive a restart
+                self.upkeep.give_back(entry)
+                served[request].error = StorageSlow(
+                    f"the store took {seconds:.1f} s; nothing was handed out. Try again"
+                )
+        return [each for each in held if each.request.takes]
+
+    async def _read(self, held: list[_Leased], served: dict[FetchRequest, Fulfilment]) -> None:
+        """Open the bodies slice by slice. A request that has bytes enough gives its other leases back."""
+        # Small bodies are in memory from here on, so the answers have to be bounded.
+        for start in range(0, len(held), LONGEST_SLICE):
+            wanted = []
+            for each in held[start : start + LONGEST_SLICE]:
+                if served[each.request].size < LARGEST_ANSWER or each.request.takes:
+                    wanted.append(each)
+                else:
+                    self.upkeep.give_back(each.entry)
+            if wanted:
+                await self._read_slice(wanted, served)
+
+    async def _read_slice(self, held: list[_Leased], served: dict[FetchRequest, Fulfilment]) -> None:
+        """Open the bodies of one slice, and add the messages to their answers."""
+        try:
+            unread = [each.entry for each in held if each.stored is None]
+            read: list[Stored | None] = await self._storage.read(unread) if unread else []
+            with suppress(StorageError):  # a message is worth more than its history
+                await self._dead_letters.learn([each.left for each in held])
+        except StorageError as error:
+            read = [None] * len(unread)
+            for request, _, entry, _ in [each for each in held if each.stored is None]:
+                served[request].error = error
+                if not request.takes:
+                    self.upkeep.give_back(entry)
+        following, now = iter(read), trio.current_time()
+        for request, left, entry, stored in held:
+            found = stored or next(following)
+            if not request.takes and not self._is_in_time(entry, request, served[request], now):
+                if found is not None:
+                    await found.body.aclose()
+            elif found is not None and not isinstance(found.body, DamagedBody):
+                served[request].add(entry, self._message(request, left, entry, found))
+            elif served[request].error is None:
+                _log_damage(entry, found)
+            if request.takes:  # not before the body is open: the reaper unlinks it at once
+                self._catalog.end(left, entry, Kind.REMOVE, door=request.door)
+
+    def _is_in_time(self, entry: Entry, request: FetchRequest, served: Fulfilment, now: float) -> bool:
+        """Whether a lease may still be handed out: it stands, and enough of it is left."""
+        leased = request.index.delayed.get(entry.id)
+        # On a shared store the index may be older than the lease, which the store itself has confirmed.
+        if (leased == entry or self._others_move) and now <= served.latest:
+            return True
+        if request.index.find(entry.id) is not None:  # it was not removed meanwhile, as by a claim
+            served.error = StorageSlow("mq came too late to hand out what it had leased; it did not. Try again")
+        if leased == entry:
+            self.upkeep.give_back(entry)
+        return False
+
+    def _message(self, request: FetchRequest, left: Entry, entry: Entry, found: Stored) -> Message:
+        return Message(
+            entry.queue,
+            entry.id,
+            found.body,
+            found.properties,
+            left.meta.receives + 1,
+            entry.meta.receipt or "",
+            self._dead_letters.history(left),
+            0.0 if request.takes else self.leases.seconds(request),
+        )
+
+    async def _answer(self, request: FetchRequest, served: Fulfilment) -> None:
+        if request.future.abandoned:
+            await close(served.messages)
+            if not request.takes:
+                for entry in served.entries:
+                    self.upkeep.give_back(entry)
+        elif served.messages:
+            request.held = served.entries
+            request.future.set(served.messages)
+        elif served.error is not None:
+            request.future.fail(served.error)
+        else:
+            self.waiters.ask(request, first=True)
+
+
+class _Leased(NamedTuple):
+    """A message whose move for a request is durable: from `left` to `entry`."""
+
+    request: FetchRequest
+    left: Entry
+    entry: Entry
+    stored: Stored | None
+
+
+def _log_damage(entry: Entry, found: Stored | None) -> None:
+    why = found.body.reason if found is not None and isinstance(found.body, DamagedBody) else "its file vanished"
+    stays = "It is removed" if entry.state is State.REMOVED else "It stays where it is"
+    logger.error("message %s of %s is not handed out: %s. %s", entry.id, entry.queue, why, stays)
+
+
+class Handover:
+    """Assigns messages that are about to be written to requests that wait for them.
+
+    Args:
+        core: what every part has.
+        waiters: the requests that wait.
+        leases: names leases.
+        deliverer: answers the requests.
+
+    Attributes:
+        catalog: the core's.
+        deliverer: as given.
+        under_way: messages that are handed over in batches that have not ended.
+    """
+
+    def __init__(self, core: Core, waiters: Waiters, leases: Leases, deliverer: Deliverer) -> None:
+        self.catalog = core.catalog
+        self.deliverer = deliverer
+        self.under_way = 0
+        self._waiters = waiters
+        self._leases = leases
+        self._is_open = core.config.skips_steps
+        self._assignments: list[Assignment] = []
+        self._unsated: dict[QueueIndex, tuple[FetchRequest, int]] = {}
+
+    def takes(self, index: QueueIndex, write: Write) -> bool:
+        """Whether a message that is about to be written is handed over. If so, :meth:`collect` includes it."""
+        if not self._is_open or index.writing or self.under_way + len(self._assignments) >= MOST_MOVED_ON:
+            return False
+        body = write.body
+        if not isinstance(body, bytes) or len(body) > LARGEST_BODY or write.meta != FRESH or write.transient:
+            return False
+        request = self._next_request(index)
+        if request is None:
+            return False
+        entry = Entry(write.queue, write.id, State.NEW)
+        stored = Stored(Properties(len(body), checksum(body), write.attributes), BytesBody(body))
+        self._assignments.append(Assignment(request, entry, stored))
+        return True
+
+    def collect(self) -> HandoverBatch | None:
+        """The messages handed over since the last call; None without any."""
+        if not self._assignments:
+            return None
+        assignments, self._assignments = self._assignments, []
+        self._unsated.clear()
+        self.under_way += len(assignments)
+        return HandoverBatch(self, assignments, self._leases)
+
+    def _next_request(self, index: QueueIndex) -> FetchRequest | None:
+        """The request that gets the queue's next message; None without one."""
+        # One that wants several gets those of one batch, which :meth:`collect` ends.
+        request, left = self._unsated.pop(index, (None, 0))
+        if request is None:
+            if index.ready or index.undelivered or index.settings.paused or index.deleted:
+                return None
+            request = self._waiters.next_to_lease(index)
+            left = request.count if request is not None else 0
+        if request is not None and left > 1:
+            self._unsated[index] = (request, left - 1)
+        return request
+
+
+class HandoverBatch:
+    """The messages that are handed over in one batch.
+
+    Args:
+        handover: counts what is under way.
+        assignments: the messages and their requests.
+        leases: names the leases.
+    """
+
+    def __init__(self, handover: Handover, assignments: Sequence[Assignment], leases: Leases) -> None:
+        self._handover = handover
+        self._assignments = assignments
+        self._leases = leases
+        self._allowance = leases.allowance
+
+    def make_moves(self) -> list[Move]:
+        """The moves that the store has to make after the writes."""
+        return [self._leases.move(each.request, each.entry, self._allowance) for each in self._assignments]
+
+    def done(self, outcomes: Sequence[Outcome], barrier: BatchTimes) -> None:
+        """Answer the requests whose messages were written. The others go back to their wait queues."""
+        catalog = self._handover.catalog
+        self._handover.under_way -= len(self._assignments)
+        served = {each.request: Fulfilment() for each in self._assignments}
+        written: list[tuple[Assignment, Outcome]] = []
+        for each, outcome in zip(self._assignments, outcomes, strict=True):
+            if each.entry.id not in catalog.locks:  # its publish job saw it fail, and locked nothing
+                continue
+            if each.request.index.deleted:  # and perhaps made anew; the publisher gets this error, too
+                catalog.end(each.entry, outcome.entry or each.entry, Kind.LEASE)
+                served[each.request].error = NoSuchQueue(f"queue {each.request.index.name} was deleted meanwhile")
+            else:
+                written.append((each, outcome))
+        self._handover.deliverer.leased(
+            [each for each, _ in written], [outcome for _, outcome in written], served, barrier, self._allowance
+        )
+
+
+class Portion(NamedTuple):
+    """The messages that one request gets to hold.
+
+    Attributes:
+        request: the receiver.
+        messages: in their order.
+    """
+
+    request: FetchRequest
+    messages: list[Candidate]
+
+
+def share_out(requests: Iterable[FetchRequest], take: Callable[[], Candidate | None]) -> list[Portion]:
+    """Portions of the messages there are, given to requests one by one in turn (round-robin).
+
+    Args:
+        requests: in the order of their turns.
+        take: returns the next message, None when there is none.
+
+    Returns:
+        The portions that are not empty; first that of the request whose turn is next.
+    """
+    portions: dict[FetchRequest, list[Candidate]] = {}
+    turns = deque(requests)
+    while turns and (taken := take()) is not None:
+        request = turns.popleft()
+        portion = portions.pop(request, [])
+        portion.append(taken)
+        portions[request] = portion
+        if len(portion) < request.count:
+            turns.append(request)
+    return [Portion(request, messages) for request, messages in portions.items()]
+
+
+class Holds:
+    """Hands out messages that a connection holds in memory, and puts them back.
+
+    Args:
+        core: what every part has.
+        waiters: gets the requests back whose messages were gone.
+        dead_letters: gives the history of a message.
+        leases: names leases.
+        recent: bodies that are still in memory.
+    """
+
+    def __init__(
+        self, core: Core, waiters: Waiters, dead_letters: DeadLetters, leases: Leases, recent: RecentBodies
+    ) -> None:
+        self._catalog = core.catalog
+        self._storage = core.storage
+        self._waiters = waiters
+        self._dead_letters = dead_letters
+        self._leases = leases
+        self._jobs = core.jobs
+        self._recent = recent
+        self._seconds = core.config.delay_seconds
+
+    async def serve(self, portions: Sequence[Portion]) -> None:
+        """Answer requests with their messages. One whose messages were all gone or damaged goes back to the head of its
+        wait queue."""
+        if not portions:
+            return
+        try:
+            stored = await self._read([taken for portion in portions for taken in portion.messages])
+        except StorageError as error:
+            for request, messages in portions:
+                self.put_back(request.index, [entry for entry, _ in messages], is_returned=False)
+                request.future.fail(error)
+            return
+        answers = [(portion.request, self._messages(portion, stored)) for portion in portions]
+        for request, found in answers:
+            await self._answer(request, found)
+
+    def put_back(self, index: QueueIndex, entries: Iterable[Entry], *, is_returned: bool = True) -> None:
+        """Make messages READY again in their places, as far as they are still held.
+
+        Args:
+            index: their queue.
+            entries: as they were held.
+            is_returned: whether a consumer has had them.
+        """
+        for entry in entries:
+            if index.held.get(entry.id) == entry:
+                del index.held[entry.id]
+                if is_returned:
+                    index.returned.add(entry.id)
+                self._catalog.place(entry)
+
+    async def _read(self, messages: Sequence[Candidate]) -> Mapping[MessageId, Stored | None]:
+        found = {entry.id: stored or self._recent.take(entry.id) for entry, stored in messages}
+        unread = [entry for entry, _ in messages if found[entry.id] is None]
+        if unread:
+            for entry, stored in zip(unread, await self._storage.read(unread), strict=True):
+                found[entry.id] = stored
+        return found
+
+    def _messages(self, portion: Portion, stored: Mapping[MessageId, Stored | None]) -> list[tuple[Entry, Message]]:
+        messages = []
+        for entry, _ in portion.messages:
+            found = stored[entry.id]
+            if portion.request.index.held.get(entry.id) != entry:
+                continue  # another request has removed it meanwhile
+            body = None if found is None else found.body
+            if found is not None and not isinstance(body, DamagedBody):
+                messages.append((entry, self._message(entry, found)))
+                continue
+            if portion.request.index.is_going or portion.request.index.deleted:
+                continue  # it went with its queue
+            why = body.reason if isinstance(body, DamagedBody) else "its file vanished"
+            logger.error("message %s of %s is not handed out: %s. It stays there", entry.id, entry.queue, why)
+            self._set_aside(entry)
+        return messages
+
+    def _message(self, entry: Entry, found: Stored) -> Message:
+        history = self._dead_letters.history(entry)
+        return Message(entry.queue, entry.id, found.body, found.properties, entry.meta.receives + 1, "", history)
+
+    def _set_aside(self, entry: Entry) -> None:
+        """Hide a message that cannot be handed out for the length of a lease."""
+        self._catalog.begin(entry)  # left READY, it would be chosen again at once
+        move = Move(entry, State.DELAYED, self._leases.meta(entry, self._seconds))
+        self._jobs.put([MoveJob(self._catalog, move, Kind.LEASE, "set the message aside", self._seconds)])
+
+    async def _answer(self, request: FetchRequest, messages: list[tuple[Entry, Message]]) -> None:
+        if request.future.abandoned:
+            await close([message for _, message in messages])
+            self.put_back(request.index, [entry for entry, _ in messages], is_returned=False)
+        elif messages:
+            request.held = [entry for entry, _ in messages]
+            request.future.set([message for _, message in messages])
+        else:
+            self._waiters.ask(request, first=True)
+
+
+def _fail(requests: list[FetchRequest], wait_queue: WaitQueue, error: Exception) -> None:
+    for request in requests:
+        wait_queue.leave(request)
+        request.future.fail(error)

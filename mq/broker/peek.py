@@ -1,0 +1,168 @@
+"""Peeking at messages without taking them: one by its id, a page of a state, ranges of READY ones by sequence."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import repeat
+from typing import Final, NamedTuple
+
+from mq.broker.core import Core
+from mq.broker.dead_letters import DeadLetters
+from mq.broker.index import QueueIndex
+from mq.errors import StorageError
+from mq.lifecycle import State
+from mq.message import Message, MessageId
+from mq.storage.interface import Entry
+
+READY: Final = "ready"
+LEASED: Final = "leased"
+DELAYED: Final = "delayed"
+
+
+class Seen(NamedTuple):
+    """A message that was peeked at.
+
+    Attributes:
+        message: close its body. Its receipt is that of the delivery that holds it.
+        state: ``ready``, ``leased`` or ``delayed``.
+        sequence: its place in its queue; None in answers without sequences.
+    """
+
+    message: Message
+    state: str
+    sequence: int | None = None
+
+
+class Browsed(NamedTuple):
+    """One page of READY messages.
+
+    Attributes:
+        messages: in order, each with its sequence; close their bodies.
+        after: the `after` of the next page; None when nothing is left.
+    """
+
+    messages: Sequence[Seen]
+    after: int | None
+
+
+class Ranges(NamedTuple):
+    """A queue cut into parts of about the same number of messages.
+
+    Attributes:
+        messages: how many there are.
+        high: while the broker runs, every message published from now on has a greater sequence.
+        bounds: the greatest sequence of each part.
+    """
+
+    messages: int
+    high: int
+    bounds: Sequence[int]
+
+
+class Peek:
+    """Reads messages without changing them.
+
+    Args:
+        core: what every part has.
+        dead_letters: gives the histories of messages.
+    """
+
+    def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
+        self._storage = core.storage
+        self._locks = core.catalog.locks
+        self._dead_letters = dead_letters
+
+    async def show(self, index: QueueIndex, id: MessageId) -> Seen | None:
+        """One message of a queue, in any state; None without it."""
+        while True:
+            await self._locks.wait(id)
+            entry = index.find(id) or await self._storage.find(index.name, id)
+            if id in self._locks:
+                continue
+            seen = await self.see(index, [entry]) if entry is not None else []
+            if seen or entry is None or (id not in self._locks and index.find(id) in (None, entry)):
+                return seen[0] if seen else None
+
+    async def page(self, index: QueueIndex, state: str, after: MessageId | None, most: int) -> list[Seen]:
+        """Up to `most` messages of a queue that are in a state, in their order, from the one after `after` on."""
+        if state == READY:
+            entries = index.after(after, most)
+        else:
+            start = -1 if after is None else after.key
+            there = [each for each in index.delayed.values() if state_of(each) == state and each.id.key > start]
+            if state == LEASED:
+                there += [each for each in index.held.values() if each.id.key > start]
+            entries = heapq.nsmallest(most, there, key=lambda entry: entry.id.key)
+        return await self.see(index, entries)
+
+    async def see(
+        self, index: QueueIndex, entries: Sequence[Entry], sequences: Iterable[int | None] = repeat(None)
+    ) -> list[Seen]:
+        """The messages of the entries that are still there, each with its sequence where one is given."""
+        with suppress(StorageError):  # a message is worth more than its history
+            await self._dead_letters.learn(entries)
+        stored = await self._storage.read(entries)
+        held, history = index.held, self._dead_letters.history
+        seen = []
+        for (queue, id, place, meta), found, sequence, entry in zip(entries, stored, sequences, entries, strict=False):
+            if found is not None:
+                properties, body = found
+                state = LEASED if id in held else READY if place is State.READY else state_of(entry)
+                message = Message(queue, id, body, properties, meta.receives, meta.receipt or "", history(entry))
+                seen.append(Seen(message, state, sequence))
+        return seen
+
+
+class SequenceBrowser:
+    """Reads READY messages by their sequence, without changing them: :attr:`Broker.browsing`.
+
+    Args:
+        core: what every part has.
+        peek: reads messages.
+        look_up: returns a queue's index, with every message delivered that was published before.
+    """
+
+    def __init__(self, core: Core, peek: Peek, look_up: Callable[[str], Awaitable[QueueIndex]]) -> None:
+        self._peek = peek
+        self._ids = core.ids
+        self._look_up = look_up
+
+    async def browse(self, queue: str, *, after: int = 0, up_to: int | None = None, most: int = 100) -> Browsed:
+        """One page of READY messages by their sequence; close their bodies.
+
+        Args:
+            queue: the queue's name.
+            after: their sequences are greater than this.
+            up_to: their sequences are not greater than this.
+            most: how many at the most.
+
+        Raises:
+            NoSuchQueue: the queue does not exist.
+        """
+        index = await self._look_up(queue)
+        sequences, entries = index.between(after, up_to, most)
+        messages = await self._peek.see(index, entries, sequences)
+        return Browsed(messages, sequences[-1] if len(sequences) >= most else None)
+
+    async def ranges(self, queue: str, parts: int) -> Ranges:
+        """A queue's READY messages, cut into at most `parts` ranges, which can be browsed side by side.
+
+        Raises:
+            NoSuchQueue: the queue does not exist.
+        """
+        sequences = (await self._look_up(queue)).sequences()
+        count = len(sequences)
+        parts = min(parts, count)
+        bounds = sorted({sequences[(part + 1) * count // parts - 1] for part in range(parts)})
+        return Ranges(count, self._ids.new().time, bounds)
+
+
+def state_of(entry: Entry) -> str:
+    """The state that users see: a message in NEW is ready in a moment, unless it is delayed."""
+    if entry.meta.receipt is not None:
+        return LEASED
+    if entry.state is State.DELAYED or (entry.state is State.NEW and entry.meta.deadline_ms is not None):
+        return DELAYED
+    return READY

@@ -1,0 +1,187 @@
+"""The store watcher keeps the index up to date where others change the store: peers, or a separate mover and reaper.
+
+The index then has hints only. A move on a stale one fails, for the store lets one of many racing moves win.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
+from mq.broker.core import Core
+from mq.broker.index import QueueIndex, incarnation_of, without_rank
+from mq.broker.settings import QueueSettings
+from mq.broker.waiters import Waiters
+from mq.errors import StorageError
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.interface import QUEUE, Change, Entry, Sharing
+
+logger = logging.getLogger("mq.broker")
+
+_REST_FACTOR: Final = 4
+"""The pause after a look at the store, in times that the look took, if that is longer than the usual pause. So a large
+and slow store takes up a fifth of the time at the most."""
+
+
+class StoreWatcher:
+    """Brings the catalog up to date with the store.
+
+    Args:
+        core: what every part has.
+        waiters: called for queues that others have changed or deleted.
+    """
+
+    def __init__(self, core: Core, waiters: Waiters) -> None:
+        self._catalog = core.catalog
+        self._storage = core.storage
+        self._ids = core.ids
+        self._waiters = waiters
+        self._sweep = core.config.sharing is Sharing.PEERS and core.config.mover
+        self._stranded_since: dict[Entry, float] = {}
+
+    async def load(self) -> None:
+        """Load all queues and messages of the store."""
+        await self.load_queues()
+        for index in list(self._catalog.queues.values()):
+            self._learn(await self._storage.scan(State.READY, index.name))
+        for state in (State.DELAYED, State.NEW, State.REMOVED):
+            self._learn(await self._storage.scan(state))
+
+    async def load_queues(self) -> None:
+        """Load the queues and their settings."""
+        known = set(self._catalog.queues)  # without those made during the scan, which are not gone
+        records = await self._storage.records(QUEUE)
+        for name, record in records.items():
+            settings = QueueSettings.stored(record.get("settings", {}))
+            index = self._catalog.queues.get(name)
+            if index is None:
+                created = int(record.get("created") or 0)
+                self._ids.observe(created)
+                self._catalog.queues[name] = QueueIndex(
+                    name, created, settings, record.get("declared"), incarnation=incarnation_of(record)
+                )
+            elif name in known:
+                index.incarnation = incarnation_of(record)  # a peer that made it at the same time may have won
+                if index.settings != settings:
+                    index.settings, index.bodies = settings, None
+                    self._waiters.call(index)
+        for name in known & self._catalog.queues.keys() - records.keys():
+            index = self._catalog.queues.pop(name)
+            index.deleted = True
+            self._waiters.call(index)
+
+    async def refresh(self, index: QueueIndex) -> None:
+        """Load which messages of one queue are READY."""
+        for entry in await self._storage.scan(State.READY, index.name):
+            self._appeared(entry)
+
+    async def run(self) -> None:
+        """Keep up for ever: by the store's notices of changes, or by scans where it gives none."""
+        async with trio.open_nursery() as nursery:
+            changes = self._storage.changes()
+            if changes is None:
+                nursery.start_soon(do_every, POLL_SECONDS, self._look_again)
+                nursery.start_soon(do_every, GLANCE_SECONDS, self._glance)
+                return
+            if self._sweep:
+                nursery.start_soon(do_every, STRANDED_SECONDS, self._look_again)
+            async with changes as told:
+                await self._look_again()
+                async for change in told:
+                    await self._apply(change)
+
+    async def _glance(self) -> None:
+        """Load the READY messages of the queues that requests wait for."""
+        try:
+            for index in self._waiters.waited_for():
+                await self.refresh(index)
+        except StorageError as error:
+            logger.debug("cannot look at the store now: %s", error)
+
+    async def _look_again(self) -> None:
+        """Compare the whole index with the store."""
+        try:
+            await self.load_queues()
+            for index in list(self._catalog.queues.values()):
+                self._compare(index, State.READY, await self._storage.scan(State.READY, index.name))
+            delayed = await self._storage.scan(State.DELAYED)
+            for index in list(self._catalog.queues.values()):
+                self._compare(index, State.DELAYED, [entry for entry in delayed if entry.queue == index.name])
+            if self._sweep:
+                await self._take_over()
+        except StorageError as error:
+            logger.warning("cannot look at the store now: %s", error)
+
+    def _compare(self, index: QueueIndex, state: State, there: list[Entry]) -> None:
+        ids = {entry.id for entry in there}
+        for id in index.ids(state) - ids:
+            if id not in self._catalog.locks:
+                _forget(index, id)
+        for entry in there:
+            self._appeared(entry)
+
+    async def _take_over(self) -> None:
+        """Deliver and reap messages that have lain in NEW or REMOVED for long: the broker that had them died."""
+        now, before = trio.current_time(), self._stranded_since
+        entries = await self._storage.scan(State.NEW) + await self._storage.scan(State.REMOVED)
+        self._stranded_since = {entry: before.get(entry, now) for entry in entries}
+        for entry, since in self._stranded_since.items():
+            if now - since < STRANDED_SECONDS:
+                continue
+            if entry.state is State.NEW:
+                self._appeared(entry)
+            elif entry.id not in self._catalog.locks:
+                self._catalog.place(entry)
+
+    async def _apply(self, change: Change) -> None:
+        entry = change.entry
+        if entry is None:
+            await self._look_again()
+        elif not change.present:
+            self._vanished(entry)
+        elif entry.state in (State.READY, State.DELAYED):
+            self._appeared(entry)
+
+    def _learn(self, entries: list[Entry]) -> None:
+        for entry in sorted(entries, key=lambda entry: entry.id.key):
+            self._ids.observe(without_rank(entry))
+            if entry.id in self._catalog.locks:
+                continue  # a peer has moved it since an earlier scan, and this broker is removing it
+            if entry.queue in self._catalog.queues or entry.state is State.REMOVED:
+                self._catalog.place(entry)
+            elif entry.queue not in self._catalog.strangers:
+                self._catalog.strangers.add(entry.queue)
+                logger.warning("messages of %s lie in %s/: no such queue", entry.queue, entry.state.value)
+
+    def _appeared(self, entry: Entry) -> None:
+        index = self._catalog.queues.get(entry.queue)
+        if index is None or entry.id in self._catalog.locks:
+            return
+        if index.find(entry.id) != entry:
+            index.discard(entry.id)
+            self._catalog.place(entry)
+
+    def _vanished(self, entry: Entry) -> None:
+        index = self._catalog.queues.get(entry.queue)
+        if index is not None and entry.id not in self._catalog.locks and index.find(entry.id) == entry:
+            _forget(index, entry.id)
+
+
+async def do_every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
+    """Call `look` every so many seconds for ever, less often when it takes long."""
+    while True:
+        await trio.sleep(seconds)
+        began = trio.current_time()
+        await look()
+        await trio.sleep(max(0.0, _REST_FACTOR * (trio.current_time() - began) - seconds))
+
+
+def _forget(index: QueueIndex, id: MessageId) -> None:
+    index.discard(id)
+    if index.bodies is not None:
+        index.bodies.left(id)

@@ -1,0 +1,284 @@
+"""Unacknowledged deliveries: a connection holds messages until it acknowledges them, puts them back or rejects them.
+
+Where no peer hands out messages of the store, a hold is in memory (:mod:`mq.broker.dispatch`). Among peers it is a
+lease that the broker renews until the message is settled; when the broker dies, the lease runs out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from mq.broker.commit import Future
+from mq.broker.consuming import Consumption, Remover
+from mq.broker.core import Core
+from mq.broker.dead_letters import LIMIT, RECEIVES, REJECTED, DeadLetters
+from mq.broker.dispatch import Holds
+from mq.broker.exclusion import Exclusion
+from mq.broker.index import RANK_TICKS, QueueIndex, rank_of
+from mq.broker.jobs import MoveJob
+from mq.broker.leases import Leases
+from mq.broker.waiters import FetchRequest, Waiters
+from mq.errors import Conflict, MQError, NoSuchMessage, QueueHeld, ReceiptMismatch
+from mq.lifecycle import Kind, State
+from mq.message import Message, MessageId
+from mq.storage.interface import Entry, Move, Sharing
+
+
+class Held(NamedTuple):
+    """A message that a connection holds.
+
+    Attributes:
+        message: close its body.
+        redelivered: whether a consumer may have had it before.
+        entry: where it was when it was handed out.
+    """
+
+    message: Message
+    redelivered: bool
+    entry: Entry
+
+
+class Unacked:
+    """Operations of connections that hold messages. Among peers, start :meth:`run`.
+
+    Args:
+        core: what every part has.
+        waiters: has the requests that an exclusion refuses.
+        holds: puts back messages that are held in memory.
+        consuming: fetches, and renews leases among peers.
+        dead_letters: gets rejected messages.
+        remover: removes acknowledged messages.
+        leases: names how long a message is held back.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        waiters: Waiters,
+        holds: Holds,
+        consuming: Consumption,
+        dead_letters: DeadLetters,
+        remover: Remover,
+        leases: Leases,
+    ) -> None:
+        self._leases = leases
+        self._random = core.random
+        self._catalog = core.catalog
+        self._waiters = waiters
+        self._holds = holds
+        self._consuming = consuming
+        self._dead_letters = dead_letters
+        self._settle = core.settle
+        self._remover = remover
+        self._jobs = core.jobs
+        self._ids = core.ids
+        self._config = core.config
+        self._renewed: dict[tuple[str, MessageId], Held] = {}
+        self._loaded_until = 0  # the time of the youngest message that was in the store at the start, in UUID ticks
+
+    def loaded(self) -> None:
+        """Note that the store's messages are loaded: each of them may have been delivered before."""
+        self._loaded_until = self._ids.last  # a hold in memory leaves no trace on disk
+
+    async def hold(self, request: FetchRequest, wait: float) -> list[Held]:
+        """The messages for the request; none if there are none, or none came within `wait` seconds."""
+        index = request.index
+        messages = await self._consuming.fetch(request, wait)
+        held = [
+            Held(message, self._may_be_known(index, message, entry), entry)
+            for message, entry in zip(messages, request.held, strict=True)
+        ]
+        if request.holds and held:
+            self._catalog.tell_held(Kind.LEASE, index.name, [each.entry.id for each in held])
+        elif held:
+            self._renewed |= {(each.entry.queue, each.entry.id): each for each in held}
+        return held
+
+    def exclude(self, index: QueueIndex) -> Exclusion:
+        """Give a queue to one consumer alone. Requests that wait for its messages fail.
+
+        Raises:
+            Conflict: the store has peers, whose consumers this broker does not know.
+            QueueHeld: another consumer has it alone already.
+        """
+        if self._config.sharing is Sharing.PEERS:
+            raise Conflict("a queue cannot be one consumer's alone among peers: serve it with --peers=0")
+        self._consuming.check_exclusion(index, None)
+        exclusion = Exclusion(index)
+        self._waiters.refuse(index, QueueHeld(f"queue {index.name} is one consumer's alone. Try again later"))
+        return exclusion
+
+    async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None:
+        """Remove held messages. Those that others have removed or got meanwhile are passed over.
+
+        Raises:
+            StorageError: some could not be removed; they are READY again.
+        """
+        await self._settle([each.entry.id for each in held])
+        in_memory, leased = _split(held)
+        entries = list(dict.fromkeys(each.entry for each in in_memory if self._in_memory(each.entry)))
+        future = self._remover.remove(entries, durable=durable)
+        await self._change(leased, lambda entry: self._remover.remove([entry], durable=durable))
+        await future.get()
+
+    async def put_back(
+        self,
+        held: Sequence[Held],
+        *,
+        redelivered: bool = True,
+        to_back: bool = False,
+        failed: bool = False,
+        most: int | None = None,
+    ) -> None:
+        """Make held messages READY, in their places or behind all others of their queue. What becomes of those whose
+        work `failed`: :meth:`mq.broker.broker.Broker.put_back`.
+
+        Raises:
+            StorageError: some could not be moved; they are where they were.
+        """
+        if failed:
+            counted = [each for each in held if most is not None or self._counts(each)]
+            await self._change(counted, partial(self._fail, to_back=to_back, most=most))
+            held = [each for each in held if most is None and not self._counts(each)]
+        if to_back:
+            await self._change(held, self._send_back)
+            return
+        in_memory, leased = _split(held)
+        for index, entries in self._by_queue(in_memory):
+            self._holds.put_back(index, entries, is_returned=redelivered)
+            if redelivered:
+                self._catalog.tell_held(Kind.REQUEUE, index.name, [entry.id for entry in entries])
+        await self._change(leased, self._requeue)
+
+    async def reject(self, held: Sequence[Held]) -> None:
+        """Move held messages to their queue's dead-letter queue; remove them where there is none.
+
+        Raises:
+            StorageError: some could not be moved; they are where they were.
+        """
+        await self._change(held, lambda entry: self._dead_letters.dead_letter(entry, REJECTED))
+
+    async def run(self) -> None:
+        """Renew the leases of held messages, for ever."""
+        while True:
+            await trio.sleep(self._config.delay_seconds / 3)
+            async with trio.open_nursery() as nursery:
+                for each in list(self._renewed.values()):
+                    nursery.start_soon(self._renew, each)
+
+    # Implementation
+
+    def _may_be_known(self, index: QueueIndex, message: Message, entry: Entry) -> bool:
+        if message.receives > 1 or entry.id in index.returned:
+            return True
+        if self._config.sharing is Sharing.PEERS:
+            return False  # a hold is a lease there, and counted in the receives
+        return entry.id.time <= self._loaded_until
+
+    async def _renew(self, held: Held) -> None:
+        entry, index = held.entry, self._catalog.queues.get(held.entry.queue)
+        try:
+            if index is None:
+                raise NoSuchMessage("its queue was deleted")
+            await self._consuming.extend(index, entry.id, self._config.delay_seconds, entry.meta.receipt)
+        except (NoSuchMessage, ReceiptMismatch):
+            self._forget(held)
+        except MQError:
+            pass  # the next round tries again; if the lease has ended by then, others get the message
+
+    async def _change(self, held: Sequence[Held], change: Callable[[Entry], Future[Entry] | Future[None]]) -> None:
+        """Apply `change` to each message that is still held, in one batch."""
+        futures: list[Future[Entry] | Future[None]] = []
+        for each in held:
+            entry = await self._current(each)
+            self._forget(each)
+            if entry is not None:
+                futures.append(change(entry))
+        failed: MQError | None = None
+        for future in futures:
+            try:
+                await future.get()
+            except NoSuchMessage:
+                pass  # another move was faster
+            except MQError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    async def _current(self, held: Held) -> Entry | None:
+        """Where a held message is now; None when the hold is over."""
+        entry = held.entry
+        if entry.meta.receipt is None:
+            return self._in_memory(entry)
+        index = self._catalog.queues.get(entry.queue)
+        if index is None:
+            return None
+        await self._catalog.locks.wait(entry.id)  # its lease may be being renewed
+        now = index.find(entry.id)
+        return now if now is not None and now.meta.receipt == entry.meta.receipt else None
+
+    def _in_memory(self, entry: Entry) -> Entry | None:
+        """The entry, if it is still held in memory; else None."""
+        index = self._catalog.queues.get(entry.queue)
+        return entry if index is not None and index.held.get(entry.id) == entry else None
+
+    def _send_back(self, entry: Entry) -> Future[Entry]:
+        self._catalog.begin(entry)
+        self._catalog.queues[entry.queue].returned.add(entry.id)
+        meta = entry.meta.at_rest()._replace(order=self._last(entry))
+        return self._put(Move(entry, State.READY, meta, durable=False), Kind.REQUEUE, "requeue the message")
+
+    def _last(self, entry: Entry) -> int:
+        """The order behind the others of its rank, before those of the next."""
+        return self._ids.new().time + rank_of(entry) * RANK_TICKS
+
+    def _counts(self, held: Held) -> bool:
+        """Whether that queue's settings say something of messages whose work failed."""
+        index = self._catalog.queues.get(held.entry.queue)
+        return index is not None and (index.settings.retry_delay > 0 or index.settings.max_receives is not None)
+
+    def _fail(self, entry: Entry, *, to_back: bool, most: int | None) -> Future[Entry] | Future[None]:
+        index = self._catalog.queues[entry.queue]
+        receives = entry.meta.receives + (entry.meta.receipt is None)  # a hold in memory was not counted yet
+        if self._dead_letters.is_worn_out(entry._replace(meta=entry.meta._replace(receives=receives))):
+            return self._dead_letters.dead_letter(entry, RECEIVES)
+        if most is not None and receives >= most:
+            return self._dead_letters.dead_letter(entry, LIMIT)
+        self._catalog.begin(entry)
+        index.returned.add(entry.id)
+        seconds = index.settings.retry_seconds(receives, self._random)
+        if seconds:
+            return self._put(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "hold the message back")
+        meta = entry.meta.at_rest()._replace(receives=receives)
+        if to_back:
+            meta = meta._replace(order=self._last(entry))
+        return self._put(Move(entry, State.READY, meta), Kind.REQUEUE, "requeue the message")
+
+    def _requeue(self, entry: Entry) -> Future[Entry]:
+        self._catalog.begin(entry)
+        return self._put(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
+
+    def _put(self, move: Move, kind: Kind, what: str) -> Future[Entry]:
+        job = MoveJob(self._catalog, move, kind, what)
+        self._jobs.put([job])
+        return job.future
+
+    def _by_queue(self, held: Sequence[Held]) -> list[tuple[QueueIndex, list[Entry]]]:
+        entries: dict[str, list[Entry]] = {}
+        for each in held:
+            entries.setdefault(each.entry.queue, []).append(each.entry)
+        queues = self._catalog.queues
+        return [(queues[name], listed) for name, listed in entries.items() if name in queues]
+
+    def _forget(self, held: Held) -> None:
+        self._renewed.pop((held.entry.queue, held.entry.id), None)
+
+
+def _split(held: Sequence[Held]) -> tuple[list[Held], list[Held]]:
+    """The messages that are held in memory, and those that are leased."""
+    in_memory = [each for each in held if each.entry.meta.receipt is None]
+    return in_memory, [each for each in held if each.entry.meta.receipt is not None]

@@ -1,0 +1,86 @@
+"""The verb ``connections``: who is connected to a daemon, who consumes, and an end to a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import click
+
+from mq.cli.remote import Remote, json_option, print_json, print_table, remote
+
+_HEADER: Final = ("ID", "DOOR", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
+_CONSUMERS: Final = ("CONNECTION", "QUEUE", "DOOR", "USER", "TAG", "PREFETCH", "UNACKED", "DELIVERED", "OPEN", "IDLE")
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@click.command("connections")
+@click.option("--consumers", is_flag=True, help="Show who consumes instead, and which requests wait for messages.")
+@click.option("--close", metavar="ID", help="Close this connection.")
+@json_option
+@remote
+def connections_command(remote: Remote, consumers: bool, close: str | None, as_json: bool) -> None:
+    """Show who is connected and who consumes, or close a connection.
+
+    Of a cluster it is the node at the address that is asked.
+    """
+    with remote.client() as client:
+        if close is not None:
+            client.close_connection(close)
+            return
+        pages = _pages(client.consumers if consumers else client.connections)
+        found = [each for page in pages for each in page.get("consumers" if consumers else "connections", ())]
+    if as_json:
+        for each in found:
+            print_json(each)
+    elif consumers:
+        print_table(_CONSUMERS, map(_consumer_row, found))
+    else:
+        print_table(_HEADER, map(_row, found))
+
+
+def _pages(ask: Callable[[str | None], Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    after: str | None = None
+    while True:
+        page = ask(after)
+        yield page
+        after = page.get("next")
+        if after is None:
+            return
+
+
+def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
+    channels = found["channels"]
+    return (
+        *(_said(found[name]) for name in ("id", "door", "user")),
+        f"{found['address']} {found['port']}" if found["port"] else found["address"],
+        found["state"],
+        *(_seconds(found[name]) for name in ("open_seconds", "idle_seconds")),
+        *(_size(found[name]) for name in ("received_bytes", "sent_bytes")),
+        str(len(channels)),
+        str(sum(channel["unacknowledged"] for channel in channels)),
+    )
+
+
+def _consumer_row(found: Mapping[str, Any]) -> tuple[str, ...]:
+    names = ("connection", "queue", "door", "user", "tag", "prefetch", "unacknowledged", "delivered")
+    seconds = (_seconds(found[name]) for name in ("open_seconds", "idle_seconds"))
+    return (*(_said(found[name]) for name in names), *seconds)
+
+
+def _said(value: Any) -> str:
+    """For a terminal: a client chooses its tags, and what is no letter there could tell the terminal what to do."""
+    text = "-" if value is None else str(value)
+    return text if text.isprintable() else ascii(text)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f}s"
+
+
+def _size(value: int | None) -> str:
+    if value is None:
+        return "-"
+    power = max(0, (value.bit_length() - 1) // 10)
+    power = min(power, len(_UNITS) - 1)
+    return f"{value / 1024**power:.0f} {_UNITS[power]}"

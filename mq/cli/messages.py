@@ -1,0 +1,159 @@
+"""The verbs on messages: ``peek``, ``delete``, ``purge``, ``redrive`` and ``move``."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Final
+
+import click
+
+from mq.cli.receive import described
+from mq.cli.remote import (
+    EMPTY,
+    REFUSED,
+    Remote,
+    complete_queues,
+    confirm,
+    json_option,
+    print_json,
+    print_table,
+    queue_argument,
+    remote,
+    warn,
+    yes_option,
+)
+from mq.client import Client, Head, Received
+from mq.client.requests import LONGEST_BATCH
+
+STATES: Final = ("ready", "leased", "delayed")
+_SHOWN: Final = 40
+
+limit_option = click.option("-n", "--max", "limit", type=click.IntRange(1), help="At most so many; else all.")
+id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Only this message; may be given again.")
+
+
+@click.command("peek")
+@queue_argument
+@click.argument("id", required=False)
+@click.option("-n", "--max", "limit", type=click.IntRange(1), default=10, show_default=True, help="At most so many.")
+@click.option("--state", type=click.Choice(STATES), default="ready", show_default=True, help="Which messages.")
+@json_option
+@remote
+def peek_command(remote: Remote, queue: str, id: str | None, limit: int, state: str, as_json: bool) -> None:
+    """Show messages and leave them where they are.
+
+    With an ID the body of that message, as it is.
+    """
+    with remote.client() as client:
+        if id is not None:
+            _show(client.show(queue, id), as_json=as_json)
+            return
+        messages = list(itertools.islice(client.browse(queue, state=state), limit))
+    if as_json:
+        for message in messages:
+            print_json(described(message, message.body))
+    else:
+        print_table(("ID", "RECEIVES", "BYTES", "TYPE", "BODY"), map(_row, messages))
+    sys.exit(0 if messages else EMPTY)
+
+
+def _show(message: Received, *, as_json: bool) -> None:
+    if as_json:
+        print_json(described(message, message.body))
+    else:
+        sys.stdout.buffer.write(message.body)
+        sys.stdout.buffer.flush()
+
+
+def _row(message: Received) -> tuple[str, ...]:
+    beginning = message.body[: _SHOWN + 1].decode("utf-8", "replace")
+    text = "".join(character if character.isprintable() else "." for character in beginning)
+    shown = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return message.id, str(message.receives), str(len(message.body)), message.content_type, shown
+
+
+@click.command("delete")
+@queue_argument
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--receipt", default="", help="Only while this delivery holds it; for one ID.")
+@remote
+def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: str) -> None:
+    """Remove messages by their ids."""
+    if receipt and len(ids) > 1:
+        raise click.UsageError("a receipt is for one message")
+    with remote.client() as client:
+        if len(ids) == 1:
+            client.remove(Head(queue=queue, id=ids[0], receipt=receipt))
+            return
+        outcomes = client.remove_many(queue, ids)
+    refused = [(id, outcome.detail) for id, outcome in zip(ids, outcomes, strict=True) if not outcome.ok]
+    for id, detail in refused:
+        warn(f"{id}: {detail}")
+    sys.exit(REFUSED if refused else 0)
+
+
+@click.command("purge")
+@queue_argument
+@yes_option
+@json_option
+@remote
+def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
+    """Remove all messages of a queue that nobody holds.
+
+    Prints how many.
+    """
+    confirm(f"Remove all messages of {queue}?", yes=yes)
+    with remote.client() as client:
+        purged = client.purge(queue)
+    print_json({"purged": purged}) if as_json else click.echo(purged)
+
+
+@click.command("redrive")
+@queue_argument
+@limit_option
+@id_option
+@json_option
+@remote
+def redrive_command(remote: Remote, queue: str, limit: int | None, ids: tuple[str, ...], as_json: bool) -> None:
+    """Move dead messages back to the queues they died in.
+
+    Prints how many.
+    """
+    _move(remote, queue, None, limit, ids, as_json=as_json)
+
+
+@click.command("move")
+@queue_argument
+@click.argument("target", shell_complete=complete_queues)
+@limit_option
+@id_option
+@json_option
+@remote
+def move_command(
+    remote: Remote, queue: str, target: str, limit: int | None, ids: tuple[str, ...], as_json: bool
+) -> None:
+    """Move messages that are ready from a queue to the queue TARGET.
+
+    Prints how many.
+    """
+    _move(remote, queue, target, limit, ids, as_json=as_json)
+
+
+def _move(
+    remote: Remote, queue: str, to: str | None, limit: int | None, ids: tuple[str, ...], *, as_json: bool
+) -> None:
+    with remote.client() as client:
+        moved, left = _moved(client, queue, to, limit, list(ids) or None)
+    print_json({"moved": moved, "left": left}) if as_json else click.echo(moved)
+
+
+def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: list[str] | None) -> tuple[int, int]:
+    """Batch after batch, until enough are moved or nothing moves any more."""
+    moved = 0
+    while True:
+        wanted = LONGEST_BATCH if limit is None else min(LONGEST_BATCH, limit - moved)
+        done = client.redrive(queue, to=to, limit=wanted, ids=ids)
+        moved += done.moved
+        if not done.moved or not done.left or ids or moved == limit:
+            return moved, done.left

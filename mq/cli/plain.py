@@ -1,0 +1,73 @@
+"""Commands and groups that say no in one line: what the programs' command lines have in common.
+
+Click tells a usage error in three lines, and an abort with status 1 whatever ended it. Here lives how ours end; what a
+verb says by itself does not.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import click
+from click.exceptions import NoArgsIsHelpError
+
+NOT_DONE: Final = 1
+"""The exit status when a question was answered with no, or the input ended before it was answered."""
+INTERRUPTED: Final = 130
+"""The exit status after Control-C, as shells have it."""
+_HINT: Final = re.compile(r"\.? \(?Did you mean (.+?)\?\)?\Z")
+"""How click ends a line that knows better."""
+
+
+class _Plain(click.Command):
+    """Its own name begins the line, however the program was called (``mq.pyz``, ``python -m mq``)."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As click's, with one line for what goes wrong; with `standalone_mode` it ends the process."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.Abort as abort:
+            # Click turns Control-C into this, too, and keeps it as the cause or, at a prompt, as the context.
+            interrupted = isinstance(abort.__cause__ or abort.__context__, KeyboardInterrupt)
+            self._end("interrupted" if interrupted else "aborted", INTERRUPTED if interrupted else NOT_DONE)
+        except NoArgsIsHelpError as error:  # a group without a verb: its help is the best answer
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            self._end(told(error), error.exit_code)
+        sys.exit(status if type(status) is int else 0)  # what a verb returns is no status
+
+    def _end(self, line: str, status: int) -> NoReturn:
+        click.echo(f"{self.name}: {line}", err=True)
+        sys.exit(status)
+
+
+class PlainCommand(_Plain):
+    """A program without verbs."""
+
+
+class PlainGroup(_Plain, click.Group):
+    """A program with verbs."""
+
+
+def told(error: click.ClickException) -> str:
+    """The line for an error of the command line: what is wrong, and which help tells more."""
+    text = _HINT.sub(r": did you mean \1?", " ".join(error.format_message().split()).rstrip("."))
+    if text[1:2].islower():
+        text = text[0].lower() + text[1:]
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return text
+    return f"{text}{'' if text.endswith('?') else '.'} See {context.command_path} --help"

@@ -1,0 +1,208 @@
+"""Connecting: an address, TLS, a login, and the client for the length of a block."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import trio
+
+from mq.client.amqp.client import AmqpClient
+from mq.client.amqp.link import Link
+from mq.client.amqp.protocol import Login, Protocol
+from mq.client.amqp.values import Role
+from mq.client.errors import Unreachable
+
+PORTS: Final = {"amqp": 5672, "amqps": 5671}
+LARGEST_BODY: Final = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server and a vhost of it.
+
+    Attributes:
+        host: name or address.
+        port: as in the URL, else what is usual.
+        vhost: ``/`` where the URL has no path.
+        tls: whether TLS is spoken there.
+    """
+
+    host: str
+    port: int
+    vhost: str
+    tls: bool
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'amqps' if self.tls else 'amqp'}://{host}:{self.port}"
+
+
+def parse(url: str) -> Address:
+    """The address that ``amqp://HOST:PORT/VHOST`` stands for, or ``amqps://`` for TLS.
+
+    Raises:
+        ValueError: it is none, or has a secret in it.
+    """
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a URL is shown in logs and lists: give the credentials apart from it, as user=(NAME, SECRET)")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in PORTS or not parts.hostname or parts.query or parts.fragment or port == -1:
+        raise ValueError(f"not a URL of AMQP: {url!a:.80}. Give amqp://HOST:PORT/VHOST or amqps://HOST:PORT/VHOST")
+    vhost = unquote(parts.path.removeprefix("/")) or "/"
+    return Address(parts.hostname, port or PORTS[parts.scheme], vhost, parts.scheme == "amqps")
+
+
+def tls_context(ca: str | Path | None, certificate: str | Path | None) -> ssl.SSLContext:
+    """What TLS is spoken with.
+
+    Args:
+        ca: a PEM file of the authorities to trust; None for the system's.
+        certificate: a PEM file with the client's own certificate and its key, for a server that asks for one.
+
+    Raises:
+        ValueError: a file cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if certificate is not None:
+            context.load_cert_chain(certificate)
+    except OSError as error:  # a file that is not there, or holds something else (ssl.SSLError)
+        raise ValueError(f"cannot use {certificate or ca} for TLS: {error}") from error
+    return context
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    role: Role | str = Role.BOTH,
+    user: tuple[str, str] = ("guest", "guest"),
+    ca: str | Path | None = None,
+    certificate: str | Path | None = None,
+    timeout: float = 30.0,  # noqa: ASYNC109 - of the opening alone
+    heartbeat: int = 60,
+) -> AsyncIterator[AmqpClient]:
+    """A connection to a server, for the length of the block. What it holds at the end goes back.
+
+    Args:
+        url: ``amqp://HOST:PORT/VHOST``, or ``amqps://`` for TLS; without a path the vhost is ``/``.
+        role: what the connection is for. A producer cannot consume, nor a consumer publish.
+        user: name, and password or token.
+        ca: a PEM file of the authorities to trust; None for the system's.
+        certificate: a PEM file with the client's own certificate and its key, for a server that asks for one.
+        timeout: seconds for all of it: connection, TLS, login.
+        heartbeat: seconds between two, both ways; fewer where the server wants fewer, 0 for none. A server that is
+            silent for two of them is taken for dead.
+
+    Raises:
+        Unreachable: no server answers in time.
+        NotAllowed: the server does not let this user in, or into this vhost.
+        NotUnderstood: what answers there does not speak AMQP 0-9-1.
+        ValueError: the URL, the role or a PEM file makes no sense.
+    """
+    role = Role(role)
+    async with connect_link(
+        url, role=role.value, user=user, ca=ca, certificate=certificate, timeout=timeout, heartbeat=heartbeat
+    ) as link:
+        yield AmqpClient(link, role)
+
+
+@asynccontextmanager
+async def connect_link(
+    url: str,
+    *,
+    role: str,
+    user: tuple[str, str],
+    ca: str | Path | None = None,
+    certificate: str | Path | None = None,
+    timeout: float = 30.0,  # noqa: ASYNC109 - of the opening alone
+    heartbeat: int = 60,
+) -> AsyncIterator[Link]:
+    """As :func:`connect`, for programs that use channels as they are; its `role` is what the server is told."""
+    where = parse(url)
+    tls = tls_context(ca, certificate) if where.tls else None
+    login = Login(
+        user=user[0],
+        secret=user[1],
+        vhost=where.vhost,
+        role=role,
+        heartbeat_seconds=heartbeat,
+        max_body=LARGEST_BODY,
+    )
+    with trio.move_on_after(timeout) as patience:
+        stream = await _open(where, tls)
+    if patience.cancelled_caught:
+        raise Unreachable(f"{where} does not answer within {timeout:g} seconds")
+    async with _linked(stream, login, patience.deadline) as link:
+        yield link
+
+
+@asynccontextmanager
+async def connected(stream: trio.abc.Stream, login: Login, role: Role, deadline: float) -> AsyncIterator[AmqpClient]:
+    """A connection over a stream, which is closed at the end of the block.
+
+    Args:
+        stream: bytes both ways.
+        login: the user, and what the connection is for.
+        role: what the client may do.
+        deadline: until when the server has to let us in, by Trio's clock.
+
+    Raises:
+        Unreachable, NotAllowed, NotUnderstood: as :func:`connect`.
+    """
+    async with _linked(stream, login, deadline) as link:
+        yield AmqpClient(link, role)
+
+
+@asynccontextmanager
+async def _linked(stream: trio.abc.Stream, login: Login, deadline: float) -> AsyncIterator[Link]:
+    link = Link(stream, Protocol(login, trio.current_time))
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        try:
+            with trio.move_on_at(deadline) as waiting:
+                await link.opened()
+            if waiting.cancelled_caught:
+                link.end("the server was too slow")
+                raise Unreachable("the server is there, but does not let us in in time")
+            yield link
+        except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group
+            failure = error
+        await link.aclose()
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _open(where: Address, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+    """Bytes both ways.
+
+    Raises:
+        Unreachable: there are none.
+    """
+    try:
+        stream: trio.abc.Stream = await trio.open_tcp_stream(where.host, where.port)
+    except OSError as error:
+        raise Unreachable(f"no server answers at {where}: {error}") from error
+    if tls is None:
+        return stream
+    encrypted = trio.SSLStream(stream, tls, server_hostname=where.host)
+    try:
+        await encrypted.do_handshake()
+    except BaseException as error:
+        await trio.aclose_forcefully(stream)
+        if isinstance(error, trio.BrokenResourceError):
+            raise Unreachable(f"no TLS with {where}: {error.__cause__ or error}") from error
+        raise
+    return encrypted

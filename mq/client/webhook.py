@@ -1,0 +1,90 @@
+"""A webhook: an address of somebody else's to which ``mq receive --to`` posts messages."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from mq.client.codec import ATTRIBUTE
+from mq.client.errors import GiveBack
+from mq.client.sync_client import Client, Stream
+
+_NAMES: Final = {"user-agent": "mq", "accept-encoding": "identity"}
+
+
+class Webhook:
+    """Posts bodies, and removes what was answered with 2xx. Close it, or use it as a context manager.
+
+    Args:
+        url: where to.
+        timeout: seconds that connecting, sending and the answer may take each.
+        max_handling: seconds after which the lease is renewed no more.
+        retry_delay: seconds after which a message comes back whose work failed; None for as long as its queue says.
+        transport: another way to connect (tests).
+
+    Raises:
+        ValueError: no URL that can be posted to.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        max_handling: float,
+        retry_delay: float | None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not a URL to post to: {url!a:.80}. Give http://HOST:PORT/PATH or https://HOST/PATH")
+        if parts.username is not None:
+            raise ValueError("a URL is shown in lists of processes: leave the password out of it")
+        self._url = url
+        self._max_handling = max_handling
+        self._retry_delay = retry_delay
+        self._http = httpx.Client(timeout=timeout, headers=_NAMES, trust_env=False, transport=transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def post(self, client: Client, stream: Stream) -> str:
+        """Post a message; remove it when the answer is 2xx, else give it back.
+
+        Returns:
+            Why it was given back; empty when it was not.
+
+        Raises:
+            LeaseLost, NotFound: it was posted, and somebody else may have it.
+        """
+        why = ""
+        with client.handling(stream.message, max_handling=self._max_handling):
+            why = self._sent(stream)
+            if why:
+                raise GiveBack(self._retry_delay, why)
+        return why
+
+    def _sent(self, stream: Stream) -> str:
+        """Why the other side did not take it; empty when it did. A redirection is not followed: 3xx is no."""
+        message = stream.message
+        said = [
+            ("content-type", message.content_type),
+            ("x-message-queue", message.queue),
+            ("x-message-id", message.id),
+            ("x-message-receives", str(message.receives)),
+            *((ATTRIBUTE + name, value) for name, value in message.attributes.items()),
+        ]
+        headers = [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in said]
+        body = b"".join(stream)
+        try:
+            status = self._http.post(self._url, content=body, headers=headers).status_code
+        except httpx.HTTPError as error:
+            return f"no answer: {' '.join(str(error).split()) or type(error).__name__}"
+        return "" if 200 <= status < 300 else f"answered with {status}"

@@ -1,0 +1,319 @@
+"""What a node's doors see: one broker. A queue is either here, or one of the cluster's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, cast
+
+from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.names import decode
+from mq.broker import (
+    Broker,
+    Draft,
+    Exclusion,
+    Held,
+    Published,
+    QueueStatus,
+    Redriven,
+    Upload,
+)
+from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, Membership
+from mq.broker.queues import LARGEST_SLICE, Inventory
+from mq.broker.verbs import Forwarding, Verb
+from mq.cluster.declarations import ClusterDeclarations
+from mq.cluster.directory import Directory
+from mq.cluster.names import Names
+from mq.cluster.remote_broker import RemoteBroker, RemoteHeld
+from mq.cluster.sessions import LinkSessions
+from mq.errors import BodyTooLarge, Conflict, MQError, NotServed
+from mq.message import Message, MessageId, QueueName
+from mq.storage.interface import Description, Staged
+
+MOST_GATHERED: Final = 2 * 1024 * 1024
+"""Bytes of a body that are kept in memory until it is known which queue it is for. The cluster's store takes less."""
+SHOWN_PATIENCE_SECONDS: Final = 1.0
+"""How long a list of all queues waits for those of the cluster."""
+
+
+class _Nothing:
+    """What was staged of a body that is in memory."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.checksum = 0
+
+    async def discard(self) -> None:
+        """Nothing to take away."""
+
+
+class Gathered(Upload):
+    """A body that was to be staged, and is in memory instead.
+
+    Attributes:
+        data: all of it.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(cast(Staged, _Nothing(len(data))), hashlib.sha256(data).digest())
+        self.data = data
+
+
+class ClusterBroker(Forwarding):
+    """As :class:`~mq.broker.broker.Broker`, for the queues of this node and for those of the cluster.
+
+    Args:
+        node: the name of this node.
+        local: this node's own queues.
+        names: knows the cluster's.
+        directory: knows the leader.
+        sessions: the links that are connected here.
+        membership: tells what the cluster looks like from here.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        local: Broker,
+        names: Names,
+        directory: Directory,
+        sessions: LinkSessions,
+        membership: Callable[[], Membership],
+    ) -> None:
+        super().__init__("", self._pass_on)
+        self._local = local
+        self._names = names
+        self._sessions = sessions
+        self._membership = membership
+        self._remote = remote = RemoteBroker(directory)
+        self.declarations = ClusterDeclarations(node, local, remote, names, sessions)
+        self.claims = cast(ClaimsAPI, Forwarding("claims", self._pass_on))
+        self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
+
+    @property
+    def description(self) -> Description:
+        """What the local store is."""
+        return self._local.description
+
+    @property
+    def ready(self) -> bool:
+        """Whether the local store takes changes."""
+        return self._local.ready
+
+    @property
+    def membership(self) -> Membership:
+        """The cluster, as this node sees it."""
+        return self._membership()
+
+    # Queues
+
+    async def has_queue(self, queue: str) -> bool:
+        """Whether the queue exists, here or in the cluster.
+
+        Raises:
+            NotServed: that could not be found out in time.
+        """
+        return await self._at(queue) is self._remote or await self._local.has_queue(queue)
+
+    async def create_queue(self, queue: str, place: str | None = None) -> bool:
+        """Make a queue, here or in the cluster. False when it is there already, and stays as it is.
+
+        Raises:
+            Conflict: it is there, in another place.
+            NotServed: whether it is could not be found out in time.
+        """
+        name = QueueName(queue)
+        if place != CLUSTER:
+            await self.declarations.find(name)
+            if self.declarations.is_remote(name):
+                if place is not None:
+                    raise Conflict(f"queue {name} is there already, and highly available, on all nodes of the cluster")
+                return False
+            return await self._names.make(name, lambda: self._local.create_queue(name, place))
+        vhost, plain = decode(name) or ("", name)
+        declared = Queue(vhost, plain, durable=True, arguments={QUEUE_TYPE: QUORUM}).record().value
+        return await self.declarations.create(name, {}, declared, is_transient=False, is_replicated=True)
+
+    async def delete_queue(self, queue: str) -> None:
+        """Delete a queue and all its messages."""
+        at = await self._at(queue)
+        await at.delete_queue(queue)
+        if at is self._local:
+            await self._names.released(queue)
+            return
+        with suppress(NotServed):  # it is gone, whether or not that can be heard of now
+            await self._names.find(queue)
+
+    async def queues(self) -> list[QueueStatus]:
+        """Every queue, by name. Those of the cluster are missing while there is no leader."""
+        found = {status.name: status for status in await self._local.queues()}
+        if self._names.queues:
+            try:
+                cluster = await self._remote.queues(SHOWN_PATIENCE_SECONDS)
+            except NotServed:
+                cluster = []
+            found = {status.name: status for status in cluster} | found
+        return [found[name] for name in sorted(found)]
+
+    def inventory(self) -> Iterator[Inventory]:
+        """Every queue of this node with its messages as they are now."""
+        return self._local.inventory()
+
+    async def redrive(
+        self, queue: str, to: str | None = None, most: int = LARGEST_SLICE, ids: Sequence[str] | None = None
+    ) -> Redriven:
+        """Move ready messages back to the queues in which they died, or all of them to another one.
+
+        Raises:
+            Conflict: one of the two queues is the cluster's, and the other is not.
+        """
+        at = await self._at(queue)
+        if to is not None and await self._at(to) is not at:
+            raise Conflict(f"{queue} and {to} are not both highly available, or both on this node: export and import")
+        return await at.redrive(queue, to, most, ids)
+
+    # Publishing
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> Upload:
+        """Bring a large body to the local store, or keep it in memory as long as it might be for the cluster's."""
+        arriving = aiter(chunks)
+        start = bytearray()
+        async for chunk in arriving:
+            start += chunk
+            if len(start) > MOST_GATHERED:
+                break
+        else:
+            return Gathered(bytes(start))
+
+        async def whole() -> AsyncGenerator[bytes]:
+            yield bytes(start)
+            async for chunk in arriving:
+                yield chunk
+
+        return await self._local.stage(whole())
+
+    async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
+        """Store messages; what became of each, in their order."""
+        if self._sessions.owns(queue):
+            return self._sessions.receive(drafts)
+        if any(isinstance(draft.body, Gathered) for draft in drafts):
+            drafts = [draft._replace(body=_in_memory(draft.body)) for draft in drafts]
+        is_given = False
+        fit = [draft for draft in drafts if isinstance(draft.body, bytes)]
+        try:
+            if await self._at(queue) is self._local:
+                is_given = True
+                return await self._local.publish_many(queue, drafts)
+            outcomes = iter(await self._remote.publish_many(queue, fit) if fit else ())
+        finally:
+            for draft in drafts:
+                if isinstance(draft.body, Upload) and not is_given:
+                    await draft.body.discard()
+        return [next(outcomes) if isinstance(draft.body, bytes) else _too_large() for draft in drafts]
+
+    async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
+        """The message of a unique queue that has this body."""
+        body = _in_memory(body)
+        if await self._at(queue) is self._local:
+            return await self._local.contains(queue, body)
+        if not isinstance(body, bytes):
+            raise _too_large()
+        found: MessageId | None = await self._remote.contains(queue, body)
+        return found
+
+    # Leases
+
+    async def give_back(self, messages: Sequence[Message]) -> None:
+        """Messages that were fetched in vain."""
+        remote = [message for message in messages if self.declarations.is_remote(message.queue)]
+        local = [message for message in messages if not self.declarations.is_remote(message.queue)]
+        if remote:
+            await self._remote.give_back(remote)
+        if local:
+            await self._local.give_back(local)
+
+    # Holding
+
+    async def hold(
+        self, queue: str, most: int = 1, *, wait: float = 0, exclusion: Exclusion | None = None
+    ) -> list[Held]:
+        """Up to `most` READY messages, which no other consumer gets until they are settled."""
+        if self._sessions.owns(queue):
+            return await self._sessions.take(queue, most, wait)
+        return await (await self._at(queue)).hold(queue, most, wait=wait, exclusion=exclusion)
+
+    async def exclude(self, queue: str) -> Exclusion:
+        """Let one consumer alone have the queue's messages. The queue of a link's replies always has one."""
+        return (
+            self._sessions.open(queue) if self._sessions.owns(queue) else await (await self._at(queue)).exclude(queue)
+        )
+
+    async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None:
+        """Remove what is held."""
+        local, remote = self._sorted(held)
+        if remote:
+            await self._remote.acknowledge(remote, durable=durable)
+        if local:
+            await self._local.acknowledge(local, durable=durable)
+
+    async def put_back(
+        self,
+        held: Sequence[Held],
+        *,
+        redelivered: bool = True,
+        to_back: bool = False,
+        failed: bool = False,
+        most: int | None = None,
+    ) -> None:
+        """Let others have what is held."""
+        local, remote = self._sorted(held)
+        if remote:
+            await self._remote.put_back(remote, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
+        if local:
+            await self._local.put_back(local, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
+
+    async def reject(self, held: Sequence[Held]) -> None:
+        """Let what is held die."""
+        local, remote = self._sorted(held)
+        if remote:
+            await self._remote.reject(remote)
+        if local:
+            await self._local.reject(local)
+
+    # How it is done
+
+    async def _pass_on(self, verb: Verb, queue: str, *args: Any, **named: Any) -> Any:
+        """Ask the broker that has the queue."""
+        has: Any = await self._at(queue)
+        if verb.part:
+            has = getattr(has, verb.part)
+        return await getattr(has, verb.method)(queue, *args, **named)
+
+    async def _at(self, queue: str) -> Broker | RemoteBroker:
+        """The broker that has a queue; the local one, which says so, where none has it.
+
+        Raises:
+            NotServed: that could not be found out in time.
+        """
+        if self._local.declarations.knows(queue) or self._sessions.owns(queue):
+            return self._local
+        if queue in self._names.queues or await self._names.find(queue):
+            return self._remote
+        return self._local
+
+    def _sorted(self, held: Sequence[Held]) -> tuple[list[Held], list[RemoteHeld]]:
+        remote = [each for each in held if isinstance(each, RemoteHeld)]
+        local = [
+            each for each in held if not isinstance(each, RemoteHeld) and not self._sessions.owns(each.entry.queue)
+        ]
+        return local, remote
+
+
+def _in_memory(body: bytes | Upload) -> bytes | Upload:
+    return body.data if isinstance(body, Gathered) else body
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(f"the body is longer than {MOST_GATHERED} bytes: no highly available queue takes that much")

@@ -1,0 +1,168 @@
+"""What a node's doors declare: queues of its own, or of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from mq.amqp.model.arguments import EXPIRES, QUEUE_TYPE, QUORUM
+from mq.amqp.model.names import SERVER_NAMED, is_server_named
+from mq.broker import Broker
+from mq.broker.dead_letters import DeadLetterSink
+from mq.cluster.names import Names
+from mq.cluster.remote_broker import RemoteBroker
+from mq.cluster.sessions import LinkSessions
+from mq.errors import Conflict
+from mq.message import QueueName
+
+
+class ClusterDeclarations:
+    """As :class:`~mq.broker.queues.Declarations`, for both kinds of queues: a name is one of this node's own, or
+    one of the cluster's."""
+
+    def __init__(self, node: str, local: Broker, remote: RemoteBroker, names: Names, sessions: LinkSessions) -> None:
+        self._node = node
+        self._local = local.declarations
+        self._remote = remote
+        self._names = names
+        self._sessions = sessions
+        self._ready: dict[str, int] = {}
+        self.sink: DeadLetterSink | None = None
+
+    def knows(self, queue: str) -> bool:
+        """Whether there is such a queue, as far as is known here; or one that links use."""
+        return self._local.knows(queue) or queue in self._names.queues or self._sessions.owns(queue)
+
+    def may_have(self, queue: str) -> bool:
+        """Whether there may be such a queue although it is not known here: only :meth:`find` can tell."""
+        return not self.knows(queue) and not is_server_named(queue)
+
+    async def find(self, queue: str) -> None:
+        """Let :meth:`knows` be right of a queue.
+
+        Raises:
+            NotServed: that could not be found out in time.
+        """
+        if not self._local.knows(queue) and not self._sessions.owns(queue):
+            await self._names.find(queue)
+
+    def ready(self, queue: str) -> int:
+        """How many messages there were when it was last looked (:meth:`look`)."""
+        return self._ready.get(queue, 0) if self.is_remote(queue) else self._local.ready(queue)
+
+    async def look(self, queue: str) -> None:
+        """Look anew, so that :meth:`ready` is right now."""
+        if self.is_remote(queue):
+            self._ready[queue] = await self._remote.ready(queue)
+            for gone in self._ready.keys() - self._names.queues.keys():
+                del self._ready[gone]
+
+    def is_remote(self, queue: str) -> bool:
+        """Whether a queue is the cluster's, as far as is known here."""
+        return queue in self._names.queues and not self._local.knows(queue)
+
+    def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The queues that something was declared of, and what."""
+        yield from self._local.queues()
+        for name, its in self._names.queues.items():
+            if its.declared is not None and not self._local.knows(name):
+                yield name, its.declared
+
+    async def admit(self, queue: QueueName, *, is_replicated: bool) -> None:
+        """Whether a queue may be declared, with all that takes time; before that, so that no other declaration waits.
+
+        Raises:
+            Conflict: there is one of that name in the other place.
+            NotServed: that could not be found out in time; or there is no leader to make it.
+        """
+        if self._local.knows(queue):
+            if is_replicated:
+                raise self._only_here(queue)
+            return
+        await self.find(queue)
+        if not is_replicated and queue in self._names.queues:
+            raise Conflict(
+                f"queue {queue} is there already, and highly available, on all nodes of the cluster: declare it with "
+                f"{QUEUE_TYPE}={QUORUM}, or choose another name"
+            )
+        if is_replicated and queue not in self._names.queues:
+            await self._remote.wait()
+
+    async def create(
+        self,
+        queue: QueueName,
+        settings: Mapping[str, Any],
+        declared: Mapping[str, Any] | None,
+        *,
+        is_transient: bool,
+        is_replicated: bool = False,
+    ) -> bool:
+        """Make a queue, here or in the cluster.
+
+        Raises:
+            Conflict: there is one of that name in the other place; or no node could keep what is declared.
+            NotServed: whether there is could not be found out; or there was no leader to make it.
+        """
+        if not is_replicated:
+
+            async def make() -> bool:
+                return await self._local.create(queue, settings, declared, is_transient=is_transient)
+
+            return await self._names.make(queue, make)
+        if self._local.knows(queue):
+            raise self._only_here(queue)
+        _check_replicated(queue, declared or {})
+        made = await self._remote.declare(queue, settings, declared)
+        await self._names.find(queue)  # its maker uses it at once
+        return made
+
+    def on_closed(self, told: Callable[[str], None]) -> None:
+        """Call `told` with each queue that is no more."""
+        self._names.on_closed(told)
+
+    def on_opened(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Call `told` with each queue that was declared on another node."""
+        self._names.on_opened(told)
+
+    def on_failover(self, told: Callable[[Iterable[str]], None]) -> None:
+        """Call `told` with the queues whose consumers have to begin anew."""
+        self._remote.on_failover(lambda: told(list(self._names.queues)))
+
+    def set_sink(self, sink: DeadLetterSink) -> None:
+        """Let a door send on what dies, here and while this node is master."""
+        self.sink = sink
+        self._local.set_sink(sink)
+
+    async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
+        """Keep a record of this node's."""
+        await self._local.put(kind, key, value)
+
+    async def drop(self, kind: str, key: str) -> None:
+        """Forget a record of this node's; not as long as it is not known which queues the cluster has: what seems to
+        belong to none may belong to one of these."""
+        if self._names.are_known.is_set():
+            await self._local.drop(kind, key)
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """All records of this node's of a kind."""
+        return await self._local.records(kind)
+
+    def _only_here(self, queue: str) -> Conflict:
+        return Conflict(
+            f"queue {queue} is there already, on node {self._node} alone: delete it there first, or choose another name"
+        )
+
+
+def _check_replicated(queue: str, declared: Mapping[str, Any]) -> None:
+    """Check that a queue can be the cluster's. No node knows its users at the others, so none can know when there is
+    none any more; and what is the server's to name is each node's own.
+
+    Raises:
+        Conflict: it cannot.
+    """
+    if declared.get("auto_delete") or EXPIRES in declared.get("arguments", {}):
+        raise Conflict(f"queue {queue} is highly available: it cannot be auto-delete, nor have {EXPIRES}")
+    if is_server_named(queue):
+        raise Conflict(
+            f"queue {queue} is to be highly available: choose a name that does not begin with {SERVER_NAMED}"
+        )

@@ -1,0 +1,192 @@
+"""The storage between a master's broker and the cluster's store.
+
+* On opening, everything leased is READY again at once: the leases came from a master that is no more.
+* What is removed is unlinked only after a while. Its publisher may not have heard yet that it was stored, and asks the
+  next master, which finds it among the removed and does not store it again.
+* An outcome that is not known, or a failed fence, leaves it open what is in the store. It is reported, and ends the
+  mastership: the next one reads what there is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, Final
+
+import trio
+
+from mq.errors import StorageFailed, StorageFenced, StorageFull
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.interface import (
+    Change,
+    Description,
+    Entry,
+    Move,
+    Operation,
+    Outcome,
+    Result,
+    Staged,
+    Storage,
+    Stored,
+    Unlink,
+)
+
+GRACE_SECONDS: Final = 60.0
+"""How long what was removed can still be told from what was never stored; longer than a publisher asks again."""
+MOST_KEPT: Final = 100_000
+"""Removed messages at the most; beyond that the oldest go before their time."""
+_OPERATIONS_PER_BATCH: Final = 500
+_ENDING: Final = (Result.FENCED, Result.UNKNOWN, Result.FAILED)
+_DONE: Final = Outcome(Result.DONE)
+
+
+class GraceStorage:
+    """A :class:`~mq.storage.interface.Storage` over another one.
+
+    Args:
+        below: the cluster's store, not open yet.
+        broken: told, with a reason, that nothing can be built any more on what was believed of the store.
+        grace_seconds: how long removed messages are kept.
+    """
+
+    def __init__(self, below: Storage, broken: Callable[[str], None], grace_seconds: float = GRACE_SECONDS) -> None:
+        self._below = below
+        self._broken = broken
+        self._kept_seconds = grace_seconds
+        self._removed: OrderedDict[Entry, float] = OrderedDict()
+        self._ids: set[MessageId] = set()
+
+    @property
+    def description(self) -> Description:
+        """That of the store below."""
+        return self._below.description
+
+    async def open(self) -> None:
+        """Open the store below, and requeue what was leased."""
+        await self._below.open()
+        leased = [entry for entry in await self._below.scan(State.DELAYED) if entry.meta.receipt is not None]
+        moves = [Move(entry, State.READY, entry.meta.at_rest()) for entry in leased]
+        for start in range(0, len(moves), _OPERATIONS_PER_BATCH):
+            for outcome in await self._below.commit(moves[start : start + _OPERATIONS_PER_BATCH]):
+                if outcome.result in (*_ENDING, Result.FULL):
+                    raise StorageFailed(f"cannot requeue what was leased: {outcome.reason or outcome.result.value}")
+        for entry in await self._below.scan(State.REMOVED):
+            self._keep(entry)
+
+    async def aclose(self) -> None:
+        """Close the store below."""
+        await self._below.aclose()
+
+    async def knows(self, queue: str, id: MessageId) -> bool:
+        """Whether that message was stored in the queue: it is there, or was removed a short while ago."""
+        return id in self._ids or await self._below.find(queue, id) is not None
+
+    async def run(self) -> None:
+        """Unlink for ever what was kept for long enough."""
+        while True:
+            now = trio.current_time()
+            due = [entry for entry, since in self._removed.items() if since + self._kept_seconds <= now]
+            excess = len(self._removed) - MOST_KEPT
+            await self._unlink(due if len(due) >= excess else list(self._removed)[:excess])
+            await trio.sleep(1.0)
+
+    # As they are
+
+    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        """As below."""
+        with self._watching():
+            return await self._below.put_record(kind, key, value)
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        """As below."""
+        with self._watching():
+            return await self._below.drop_record(kind, key)
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """As below."""
+        return await self._below.records(kind)
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
+        """As below."""
+        with self._watching():
+            return await self._below.stage(chunks)
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        """As below."""
+        return await self._below.read(entries)
+
+    async def find(self, queue: str, id: MessageId) -> Entry | None:
+        """As below."""
+        return await self._below.find(queue, id)
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """As below."""
+        return await self._below.scan(state, queue, limit)
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
+        """None: no other process changes what one master serves."""
+        return None
+
+    # Not quite as they are
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """As below, but for Unlink: that is done later."""
+        now = [operation for operation in operations if not isinstance(operation, Unlink)]
+        found = iter(await self._commit(now) if now else ())
+        outcomes = []
+        for operation in operations:
+            outcome = _DONE if isinstance(operation, Unlink) else next(found)
+            if isinstance(operation, Unlink):
+                self._keep(operation.entry)
+            elif outcome.entry is not None and outcome.entry.state is State.REMOVED:
+                self._keep(outcome.entry)
+            outcomes.append(outcome)
+        return outcomes
+
+    # How it is done
+
+    async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        with self._watching():
+            outcomes = await self._below.commit(operations)
+        if any(outcome.result is Result.FULL for outcome in outcomes):
+            await self._unlink(list(self._removed)[:_OPERATIONS_PER_BATCH])  # what is of no use may make room
+        for outcome in outcomes:
+            if outcome.result in _ENDING:
+                self._broken(outcome.reason or f"an operation of the store is {outcome.result.value}")
+                break
+        return outcomes
+
+    async def _unlink(self, entries: Sequence[Entry]) -> None:
+        for start in range(0, len(entries), _OPERATIONS_PER_BATCH):
+            some = entries[start : start + _OPERATIONS_PER_BATCH]
+            try:
+                outcomes = await self._commit_unlinks(some)
+            except StorageFull as error:
+                logging.getLogger("mq.cluster").info("removed messages stay for now: %s", error)
+                return
+            for entry, outcome in zip(some, outcomes, strict=True):
+                if outcome.result in (Result.DONE, Result.GONE, Result.EXISTS):
+                    self._removed.pop(entry, None)
+                    self._ids.discard(entry.id)
+
+    async def _commit_unlinks(self, entries: Sequence[Entry]) -> list[Outcome]:
+        with self._watching():
+            outcomes = await self._below.commit([Unlink(entry) for entry in entries])
+        if any(outcome.result is Result.FENCED for outcome in outcomes):
+            self._broken("somebody else is master")
+        return outcomes
+
+    def _keep(self, entry: Entry) -> None:
+        self._removed.setdefault(entry, trio.current_time())
+        self._ids.add(entry.id)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
+        except (StorageFailed, StorageFenced) as error:
+            self._broken(str(error))
+            raise

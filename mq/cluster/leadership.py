@@ -1,0 +1,277 @@
+"""One mastership: the broker of the highly available queues, and what its clients hold of it.
+
+Doors of this node and links of the others ask alike, by the name of a method. A leadership that is over answers nothing
+more: not even what it has done, for its successor may have answered already.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import trio
+
+from mq.broker import Broker, Draft, Exclusion, Held, Published
+from mq.broker.verbs import VERBS
+from mq.cluster.grace_storage import GraceStorage
+from mq.cluster.wire import Handed
+from mq.errors import BrokerClosed, CallerError, MQError, NotServed, QueueHeld, ServiceLost
+from mq.message import MessageId, QueueName
+
+logger = logging.getLogger("mq.cluster")
+
+ENDED: Final = "the node that served the highly available queues does so no more: try again"
+LOST: Final = "the node that served the highly available queues lost them before it could answer: it may have been done"
+
+_VERB_OF: Final = {"publish": "publish_many", "declare": "declarations.create"}
+"""What a link asks for under another name: in another form, which is safe to repeat at the next leader."""
+_ASKED_OTHERWISE: Final = frozenset({"create_queue", *_VERB_OF.values()})
+
+
+class Holder:
+    """What one client holds of a leadership: a link, or this node's own doors."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Held] = {}
+        self.exclusions: dict[int, Exclusion] = {}
+        self._last = 0
+
+    def number(self) -> int:
+        """A new number for something that is held."""
+        self._last += 1
+        return self._last
+
+    def take(self, numbers: Sequence[int]) -> list[Held]:
+        """Let go of what is held under these numbers; the messages that still were."""
+        return [self.held.pop(number) for number in numbers if number in self.held]
+
+    def end_exclusion(self, number: int) -> None:
+        """Let other consumers have messages of that queue, too."""
+        exclusion = self.exclusions.pop(number, None)
+        if exclusion is not None:
+            exclusion.end()
+
+
+class Leadership:
+    """One mastership, from its beginning on.
+
+    Args:
+        number: of its term, higher than every one before.
+        broker: over the cluster's store.
+        store: the same store.
+        is_ours: whether no other node can be master yet.
+    """
+
+    def __init__(self, number: int, broker: Broker, store: GraceStorage, is_ours: Callable[[], bool]) -> None:
+        self.number = number
+        self.broker = broker
+        self._store = store
+        self._is_ours = is_ours
+        self._has_ended = False
+        self._scopes: set[trio.CancelScope] = set()
+        self._publishing: dict[MessageId, trio.Event] = {}
+        self._waiting: Counter[str] = Counter()
+        self._own: dict[str, Callable[..., Awaitable[Any]]] = {
+            "publish": self._publish,
+            "declare": self._declare,
+            "ready": self._ready,
+            "hold": self._hold,
+            "exclude": self._exclude,
+            "end_exclusion": self._end_exclusion,
+            "acknowledge": self._acknowledge,
+            "put_back": self._put_back,
+            "reject": self._reject,
+        }
+
+    def end(self) -> None:
+        """End it, from this instant on. Running calls raise ServiceLost."""
+        self._has_ended = True
+        for scope in self._scopes:
+            scope.cancel()
+
+    async def perform(self, holder: Holder, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call a method.
+
+        Args:
+            holder: the caller's.
+            method: its name.
+            args: what it is called with.
+            named: the same, by name.
+
+        Raises:
+            NotServed: the term is over.
+            ServiceLost: it ended meanwhile.
+            MQError: what the method raises.
+        """
+        self._check()
+        with self._guarded(shield=_finishes(method)) as scope:
+            try:
+                value = await self._call(holder, method, args, named)
+            except BrokerClosed as error:
+                raise ServiceLost(LOST) from error
+        if scope.cancelled_caught or self._is_over():
+            raise ServiceLost(LOST)
+        logger.debug("term %d answers %s at %d", self.number, method, time.monotonic_ns())
+        return value
+
+    async def release(self, holder: Holder) -> None:
+        """Give back what a client held that has gone."""
+        for exclusion in holder.exclusions.values():
+            exclusion.end()
+        held = holder.take(list(holder.held))
+        if held and not self._has_ended:
+            with self._guarded(shield=True):
+                try:
+                    await self.broker.put_back(held)
+                except MQError as error:
+                    logger.warning("what a link held comes back later: %s", error)
+
+    # How it is done
+
+    def _check(self) -> None:
+        if self._is_over():
+            raise NotServed(ENDED)
+
+    def _is_over(self) -> bool:
+        return self._has_ended or not self._is_ours()
+
+    @contextmanager
+    def _guarded(self, *, shield: bool) -> Iterator[trio.CancelScope]:
+        with trio.CancelScope(shield=shield) as scope:
+            self._scopes.add(scope)
+            try:
+                yield scope
+            finally:
+                self._scopes.discard(scope)
+
+    async def _call(self, holder: Holder, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        if method in self._own:
+            return await self._own[method](holder, *args, **named)
+        if method not in VERBS or method in _ASKED_OTHERWISE:
+            raise CallerError(f"{method} is nothing that can be asked of a master")
+        target: Any = self.broker
+        for name in method.split("."):
+            target = getattr(target, name)
+        return await target(*args, **named)
+
+    async def _publish(
+        self, _: Holder, queue: str, drafts: Sequence[Draft], is_again: bool
+    ) -> list[Published | MQError]:
+        """Store messages whose ids the caller chose; with `is_again` only those not stored before."""
+        are_stored = [is_again and await self._is_stored(queue, draft.id) for draft in drafts]
+        fresh = [draft for draft, is_stored in zip(drafts, are_stored, strict=True) if not is_stored]
+        done = trio.Event()
+        ids = [draft.id for draft in fresh if draft.id is not None]
+        self._publishing.update(dict.fromkeys(ids, done))
+        try:
+            outcomes = iter(await self.broker.publish_many(queue, fresh) if fresh else ())
+        finally:
+            for id in ids:
+                self._publishing.pop(id, None)
+            done.set()
+        return [
+            _as_stored(draft) if is_stored else next(outcomes)
+            for draft, is_stored in zip(drafts, are_stored, strict=True)
+        ]
+
+    async def _is_stored(self, queue: str, id: MessageId | None) -> bool:
+        if id is None:
+            return False  # it has a key of its own, which tells
+        while id in self._publishing:
+            await self._publishing[id].wait()
+        if await self._store.knows(queue, id):
+            return True
+        grave = (await self.broker.status(queue)).settings.dead_letter_queue
+        return grave is not None and await self._store.knows(grave, id)
+
+    async def _declare(
+        self, _: Holder, queue: str, settings: Mapping[str, Any], declared: Mapping[str, Any] | None
+    ) -> bool:
+        return await self.broker.declarations.create(QueueName(queue), settings, declared, is_transient=False)
+
+    async def _ready(self, _: Holder, queue: str) -> int:
+        return self.broker.declarations.ready(queue)
+
+    async def _hold(self, holder: Holder, queue: str, most: int, wait: float, exclusion: int | None) -> list[Handed]:
+        alone = holder.exclusions.get(exclusion) if exclusion is not None else None
+        if alone is None:
+            self._waiting[queue] += 1
+        try:
+            held = await self.broker.hold(queue, most, wait=wait, exclusion=alone)
+        finally:
+            if alone is None:
+                self._waiting[queue] -= 1
+        handed = []
+        for each in held:
+            number = holder.number()
+            holder.held[number] = each
+            handed.append(Handed(number, each.message, each.redelivered))
+        return handed
+
+    async def _exclude(self, holder: Holder, queue: str) -> int:
+        if self._waiting[queue]:
+            raise QueueHeld(f"queue {queue} has other consumers. Try again when they have gone")
+        exclusion = await self.broker.exclude(queue)
+        number = holder.number()
+        holder.exclusions[number] = exclusion
+        return number
+
+    async def _end_exclusion(self, holder: Holder, number: int) -> None:
+        holder.end_exclusion(number)
+
+    async def _acknowledge(self, holder: Holder, numbers: Sequence[int], durable: bool) -> None:
+        await self.broker.acknowledge(holder.take(numbers), durable=durable)
+
+    async def _put_back(
+        self,
+        holder: Holder,
+        numbers: Sequence[int],
+        redelivered: bool,
+        to_back: bool,
+        failed: bool = False,
+        most: int | None = None,
+    ) -> None:
+        held = holder.take(numbers)
+        await self.broker.put_back(held, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
+
+    async def _reject(self, holder: Holder, numbers: Sequence[int]) -> None:
+        await self.broker.reject(holder.take(numbers))
+
+
+def _as_stored(draft: Draft) -> Published:
+    assert draft.id is not None
+    return Published(draft.id)
+
+
+class LocalLeader:
+    """A :class:`~mq.cluster.directory.Leader`: this node's own leadership, asked by its own doors."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._holder = Holder()
+
+    @property
+    def term(self) -> int:
+        """The number of the leadership."""
+        return self._leadership.number
+
+    async def call(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call a method of the leadership."""
+        return await self._leadership.perform(self._holder, method, args, named)
+
+    def end_exclusion(self, number: int) -> None:
+        """End the exclusion of a consumer that has gone."""
+        self._holder.end_exclusion(number)
+
+    def leave(self) -> None:
+        """Nothing to do: the leadership ends by itself."""
+
+
+def _finishes(method: str) -> bool:
+    """Whether it goes to its end though its caller has gone."""
+    verb = VERBS.get(_VERB_OF.get(method, method))
+    return verb is not None and verb.finishes

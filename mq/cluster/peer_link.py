@@ -1,0 +1,237 @@
+"""The link to a neighbour: one connection of AMQP, opened again whenever it ends, with requests and events over it.
+
+The other end is in :mod:`mq.cluster.sessions`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Final
+
+import trio
+from pamqp import commands as methods
+
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.properties import BasicProperties
+from mq.client.amqp.connection import connect_link
+from mq.client.amqp.link import ClientChannel, Why
+from mq.client.amqp.link import Link as Connection
+from mq.client.amqp.protocol import Arrived
+from mq.client.errors import ClientError
+from mq.cluster.config import ClusterConfig, Neighbor
+from mq.cluster.directory import Directory
+from mq.cluster.sessions import REPLIES, REQUESTS, VERSION
+from mq.cluster.wire import Handed, Malformed, decode, encode
+from mq.errors import MQError, NotServed, ServiceLost
+from mq.message import BytesBody, Message
+
+logger = logging.getLogger("mq.cluster")
+
+CONNECT_SECONDS: Final = 4.0
+AGAIN_SECONDS: Final = 0.2
+"""Between two attempts to connect. A node that is up again should be found at once."""
+HEARTBEAT_SECONDS: Final = 1
+"""A neighbour that is silent for two of these is gone."""
+LOST: Final = "the link to the master broke before its answer came: it may have been done"
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.came = trio.Event()
+        self.value: Any = None
+
+
+class _Exchange(ClientChannel):
+    """The channel of a link."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        super().__init__(connection, number)
+        self.over = trio.Event()
+        self.told: Callable[[str, Any], None] = lambda correlation, value: None
+        self._connection = connection
+
+    async def begin(self, replies: str) -> None:
+        """Consume replies."""
+        await self.ask(methods.Basic.Consume, queue=replies, consumer_tag="mq", no_ack=True, exclusive=True)
+
+    def put(self, properties: bytes, body: bytes) -> None:
+        """Send a request."""
+        self.check()
+        self._connection.publish(self.number, REQUESTS, properties, body)
+
+    def arrived(self, message: Arrived) -> None:
+        """A reply, or an event."""
+        try:
+            self.told(BasicProperties(message.properties).text("correlation_id"), decode(message.body))
+        except (Malformed, Refusal) as error:
+            self._connection.end(f"a neighbour says what nobody understands: {error}")
+
+    def consumer_ended(self) -> None:
+        """End the exchange: the neighbour is stopping."""
+        self.over.set()
+
+    def end(self, why: Why) -> None:
+        """End the exchange: nothing comes any more."""
+        super().end(why)
+        self.over.set()
+
+
+class PeerLeader:
+    """A :class:`~mq.cluster.directory.Leader`: a neighbour that serves, for as long as one connection lasts.
+
+    Args:
+        exchange: the channel.
+        replies: the queue of its replies.
+
+    Attributes:
+        term: of the neighbour's mastership; 0 while it has none.
+    """
+
+    def __init__(self, exchange: _Exchange, replies: str) -> None:
+        self.term = 0
+        self._exchange = exchange
+        self._replies = replies
+        self._answers: dict[str, _Answer] = {}
+        self._unwanted: set[str] = set()
+        self._last = 0
+
+    async def call(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Send a request, and wait for its answer."""
+        correlation = self._send(method, args, named)
+        answer = self._answers[correlation] = _Answer()
+        try:
+            await answer.came.wait()
+        except trio.Cancelled:
+            if answer.came.is_set():
+                self._give_up(answer.value)
+            else:
+                self._unwanted.add(correlation)
+                self._tell("cancel", [correlation])
+            raise
+        finally:
+            self._answers.pop(correlation, None)
+        if isinstance(answer.value, MQError):
+            raise answer.value
+        return answer.value
+
+    def end_exclusion(self, number: int) -> None:
+        """End the exclusion of a consumer that has gone."""
+        self._tell("end_exclusion", [number])
+
+    def leave(self) -> None:
+        """Fail all waiting calls."""
+        for answer in self._answers.values():
+            answer.value = ServiceLost(LOST)
+            answer.came.set()
+
+    def answered(self, correlation: str, value: Any) -> None:
+        """Take an answer to a request."""
+        answer = self._answers.get(correlation)
+        if answer is not None:
+            answer.value = value
+            answer.came.set()
+        elif correlation in self._unwanted:
+            self._unwanted.discard(correlation)
+            self._give_up(value)
+
+    def _give_up(self, value: Any) -> None:
+        """Messages came for a caller that has gone: they go back as if they had not been handed out."""
+        if not isinstance(value, list) or not value:
+            return
+        if isinstance(value[0], Handed):
+            self._tell("put_back", [[each.number for each in value], False, False])
+        elif isinstance(value[0], Message):
+            self._tell("give_back", [[message._replace(body=BytesBody(b"")) for message in value]])
+
+    def _tell(self, method: str, args: Sequence[Any]) -> None:
+        with suppress(NotServed):  # it ends with the connection
+            self._send(method, args, {})
+
+    def _send(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> str:
+        self._last += 1
+        correlation = str(self._last)
+        properties = methods.Basic.Properties(reply_to=self._replies, correlation_id=correlation)
+        try:
+            self._exchange.put(properties.marshal(), encode([method, list(args), dict(named)]))
+        except ClientError as error:
+            raise ServiceLost(LOST) from error
+        return correlation
+
+
+Dial = Callable[[ClusterConfig, Neighbor], AbstractAsyncContextManager[Connection]]
+"""Opens a connection to a neighbour, for the length of a block."""
+
+
+def dial(config: ClusterConfig, neighbor: Neighbor) -> AbstractAsyncContextManager[Connection]:
+    """A connection over TCP, and with TLS where the cluster has authorities for it."""
+    return connect_link(
+        f"{'amqp' if config.ca is None else 'amqps'}://{neighbor}",
+        role="cluster",
+        user=(config.user, config.password),
+        ca=config.ca,
+        certificate=config.certificate,
+        timeout=CONNECT_SECONDS,
+        heartbeat=HEARTBEAT_SECONDS,
+    )
+
+
+class PeerLink:
+    """The link to one neighbour.
+
+    Args:
+        config: of the cluster.
+        neighbor: which one.
+        directory: hears whether it leads.
+        dial: opens connections.
+    """
+
+    def __init__(self, config: ClusterConfig, neighbor: Neighbor, directory: Directory, dial: Dial) -> None:
+        self._config = config
+        self._neighbor = neighbor
+        self._directory = directory
+        self._dial = dial
+        self._was_told = ""
+
+    async def run(self) -> None:
+        """Keep the link, for ever."""
+        while True:
+            try:
+                await self._serve()
+            except (ClientError, MQError, ExceptionGroup) as error:
+                self._tell(f"no link to {self._neighbor}: {error}")
+            await trio.sleep(AGAIN_SECONDS)
+
+    async def _serve(self) -> None:
+        config = self._config
+        async with self._dial(config, self._neighbor) as connection:
+            replies = REPLIES + secrets.token_hex(16)
+            exchange = await connection.open_channel(_Exchange)
+            line = PeerLeader(exchange, replies)
+            exchange.told = lambda correlation, value: self._on(line, correlation, value)
+            await exchange.begin(replies)
+            try:
+                name = await line.call("hello", [config.password, config.node, VERSION], {})
+                self._tell(f"linked to node {name} at {self._neighbor}")
+                await exchange.over.wait()
+            finally:
+                self._directory.end(line)
+                line.leave()
+
+    def _on(self, line: PeerLeader, correlation: str, value: Any) -> None:
+        if correlation:
+            line.answered(correlation, value)
+            return
+        event, term = value
+        if event == "serves":
+            line.term = term
+            self._directory.begin(line)
+        else:
+            self._directory.end(line)
+
+    def _tell(self, news: str) -> None:
+        if news != self._was_told:
+            self._was_told = news
+            logger.info(news)

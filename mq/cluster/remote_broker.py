@@ -1,0 +1,247 @@
+"""The highly available queues as a broker, whichever node leads.
+
+Each method finds the leader and asks it. Where the answer got lost and a repeated question does no harm, it asks the
+next leader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, cast
+
+import trio
+
+from mq.broker import Draft, Exclusion, Held, Published, QueueStatus
+from mq.broker.api import BrowsingAPI, ClaimsAPI
+from mq.broker.verbs import Forwarding, Repeat, Verb
+from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
+from mq.cluster.wire import Handed
+from mq.errors import MQError, NotServed
+from mq.lifecycle import State
+from mq.message import BytesBody, Message, MessageIds
+from mq.storage.interface import Entry
+
+_NO_BODY: Final = BytesBody(b"")
+
+
+class RemoteHeld(Held):
+    """A message of a highly available queue that a consumer holds through this node.
+
+    Attributes:
+        leader: the one that served it. Once another does, it is held no more.
+        number: how that leader names it.
+    """
+
+    leader: Leader
+    number: int
+
+    @classmethod
+    def of(cls, handed: Handed, leader: Leader) -> RemoteHeld:
+        """A message that a leader handed out."""
+        message = handed.message
+        held = cls(message, handed.redelivered, Entry(message.queue, message.id, State.READY))
+        held.leader, held.number = leader, handed.number
+        return held
+
+
+class RemoteExclusion(Exclusion):
+    """One consumer alone has the messages of a highly available queue.
+
+    Args:
+        leader: the one that granted it.
+        number: how that leader names it.
+    """
+
+    def __init__(self, leader: Leader, number: int) -> None:
+        self.leader = leader
+        self.number = number
+
+    def end(self) -> None:
+        """Let others in again."""
+        self.leader.end_exclusion(self.number)
+
+
+class LeaderClient:
+    """Asks the leader, once or until one answers.
+
+    Args:
+        directory: knows the leader.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+
+    async def once(self, method: str, *args: Any, patience: float = PATIENCE_SECONDS, **named: Any) -> Any:
+        """Ask one leader, and no other.
+
+        Raises:
+            NotServed: there was no leader in time; or it leads no more, and may have done it.
+        """
+        leader = await self.directory.serving(trio.current_time() + patience)
+        return await leader.call(method, args, named)
+
+    async def again(
+        self,
+        method: str,
+        *args: Any,
+        was_done: type[MQError] | None = None,
+        patience: float = PATIENCE_SECONDS,
+        **named: Any,
+    ) -> Any:
+        """Ask leaders until one answers.
+
+        Args:
+            method: what is asked.
+            args: what it is called with.
+            named: the same, by name.
+            was_done: the error of a repeated question that proves that the first one was carried out.
+            patience: seconds.
+
+        Raises:
+            NotServed: none did in time.
+        """
+        deadline = trio.current_time() + patience
+        is_again = False
+        while True:
+            leader = await self.directory.serving(deadline)
+            try:
+                return await leader.call(method, args, named)
+            except NotServed:
+                is_again = True
+                if trio.current_time() >= deadline:
+                    raise
+                await self.directory.moved_on(leader)
+            except MQError as error:
+                if is_again and was_done is not None and isinstance(error, was_done):
+                    return None
+                raise
+
+
+class RemoteBroker(Forwarding):
+    """As :class:`~mq.broker.broker.Broker`, for the highly available queues.
+
+    Args:
+        directory: knows the leader.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        super().__init__("", self._ask)
+        self._leader_client = LeaderClient(directory)
+        self._directory = directory
+        self._ids = MessageIds()
+        self.claims = cast(ClaimsAPI, Forwarding("claims", self._ask))
+        self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._ask))
+
+    async def wait(self) -> None:
+        """Wait for a leader.
+
+        Raises:
+            NotServed: there was none in time.
+        """
+        await self._directory.serving(trio.current_time() + PATIENCE_SECONDS)
+
+    def on_failover(self, told: Callable[[], None]) -> None:
+        """Call `told` when consumers have to begin anew."""
+        self._directory.on_failover(told)
+
+    # Queues
+
+    async def declare(self, queue: str, settings: Mapping[str, Any], declared: Mapping[str, Any] | None) -> bool:
+        """Make a queue. False when it is there already."""
+        return bool(await self._leader_client.again("declare", queue, dict(settings), declared))
+
+    async def queues(self, patience: float) -> list[QueueStatus]:
+        """The status of all queues."""
+        found: list[QueueStatus] = await self._leader_client.again("queues", patience=patience)
+        return found
+
+    async def ready(self, queue: str) -> int:
+        """How many messages can be handed out."""
+        return int(await self._leader_client.again("ready", queue))
+
+    # Publishing
+
+    async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
+        """Store messages. Their ids are chosen here, so that the next leader knows them again."""
+        numbered = [draft if draft.key is not None else draft._replace(id=self._ids.new()) for draft in drafts]
+        deadline = trio.current_time() + PATIENCE_SECONDS
+        is_again = False
+        while True:
+            leader = await self._directory.serving(deadline)
+            try:
+                outcomes: list[Published | MQError] = await leader.call("publish", [queue, numbered, is_again], {})
+            except NotServed:
+                is_again = True
+                if trio.current_time() >= deadline:
+                    raise
+                await self._directory.moved_on(leader)
+            else:
+                return outcomes
+
+    # Leases
+
+    async def give_back(self, messages: Sequence[Message]) -> None:
+        """Give back messages that were fetched in vain. With another leader they have gone back by themselves."""
+        with suppress(NotServed):
+            await self._leader_client.once(
+                "give_back", [message._replace(body=_NO_BODY) for message in messages], patience=0
+            )
+
+    # Holding
+
+    async def hold(
+        self, queue: str, most: int = 1, *, wait: float = 0, exclusion: Exclusion | None = None
+    ) -> list[Held]:
+        """Hold messages. A wait fails when the master does; a wait for a master goes on."""
+        patience = math.inf if wait == math.inf else max(wait, PATIENCE_SECONDS)
+        leader = await self._directory.serving(trio.current_time() + patience)
+        alone = None
+        if isinstance(exclusion, RemoteExclusion):
+            if exclusion.leader is not leader:
+                raise NotServed(f"the queue {queue} is not this consumer's alone any more: its master has changed")
+            alone = exclusion.number
+        handed: list[Handed] = await leader.call("hold", [queue, most, wait, alone], {})
+        return [RemoteHeld.of(each, leader) for each in handed]
+
+    async def exclude(self, queue: str) -> Exclusion:
+        """Let one consumer alone have the messages."""
+        leader = await self._directory.serving(trio.current_time() + PATIENCE_SECONDS)
+        return RemoteExclusion(leader, int(await leader.call("exclude", [queue], {})))
+
+    async def acknowledge(self, held: Sequence[RemoteHeld], *, durable: bool) -> None:
+        """Remove what is held. What an earlier leader handed out is held no more: it comes again."""
+        for leader, numbers in self._by_leader(held):
+            await self._finish(leader, "acknowledge", [numbers, durable], must_know=durable)
+
+    async def put_back(
+        self, held: Sequence[RemoteHeld], *, redelivered: bool, to_back: bool, failed: bool, most: int | None
+    ) -> None:
+        """Give held messages back."""
+        for leader, numbers in self._by_leader(held):
+            await self._finish(leader, "put_back", [numbers, redelivered, to_back, failed, most])
+
+    async def reject(self, held: Sequence[RemoteHeld]) -> None:
+        """Reject held messages: they become dead letters."""
+        for leader, numbers in self._by_leader(held):
+            await self._finish(leader, "reject", [numbers])
+
+    # How it is done
+
+    async def _ask(self, verb: Verb, *args: Any, **named: Any) -> Any:
+        if verb.repeat is Repeat.NEVER or (verb.repeat is Repeat.UNLESS_IT_WAITS and named.get("wait")):
+            return await self._leader_client.once(verb.name, *args, **named)
+        return await self._leader_client.again(verb.name, *args, was_done=verb.was_done, **named)
+
+    def _by_leader(self, held: Sequence[RemoteHeld]) -> list[tuple[Leader, list[int]]]:
+        now = self._directory.leader
+        numbers = [each.number for each in held if each.leader is now]
+        return [(now, numbers)] if now is not None and numbers else []
+
+    async def _finish(self, leader: Leader, method: str, args: Sequence[Any], *, must_know: bool = False) -> None:
+        try:
+            await leader.call(method, args, {})
+        except NotServed:
+            if must_know:
+                raise

@@ -1,0 +1,121 @@
+"""The audit log: logins, failed logins, and what was done to queues, a line each for the logger ``mq.audit``.
+
+A line is ``key=value`` pairs. Values are as JSON has them, in ASCII, so that no name can begin a line of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from typing import Final
+
+import trio
+
+from mq.errors import InvalidSetting
+from mq.log_lines import TEXT, formatter, write
+from mq.message import shorten
+
+logger = logging.getLogger("mq.audit")
+
+QUIET_SECONDS: Final = 600.0
+"""How often a user is written down who logs in with each request, from one address at one door."""
+MOST_FAILURES: Final = 30
+"""Failures that are written down in a minute, each with a line. The others are counted, in a line for all."""
+MINUTE_SECONDS: Final = 60.0
+MOST_REMEMBERED: Final = 4096
+LONGEST_VALUE: Final = 300
+
+
+def note(event: str, **values: str | int | None) -> None:
+    """Write a line. Values of None are left out."""
+    write(logger, event, **{key: _cut(value) for key, value in values.items()})
+
+
+def _cut(value: str | int | None) -> str | int | None:
+    return value[:LONGEST_VALUE] if isinstance(value, str) else value
+
+
+class LoginNotes:
+    """Writes logins down, and no more of them than a disk can hold."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._minute_ends = float("-inf")
+        self._failures = 0
+
+    def succeeded(self, door: str, address: str, user: str) -> None:
+        """Note that a user has logged in."""
+        key, now = (door, address, user), trio.current_time()
+        if self._seen.get(key, float("-inf")) + QUIET_SECONDS > now:
+            return
+        self._seen.pop(key, None)
+        self._seen[key] = now
+        if len(self._seen) > MOST_REMEMBERED:
+            self._seen.popitem(last=False)
+        note("login", door=door, address=address, user=user)
+
+    def failed(self, door: str, address: str, user: str | None, why: str) -> None:
+        """Note that a login failed, under a user's name or, with None, under none."""
+        now = trio.current_time()
+        if now >= self._minute_ends:
+            if self._failures > MOST_FAILURES:
+                note("logins-failed", count=self._failures - MOST_FAILURES)
+            self._failures, self._minute_ends = 0, now + MINUTE_SECONDS
+        self._failures += 1
+        if self._failures <= MOST_FAILURES:
+            note("login-failed", door=door, address=address, user=user, why=why)
+
+
+class AuditFile(logging.Handler):
+    """Takes the lines of the audit log into a file that no other user may read, and out of the program's log.
+
+    Args:
+        path: of the file. Lines are appended.
+        format: of a line.
+
+    Raises:
+        InvalidSetting: it cannot be written.
+    """
+
+    def __init__(self, path: str, format: str = TEXT) -> None:
+        super().__init__()
+        self.setFormatter(formatter(format, "%(asctime)s %(message)s"))
+        self._path = path
+        self._file = self._open()
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+    def reopen(self) -> None:
+        """Go on in a new file of that name, after the old one was moved away.
+
+        Raises:
+            InvalidSetting: there is none to be had; the old one is gone on with.
+        """
+        opened = self._open()
+        os.close(self._file)
+        self._file = opened
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, whole."""
+        try:
+            os.write(self._file, (self.format(record) + "\n").encode())
+        except OSError:
+            self.handleError(record)  # says so where the program's errors go
+
+    def close(self) -> None:
+        """Let the lines go where they went before."""
+        logger.removeHandler(self)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        super().close()
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidSetting(f"cannot write the audit log {shorten(self._path, 200)}: {error.strerror}") from error

@@ -1,0 +1,144 @@
+"""Connections of all doors: the peer at the other end, the limit for one address, and turns to be read."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket as sockets
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import trio
+
+from mq.access.exposure import is_loopback
+from mq.access.guesses import place_of
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS: Final = 1024
+QUIET_SECONDS: Final = 60.0
+"""After a line in the log, until the next."""
+HEARD_IN_A_STEP: Final = 64
+"""Connections that are read in one step of the event loop."""
+
+_CREDENTIALS: Final = struct.Struct("iII")
+"""Process, user and group (unix(7), SO_PEERCRED), as they were when the client connected."""
+_UID: Final = re.compile(r"uid:([0-9]{1,10})")
+
+
+class Peer(NamedTuple):
+    """The other end of a connection.
+
+    Attributes:
+        address: without its port; over a Unix socket ``uid:`` and the number of the user who connected; empty for one
+            that is gone.
+        port: of it; 0 over a Unix socket.
+    """
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        if not self.address:
+            return "(gone)"
+        return f"{self.address} port {self.port}" if self.port else self.address
+
+
+NOBODY = Peer("", 0)
+
+
+def peer_of(socket: trio.socket.SocketType) -> Peer:
+    """The other end of a connection."""
+    try:
+        if socket.family == sockets.AF_UNIX:
+            found = socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
+            return Peer(f"uid:{_CREDENTIALS.unpack(found)[1]}", 0)
+        name = socket.getpeername()
+    except OSError:
+        return NOBODY
+    return Peer(name[0], name[1]) if isinstance(name, tuple) else NOBODY
+
+
+def uid_of(address: str) -> int | None:
+    """The user of this machine whose address that is, by number; None for one that came over a network."""
+    matched = _UID.fullmatch(address)
+    return None if matched is None else int(matched[1])
+
+
+class Crowd:
+    """Counts the connections of each address. Those from this machine are not counted.
+
+    Args:
+        most: of one address, of IPv6 of one network of 64 bits; 0 for as many as come.
+    """
+
+    def __init__(self, most: int = MOST_CONNECTIONS) -> None:
+        self._most = most
+        self._counts: Counter[str] = Counter()
+        self._refused = 0
+        self._tell_at = float("-inf")
+
+    @contextmanager
+    def room(self, address: str) -> Iterator[bool]:
+        """Whether there is room for one more connection of an address. If so, it counts for as long as the block
+        runs; if not, close it."""
+        place = place_of(address)
+        if not self._most or not address or is_loopback(place):
+            yield True
+            return
+        if self._counts[place] >= self._most:
+            self._refuse(place)
+            yield False
+            return
+        self._counts[place] += 1
+        try:
+            yield True
+        finally:
+            self._counts[place] -= 1
+            if not self._counts[place]:
+                del self._counts[place]
+
+    def _refuse(self, place: str) -> None:
+        self._refused += 1
+        now = trio.current_time()
+        if now < self._tell_at:
+            return
+        text = "%d connections were closed at once, the last one of %s, which has %d (--connections-per-address)"
+        logger.warning(text, self._refused, place, self._most)
+        self._refused = 0
+        self._tell_at = now + QUIET_SECONDS
+
+
+class Turns:
+    """Shares the steps of the event loop among the connections of a door, first come, first served. Start :meth:`run`.
+
+    Trio runs all tasks that can go on in one step, and each that is let go in it goes on in the next. With thousands of
+    connections each step would be as long as all of their work, and what takes several steps would take that several
+    times. So some connections are read in a step, and the others wait where that costs least: their bytes are with the
+    kernel.
+    """
+
+    def __init__(self) -> None:
+        self._left = HEARD_IN_A_STEP
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._crowd = trio.lowlevel.ParkingLot()
+
+    async def wait(self) -> None:
+        """Wait for the caller's turn. Not a checkpoint where it comes at once, as it does with few connections."""
+        if self._left:
+            self._left -= 1
+            return
+        self._crowd.unpark()
+        await self._waiting.park()
+
+    async def run(self) -> None:
+        """Give out turns, for ever."""
+        while True:
+            await self._crowd.park()
+            while self._waiting:
+                self._waiting.unpark(count=HEARD_IN_A_STEP)
+                await trio.lowlevel.checkpoint()
+            self._left = HEARD_IN_A_STEP

@@ -1,0 +1,201 @@
+"""Logins, for every door: tokens are looked up at once, passwords wait in one line for all doors.
+
+A check takes a core and 16 MiB for a fifth of a second, so there is one at a time. First come, first served would let a
+stranger who guesses all day shut all others out: :mod:`mq.access.guesses` decides which is next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import trio
+
+from mq.access import User, UserDirectory
+from mq.access.guesses import Guesses, LoginLine, Rank, place_of
+from mq.access.users_file import is_user_name
+from mq.doors.audit import LoginNotes
+from mq.errors import MQError
+
+MOST_WAITING: Final = 64
+"""How many secrets may wait to be checked. One more sends away the one that would be last."""
+LONGEST_WAIT_SECONDS: Final = 8.0
+"""How long a client waits for its turn; less than what AMQP has for its handshake."""
+RETRY_SECONDS: Final = 1.0
+"""After which a client that found no room should ask again."""
+
+
+class TryLater(MQError):
+    """The secret was not looked at.
+
+    Attributes:
+        problem: why.
+        seconds: when it may be, in whole ones.
+    """
+
+    def __init__(self, problem: str, seconds: float) -> None:
+        super().__init__(problem, seconds)
+        self.problem = problem
+        self.seconds = max(1, math.ceil(round(seconds, 3)))
+
+    def __str__(self) -> str:
+        return f"{self.problem}: try again in {self.seconds} s, or use a token"
+
+
+class Logins:
+    """Finds the user of a login. One for all doors of a daemon.
+
+    Args:
+        access: knows the users.
+
+    Attributes:
+        access: as given.
+    """
+
+    def __init__(self, access: UserDirectory) -> None:
+        self.access = access
+        self._notes = LoginNotes()
+        self._guesses = Guesses()
+        self._asked: dict[tuple[LoginLine, str], _Asked] = {}
+        self._waiting: list[_Waiting] = []
+        self._is_checking = False
+        self._thread = trio.CapacityLimiter(1)  # beside the store's
+
+    async def user(self, address: str, name: str, secret: str) -> User | None:
+        """The user, or None: no user has that name and that secret.
+
+        Args:
+            address: of the client, without its port.
+            name: given by the client.
+            secret: a token or a password.
+
+        Raises:
+            TokenExpired: it was a token of that user's.
+            TryLater: others come first, or this client's last secrets were wrong.
+        """
+        if not is_user_name(name):
+            return None  # no user can be called that, so a refusal at once tells no secret
+        user = self.access.recall(name, secret)
+        if user is not None:
+            return user
+        line = LoginLine(place_of(address), name)
+        asked = self._asked.get((line, secret))
+        if asked is None:
+            return await self._ask(line, secret)
+        await asked.is_over.wait()
+        if asked.refusal is not None:
+            raise TryLater(*asked.refusal.args)
+        return asked.user if asked.has_answer else await self.user(address, name, secret)
+
+    def note_success(self, door: str, address: str, user: User) -> None:
+        """Write down a login."""
+        self._notes.succeeded(door, address, user.name)
+
+    def note_failure(self, door: str, address: str, name: str, why: str) -> None:
+        """Write down a failed login, without a name that no user has: it may be a secret in the wrong place."""
+        self._notes.failed(door, address, name if self.access.knows(name) else None, why)
+
+    async def _ask(self, line: LoginLine, secret: str) -> User | None:
+        """Ask once for all clients that give the same secret meanwhile, such as a program's many connections."""
+        asked = self._asked[line, secret] = _Asked()
+        try:
+            asked.user = await self._check_in_turn(line, secret)
+            asked.has_answer = True
+        except TryLater as refusal:
+            asked.refusal = refusal
+            raise
+        finally:
+            del self._asked[line, secret]
+            asked.is_over.set()
+        return asked.user
+
+    async def _check_in_turn(self, line: LoginLine, secret: str) -> User | None:
+        self._refuse_if_delayed(line)
+        if self._is_checking:
+            await self._wait(line)
+        self._is_checking = True
+        try:
+            self._refuse_if_delayed(line)  # others may have guessed meanwhile, with other secrets
+            user = await trio.to_thread.run_sync(self.access.verify, line.name, secret, limiter=self._thread)
+            if user is None:
+                self._guesses.failed(line, trio.current_time())
+            else:
+                self._guesses.succeeded(line, trio.current_time())
+            return user
+        finally:
+            self._pass_on()
+
+    def _refuse_if_delayed(self, line: LoginLine) -> None:
+        seconds = self._guesses.wait_seconds(line, trio.current_time())
+        if seconds > 0:
+            raise TryLater("the last secrets for this name from this address were wrong", seconds)
+
+    async def _wait(self, line: LoginLine) -> None:
+        """Wait for the turn of a login."""
+        waiting = _Waiting(line, self._waiting)
+        self._waiting.append(waiting)
+        if len(self._waiting) > MOST_WAITING:
+            self._end(max(reversed(self._waiting), key=self._rank), is_next=False)
+        try:
+            with trio.move_on_after(LONGEST_WAIT_SECONDS):
+                await waiting.is_over.wait()
+        except trio.Cancelled:
+            if waiting.is_next:  # it got its turn while it was on its way out
+                self._pass_on()
+            raise
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+        if not waiting.is_next:
+            raise TryLater("too many passwords wait to be checked", RETRY_SECONDS)
+
+    def _pass_on(self) -> None:
+        self._is_checking = bool(self._waiting)  # so that none comes before the one that is next
+        if self._waiting:
+            self._end(min(self._waiting, key=self._rank), is_next=True)
+
+    def _end(self, waiting: _Waiting, *, is_next: bool) -> None:
+        self._waiting.remove(waiting)
+        waiting.is_next = is_next
+        waiting.is_over.set()
+
+    def _rank(self, waiting: _Waiting) -> Rank:
+        """Among equals the first that came, for the list is in that order."""
+        rank = self._guesses.rank(waiting.line, trio.current_time(), is_known=self.access.knows(waiting.line.name))
+        return rank.behind(waiting.of_line, waiting.of_place, waiting.of_name)
+
+
+class _Asked:
+    """A secret that is asked about, for all clients that gave it.
+
+    Attributes:
+        is_over: the other attributes are valid.
+        has_answer: the secret was looked at. If not, and there is no refusal, its client is gone.
+        user: whose it is.
+        refusal: why it was not looked at.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = trio.Event()
+        self.has_answer = False
+        self.user: User | None = None
+        self.refusal: TryLater | None = None
+
+
+class _Waiting:
+    """A login that waits for its turn.
+
+    Attributes:
+        line: its place and name.
+        of_line, of_place, of_name: how many waited of the same line, place and name when it came.
+        is_over: the wait has ended.
+        is_next: its turn has come; else it is refused.
+    """
+
+    def __init__(self, line: LoginLine, others: list[_Waiting]) -> None:
+        self.line = line
+        self.of_line = sum(other.line == line for other in others)
+        self.of_place = sum(other.line.place == line.place for other in others)
+        self.of_name = sum(other.line.name == line.name for other in others)
+        self.is_over = trio.Event()
+        self.is_next = False

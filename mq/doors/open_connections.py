@@ -1,0 +1,176 @@
+"""The connections that are open at all doors: who they are, what they do, and a way to end one.
+
+A connection is put in when it begins and taken out when it ends; while it lives nothing is written down for this. What
+there is to see of it is found out when an operator asks: from what its door has anyway, and from the kernel, which
+counts bytes and notes times for itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import socket as sockets
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+_TCP_INFO_BYTES: Final = 136
+_LAST_SENT: Final = 44
+_LAST_RECEIVED: Final = 52
+_BYTES: Final = struct.Struct("=QQ")
+_BYTES_AT: Final = 120
+"""Where ``struct tcp_info`` (linux/tcp.h) has milliseconds since data went and came, and bytes: acknowledged by the
+peer, and received."""
+
+
+class Traffic(NamedTuple):
+    """What passed on a TCP connection, as the kernel counts it: TLS and all protocols' heads included.
+
+    Attributes:
+        received_bytes: what came.
+        sent_bytes: what went, and has arrived.
+        idle_seconds: since something last came or went.
+    """
+
+    received_bytes: int
+    sent_bytes: int
+    idle_seconds: float
+
+
+def traffic_of(socket: trio.socket.SocketType) -> Traffic | None:
+    """What passed on it; None on a Unix socket, and on one that is closed."""
+    try:
+        told = socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return None
+    if len(told) < _TCP_INFO_BYTES:
+        return None
+    [sent_ms] = struct.unpack_from("=I", told, _LAST_SENT)
+    [received_ms] = struct.unpack_from("=I", told, _LAST_RECEIVED)
+    sent, received = _BYTES.unpack_from(told, _BYTES_AT)
+    return Traffic(received, sent, min(sent_ms, received_ms) / 1000)
+
+
+class ChannelStatus(NamedTuple):
+    """One channel of a connection over AMQP.
+
+    Attributes:
+        number: of the channel.
+        consumers: how many it has.
+        unacknowledged: messages that were sent on it and are not settled.
+    """
+
+    number: int
+    consumers: int
+    unacknowledged: int
+
+
+class ConnectionStatus(NamedTuple):
+    """What there is to see of a connection.
+
+    Attributes:
+        door: "http" or "amqp".
+        state: over HTTP "open", or "waiting" for messages; over AMQP the state of the protocol, mostly "open".
+        address: the client's, as :class:`mq.doors.connections.Peer` has it.
+        port: the client's; 0 over a Unix socket.
+        user: who logged in last; None without users, and before a login.
+        vhost: over AMQP; None over HTTP.
+        open_seconds: how long it has been open.
+        idle_seconds: since a byte last came or went.
+        received_bytes: from the client, as :class:`Traffic` counts; None where nothing counts them.
+        sent_bytes: to the client.
+        channels: over AMQP; none over HTTP.
+    """
+
+    door: str
+    state: str
+    address: str
+    port: int
+    user: str | None
+    vhost: str | None
+    open_seconds: float
+    idle_seconds: float
+    received_bytes: int | None
+    sent_bytes: int | None
+    channels: tuple[ChannelStatus, ...]
+
+
+class ConsumerStatus(NamedTuple):
+    """What there is to see of a consumer: one over AMQP, or a request over HTTP that waits for messages.
+
+    Attributes:
+        queue: where it consumes.
+        tag: what it is called on its channel; None over HTTP.
+        channel: its number; None over HTTP.
+        prefetch: how many messages it may have unacknowledged; 0 for any number; None over HTTP.
+        acknowledges: whether it settles what it gets; else a message is removed as it is sent.
+        unacknowledged: messages that it has and has not settled.
+        delivered: messages that it has got.
+        open_seconds: how long it has consumed, or waited.
+        idle_seconds: since it last got a message, or since it began.
+    """
+
+    queue: str
+    tag: str | None
+    channel: int | None
+    prefetch: int | None
+    acknowledges: bool
+    unacknowledged: int
+    delivered: int
+    open_seconds: float
+    idle_seconds: float
+
+
+class OpenConnection(Protocol):
+    """A connection, as its door has it.
+
+    Attributes:
+        door: "http" or "amqp".
+    """
+
+    door: str
+
+    def status(self) -> ConnectionStatus:
+        """What there is to see of it now."""
+
+    def consumers(self) -> list[ConsumerStatus]:
+        """Its consumers now."""
+
+    def close(self, why: str) -> None:
+        """End it, and tell its client why, where its protocol can."""
+
+
+class OpenConnections:
+    """The open connections of all doors, each under an id. No process has the ids of another: an operator who has
+    looked at one daemon closes nothing of the next one that has its port."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, OpenConnection] = {}
+        self._prefix = secrets.token_hex(3)
+        self._numbers = itertools.count(1)
+
+    @contextmanager
+    def entry(self, connection: OpenConnection) -> Iterator[None]:
+        """Have a connection among them for as long as the block runs."""
+        id = f"{self._prefix}-{next(self._numbers)}"
+        self._by_id[id] = connection
+        try:
+            yield
+        finally:
+            del self._by_id[id]
+
+    def all(self) -> list[tuple[str, OpenConnection]]:
+        """Those that are open now, with their ids, the oldest first."""
+        return list(self._by_id.items())
+
+    def by_door(self) -> Counter[str]:
+        """How many are open at each door that has some."""
+        return Counter(connection.door for connection in self._by_id.values())
+
+    def find(self, id: str) -> OpenConnection | None:
+        """The one of that id; None where it has ended."""
+        return self._by_id.get(id)

@@ -1,0 +1,287 @@
+"""The attributes of a queue: settings of mq, what this door keeps, and what is only shown. Pure.
+
+A table says what each may be. What has a meaning for every door is a setting of the queue, and is set there; the others
+stand in the door's notes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from mq.broker.queues import QueueStatus
+from mq.broker.settings import SHORTEST_SECONDS, QueueSettings
+from mq.message import shorten
+from mq.sqs.errors import SqsError
+from mq.sqs.names import Names, queue_of_arn
+from mq.sqs.notes import Notes
+
+LARGEST_MESSAGE: Final = 1 << 20
+"""Bytes of a message, and of all messages of a batch."""
+LONGEST_LEASE: Final = 43_200
+LONGEST_WAIT: Final = 20
+LONGEST_DELAY: Final = 900
+_SHORTEST_RETENTION: Final = 60
+_LONGEST_RETENTION: Final = 1_209_600
+_DEFAULT_RETENTION: Final = 345_600
+_SMALLEST_MESSAGE: Final = 1024
+_MOST_RECEIVES: Final = 1000
+_MOST_SOURCES: Final = 10
+_DIGITS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
+
+VISIBILITY: Final = "VisibilityTimeout"
+WAIT: Final = "ReceiveMessageWaitTimeSeconds"
+LONGEST: Final = "MaximumMessageSize"
+REDRIVE: Final = "RedrivePolicy"
+REDRIVE_ALLOW: Final = "RedriveAllowPolicy"
+_RETENTION: Final = "MessageRetentionPeriod"
+_ENCRYPTION: Final = "SqsManagedSseEnabled"
+
+_WITHOUT_EFFECT: Final = ("Policy", "KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds")
+"""Refused, but for an empty text: a program that sets them relies on their effect."""
+_OF_FIFO: Final = ("FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
+
+
+class Change(NamedTuple):
+    """What attributes ask for.
+
+    Attributes:
+        settings: of the queue, by their names in mq.
+        notes: of the door, as text by their names in SQS; an empty one takes it away.
+    """
+
+    settings: Mapping[str, Any]
+    notes: Mapping[str, str]
+
+
+def read_change(given: Mapping[str, str]) -> Change:
+    """The change that attributes ask for.
+
+    Args:
+        given: their values by their names, as a client sent them.
+
+    Raises:
+        SqsError: one is unknown, out of its range, or not to be had here.
+    """
+    settings: dict[str, Any] = {}
+    notes: dict[str, str] = {}
+    for name, text in given.items():
+        if name in _SETTINGS:
+            settings |= _SETTINGS[name](name, text)
+        elif name in _NOTED:
+            notes[name] = _NOTED[name](name, text)
+        else:
+            _refuse(name, text)
+    return Change(settings, notes)
+
+
+def with_defaults(change: Change) -> Change:
+    """The change that makes a new queue: what it does not say is as AWS has it."""
+    return change._replace(settings={"ttl": float(_DEFAULT_RETENTION), **change.settings})
+
+
+def _refuse(name: str, text: str) -> None:
+    """Refuse an attribute that cannot be set."""
+    if name in _OF_FIFO:
+        if name == "FifoQueue" and text == "true":
+            raise SqsError("UnsupportedOperation", "mq has no FIFO queues yet: leave FifoQueue out")
+        raise SqsError("InvalidAttributeName", f"Unknown Attribute {name}.")  # as AWS says of a standard queue
+    if name in _WITHOUT_EFFECT:
+        if text:
+            raise SqsError(
+                "UnsupportedOperation",
+                f"{name} would have no effect here. Who may do what stands in mq's users file (docs/access.md)"
+                if name == "Policy"
+                else f"{name} would have no effect here: encrypt the disk that mq's root is on",
+            )
+        return
+    raise SqsError("InvalidAttributeName", f"Unknown Attribute {shorten(name)}.")
+
+
+def _wrong(name: str, reason: str = "") -> SqsError:
+    return SqsError(
+        "InvalidAttributeValue", f"Invalid value for the parameter {name}.{reason and f' Reason: {reason}'}"
+    )
+
+
+def _number(low: int, high: int) -> Callable[[str, str], int]:
+    def read(name: str, text: str) -> int:
+        if _DIGITS.fullmatch(text) is None or not low <= int(text) <= high:
+            raise _wrong(name, f"Must be a whole number between {low} and {high}.")
+        return int(text)
+
+    return read
+
+
+def _seconds(setting: str, low: int, high: int) -> Callable[[str, str], dict[str, Any]]:
+    number = _number(low, high)
+
+    def read(name: str, text: str) -> dict[str, Any]:
+        return {setting: float(number(name, text))}
+
+    return read
+
+
+def lease_seconds(seconds: int) -> float:
+    """A length of a lease as mq has it: SQS knows leases of no length at all, which are over at once."""
+    return float(seconds) if seconds else SHORTEST_SECONDS
+
+
+def _visibility(name: str, text: str) -> dict[str, Any]:
+    return {"visibility": lease_seconds(_number(0, LONGEST_LEASE)(name, text))}
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _wrong(name, "Must be a JSON object.") from None
+    if not isinstance(found, dict):
+        raise _wrong(name, "Must be a JSON object.")
+    return found
+
+
+def _redrive(name: str, text: str) -> dict[str, Any]:
+    if not text:
+        return {"max_receives": None, "dead_letter_queue": None}
+    policy = _object(name, text)
+    arn, most = policy.pop("deadLetterTargetArn", None), policy.pop("maxReceiveCount", None)
+    if policy:
+        raise _wrong(name, f"Unknown key {shorten(next(iter(policy)))}.")
+    if not isinstance(arn, str):
+        raise _wrong(name, "Redrive policy does not contain mandatory attribute: deadLetterTargetArn.")
+    if isinstance(most, bool) or not isinstance(most, int | str):
+        raise _wrong(name, "Redrive policy does not contain mandatory attribute: maxReceiveCount.")
+    receives = _number(1, _MOST_RECEIVES)(f"{name}.maxReceiveCount", str(most))
+    return {"max_receives": receives, "dead_letter_queue": str(queue_of_arn(arn, "deadLetterTargetArn"))}
+
+
+def _noted_number(low: int, high: int) -> Callable[[str, str], str]:
+    number = _number(low, high)
+    return lambda name, text: str(number(name, text))
+
+
+def _noted_switch(name: str, text: str) -> str:
+    if text not in ("true", "false"):
+        raise _wrong(name, "Must be true or false.")
+    return text
+
+
+def _noted_allowance(name: str, text: str) -> str:
+    if not text:
+        return ""
+    policy = _object(name, text)
+    permission, sources = policy.pop("redrivePermission", None), policy.pop("sourceQueueArns", None)
+    if policy or permission not in ("allowAll", "denyAll", "byQueue"):
+        raise _wrong(name, "redrivePermission must be allowAll, denyAll or byQueue.")
+    if permission != "byQueue":
+        if sources is not None:
+            raise _wrong(name, "sourceQueueArns goes with byQueue alone.")
+        return json.dumps({"redrivePermission": permission})
+    if not isinstance(sources, list) or not 1 <= len(sources) <= _MOST_SOURCES:
+        raise _wrong(name, f"byQueue takes 1 to {_MOST_SOURCES} sourceQueueArns.")
+    for source in sources:
+        if not isinstance(source, str):
+            raise _wrong(name, "sourceQueueArns must be ARNs.")
+        queue_of_arn(source, "sourceQueueArns")
+    return json.dumps({"redrivePermission": permission, "sourceQueueArns": sources})
+
+
+_SETTINGS: Final[Mapping[str, Callable[[str, str], dict[str, Any]]]] = {
+    VISIBILITY: _visibility,
+    "DelaySeconds": _seconds("delay", 0, LONGEST_DELAY),
+    _RETENTION: _seconds("ttl", _SHORTEST_RETENTION, _LONGEST_RETENTION),
+    REDRIVE: _redrive,
+}
+"""Attributes that are settings of mq."""
+_NOTED: Final[Mapping[str, Callable[[str, str], str]]] = {
+    LONGEST: _noted_number(_SMALLEST_MESSAGE, LARGEST_MESSAGE),
+    WAIT: _noted_number(0, LONGEST_WAIT),
+    REDRIVE_ALLOW: _noted_allowance,
+    _ENCRYPTION: _noted_switch,
+}
+"""Attributes that stand in the door's notes."""
+_DEFAULTS: Final[Mapping[str, str]] = {LONGEST: str(LARGEST_MESSAGE), WAIT: "0", _ENCRYPTION: "false"}
+
+
+def noted(notes: Notes, name: str) -> str:
+    """The value of an attribute of the door's own."""
+    return notes.attributes.get(name) or _DEFAULTS.get(name, "")
+
+
+def allows_source(notes: Notes, queue: str) -> bool:
+    """Whether a dead-letter queue takes the dead of that queue.
+
+    Args:
+        notes: of the dead-letter queue.
+        queue: where they die.
+    """
+    text = noted(notes, REDRIVE_ALLOW)
+    if not text:
+        return True
+    policy = json.loads(text)
+    if policy["redrivePermission"] != "byQueue":
+        return bool(policy["redrivePermission"] == "allowAll")
+    return any(queue_of_arn(arn, REDRIVE_ALLOW) == queue for arn in policy["sourceQueueArns"])
+
+
+def shown_attributes(status: QueueStatus, notes: Notes, names: Names, lease_seconds: float) -> dict[str, str]:
+    """All attributes of a queue, as GetQueueAttributes answers them; those that it does not have are left out.
+
+    Args:
+        status: of the queue.
+        notes: of the queue.
+        names: as the client sees them.
+        lease_seconds: length of a lease where the queue says none.
+    """
+    settings = status.settings
+    created = status.created_ns // 1_000_000_000
+    found: dict[str, str | None] = {
+        "QueueArn": names.arn(status.name),
+        "ApproximateNumberOfMessages": str(status.ready),
+        "ApproximateNumberOfMessagesNotVisible": str(status.leased),
+        "ApproximateNumberOfMessagesDelayed": str(status.delayed),
+        "CreatedTimestamp": str(created),
+        "LastModifiedTimestamp": str(max(notes.modified or 0, created)),
+        VISIBILITY: _whole(lease_seconds if settings.visibility is None else settings.visibility),
+        "DelaySeconds": _whole(settings.delay),
+        _RETENTION: None if settings.ttl is None else _whole(settings.ttl),
+        REDRIVE: _shown_redrive(settings, names),
+        **{name: noted(notes, name) or None for name in _NOTED},
+    }
+    return {name: text for name, text in found.items() if text is not None}
+
+
+ATTRIBUTES: Final = (
+    *_SETTINGS,
+    *_NOTED,
+    *("QueueArn", "CreatedTimestamp", "LastModifiedTimestamp", *_WITHOUT_EFFECT, *_OF_FIFO),
+    *(f"ApproximateNumberOfMessages{which}" for which in ("", "NotVisible", "Delayed")),
+    "All",
+)
+"""What may be asked for."""
+
+
+def wanted_attributes(names: Collection[str]) -> Callable[[str], bool]:
+    """Whether each attribute was asked for.
+
+    Raises:
+        SqsError: an attribute was asked for that there is not.
+    """
+    for name in names:
+        if name not in ATTRIBUTES:
+            raise SqsError("InvalidAttributeName", f"Unknown Attribute {shorten(name)}.")
+    return lambda name: "All" in names or name in names
+
+
+def _whole(seconds: float) -> str:
+    return str(int(seconds))
+
+
+def _shown_redrive(settings: QueueSettings, names: Names) -> str | None:
+    target, most = settings.dead_letter_queue, settings.max_receives
+    if target is None or most is None:
+        return None
+    return json.dumps({"deadLetterTargetArn": names.arn(target), "maxReceiveCount": most})

@@ -1,0 +1,152 @@
+"""A call: one request for one action, and what all calls of the door share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from mq.access import Right, User
+from mq.broker.api import BrokerAPI
+from mq.doors.audit import note
+from mq.doors.budget import Budget, Room
+from mq.message import QueueName
+from mq.sqs.errors import SqsError
+from mq.sqs.move_tasks import MoveTasks
+from mq.sqs.names import Names, queue_of_url
+from mq.sqs.notes import NoteBook
+from mq.sqs.shapes import Struct, needed, number
+from mq.web.exchange import Request
+from mq.web.hang_ups import WaitingRequests
+
+ANY_RIGHT: Final = "any"
+"""Some right on the queue, whichever."""
+
+
+class Desk(NamedTuple):
+    """What all calls share.
+
+    Attributes:
+        broker: an open one.
+        notes: what the door keeps of queues.
+        waits: the calls that wait for messages.
+        tasks: the message move tasks.
+        budget: memory for large requests and answers.
+        changing: held while a queue is made, changed or deleted.
+        lease_seconds: length of a lease, where neither the queue nor the receive says one.
+    """
+
+    broker: BrokerAPI
+    notes: NoteBook
+    waits: WaitingRequests
+    tasks: MoveTasks
+    budget: Budget
+    changing: trio.Lock
+    lease_seconds: float
+
+
+class Call(NamedTuple):
+    """One request for one action.
+
+    Attributes:
+        desk: what all calls share.
+        action: its name.
+        wanted: the members of its input, checked.
+        names: of queues, as its client sees them.
+        request: as it came.
+        room: memory that is given back once it is answered.
+        user: who asks; None where there are no users.
+    """
+
+    desk: Desk
+    action: str
+    wanted: Mapping[str, Any]
+    names: Names
+    request: Request
+    room: Room
+    user: User | None = None
+
+    def needed(self, name: str) -> Any:
+        """As :func:`needed`, of the input."""
+        return needed(self.wanted, name)
+
+    def number(self, name: str, low: int, high: int) -> int | None:
+        """As :func:`number`, of the input."""
+        return number(self.wanted, name, low, high)
+
+    def allow(self, right: str, queue: str | None) -> None:
+        """Refuse what the user may not do; without users all may do all.
+
+        Args:
+            right: one of :class:`mq.access.Right`, or :data:`ANY_RIGHT`.
+            queue: its name; None is the broker as a whole.
+
+        Raises:
+            SqsError: the user lacks it.
+        """
+        if self.user is None:
+            return
+        is_any = right == ANY_RIGHT
+        if self.user.may_something(queue or "") if is_any else self.user.may(Right(right), queue):
+            return
+        what = "some right" if is_any else f"the right to {right}"
+        raise SqsError(
+            "AccessDeniedException",
+            f"User {self.user.name} is not authorized to perform sqs:{self.action}: that takes {what} on "
+            + (self.names.arn(queue) if queue else "this broker"),
+        )
+
+    def sees(self, queue: str) -> bool:
+        """Whether lists name a queue to this user."""
+        return self.user is None or self.user.may_something(queue)
+
+    def queue(self, right: str) -> QueueName:
+        """The queue that the call is about, whether it is there or not.
+
+        Raises:
+            SqsError: none is named, or the user lacks the right on it.
+        """
+        queue = queue_of_url(self.needed("QueueUrl"))
+        self.allow(right, queue)
+        return queue
+
+    async def known_queue(self, right: str) -> QueueName:
+        """The queue that the call is about, which is there.
+
+        Raises:
+            SqsError: there is none, none is named, or the user lacks the right on it.
+        """
+        queue = self.queue(right)
+        await self.check_known(queue)
+        return queue
+
+    async def check_known(self, queue: QueueName) -> None:
+        """Check that a queue is there.
+
+        Raises:
+            SqsError: it is not.
+        """
+        if not await self.desk.broker.has_queue(queue):
+            raise SqsError("QueueDoesNotExist", "The specified queue does not exist.")
+
+    def audit(self, event: str, queue: str) -> None:
+        """Write down what was done to a queue."""
+        user = None if self.user is None else self.user.name
+        note(event, door="sqs", address=self.request.address, user=user, queue=queue)
+
+
+class Action(NamedTuple):
+    """An action of SQS: a line of the door's table.
+
+    Attributes:
+        name: as AWS has it.
+        input: what it takes.
+        output: what it answers.
+        handle: carries it out; returns the members of the output.
+    """
+
+    name: str
+    input: Struct
+    output: Struct
+    handle: Callable[[Call], Awaitable[Mapping[str, Any]]]

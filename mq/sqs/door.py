@@ -1,0 +1,252 @@
+"""The SQS door: takes what speaks to Amazon SQS out of the requests of the HTTP door, and carries it out.
+
+It stands behind the browser guard and before all else, on the daemon's one port: what is meant for SQS can be told from
+every other request. So there is no second port to open, to guard and to give a certificate to.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from time import time
+from typing import Final
+
+import trio
+
+from mq.access import User
+from mq.broker.api import BrokerAPI
+from mq.doors.budget import Budget, Room
+from mq.doors.logins import Logins
+from mq.errors import MQError
+from mq.lifecycle import DOOR
+from mq.sqs import message_actions, queue_actions
+from mq.sqs.calls import Action, Call, Desk
+from mq.sqs.errors import SqsError, sqs_error
+from mq.sqs.move_tasks import MoveTasks
+from mq.sqs.names import REGION, Names, queue_of_path
+from mq.sqs.notes import NoteBook
+from mq.sqs.protocol import FORM, PREFIX, TARGET, VERSION, JsonSpeech, QuerySpeech, Speech, fields_of
+from mq.sqs.signatures import ALGORITHM, SIGNED, check_time, is_signed_by, signature_of
+from mq.web.exchange import Handler, Reply, Request
+from mq.web.hang_ups import WaitingRequests
+from mq.web.http_connection import CONNECTION
+from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, WholeBody
+
+logger = logging.getLogger(__name__)
+
+ACTIONS: Final[Mapping[str, Action]] = {
+    action.name: action for action in (*queue_actions.ACTIONS, *message_actions.ACTIONS)
+}
+"""All actions, by name."""
+
+LARGEST_REQUEST: Final = 8 << 20
+"""Bytes of a request: a mebibyte of text takes up to six where JSON escapes all of it."""
+_READ: Final = 4
+"""How much memory a byte of a request may take while it is read."""
+_PIECE: Final = 64 * 1024
+_CREDENTIAL: Final = re.compile(r"Credential=[^/,\s]{1,128}/[0-9]{8}/([a-z0-9-]{1,40})/")
+_AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}")
+
+
+class SqsDoor:
+    """Answers what is meant for SQS, and hands on all else.
+
+    Args:
+        handler: what stands behind: the HTTP door's own.
+        broker: an open one.
+        budget: memory for large requests and answers.
+        nursery: runs message move tasks; :meth:`end` ends them.
+        logins: knows the users; None lets everybody do everything.
+        lease_seconds: length of a lease, where neither the queue nor the receive says one.
+        scheme: by which clients call.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        broker: BrokerAPI,
+        budget: Budget,
+        nursery: trio.Nursery,
+        logins: Logins | None = None,
+        *,
+        lease_seconds: float = 30.0,
+        scheme: str = "http",
+    ) -> None:
+        self._handler = handler
+        self._logins = logins
+        self._scheme = scheme
+        waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
+        self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, trio.Lock(), lease_seconds)
+
+    def end(self) -> None:
+        """End all waits for messages, and all message move tasks, before mq stops."""
+        self._desk.waits.end()
+        self._desk.tasks.end()
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to `request`: of SQS, or of what stands behind."""
+        is_json = request.method == "POST" and request.headers.get(TARGET, "").startswith(PREFIX)
+        is_url = self._is_signed_url(request)
+        is_clear = not ("transfer-encoding" in request.headers and "content-length" in request.headers)
+        if not is_clear or not (
+            is_json or is_url or self._may_be_query(request)
+        ):  # the handler refuses what is unclear
+            return await self._handler.handle(request)
+        id = secrets.token_hex(16)
+        room = self._desk.budget.reserve()
+        try:
+            self._check_before_reading(request)
+            body = await _read(request, room)
+        except MQError as error:
+            room.give_back()
+            speech = JsonSpeech("", b"") if is_json else QuerySpeech(b"", None)
+            return speech.refusal(sqs_error(error), id)._replace(is_last=True)
+        if is_json:
+            return await self._answer(JsonSpeech(request.headers[TARGET], body), request, body, room, id)
+        if not is_url and not _is_query(request, body):
+            room.give_back()
+            return await self._handler.handle(request._replace(body=WholeBody(body), content_length=len(body)))
+        url = self._url(request)
+        return await self._answer(QuerySpeech(request.query if is_url else body, url), request, body, room, id)
+
+    def _may_be_query(self, request: Request) -> bool:
+        """Whether a request may be one of the query protocol; its fields will tell. SDKs say how long theirs are."""
+        length, type = request.content_length, request.headers.get("content-type", "")
+        if request.method != "POST" or type.partition(";")[0].strip().lower() != FORM or length is None:
+            return False
+        if request.path == b"/":  # where HTTP has nothing
+            return True
+        is_signed = request.headers.get("authorization", "").startswith(ALGORITHM) or SIGNED in request.query
+        return length <= LARGEST_REQUEST and (is_signed or self._logins is None) and self._url(request) is not None
+
+    def _is_signed_url(self, request: Request) -> bool:
+        """Whether a request is a signed URL that was followed. Where nobody checks signatures there are none: a link
+        would be enough to delete a queue."""
+        is_get = request.method == "GET" and SIGNED in request.query and b"Action=" in request.query
+        return is_get and self._logins is not None and (request.path == b"/" or self._url(request) is not None)
+
+    def _url(self, request: Request) -> str | None:
+        path = request.path.decode("latin-1")
+        return None if queue_of_path(path) is None else f"{self._scheme}://-{path}"
+
+    async def _answer(self, speech: Speech, request: Request, body: bytes, room: Room, id: str) -> Reply:
+        try:
+            reply = await self._carry_out(speech, request, body, room, id)
+        except MQError as error:
+            if not isinstance(error, SqsError):
+                logger.debug("an action failed: %s", error)
+            room.give_back()
+            return speech.refusal(sqs_error(error), id)
+        except BaseException:
+            room.give_back()
+            raise
+        if isinstance(reply.body, bytes) and len(reply.body) > _PIECE:
+            return reply._replace(body=_Pieces(reply.body, room))
+        room.give_back()
+        return reply
+
+    async def _carry_out(self, speech: Speech, request: Request, body: bytes, room: Room, id: str) -> Reply:
+        user, region = self._signer(request, body)
+        asked = speech.read(ACTIONS)
+        door = DOOR.set("sqs")  # the connection's task goes on, and its next request may be for another door
+        names = Names(f"{self._scheme}://{_authority(request)}", region)
+        call = Call(self._desk, asked.action.name, asked.wanted, names, request, room, user)
+        try:
+            return speech.answer(asked.action, await asked.action.handle(call), id)
+        finally:
+            DOOR.reset(door)
+
+    def _check_before_reading(self, request: Request) -> None:
+        """Refuse a stranger before their body is read. Without users there are none.
+
+        Raises:
+            SqsError: the request has no signature of a known key, or an old one.
+        """
+        if self._logins is None:
+            return
+        try:
+            signature = signature_of(request)
+            check_time(signature, time())
+            if self._logins.access.by_aws_key(signature.key_id) is None:
+                raise SqsError(
+                    "InvalidClientTokenId",
+                    "The security token included in the request is invalid: no user "
+                    "of mq has this key. Make one with mq user aws-key",
+                )
+        except SqsError as error:
+            self._logins.note_failure("sqs", request.address, "", error.name)
+            raise
+
+    def _signer(self, request: Request, body: bytes) -> tuple[User | None, str]:
+        """Who has signed a request, None where there are no users; and for which region.
+
+        Raises:
+            SqsError: the key was taken away, or the request did not come as it was signed.
+        """
+        if self._logins is None:
+            return None, _region(request)
+        signature = signature_of(request)
+        found = self._logins.access.by_aws_key(signature.key_id)
+        if found is None or not is_signed_by(found[1], signature, request, body):
+            name = "" if found is None else found[0].name
+            self._logins.note_failure("sqs", request.address, name, "SignatureDoesNotMatch")
+            raise SqsError(
+                "SignatureDoesNotMatch",
+                "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
+                "Access Key and signing method.",
+            )
+        self._logins.note_success("sqs", request.address, found[0])
+        connection = CONNECTION.get()
+        if connection is not None:
+            connection.user = found[0].name
+        return found[0], signature.region
+
+
+def _region(request: Request) -> str:
+    """As a signature says that nobody checks."""
+    matched = _CREDENTIAL.search(request.headers.get("authorization", ""))
+    return REGION if matched is None else matched[1]
+
+
+def _authority(request: Request) -> str:
+    host = request.headers.get("host", "")
+    return host if _AUTHORITY.fullmatch(host) else "localhost"
+
+
+def _is_query(request: Request, form: bytes) -> bool:
+    """Whether a form is a request of the query protocol. The path of a queue's URL may be one of HTTP's, too, and
+    somebody may publish a form there: only one that names an action and the version of the API is meant for SQS."""
+    if request.path == b"/":
+        return True
+    try:
+        fields = dict(fields_of(form))
+    except SqsError:
+        return False
+    return fields.get("Action") in ACTIONS and fields.get("Version") == VERSION
+
+
+async def _read(request: Request, room: Room) -> bytes:
+    """The body of a request; a large one in memory that is reserved."""
+    if request.content_length is None or request.content_length > IN_MEMORY_BYTES:
+        room.cover(_READ * min(request.content_length or LARGEST_REQUEST, LARGEST_REQUEST))
+    return await LimitedBody(request, LARGEST_REQUEST).read()
+
+
+class _Pieces:
+    """A large answer, whose memory is given back once it is sent."""
+
+    def __init__(self, data: bytes, room: Room) -> None:
+        self._data = data
+        self._room = room
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Piece by piece."""
+        for start in range(0, len(self._data), _PIECE):
+            yield self._data[start : start + _PIECE]
+
+    async def aclose(self) -> None:
+        """Let go of it."""
+        self._data = b""
+        self._room.give_back()

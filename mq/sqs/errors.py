@@ -1,0 +1,120 @@
+"""Errors as SQS has them: each with its name, its status, and the code by which older clients know it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from mq.errors import (
+    BodyIncomplete,
+    BodyTooLarge,
+    CallerError,
+    CorruptMessage,
+    InvalidId,
+    InvalidName,
+    MQError,
+    NoSuchMessage,
+    NoSuchQueue,
+    QueueFull,
+    QueueHeld,
+    ReceiptMismatch,
+)
+from mq.web.exchange import BodyTooSlow
+
+_OLD: Final = "AWS.SimpleQueueService."
+
+
+class ErrorKind(NamedTuple):
+    """One kind of error.
+
+    Attributes:
+        query_code: what it is called in the query protocol, and in the header ``x-amzn-query-error``.
+        status: of the answer.
+    """
+
+    query_code: str
+    status: int = 400
+
+
+KINDS: Final[dict[str, ErrorKind]] = {
+    "QueueDoesNotExist": ErrorKind(f"{_OLD}NonExistentQueue"),
+    "QueueNameExists": ErrorKind("QueueAlreadyExists"),
+    "EmptyBatchRequest": ErrorKind(f"{_OLD}EmptyBatchRequest"),
+    "TooManyEntriesInBatchRequest": ErrorKind(f"{_OLD}TooManyEntriesInBatchRequest"),
+    "BatchEntryIdsNotDistinct": ErrorKind(f"{_OLD}BatchEntryIdsNotDistinct"),
+    "BatchRequestTooLong": ErrorKind(f"{_OLD}BatchRequestTooLong"),
+    "InvalidBatchEntryId": ErrorKind(f"{_OLD}InvalidBatchEntryId"),
+    "MessageNotInflight": ErrorKind(f"{_OLD}MessageNotInflight"),
+    "UnsupportedOperation": ErrorKind(f"{_OLD}UnsupportedOperation"),
+    "ResourceNotFoundException": ErrorKind("ResourceNotFoundException", 404),
+    "RequestThrottled": ErrorKind("RequestThrottled", 403),
+    "AccessDeniedException": ErrorKind("AccessDenied", 403),
+    "InvalidClientTokenId": ErrorKind("InvalidClientTokenId", 403),
+    "MissingAuthenticationToken": ErrorKind("MissingAuthenticationToken", 403),
+    "SignatureDoesNotMatch": ErrorKind("SignatureDoesNotMatch", 403),
+    "IncompleteSignature": ErrorKind("IncompleteSignature"),
+    "UnknownOperationException": ErrorKind("InvalidAction"),
+    "RequestTimeout": ErrorKind("RequestTimeout", 408),
+    "InternalFailure": ErrorKind("InternalFailure", 500),
+    "ServiceUnavailable": ErrorKind("ServiceUnavailable", 503),
+}
+"""Those that have another status or code than 400 and their own name."""
+
+
+class SqsError(CallerError):
+    """A refusal, in the words of SQS.
+
+    Args:
+        name: of the error.
+        text: what is wrong and what to do, on one line.
+
+    Attributes:
+        name: as given.
+        text: as given.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, text)
+        self.name = name
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def kind(self) -> ErrorKind:
+        """Its status, and the code of the query protocol."""
+        return KINDS.get(self.name, ErrorKind(self.name))
+
+    @property
+    def is_sender_fault(self) -> bool:
+        """Whether it would fail again as it is."""
+        return self.kind.status < 500
+
+
+_NAMES: Final[tuple[tuple[type[MQError], str], ...]] = (
+    (NoSuchQueue, "QueueDoesNotExist"),
+    (InvalidName, "QueueDoesNotExist"),  # no queue can be called that, so there is none
+    (ReceiptMismatch, "MessageNotInflight"),
+    (NoSuchMessage, "MessageNotInflight"),
+    (InvalidId, "ReceiptHandleIsInvalid"),
+    (QueueFull, "RequestThrottled"),  # the SDKs try that again, slower and slower
+    (QueueHeld, "RequestThrottled"),
+    (BodyTooLarge, "InvalidParameterValue"),
+    (BodyIncomplete, "MalformedInput"),
+    (BodyTooSlow, "RequestTimeout"),
+    (CallerError, "InvalidParameterValue"),
+    (CorruptMessage, "InternalFailure"),
+    (MQError, "ServiceUnavailable"),
+)
+"""Error of mq -> the name of what SQS would say; the first line that fits counts."""
+
+_DEAF: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def sqs_error(error: MQError) -> SqsError:
+    """An error as SQS would tell it."""
+    if isinstance(error, SqsError):
+        return error
+    name = next(name for kind, name in _NAMES if isinstance(error, kind))
+    return SqsError(name, _DEAF.sub("?", " ".join(str(error).split())))

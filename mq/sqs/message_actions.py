@@ -1,0 +1,457 @@
+"""Actions on messages: sent, received, deleted, their leases changed; one by one, and ten at a time."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import trio
+
+from mq.access import Right
+from mq.broker import Draft, Removal
+from mq.broker.bodies import close
+from mq.errors import CorruptMessage, MQError, NoSuchMessage, NotLeased, ReceiptMismatch
+from mq.message import BytesBody, Message, QueueName, shorten
+from mq.sqs.attributes import LARGEST_MESSAGE, LONGEST, LONGEST_DELAY, LONGEST_LEASE, LONGEST_WAIT, WAIT, lease_seconds
+from mq.sqs.attributes import noted as noted_attribute
+from mq.sqs.calls import Action, Call
+from mq.sqs.errors import SqsError, sqs_error
+from mq.sqs.messages import (
+    SYSTEM_ATTRIBUTES,
+    TRACE,
+    ReceiptHandle,
+    Wanted,
+    kept_attributes,
+    md5,
+    md5_of,
+    read_attributes,
+    read_body,
+    read_group,
+    read_system_attributes,
+    shown_message,
+    size_of,
+)
+from mq.sqs.shapes import BLOB, SWITCH, TEXT, WHOLE, ListOf, MapOf, Shape, Struct, needed, number
+from mq.web.http_connection import waiting_for
+
+logger = logging.getLogger(__name__)
+
+LARGEST_BATCH: Final = 10
+LARGEST_ANSWER: Final = LARGEST_BATCH * LARGEST_MESSAGE
+"""Bytes of the bodies of one receive, but for a single longer one: other doors take longer messages than SQS does."""
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_WRITTEN: Final = 4
+"""How much memory a byte of a body may take, with what it is written in."""
+
+
+# Sent
+
+
+class Outgoing:
+    """A message that is to be sent, checked.
+
+    Args:
+        call: that sends it.
+        wanted: what the client says of it.
+        longest: bytes that it may have.
+
+    Attributes:
+        size: its bytes, as SQS counts them.
+        draft: for the broker.
+
+    Raises:
+        SqsError: it is not as SQS has it.
+    """
+
+    def __init__(self, call: Call, wanted: Mapping[str, Any], longest: int) -> None:
+        body = read_body(wanted)
+        self._attributes = read_attributes(wanted.get("MessageAttributes", {}))
+        self._system = read_system_attributes(wanted.get("MessageSystemAttributes", {}))
+        self.size = size_of(body, self._attributes)
+        if self.size > longest:
+            raise SqsError(
+                "InvalidParameterValue",
+                f"One or more parameters are invalid. Reason: Message must be shorter than {longest} bytes.",
+            )
+        delay = number(wanted, "DelaySeconds", 0, LONGEST_DELAY)
+        sender = None if call.user is None else call.user.name
+        kept = kept_attributes(self._attributes, self._system.get(TRACE), read_group(wanted), sender)
+        self._md5 = md5(body)
+        self.draft = Draft(body, kept, None if delay is None else float(delay))
+
+    def answer(self, id: str) -> dict[str, Any]:
+        """What the client gets for it, once it is stored."""
+        said = {"MessageId": id, "MD5OfMessageBody": self._md5}
+        if self._attributes:
+            said["MD5OfMessageAttributes"] = md5_of(self._attributes)
+        if self._system:
+            said["MD5OfMessageSystemAttributes"] = md5_of(self._system)
+        return said
+
+
+async def send(call: Call) -> Mapping[str, Any]:
+    """Send a message."""
+    queue = await call.known_queue(Right.PUBLISH)
+    outgoing = Outgoing(call, call.wanted, await _longest(call, queue))
+    [outcome] = await call.desk.broker.publish_many(queue, [outgoing.draft])
+    if isinstance(outcome, MQError):
+        raise outcome
+    return outgoing.answer(outcome.id)
+
+
+async def send_batch(call: Call) -> Mapping[str, Any]:
+    """Send up to ten messages, under one barrier."""
+    queue = await call.known_queue(Right.PUBLISH)
+    entries, batch = _entries(call), _Batch()
+    longest = await _longest(call, queue)
+    sent: dict[str, Outgoing] = {}
+    for entry in entries:
+        with batch.noting(entry["Id"]):
+            sent[entry["Id"]] = Outgoing(call, entry, longest)
+    if sum(outgoing.size for outgoing in sent.values()) > LARGEST_MESSAGE:
+        raise SqsError(
+            "BatchRequestTooLong", f"Batch requests cannot be longer than {LARGEST_MESSAGE} bytes: send less at once."
+        )
+    outcomes = await call.desk.broker.publish_many(queue, [outgoing.draft for outgoing in sent.values()])
+    for (id, outgoing), outcome in zip(sent.items(), outcomes, strict=True):
+        if isinstance(outcome, MQError):
+            batch.failed(id, outcome)
+        else:
+            batch.succeeded(id, outgoing.answer(outcome.id))
+    return batch.answer(entries)
+
+
+async def _longest(call: Call, queue: QueueName) -> int:
+    return int(noted_attribute(await call.desk.notes.read(queue), LONGEST))
+
+
+# Received
+
+
+async def receive(call: Call) -> Mapping[str, Any]:
+    """Lease up to ten messages; wait for the first."""
+    queue = await call.known_queue(Right.CONSUME)
+    most = call.number("MaxNumberOfMessages", 1, LARGEST_BATCH) or 1
+    visibility = call.number("VisibilityTimeout", 0, LONGEST_LEASE)
+    wait = call.number("WaitTimeSeconds", 0, LONGEST_WAIT)
+    wanted = _wanted(call)
+    if wait is None:
+        wait = int(noted_attribute(await call.desk.notes.read(queue), WAIT))
+    seconds = None if visibility is None else lease_seconds(visibility)
+    broker = call.desk.broker
+
+    async def fetch() -> list[Message]:
+        return await broker.fetch_many(queue, most, wait=wait, visibility=seconds)
+
+    if wait:
+        with waiting_for(queue):
+            found = await call.desk.waits.unless_gone(call.request.on_hang_up, fetch, broker.give_back) or []
+    else:
+        found = await fetch()
+    messages = [shown_message(message, body, wanted, call.names) for message, body in await _read(call, found)]
+    return {"Messages": messages} if messages else {}
+
+
+def _wanted(call: Call) -> Wanted:
+    system = {*call.wanted.get("AttributeNames", ()), *call.wanted.get("MessageSystemAttributeNames", ())}
+    for name in system:
+        if name not in SYSTEM_ATTRIBUTES:
+            raise SqsError("InvalidAttributeName", f"Unknown Attribute {shorten(name)}.")
+    return Wanted(system, call.wanted.get("MessageAttributeNames", ()))
+
+
+async def _read(call: Call, messages: Sequence[Message]) -> list[tuple[Message, bytes]]:
+    """Messages with their bodies, as far as there is memory; the others are given back, as if they had not been handed
+    out. One that is damaged keeps its lease, so that the next ones come.
+
+    Raises:
+        NoMemory: others have the memory for the first one.
+        CorruptMessage: the only one is damaged.
+    """
+    found: list[tuple[Message, bytes]] = []
+    damaged: CorruptMessage | None = None
+    size = 0
+    for position, message in enumerate(messages):
+        size += message.body.size
+        try:
+            if found and size > LARGEST_ANSWER:
+                await call.desk.broker.give_back(messages[position:])
+                break
+            call.room.cover(call.room.size + _WRITTEN * message.body.size)
+            found.append((message, await _body(message)))
+        except CorruptMessage as error:
+            logger.error("message %s of %s is not handed out: %s", message.id, message.queue, error)
+            damaged = error
+        except MQError:
+            await call.desk.broker.give_back(messages[position:])
+            if not found:
+                raise
+            break
+    if damaged is not None and not found:
+        raise damaged
+    return found
+
+
+async def _body(message: Message) -> bytes:
+    if type(message.body) is BytesBody:
+        return message.body.data
+    try:
+        return await message.body.read()
+    finally:
+        await close([message])
+
+
+# Deleted
+
+
+async def delete(call: Call) -> Mapping[str, Any]:
+    """Delete a message. One that is gone was deleted before."""
+    queue = await call.known_queue(Right.CONSUME)
+    handle = ReceiptHandle.parse(call.needed("ReceiptHandle"))
+    try:
+        await call.desk.broker.remove(queue, handle.id, receipt=handle.receipt)
+    except (NoSuchMessage, ReceiptMismatch) as error:
+        await _delete_late(call, queue, handle, error)
+    return {}
+
+
+async def delete_batch(call: Call) -> Mapping[str, Any]:
+    """Delete up to ten messages, under one barrier."""
+    queue = await call.known_queue(Right.CONSUME)
+    entries, batch = _entries(call), _Batch()
+    handles: dict[str, ReceiptHandle] = {}
+    for entry in entries:
+        with batch.noting(entry["Id"]):
+            handles[entry["Id"]] = _handle(entry)
+    removals = [Removal(handle.id, handle.receipt) for handle in handles.values()]
+    errors = await call.desk.broker.remove_many(queue, removals)
+    for (id, handle), error in zip(handles.items(), errors, strict=True):
+        with batch.noting(id):
+            if error is not None:
+                await _delete_late(call, queue, handle, error)
+            batch.succeeded(id, {})
+    return batch.answer(entries)
+
+
+async def _delete_late(call: Call, queue: QueueName, handle: ReceiptHandle, error: MQError) -> None:
+    """Delete a message whose lease has run out, if it was not handed out since: what was to be done is done. If it was,
+    or is gone, nothing has to be done, and SQS says so to nobody.
+
+    Raises:
+        MQError: any other error.
+    """
+    if isinstance(error, ReceiptMismatch):
+        try:
+            seen = await call.desk.broker.show(queue, handle.id)
+            await close([seen.message])
+            if seen.message.receives == handle.receives and not seen.message.receipt:
+                await call.desk.broker.remove(queue, handle.id)
+        except NoSuchMessage:
+            pass
+    elif not isinstance(error, NoSuchMessage):
+        raise error
+
+
+# Leases
+
+
+async def change_visibility(call: Call) -> Mapping[str, Any]:
+    """Let a lease end later, or earlier."""
+    await _change_visibility(call, await call.known_queue(Right.CONSUME), call.wanted)
+    return {}
+
+
+async def change_visibility_batch(call: Call) -> Mapping[str, Any]:
+    """The same for up to ten messages, side by side."""
+    queue = await call.known_queue(Right.CONSUME)
+    entries, batch = _entries(call), _Batch()
+
+    async def change(entry: Mapping[str, Any]) -> None:
+        with batch.noting(entry["Id"]):
+            await _change_visibility(call, queue, entry)
+            batch.succeeded(entry["Id"], {})
+
+    async with trio.open_nursery() as nursery:
+        for entry in entries:
+            nursery.start_soon(change, entry)
+    return batch.answer(entries)
+
+
+async def _change_visibility(call: Call, queue: QueueName, entry: Mapping[str, Any]) -> None:
+    handle = _handle(entry)
+    needed(entry, "VisibilityTimeout")
+    seconds = number(entry, "VisibilityTimeout", 0, LONGEST_LEASE)
+    try:
+        if seconds:
+            await call.desk.broker.extend(queue, handle.id, seconds, receipt=handle.receipt)
+        else:
+            await call.desk.broker.requeue(queue, handle.id, receipt=handle.receipt)
+    except (NoSuchMessage, NotLeased, ReceiptMismatch):
+        raise SqsError(
+            "MessageNotInflight",
+            "Value for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not available for "
+            "visibility timeout change.",
+        ) from None
+
+
+def _handle(entry: Mapping[str, Any]) -> ReceiptHandle:
+    return ReceiptHandle.parse(needed(entry, "ReceiptHandle"))
+
+
+# Batches
+
+
+def _entries(call: Call) -> list[Mapping[str, Any]]:
+    """The entries of a batch, each with an id of its own.
+
+    Raises:
+        SqsError: there are none, or too many, or their ids are wrong.
+    """
+    entries: list[Mapping[str, Any]] = call.wanted.get("Entries", [])
+    if not entries:
+        raise SqsError("EmptyBatchRequest", "There should be at least one entry in the request.")
+    if len(entries) > LARGEST_BATCH:
+        raise SqsError(
+            "TooManyEntriesInBatchRequest",
+            f"Maximum number of entries per request are {LARGEST_BATCH}. You have sent {len(entries)}.",
+        )
+    ids = [entry.get("Id", "") for entry in entries]
+    if not all(map(_ID.fullmatch, ids)):
+        raise SqsError(
+            "InvalidBatchEntryId",
+            "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most 80 "
+            "letters long.",
+        )
+    twice = next((id for id in ids if ids.count(id) > 1), None)
+    if twice is not None:
+        raise SqsError("BatchEntryIdsNotDistinct", f"Id {twice} repeated.")
+    return entries
+
+
+class _Batch:
+    """The outcomes of a batch, by the ids of its entries."""
+
+    def __init__(self) -> None:
+        self._successful: dict[str, Mapping[str, Any]] = {}
+        self._failed: dict[str, MQError] = {}
+
+    def succeeded(self, id: str, said: Mapping[str, Any]) -> None:
+        """Note what an entry has brought."""
+        self._successful[id] = said
+
+    def failed(self, id: str, error: MQError) -> None:
+        """Note why one failed."""
+        self._failed[id] = error
+
+    def noting(self, id: str) -> _Noting:
+        """In this context an error of mq's is noted for the entry."""
+        return _Noting(self, id)
+
+    def answer(self, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What the client gets: the entries in their order."""
+        ids = [entry["Id"] for entry in entries]
+        lists = {
+            "Successful": [{"Id": id, **self._successful[id]} for id in ids if id in self._successful],
+            "Failed": [{"Id": id, **_problem(self._failed[id])} for id in ids if id in self._failed],
+        }
+        return {name: found for name, found in lists.items() if found}
+
+
+class _Noting:
+    def __init__(self, batch: _Batch, id: str) -> None:
+        self._batch = batch
+        self._id = id
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, MQError):
+            self._batch.failed(self._id, error)
+            return True
+        return False
+
+
+def _problem(error: MQError) -> dict[str, Any]:
+    told = sqs_error(error)
+    return {"SenderFault": told.is_sender_fault, "Code": told.kind.query_code, "Message": told.text}
+
+
+_URL: Final[Mapping[str, Shape]] = {"QueueUrl": TEXT}
+_NOTHING: Final = Struct({})
+_VALUE: Final = Struct({"DataType": TEXT, "StringValue": TEXT, "BinaryValue": BLOB})
+_ATTRIBUTES: Final = MapOf(_VALUE, "MessageAttribute")
+_MESSAGE: Final[Mapping[str, Shape]] = {
+    "MessageBody": TEXT,
+    "DelaySeconds": WHOLE,
+    "MessageAttributes": _ATTRIBUTES,
+    "MessageSystemAttributes": MapOf(_VALUE, "MessageSystemAttribute"),
+    "MessageDeduplicationId": TEXT,
+    "MessageGroupId": TEXT,
+}
+_SENT: Final[Mapping[str, Shape]] = {
+    "MessageId": TEXT,
+    "MD5OfMessageBody": TEXT,
+    "MD5OfMessageAttributes": TEXT,
+    "MD5OfMessageSystemAttributes": TEXT,
+}
+_RECEIVED: Final = Struct(
+    {
+        "MessageId": TEXT,
+        "ReceiptHandle": TEXT,
+        "MD5OfBody": TEXT,
+        "Body": TEXT,
+        "Attributes": MapOf(TEXT, "Attribute"),
+        "MD5OfMessageAttributes": TEXT,
+        "MessageAttributes": _ATTRIBUTES,
+    }
+)
+_FAILED: Final = ListOf(
+    Struct({"Id": TEXT, "SenderFault": SWITCH, "Code": TEXT, "Message": TEXT}), "BatchResultErrorEntry"
+)
+_DELETED: Final[Mapping[str, Shape]] = {"ReceiptHandle": TEXT}
+_CHANGED: Final[Mapping[str, Shape]] = {"ReceiptHandle": TEXT, "VisibilityTimeout": WHOLE}
+
+
+def _batch_of(
+    name: str,
+    entry: Mapping[str, Shape],
+    result: Mapping[str, Shape],
+    handle: Callable[[Call], Awaitable[Mapping[str, Any]]],
+) -> Action:
+    """The line of a batch, whose entries and results have ids."""
+    entries = ListOf(Struct({"Id": TEXT, **entry}), f"{name}RequestEntry")
+    results = ListOf(Struct({"Id": TEXT, **result}), f"{name}ResultEntry")
+    return Action(
+        name, Struct({**_URL, "Entries": entries}), Struct({"Successful": results, "Failed": _FAILED}), handle
+    )
+
+
+ACTIONS: Final[tuple[Action, ...]] = (
+    Action("SendMessage", Struct({**_URL, **_MESSAGE}), Struct(_SENT), send),
+    _batch_of("SendMessageBatch", _MESSAGE, _SENT, send_batch),
+    Action(
+        "ReceiveMessage",
+        Struct(
+            {
+                **_URL,
+                "AttributeNames": ListOf(TEXT, "AttributeName"),
+                "MessageSystemAttributeNames": ListOf(TEXT, "MessageSystemAttributeName"),
+                "MessageAttributeNames": ListOf(TEXT, "MessageAttributeName"),
+                "MaxNumberOfMessages": WHOLE,
+                "VisibilityTimeout": WHOLE,
+                "WaitTimeSeconds": WHOLE,
+                "ReceiveRequestAttemptId": TEXT,
+            }
+        ),
+        Struct({"Messages": ListOf(_RECEIVED, "Message")}),
+        receive,
+    ),
+    Action("DeleteMessage", Struct({**_URL, **_DELETED}), _NOTHING, delete),
+    _batch_of("DeleteMessageBatch", _DELETED, {}, delete_batch),
+    Action("ChangeMessageVisibility", Struct({**_URL, **_CHANGED}), _NOTHING, change_visibility),
+    _batch_of("ChangeMessageVisibilityBatch", _CHANGED, {}, change_visibility_batch),
+)
+"""Actions on messages."""

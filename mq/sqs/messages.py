@@ -1,0 +1,396 @@
+"""A message between SQS and the broker: what is stored with its body, the way back, and the digests that SDKs check.
+
+What a program says over SQS is kept as it came, under a key of its own among the message's attributes. The texts among
+it are kept as attributes that every door shows, too. A message from another door gets message attributes of these.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from mq.errors import InvalidId
+from mq.message import Message, MessageId, shorten
+from mq.sqs.errors import SqsError
+from mq.sqs.names import Names
+from mq.sqs.shapes import needed
+
+MOST_ATTRIBUTES: Final = 10
+LONGEST_GROUP: Final = 128
+TRACE: Final = "AWSTraceHeader"
+ENCODING: Final = "mq.encoding"
+"""The message attribute that says that a body is in base64: it came by another door, and is no text that SQS takes."""
+
+_OURS: Final = "sqs"
+_NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_LONGEST_NAME: Final = 256
+_TYPE: Final = re.compile(r"(String|Number|Binary)(?:\.[^\x00-\x1f]*)?")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+_LONGEST_NUMBER: Final = 64
+_TEXT: Final = re.compile(r"[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
+"""What a body and an attribute may have: the characters of XML 1.0."""
+_GROUP: Final = re.compile(r"[!-~]{1,128}")
+_SHOWN_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_SHOWN_TEXT: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_MOST_SHOWN_BYTES: Final = 8192
+"""Of the texts that other doors show; as of AMQP's headers."""
+
+
+# The way in
+
+
+class Attribute(NamedTuple):
+    """A message attribute.
+
+    Attributes:
+        type: ``String``, ``Number`` or ``Binary``, maybe with a label: ``Number.int``.
+        value: text, or the bytes of a Binary.
+    """
+
+    type: str
+    value: str | bytes
+
+    @property
+    def data(self) -> bytes:
+        """The value's bytes."""
+        return self.value if isinstance(self.value, bytes) else self.value.encode()
+
+
+def read_body(wanted: Mapping[str, Any]) -> bytes:
+    """The body of a message that is to be sent.
+
+    Raises:
+        SqsError: there is none, or it has characters that SQS does not take.
+    """
+    text: str = needed(wanted, "MessageBody")
+    if not text:
+        raise SqsError("InvalidParameterValue", "Value for parameter MessageBody is invalid. Reason: Must be non-empty")
+    if _TEXT.fullmatch(text) is None:
+        raise SqsError("InvalidMessageContents", "the body has characters that SQS does not take: send it as base64")
+    return text.encode()
+
+
+def read_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Attribute]:
+    """Message attributes, checked.
+
+    Raises:
+        SqsError: they are not as SQS has them.
+    """
+    if len(given) > MOST_ATTRIBUTES:
+        raise SqsError("InvalidParameterValue", f"a message has at most {MOST_ATTRIBUTES} message attributes")
+    return {_checked_name(name): _attribute(name, value) for name, value in given.items()}
+
+
+def read_system_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Attribute]:
+    """The system attributes that may be sent: one, the header of AWS X-Ray.
+
+    Raises:
+        SqsError: there are others, or it is no text.
+    """
+    for name in given:
+        if name != TRACE:
+            raise SqsError("InvalidParameterValue", f"{shorten(name)} is no system attribute to send; known: {TRACE}")
+    found = {name: _attribute(name, value) for name, value in given.items()}
+    if any(each.type != "String" for each in found.values()):
+        raise SqsError("InvalidParameterValue", f"{TRACE} must be of the type String")
+    return found
+
+
+def _checked_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None or len(name) > _LONGEST_NAME:
+        raise SqsError(
+            "InvalidParameterValue",
+            f"Invalid message attribute name {shorten(name)}: use 1 to 256 letters, digits, _ - and single periods "
+            "inside, and neither AWS. nor Amazon. at the beginning",
+        )
+    return name
+
+
+def _attribute(name: str, value: Mapping[str, Any]) -> Attribute:
+    type: str = value.get("DataType", "")
+    matched = _TYPE.fullmatch(type)
+    if matched is None or len(type) > _LONGEST_NAME or _TEXT.fullmatch(type) is None:
+        raise _wrong(name, "the type must be String, Number or Binary, with a label after a period where you like")
+    kind = "BinaryValue" if matched[1] == "Binary" else "StringValue"
+    given: str | bytes | None = value.get(kind)
+    if given is None or ("StringValue" in value and "BinaryValue" in value):
+        raise _wrong(name, f"the type {matched[1]} takes a {kind}, and nothing else")
+    if not given:
+        raise _wrong(name, "it must have a value that is not empty")
+    if isinstance(given, str) and _TEXT.fullmatch(given) is None:
+        raise SqsError("InvalidMessageContents", f"the message attribute {name} has characters that SQS does not take")
+    if matched[1] == "Number" and (len(str(given)) > _LONGEST_NUMBER or _NUMBER.fullmatch(str(given).strip()) is None):
+        raise _wrong(name, "it is not a number")
+    return Attribute(type, given)
+
+
+def _wrong(name: str, problem: str) -> SqsError:
+    return SqsError("InvalidParameterValue", f"The message attribute {shorten(name)} is invalid: {problem}")
+
+
+def read_group(wanted: Mapping[str, Any]) -> str | None:
+    """The message group, which a standard queue keeps and shows. None without one.
+
+    Raises:
+        SqsError: it is not as SQS has it, or there is an id for deduplication.
+    """
+    if "MessageDeduplicationId" in wanted:
+        raise SqsError(
+            "InvalidParameterValue",
+            "MessageDeduplicationId: The request includes a parameter that is not valid for this queue type",
+        )
+    group: str | None = wanted.get("MessageGroupId")
+    if group is not None and _GROUP.fullmatch(group) is None:
+        raise SqsError("InvalidParameterValue", f"MessageGroupId must be 1 to {LONGEST_GROUP} visible ASCII characters")
+    return group
+
+
+def size_of(body: bytes, attributes: Mapping[str, Attribute]) -> int:
+    """How many bytes a message counts, as SQS does."""
+    return len(body) + sum(
+        len(name.encode()) + len(each.type.encode()) + len(each.data) for name, each in attributes.items()
+    )
+
+
+def kept_attributes(
+    attributes: Mapping[str, Attribute], trace: Attribute | None, group: str | None, sender: str | None
+) -> dict[str, Any]:
+    """What the broker stores with a message, as JSON values.
+
+    Args:
+        attributes: the message attributes.
+        trace: the header of AWS X-Ray.
+        group: the message group.
+        sender: the user who sends it; None where there are none.
+    """
+    ours: dict[str, Any] = {}
+    if attributes:
+        ours["attributes"] = {name: _kept(each) for name, each in attributes.items()}
+    if trace is not None:
+        ours["trace"] = trace.value
+    if group is not None:
+        ours["group"] = group
+    if sender is not None:
+        ours["sender"] = sender
+    shown = _shown(attributes)
+    return ({"attributes": shown} if shown else {}) | ({_OURS: ours} if ours else {})
+
+
+def _kept(attribute: Attribute) -> list[str]:
+    value = attribute.value
+    return [attribute.type, base64.b64encode(value).decode() if isinstance(value, bytes) else value]
+
+
+def _shown(attributes: Mapping[str, Attribute]) -> dict[str, str]:
+    """Those attributes that other doors can show: texts that fit a header of HTTP."""
+    shown: dict[str, str] = {}
+    left = _MOST_SHOWN_BYTES
+    for name, each in attributes.items():
+        lower = name.lower()
+        if isinstance(each.value, str) and _SHOWN_NAME.fullmatch(lower) and _SHOWN_TEXT.fullmatch(each.value):
+            left -= len(lower) + len(each.value)
+            if left >= 0:
+                shown.setdefault(lower, each.value)
+    return shown
+
+
+# The way out
+
+
+class Wanted(NamedTuple):
+    """What a receive asks for beside bodies.
+
+    Attributes:
+        system: names of system attributes.
+        own: names of message attributes, some with ``.*`` at their ends.
+    """
+
+    system: Collection[str]
+    own: Sequence[str]
+
+
+_ALL: Final = ("All", ".*")
+
+
+def shown_message(message: Message, body: bytes, wanted: Wanted, names: Names) -> dict[str, Any]:
+    """A message as a receive answers it.
+
+    Args:
+        message: as it was fetched.
+        body: its bytes.
+        wanted: what beside the body.
+        names: as the client sees them.
+    """
+    text = _as_text(body)
+    attributes = {name: each for name, each in attributes_of(message).items() if _is_wanted(name, wanted.own)}
+    if text is None:
+        text = base64.b64encode(body).decode()
+        attributes[ENCODING] = Attribute("String", "base64")
+    shown: dict[str, Any] = {
+        "MessageId": str(message.id),
+        "ReceiptHandle": ReceiptHandle.of(message).text,
+        "MD5OfBody": md5(text.encode()),
+        "Body": text,
+    }
+    if wanted.system:
+        system = {name: make(message, names) for name, make in _SYSTEM.items() if _is_named(name, wanted.system)}
+        shown["Attributes"] = {name: value for name, value in system.items() if value is not None}
+    if attributes:
+        shown["MD5OfMessageAttributes"] = md5_of(attributes)
+        shown["MessageAttributes"] = {name: _as_value(each) for name, each in attributes.items()}
+    return shown
+
+
+def attributes_of(message: Message) -> dict[str, Attribute]:
+    """A message's attributes, by whichever door it came."""
+    kept = _ours(message).get("attributes")
+    if isinstance(kept, dict):
+        found = {name: _restored(value) for name, value in kept.items()}
+        return {name: each for name, each in found.items() if each is not None}
+    texts = message.properties.attributes.get("attributes")
+    if not isinstance(texts, dict):
+        return {}
+    return {
+        name: Attribute("String", text)
+        for name, text in texts.items()
+        if isinstance(text, str) and text and _NAME.fullmatch(name) and _TEXT.fullmatch(text)
+    }
+
+
+def _ours(message: Message) -> Mapping[str, Any]:
+    ours = message.properties.attributes.get(_OURS)
+    return ours if isinstance(ours, dict) else {}
+
+
+def _restored(value: Any) -> Attribute | None:
+    """None for what this module did not write."""
+    match value:
+        case [str(type), str(text)] if type.startswith("Binary"):
+            try:
+                return Attribute(type, base64.b64decode(text, validate=True))
+            except (binascii.Error, ValueError):
+                return None
+        case [str(type), str(text)]:
+            return Attribute(type, text)
+    return None
+
+
+def _as_value(attribute: Attribute) -> dict[str, Any]:
+    kind = "BinaryValue" if isinstance(attribute.value, bytes) else "StringValue"
+    return {kind: attribute.value, "DataType": attribute.type}
+
+
+def _as_text(body: bytes) -> str | None:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if _TEXT.fullmatch(text) else None
+
+
+def _is_named(name: str, wanted: Collection[str]) -> bool:
+    return name in wanted or "All" in wanted
+
+
+def _is_wanted(name: str, wanted: Sequence[str]) -> bool:
+    return any(each in _ALL or each == name or (each.endswith(".*") and name.startswith(each[:-1])) for each in wanted)
+
+
+def _text_of_ours(key: str) -> Callable[[Message, Names], str | None]:
+    def find(message: Message, names: Names) -> str | None:
+        value = _ours(message).get(key)
+        return value if isinstance(value, str) else None
+
+    return find
+
+
+def _first_receive(message: Message, names: Names) -> str | None:
+    """Known at the first one only: mq keeps how often, and not when."""
+    return str(time.time_ns() // 1_000_000) if message.receives == 1 else None
+
+
+def _source_arn(message: Message, names: Names) -> str | None:
+    queue = message.deaths[0].get("queue") if message.deaths else None
+    return names.arn(queue) if isinstance(queue, str) else None
+
+
+_SYSTEM: Final[Mapping[str, Callable[[Message, Names], str | None]]] = {
+    "SenderId": _text_of_ours("sender"),
+    "SentTimestamp": lambda message, names: str(message.id.published_ns // 1_000_000),
+    "ApproximateReceiveCount": lambda message, names: str(message.receives),
+    "ApproximateFirstReceiveTimestamp": _first_receive,
+    TRACE: _text_of_ours("trace"),
+    "MessageGroupId": _text_of_ours("group"),
+    "DeadLetterQueueSourceArn": _source_arn,
+}
+SYSTEM_ATTRIBUTES: Final = (*_SYSTEM, "SequenceNumber", "MessageDeduplicationId", "All")
+"""What may be asked for."""
+
+
+class ReceiptHandle(NamedTuple):
+    """A receipt handle: it names one delivery.
+
+    Attributes:
+        id: of the message.
+        receives: how often it had been handed out then.
+        receipt: of the lease.
+    """
+
+    id: MessageId
+    receives: int
+    receipt: str
+
+    @classmethod
+    def of(cls, message: Message) -> ReceiptHandle:
+        """That of a delivery."""
+        return cls(message.id, message.receives, message.receipt)
+
+    @classmethod
+    def parse(cls, text: str) -> ReceiptHandle:
+        """The handle that a client gives back.
+
+        Raises:
+            SqsError: it is none of ours.
+        """
+        try:
+            said = base64.b64decode(text.encode("ascii"), b"-_", validate=True).decode("ascii")
+            id, receives, receipt = said.split(":")
+            if receives.isdigit() and len(receives) <= len(str(1 << 32)) and _RECEIPT.fullmatch(receipt):
+                return cls(MessageId(id), int(receives), receipt)
+        except (ValueError, InvalidId):
+            pass
+        raise SqsError("ReceiptHandleIsInvalid", "The input receipt handle is invalid: give it as a receive gave it.")
+
+    @property
+    def text(self) -> str:
+        """As clients get it."""
+        return base64.urlsafe_b64encode(f"{self.id}:{self.receives}:{self.receipt}".encode()).decode()
+
+
+_RECEIPT: Final = re.compile(r"[0-9a-f]{16}")
+
+
+# Digests
+
+
+def md5(data: bytes) -> str:
+    """As the SDKs compare it. It finds what was damaged on the way, and guards against nobody."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def md5_of(attributes: Mapping[str, Attribute]) -> str:
+    """The digest of message attributes: sorted by name, each part after its length in four bytes, and between type and
+    value a byte that tells text from bytes (SQS developer guide, "Calculating the MD5 message digest")."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for name in sorted(attributes):
+        type, value = attributes[name]
+        for part in (name.encode(), type.encode()):
+            digest.update(len(part).to_bytes(4, "big") + part)
+        data = attributes[name].data
+        digest.update((b"\x02" if isinstance(value, bytes) else b"\x01") + len(data).to_bytes(4, "big") + data)
+    return digest.hexdigest()

@@ -1,0 +1,149 @@
+"""Message move tasks: messages of a dead-letter queue go back to where they died, or elsewhere, while the client does
+other things.
+
+They live as long as the daemon. What a task has moved stays moved; a client whose task has ended with the daemon starts
+another one.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections import deque
+from typing import Any, Final
+
+import trio
+
+from mq.broker.api import BrokerAPI
+from mq.broker.queues import LARGEST_SLICE
+from mq.errors import MQError
+from mq.sqs.errors import SqsError
+
+MOST_SHOWN: Final = 10
+"""Tasks of one queue that are remembered."""
+MOST_QUEUES: Final = 1000
+"""Queues whose tasks are remembered."""
+RUNNING: Final = "RUNNING"
+COMPLETED: Final = "COMPLETED"
+CANCELLED: Final = "CANCELLED"
+FAILED: Final = "FAILED"
+_STALL_SECONDS: Final = 1.0
+"""The unit of a task's speed."""
+
+
+class MoveTask:
+    """One task.
+
+    Args:
+        source: the queue to take messages from.
+        target: the queue to move them to; None for those in which they died.
+        per_second: how many at the most; None for no limit.
+        to_move: how many there were at its start.
+
+    Attributes:
+        status: :data:`RUNNING` or what became of it.
+        moved: how many messages it has moved.
+        reason: why it failed.
+        started_ms: milliseconds since 1970.
+        handle: names it.
+        scope: to cancel it.
+    """
+
+    def __init__(self, source: str, target: str | None, per_second: int | None, to_move: int) -> None:
+        self.source = source
+        self.target = target
+        self.per_second = per_second
+        self.to_move = to_move
+        self.status = RUNNING
+        self.moved = 0
+        self.reason = ""
+        self.started_ms = time.time_ns() // 1_000_000
+        self.handle = base64.urlsafe_b64encode(f"{secrets.token_hex(16)}:{source}".encode()).decode()
+        self.scope = trio.CancelScope()
+
+    async def run(self, broker: BrokerAPI) -> None:
+        """Move until no message is left that can be moved."""
+        with self.scope:
+            try:
+                await self._move_all(broker)
+                self.status = COMPLETED
+            except MQError as error:
+                self.status, self.reason = FAILED, " ".join(str(error).split())
+        if self.status == RUNNING:
+            self.status = CANCELLED
+
+    async def _move_all(self, broker: BrokerAPI) -> None:
+        while True:
+            moved = (await broker.redrive(self.source, self.target, self.per_second or LARGEST_SLICE)).moved
+            self.moved += moved
+            if not moved:
+                return
+            await trio.sleep(0 if self.per_second is None else _STALL_SECONDS)
+
+    def shown(self) -> dict[str, Any]:
+        """As ListMessageMoveTasks answers it, without its ARNs."""
+        said: dict[str, Any] = {"Status": self.status}
+        if self.status == RUNNING:
+            said["TaskHandle"] = self.handle
+        if self.per_second is not None:
+            said["MaxNumberOfMessagesPerSecond"] = self.per_second
+        said["ApproximateNumberOfMessagesMoved"] = self.moved
+        said["ApproximateNumberOfMessagesToMove"] = self.to_move
+        if self.reason:
+            said["FailureReason"] = self.reason
+        return said | {"StartedTimestamp": self.started_ms}
+
+
+class MoveTasks:
+    """The tasks of a daemon.
+
+    Args:
+        broker: moves the messages.
+        nursery: runs the tasks.
+    """
+
+    def __init__(self, broker: BrokerAPI, nursery: trio.Nursery) -> None:
+        self._broker = broker
+        self._nursery = nursery
+        self._of_queue: dict[str, deque[MoveTask]] = {}
+
+    def start(self, task: MoveTask) -> None:
+        """Start a task.
+
+        Raises:
+            SqsError: one of that queue is running, or too many queues have some.
+        """
+        tasks = self._of_queue.get(task.source)
+        if tasks and tasks[0].status == RUNNING:
+            raise SqsError("UnsupportedOperation", "There is already a task running: one at a time for a source queue.")
+        if tasks is None and len(self._of_queue) >= MOST_QUEUES:
+            self._forget_one()
+        self._of_queue.setdefault(task.source, deque(maxlen=MOST_SHOWN)).appendleft(task)
+        self._nursery.start_soon(task.run, self._broker)
+
+    def of_queue(self, source: str) -> list[MoveTask]:
+        """The tasks of a queue, the latest first."""
+        return list(self._of_queue.get(source, ()))
+
+    def running(self, handle: str) -> MoveTask:
+        """The running task of that handle.
+
+        Raises:
+            SqsError: there is none.
+        """
+        for tasks in self._of_queue.values():
+            if tasks[0].handle == handle and tasks[0].status == RUNNING:
+                return tasks[0]
+        raise SqsError("ResourceNotFoundException", "Task does not exist, or runs no more.")
+
+    def end(self) -> None:
+        """Cancel all tasks: mq stops."""
+        for tasks in self._of_queue.values():
+            tasks[0].scope.cancel()
+
+    def _forget_one(self) -> None:
+        over = next((source for source, tasks in self._of_queue.items() if tasks[0].status != RUNNING), None)
+        if over is None:
+            raise SqsError("RequestThrottled", "too many message move tasks are running: try again later")
+        del self._of_queue[over]

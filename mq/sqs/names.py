@@ -1,0 +1,124 @@
+"""How SQS names queues: their URLs and their ARNs. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+from mq.errors import InvalidName
+from mq.message import QueueName, shorten
+from mq.sqs.errors import SqsError
+
+ACCOUNT: Final = "000000000000"
+"""The account that every queue is said to belong to: mq has users, and no accounts."""
+REGION: Final = "us-east-1"
+"""The region of clients that name none."""
+
+_PATH: Final = re.compile(r"/(?:[0-9]{12}|queue)/([^/?#]+)/?")
+_URL: Final = re.compile(r"[a-z]{1,10}://[^/?#]*(/[^?#]*)")
+_ARN: Final = re.compile(r"arn:[a-z-]{1,20}:sqs:[a-z0-9-]{0,40}:[0-9]{0,12}:(.+)", re.DOTALL)
+_NEW: Final = re.compile(r"[A-Za-z0-9_-]{1,80}(?:\.fifo)?")
+_FIFO: Final = ".fifo"
+
+
+class Names:
+    """The names of queues as one client sees them.
+
+    Args:
+        base: scheme and authority by which it calls the daemon: ``http://127.0.0.1:8080``.
+        region: that it has signed for.
+    """
+
+    __slots__ = ("_base", "_region")
+
+    def __init__(self, base: str, region: str = REGION) -> None:
+        self._base = base
+        self._region = region
+
+    def url(self, queue: str) -> str:
+        """The URL of a queue."""
+        return f"{self._base}/{ACCOUNT}/{queue}"
+
+    def arn(self, queue: str) -> str:
+        """The ARN of a queue."""
+        return f"arn:aws:sqs:{self._region}:{ACCOUNT}:{queue}"
+
+
+def queue_of_url(url: str) -> QueueName:
+    """The queue of a URL; whatever its host is, for that differs with the way to the daemon. A queue's mere name does,
+    too.
+
+    Raises:
+        SqsError: it is none.
+    """
+    matched = _URL.fullmatch(url)
+    if matched is None:
+        return known_name(url)
+    queue = queue_of_path(matched[1])
+    if queue is None:
+        raise SqsError("InvalidAddress", f"not the URL of a queue: {shorten(url)}. Ask for it with GetQueueUrl")
+    return known_name(queue)
+
+
+def queue_of_path(path: str) -> str | None:
+    """The queue's name in the path of its URL; None where it is no such path."""
+    matched = _PATH.fullmatch(path)
+    return None if matched is None else unquote(matched[1])
+
+
+def queue_of_arn(arn: str, what: str) -> QueueName:
+    """The queue of an ARN, of whatever region and account.
+
+    Args:
+        arn: from a client.
+        what: names it in errors.
+
+    Raises:
+        SqsError: it is none.
+    """
+    matched = _ARN.fullmatch(arn)
+    if matched is None:
+        raise SqsError("InvalidParameterValue", f"{what} must be a queue's ARN, such as {Names('').arn('my-queue')}")
+    return known_name(matched[1])
+
+
+def known_name(name: str) -> QueueName:
+    """The name of a queue that may be there.
+
+    Raises:
+        SqsError: there cannot be one.
+    """
+    refuse_fifo(name)
+    try:
+        return QueueName(name)
+    except InvalidName:
+        raise SqsError("QueueDoesNotExist", f"no queue can be called {shorten(name)}") from None
+
+
+def new_name(name: str) -> QueueName:
+    """The name of a queue that is to be made.
+
+    Raises:
+        SqsError: none can be called that.
+    """
+    refuse_fifo(name)
+    if _NEW.fullmatch(name) is None:
+        raise SqsError(
+            "InvalidParameterValue",
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+        )
+    try:
+        return QueueName(name)
+    except InvalidName as error:  # it begins with a hyphen
+        raise SqsError("InvalidParameterValue", str(error)) from None
+
+
+def refuse_fifo(name: str) -> None:
+    """Refuse the name of a FIFO queue: to serve it as a standard one would break its order.
+
+    Raises:
+        SqsError: it is one.
+    """
+    if name.endswith(_FIFO):
+        raise SqsError("UnsupportedOperation", "mq has no FIFO queues yet: use a standard queue, without .fifo")

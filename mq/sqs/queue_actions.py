@@ -1,0 +1,394 @@
+"""Actions on queues: made, found, listed, set, tagged, emptied, deleted; and dead letters that are moved back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mq.access import Right
+from mq.errors import Conflict, InvalidSetting
+from mq.message import QueueName, shorten
+from mq.sqs.attributes import (
+    Change,
+    allows_source,
+    noted,
+    read_change,
+    shown_attributes,
+    wanted_attributes,
+    with_defaults,
+)
+from mq.sqs.calls import ANY_RIGHT, Action, Call
+from mq.sqs.errors import SqsError
+from mq.sqs.move_tasks import MOST_SHOWN, MoveTask
+from mq.sqs.names import known_name, new_name, queue_of_arn
+from mq.sqs.notes import Notes
+from mq.sqs.shapes import TEXT, WHOLE, ListOf, MapOf, Shape, Struct
+
+LONGEST_LIST: Final = 1000
+MOST_TAGS: Final = 50
+MOST_PER_SECOND: Final = 500
+_TAG_KEY: Final = re.compile(r"(?!(?i:aws:))[\w\s+\-=.:/@]{1,128}")
+_TAG_VALUE: Final = re.compile(r"[\w\s+\-=.:/@]{0,256}")
+_DEAD_LETTERS: Final = "dead_letter_queue"
+
+
+# Made, found, deleted
+
+
+async def create_queue(call: Call) -> Mapping[str, Any]:
+    """Make a queue; or find that it is there, with these attributes."""
+    name = new_name(call.needed("QueueName"))
+    call.allow(Right.CONFIGURE, name)
+    change = read_change(call.wanted.get("Attributes", {}))
+    tags = _checked_tags(call.wanted.get("tags", {}))
+    async with call.desk.changing:
+        if await call.desk.broker.has_queue(name):
+            await _check_same(call, name, change)
+        else:
+            await _create(call, name, with_defaults(change), tags)
+    return {"QueueUrl": call.names.url(name)}
+
+
+async def _create(call: Call, name: QueueName, change: Change, tags: Mapping[str, str]) -> None:
+    target = change.settings.get(_DEAD_LETTERS)
+    if target is not None:
+        await _check_target(call, name, target)
+    notes = Notes({key: text for key, text in change.notes.items() if text}, tags)
+    broker = call.desk.broker
+    if notes.attributes or notes.tags:
+        await call.desk.notes.write(name, notes, None)
+    else:
+        await call.desk.notes.drop(name)  # of a queue of that name that was deleted by another door
+    await broker.declarations.create(name, change.settings, None, is_transient=False)
+    if notes.attributes or notes.tags:
+        await call.desk.notes.write(name, notes, (await broker.status(name)).created_ns)
+    call.audit("queue-created", name)
+
+
+async def _check_same(call: Call, name: QueueName, change: Change) -> None:
+    """Check that a queue has the attributes that a client would make it with.
+
+    Raises:
+        SqsError: it has others.
+    """
+    status = await call.desk.broker.status(name)
+    settings, notes = status.settings.values(), await call.desk.notes.read(name)
+    if settings["visibility"] is None:
+        settings["visibility"] = call.desk.lease_seconds
+    same = all(settings[key] == value for key, value in change.settings.items())
+    if not same or any(noted(notes, key) != text for key, text in change.notes.items()):
+        raise SqsError(
+            "QueueNameExists",
+            "A queue already exists with the same name and a different value for an "
+            "attribute: ask for the same ones, or change them with SetQueueAttributes",
+        )
+
+
+async def _check_target(call: Call, queue: QueueName, target: str) -> None:
+    """Check that a queue's dead messages may go to another one.
+
+    Raises:
+        SqsError: there is none, it does not want them, they would go round, or the user may not send them there.
+    """
+    call.allow(Right.CONSUME, queue)  # whoever has them sent elsewhere reads them there
+    call.allow(Right.PUBLISH, target)
+    broker = call.desk.broker
+    path: list[str] = [queue]
+    name: str | None = target
+    while name is not None:
+        if name in path:
+            raise _wrong_policy(f"Dead letters would go round: {' -> '.join([*path, name])}.")
+        path.append(name)
+        name = (await broker.status(name)).settings.dead_letter_queue if await broker.has_queue(name) else None
+    if not await broker.has_queue(target):
+        raise _wrong_policy("Dead letter target does not exist: create it first.")
+    if (await broker.status(target)).settings.unique:
+        raise _wrong_policy(f"{target} is unique, so it would not take every message.")
+    if not allows_source(await call.desk.notes.read(target), queue):
+        raise _wrong_policy(f"The RedriveAllowPolicy of {target} does not allow it.")
+
+
+def _wrong_policy(reason: str) -> SqsError:
+    return SqsError("InvalidParameterValue", f"Value for parameter RedrivePolicy is invalid. Reason: {reason}")
+
+
+async def get_queue_url(call: Call) -> Mapping[str, Any]:
+    """The URL of a queue that is there."""
+    name = known_name(call.needed("QueueName"))
+    call.allow(ANY_RIGHT, name)
+    await call.check_known(name)
+    return {"QueueUrl": call.names.url(name)}
+
+
+async def list_queues(call: Call) -> Mapping[str, Any]:
+    """Queues by the beginning of their names."""
+    prefix = call.wanted.get("QueueNamePrefix", "")
+    found = [status.name for status in await call.desk.broker.queues()]
+    return _page(call, "QueueUrls", [name for name in found if name.startswith(prefix) and call.sees(name)])
+
+
+async def list_sources(call: Call) -> Mapping[str, Any]:
+    """Queues whose dead messages go to this one."""
+    target = await call.known_queue(ANY_RIGHT)
+    found = [each.name for each in await call.desk.broker.queues() if each.settings.dead_letter_queue == target]
+    return _page(call, "queueUrls", [name for name in found if call.sees(name)])
+
+
+def _page(call: Call, member: str, queues: Sequence[str]) -> dict[str, Any]:
+    """A page of queues, which are sorted; without a wish for pages it is one of the longest."""
+    most = call.number("MaxResults", 1, LONGEST_LIST)
+    token = call.wanted.get("NextToken")
+    after = "" if token is None else _after(token)
+    left = [name for name in queues if name > after]
+    page = left[: most or LONGEST_LIST]
+    answer: dict[str, Any] = {member: [call.names.url(name) for name in page]} if page else {}
+    if most is not None and len(left) > most:
+        answer["NextToken"] = base64.urlsafe_b64encode(page[-1].encode()).decode()
+    return answer
+
+
+def _after(token: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(token.encode("ascii")).decode()
+    except (binascii.Error, ValueError):
+        raise SqsError("InvalidParameterValue", "NextToken must be one that this action has answered") from None
+
+
+async def delete_queue(call: Call) -> Mapping[str, Any]:
+    """Delete a queue and all its messages."""
+    async with call.desk.changing:
+        queue = await call.known_queue(Right.CONFIGURE)
+        await call.desk.broker.delete_queue(queue)
+        await call.desk.notes.drop(queue)
+        call.audit("queue-deleted", queue)
+    return {}
+
+
+async def purge_queue(call: Call) -> Mapping[str, Any]:
+    """Remove all messages that are not leased."""
+    queue = await call.known_queue(Right.CONFIGURE)
+    await call.desk.broker.purge(queue)
+    call.audit("queue-purged", queue)
+    return {}
+
+
+# Attributes and tags
+
+
+async def get_attributes(call: Call) -> Mapping[str, Any]:
+    """The attributes that were asked for."""
+    queue = await call.known_queue(ANY_RIGHT)
+    is_wanted = wanted_attributes(call.wanted.get("AttributeNames", ()))
+    notes, status = await call.desk.notes.read(queue), await call.desk.broker.status(queue)
+    shown = shown_attributes(status, notes, call.names, call.desk.lease_seconds)
+    found = {name: text for name, text in shown.items() if is_wanted(name)}
+    return {"Attributes": found} if found else {}
+
+
+async def set_attributes(call: Call) -> Mapping[str, Any]:
+    """Change attributes: all of them, or none."""
+    change = read_change(call.needed("Attributes"))
+    async with call.desk.changing:
+        queue = await call.known_queue(Right.CONFIGURE)
+        target = change.settings.get(_DEAD_LETTERS)
+        if target is not None:
+            await _check_target(call, queue, target)
+        if change.settings:
+            try:
+                await call.desk.broker.change_settings(queue, change.settings)
+            except (InvalidSetting, Conflict) as error:
+                raise SqsError("InvalidAttributeValue", str(error)) from error
+        old = await call.desk.notes.read(queue)
+        attributes = {name: text for name, text in {**old.attributes, **change.notes}.items() if text}
+        await _write(call, queue, old._replace(attributes=attributes, modified=int(time.time())))
+        call.audit("queue-changed", queue)
+    return {}
+
+
+async def _write(call: Call, queue: QueueName, notes: Notes) -> None:
+    await call.desk.notes.write(queue, notes, (await call.desk.broker.status(queue)).created_ns)
+
+
+async def tag_queue(call: Call) -> Mapping[str, Any]:
+    """Set tags."""
+    tags = _checked_tags(call.needed("Tags"))
+    async with call.desk.changing:
+        queue = await call.known_queue(Right.CONFIGURE)
+        old = await call.desk.notes.read(queue)
+        await _write(call, queue, old._replace(tags=_checked_tags({**old.tags, **tags})))
+    return {}
+
+
+async def untag_queue(call: Call) -> Mapping[str, Any]:
+    """Take tags away."""
+    gone = call.needed("TagKeys")
+    async with call.desk.changing:
+        queue = await call.known_queue(Right.CONFIGURE)
+        old = await call.desk.notes.read(queue)
+        left = {key: text for key, text in old.tags.items() if key not in gone}
+        if left != old.tags:
+            await _write(call, queue, old._replace(tags=left))
+    return {}
+
+
+async def list_tags(call: Call) -> Mapping[str, Any]:
+    """All tags."""
+    notes = await call.desk.notes.read(await call.known_queue(ANY_RIGHT))
+    return {"Tags": dict(notes.tags)} if notes.tags else {}
+
+
+def _checked_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
+    if len(tags) > MOST_TAGS:
+        raise SqsError("InvalidParameterValue", f"a queue has at most {MOST_TAGS} tags")
+    for key, text in tags.items():
+        if _TAG_KEY.fullmatch(key) is None or _TAG_VALUE.fullmatch(text) is None:
+            raise SqsError(
+                "InvalidParameterValue",
+                f"The tag {shorten(key)} is invalid: keys have 1 to 128 and values up to 256 letters, digits, spaces "
+                "and _ . : / = + - @, and no key begins with aws:",
+            )
+    return tags
+
+
+async def no_permissions(call: Call) -> Mapping[str, Any]:
+    """Permissions are mq's users' rights."""
+    call.queue(Right.CONFIGURE)
+    raise SqsError(
+        "UnsupportedOperation", "Who may do what stands in mq's users file (docs/access.md), and is not changed here"
+    )
+
+
+# Dead letters
+
+
+async def start_move(call: Call) -> Mapping[str, Any]:
+    """Begin to move the messages of a dead-letter queue."""
+    source = queue_of_arn(call.needed("SourceArn"), "SourceArn")
+    call.allow(Right.CONFIGURE, source)
+    target = None
+    if "DestinationArn" in call.wanted:
+        target = queue_of_arn(call.wanted["DestinationArn"], "DestinationArn")
+        call.allow(Right.CONSUME, source)
+        call.allow(Right.PUBLISH, target)
+    per_second = call.number("MaxNumberOfMessagesPerSecond", 1, MOST_PER_SECOND)
+    await _check_move(call, source, target)
+    status = await call.desk.broker.status(source)
+    task = MoveTask(source, target, per_second, status.ready)
+    call.desk.tasks.start(task)
+    call.audit("queue-redriven", source)
+    return {"TaskHandle": task.handle}
+
+
+async def _check_move(call: Call, source: QueueName, target: QueueName | None) -> None:
+    broker = call.desk.broker
+    for queue in (source, target):
+        if queue is not None and not await broker.has_queue(queue):
+            raise SqsError("ResourceNotFoundException", "The resource that you specified does not exist.")
+    if source == target:
+        raise SqsError("InvalidParameterValue", "DestinationArn must be another queue than SourceArn.")
+    if not any(status.settings.dead_letter_queue == source for status in await broker.queues()):
+        raise SqsError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
+
+
+async def list_moves(call: Call) -> Mapping[str, Any]:
+    """The latest tasks of a queue."""
+    source = queue_of_arn(call.needed("SourceArn"), "SourceArn")
+    call.allow(ANY_RIGHT, source)
+    most = call.number("MaxResults", 1, MOST_SHOWN) or 1
+    if not await call.desk.broker.has_queue(source):
+        raise SqsError("ResourceNotFoundException", "The resource that you specified does not exist.")
+    tasks = call.desk.tasks.of_queue(source)[:most]
+    return {"Results": [_shown_task(call, task) for task in tasks]} if tasks else {}
+
+
+def _shown_task(call: Call, task: MoveTask) -> dict[str, Any]:
+    target = {} if task.target is None else {"DestinationArn": call.names.arn(task.target)}
+    return {**task.shown(), "SourceArn": call.names.arn(task.source), **target}
+
+
+async def cancel_move(call: Call) -> Mapping[str, Any]:
+    """End a task; what it has moved stays moved."""
+    task = call.desk.tasks.running(call.needed("TaskHandle"))
+    call.allow(Right.CONFIGURE, task.source)
+    task.scope.cancel()
+    return {"ApproximateNumberOfMessagesMoved": task.moved}
+
+
+_URL: Final[Mapping[str, Shape]] = {"QueueUrl": TEXT}
+_ATTRIBUTES: Final = MapOf(TEXT, "Attribute")
+_TAGS: Final = MapOf(TEXT, "Tag", "Key")
+_PAGES: Final[Mapping[str, Shape]] = {"MaxResults": WHOLE, "NextToken": TEXT}
+_NOTHING: Final = Struct({})
+_URLS: Final = ListOf(TEXT, "QueueUrl")
+_TASK: Final = Struct(
+    {
+        "TaskHandle": TEXT,
+        "Status": TEXT,
+        "SourceArn": TEXT,
+        "DestinationArn": TEXT,
+        "MaxNumberOfMessagesPerSecond": WHOLE,
+        "ApproximateNumberOfMessagesMoved": WHOLE,
+        "ApproximateNumberOfMessagesToMove": WHOLE,
+        "FailureReason": TEXT,
+        "StartedTimestamp": WHOLE,
+    }
+)
+
+ACTIONS: Final[tuple[Action, ...]] = (
+    Action(
+        "CreateQueue",
+        Struct({"QueueName": TEXT, "Attributes": _ATTRIBUTES, "tags": _TAGS}),
+        Struct(_URL),
+        create_queue,
+    ),
+    Action("GetQueueUrl", Struct({"QueueName": TEXT, "QueueOwnerAWSAccountId": TEXT}), Struct(_URL), get_queue_url),
+    Action(
+        "ListQueues",
+        Struct({"QueueNamePrefix": TEXT, **_PAGES}),
+        Struct({"QueueUrls": _URLS, "NextToken": TEXT}),
+        list_queues,
+    ),
+    Action("DeleteQueue", Struct(_URL), _NOTHING, delete_queue),
+    Action("PurgeQueue", Struct(_URL), _NOTHING, purge_queue),
+    Action(
+        "GetQueueAttributes",
+        Struct({**_URL, "AttributeNames": ListOf(TEXT, "AttributeName")}),
+        Struct({"Attributes": _ATTRIBUTES}),
+        get_attributes,
+    ),
+    Action("SetQueueAttributes", Struct({**_URL, "Attributes": _ATTRIBUTES}), _NOTHING, set_attributes),
+    Action("TagQueue", Struct({**_URL, "Tags": _TAGS}), _NOTHING, tag_queue),
+    Action("UntagQueue", Struct({**_URL, "TagKeys": ListOf(TEXT, "TagKey")}), _NOTHING, untag_queue),
+    Action("ListQueueTags", Struct(_URL), Struct({"Tags": _TAGS}), list_tags),
+    Action("AddPermission", Struct(_URL), _NOTHING, no_permissions),
+    Action("RemovePermission", Struct(_URL), _NOTHING, no_permissions),
+    Action(
+        "ListDeadLetterSourceQueues",
+        Struct({**_URL, **_PAGES}),
+        Struct({"queueUrls": _URLS, "NextToken": TEXT}),
+        list_sources,
+    ),
+    Action(
+        "StartMessageMoveTask",
+        Struct({"SourceArn": TEXT, "DestinationArn": TEXT, "MaxNumberOfMessagesPerSecond": WHOLE}),
+        Struct({"TaskHandle": TEXT}),
+        start_move,
+    ),
+    Action(
+        "ListMessageMoveTasks",
+        Struct({"SourceArn": TEXT, "MaxResults": WHOLE}),
+        Struct({"Results": ListOf(_TASK, "ListMessageMoveTasksResultEntry")}),
+        list_moves,
+    ),
+    Action(
+        "CancelMessageMoveTask",
+        Struct({"TaskHandle": TEXT}),
+        Struct({"ApproximateNumberOfMessagesMoved": WHOLE}),
+        cancel_move,
+    ),
+)
+"""Actions on queues."""

@@ -1,0 +1,29 @@
+"""The engine of the folder stores: four folders on one file system, and what brings their changes to the medium.
+
+In reading order, the verbs first:
+
+* ``posix``: the store on a disk, as async verbs over the synchronous code below.
+* ``tmpfs``: the same store on a file system in memory.
+* ``fake``: the same store on a file system of this process's, for tests.
+* ``layout``: what a store writes besides bytes: folders, names, properties; pure.
+* ``folders``: what is in the four folders, and how a message is read.
+* ``batch``: one commit: writes, moves and unlinks, with mq-native where it is installed.
+* ``barrier``: which syncs make a batch durable, and what they cost here.
+* ``logged``: one commit by the log: a record, a flush, then the batch without any sync.
+* ``log``: the log of a root: its two segments, its records, its checkpoints.
+* ``format``: which versions may serve a root as it is: while its log is in use, only those that know it.
+* ``redo``: what the log says is done again, after a crash.
+* ``staging``: large bodies on their way to the medium, and read from it.
+* ``records``: small JSON files that are never half there.
+* ``reserve``: room that is given up for removals when the disk is full.
+* ``watch``: what other processes do to the folders, by inotify.
+* ``opening``: a root is checked, locked, made and repaired before it is served.
+* ``ownership``: refuses a root that a stranger could change.
+* ``recovery``: brings every state that a crash can leave back to one that mq knows.
+* ``peers``: processes that share a root: which of them live, and the alarm when its medium failed.
+* ``source``: one folder of a root, for mq-mover and mq-reaper.
+* ``doctor``: finds what is wrong in a root, for ``mq doctor``.
+* ``mount``: what the file system below keeps over a power cut.
+* ``hop``: how a call that may block is made, in a thread or inline.
+* ``calls``: the system calls, replaceable; which of their errors pass, and which calls are repeated.
+"""

@@ -1,0 +1,404 @@
+"""One durability barrier: which syncs make a batch of changes durable.
+
+A few files and folders are synced one by one; many by one syncfs(2) of the whole file system, whose errors the
+kernel reports since 5.8. Every result is checked; an error is never tried again (the second fsync after an error
+says OK and the bytes are not there).
+
+Where names are ordered, the last change brings all that were made before it, so it is the only one to be synced.
+
+Which of the two ways is cheaper is measured (:class:`SyncCosts`): ``syncfs`` is cheap on a dedicated file system, and
+expensive when other programs write to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from mq.storage.files.calls import NO_HANDLES, OPEN_FOLDER, OPEN_READ, STALE, Calls, SyncFailed
+
+FEW_FOLDERS: Final = 4
+MOST_MOVED: Final = 32
+"""Files that were moved are kept open for their sync, up to so many."""
+MOST_FILES: Final = 64
+"""Files that are synced one by one at the most: each is an open file until then."""
+RETRY_AFTER: Final = 20
+"""What was too expensive is tried again after so many times what it cost: it takes at most a twentieth of the time."""
+_WEIGHT: Final = 0.2
+"""Of the latest measurement, in the running mean."""
+
+
+class SyncCosts:
+    """What syncing costs here and now: a file by itself, or everything at once.
+
+    Args:
+        clock: tells the time, in seconds from anywhere.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._file: float | None = None
+        self._everything: float | None = None
+        self._measured = 0.0
+        self._operation: float | None = None
+        self._barrier: float | None = None
+        self._waited = 0.0
+
+    @property
+    def overlap_from(self) -> int | None:
+        """Operations whose doing takes as long as their barrier; None as long as nothing is known."""
+        if self._operation is None or self._barrier is None:
+            return None
+        return max(1, math.ceil(self._barrier / self._operation)) if self._operation > 0 else None
+
+    def prefer_everything(self, files: int) -> bool:
+        """Whether so many files are better synced with everything else than one by one."""
+        if not 1 < files <= MOST_FILES:
+            return files > 1
+        if self._file is None or self._everything is None or self._everything <= files * self._file:
+            return True
+        return self._clock() - self._measured > RETRY_AFTER * self._everything
+
+    @contextmanager
+    def of_batch(self, operations: int) -> Iterator[None]:
+        """So many operations, one at least, are done in the block, barriers included."""
+        start, waited = self._clock(), self._waited
+        yield
+        barrier = self._waited - waited
+        self._barrier = _smoothed(self._barrier, barrier)
+        self._operation = _smoothed(self._operation, (self._clock() - start - barrier) / operations)
+
+    @contextmanager
+    def of_barrier(self) -> Iterator[None]:
+        """A barrier is waited for in the block."""
+        start = self._clock()
+        yield
+        self._waited += self._clock() - start
+
+    @contextmanager
+    def of_files(self, files: int) -> Iterator[None]:
+        """So many files are synced one by one in the block."""
+        start = self._clock()
+        yield
+        if files:
+            self._file = _smoothed(self._file, (self._clock() - start) / files)
+
+    @contextmanager
+    def of_everything(self) -> Iterator[None]:
+        """Everything is synced in the block."""
+        start = self._clock()
+        yield
+        self._measured = self._clock()
+        self._everything = _smoothed(self._everything, self._measured - start)
+
+
+def _smoothed(before: float | None, latest: float) -> float:
+    return latest if before is None else before + _WEIGHT * (latest - before)
+
+
+class Syncs:
+    """How what was changed below a root gets to the medium.
+
+    Args:
+        calls: the system.
+        root_fd: any folder of the file system, opened before what is written.
+        syncfs: whether syncfs may be used.
+        ordered: whether name changes reach the medium in the order in which they were made, across folders.
+        held: folders that are kept open, by their paths.
+        costs: what syncing has cost.
+
+    Attributes:
+        spare: a handle for when there is no other, where syncfs may not be used.
+    """
+
+    def __init__(
+        self, calls: Calls, root_fd: int, costs: SyncCosts, *, syncfs: bool, ordered: bool, held: Mapping[str, int]
+    ) -> None:
+        self.calls = calls
+        self.root_fd = root_fd
+        self.costs = costs
+        self.syncfs = syncfs
+        self.ordered = ordered
+        self.held = held
+        self.spare: Spare | None = None
+
+    def prefer_everything(self, files: int) -> bool:
+        """Whether so many files are to be synced with everything else."""
+        return self.syncfs and self.costs.prefer_everything(files)
+
+    def everything(self) -> None:
+        """Make the whole file system durable.
+
+        Raises:
+            SyncFailed: it is not known to be.
+        """
+        with self.costs.of_everything():
+            sync_all(self.calls, self.root_fd)
+
+    def folder(self, path: str) -> None:
+        """Make the names in a folder durable.
+
+        Raises:
+            SyncFailed: they are not known to be.
+        """
+        if path in self.held:
+            sync(self.calls, self.held[path])
+        else:
+            sync_folder(self.calls, path)
+
+
+class Barrier:
+    """What has to be synced together. Tell it of changes in the order in which they are made.
+
+    Args:
+        syncs: how that is done.
+        files: how many files will be written at the most; decides whether they are kept open for fsync.
+    """
+
+    def __init__(self, syncs: Syncs, files: int = 0) -> None:
+        self._syncs = syncs
+        self._calls = syncs.calls
+        self._one_by_one = not syncs.prefer_everything(files)
+        self._files: list[int] = []
+        self._moved: list[int] = []
+        self._not_synced: SyncFailed | None = None
+        self._folders: set[str] = set()
+        self._everything = False
+
+    @property
+    def wants_files(self) -> bool:
+        """Whether it has to be given the files that were written, because it syncs them one by one."""
+        return self._one_by_one
+
+    def add_closed_file(self) -> None:
+        """A file was written, has its name, and is closed. Only where files are not wanted."""
+        self._everything = True
+
+    def add_file(self, fd: int) -> None:
+        """This open file was written, and has its name. The barrier closes it."""
+        if self._one_by_one:
+            self._files.append(fd)
+            if self._syncs.ordered:
+                self._folders.clear()
+        else:
+            self.add_closed_file()
+            self._calls.close(fd)
+
+    def brings_move(self) -> bool:
+        """A file that was added is moved now: whether its own sync brings that, with all that was changed before."""
+        if not (self._syncs.ordered and self._files):
+            return False
+        self._folders.clear()
+        return True
+
+    def add_moved(self, path: str) -> None:
+        """This file was moved, and only its own sync makes that durable. Not when a peer has moved it on already."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                self._moved.append(self._calls.open(path, OPEN_READ))
+            except OSError as error:
+                if error.errno not in NO_HANDLES or self._syncs.spare is None:
+                    raise
+                self._sync_moved()
+                with self._syncs.spare.lent():
+                    self._moved.append(self._calls.open(path, OPEN_READ))
+                    self._sync_moved()
+        if len(self._moved) >= MOST_MOVED:
+            self._sync_moved()
+
+    def add_folders(self, *paths: str) -> None:
+        """Names in these folders were changed together."""
+        # on an ordered file system syncing one folder is enough: one that is kept open, since it cannot vanish
+        held = [path for path in paths if path in self._syncs.held] if self._syncs.ordered else []
+        if held:
+            self._folders = {held[0]}
+        else:
+            self._folders.update(paths)
+
+    def flush(self) -> frozenset[str] | None:
+        """Wait until all of it is on the medium. The folders that were synced; None for all there are.
+
+        Raises:
+            OSError: the medium failed; nothing of the batch is known to be durable.
+        """
+        try:
+            if self._everything or (self._syncs.syncfs and len(self._folders) > FEW_FOLDERS):
+                self._syncs.everything()
+                return None
+            with self._syncs.costs.of_files(len(self._files)):
+                for fd in self._files:
+                    sync(self._calls, fd)
+            self._sync_moved()
+            if self._not_synced is not None:
+                raise self._not_synced
+        finally:
+            self.close()
+        try:
+            return self._sync_folders()
+        except OSError as error:
+            if error.errno not in NO_HANDLES or isinstance(error, SyncFailed):
+                raise
+            if self._syncs.syncfs:
+                self._syncs.everything()  # needs no handle of its own
+                return None
+            if self._syncs.spare is None:
+                raise
+        with self._syncs.spare.lent():
+            return self._sync_folders()
+
+    def close(self) -> None:
+        """Close the files that wait for their sync."""
+        files, self._files, self._moved = self._files + self._moved, [], []
+        close_all(self._calls, files)
+
+    def _sync_moved(self) -> None:
+        """Sync what was moved so far. An error is raised for the whole batch: it may concern any of them."""
+        moved, self._moved = self._moved, []
+        for fd in moved:
+            try:
+                sync(self._calls, fd)
+            except SyncFailed as error:
+                if error.errno not in STALE:  # else a peer has moved it on and taken it away, and made that durable
+                    self._not_synced = error
+        close_all(self._calls, moved)
+
+    def _sync_folders(self) -> frozenset[str]:
+        for folder in sorted(self._folders):  # one order, so that a simulation repeats
+            with contextlib.suppress(FileNotFoundError):  # deleted by hand meanwhile: nothing of it can be kept
+                self._syncs.folder(folder)
+        return frozenset(self._folders)
+
+
+class Unsynced(Barrier):
+    """No barrier at all, where the log has made a batch durable before its file calls."""
+
+    def __init__(self, syncs: Syncs) -> None:
+        super().__init__(syncs)
+        self._one_by_one = False
+
+    def add_closed_file(self) -> None:
+        """Nothing is synced."""
+
+    def brings_move(self) -> bool:
+        """Nothing is synced."""
+        return True
+
+    def add_moved(self, path: str) -> None:
+        """Nothing is synced."""
+
+    def add_folders(self, *paths: str) -> None:
+        """Nothing is synced."""
+
+    def flush(self) -> frozenset[str] | None:
+        """All is on the medium, in the log."""
+        return None
+
+
+class Spare:
+    """A file handle that is kept for when no other is free: to sync what was changed, or to read what was leased.
+
+    Args:
+        calls: the system.
+        path: any folder.
+    """
+
+    def __init__(self, calls: Calls, path: str) -> None:
+        self._calls = calls
+        self._path = path
+        self._fd: int | None = None
+        self._lock = threading.Lock()
+        self.keep()
+
+    def keep(self) -> None:
+        """Take it, if it is not held and there is one."""
+        if self._fd is None:
+            with contextlib.suppress(OSError):
+                self._fd = self._calls.open(self._path, OPEN_FOLDER)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Free the handle for the length of the block, for one caller at a time."""
+        with self._lock:
+            self.close()
+            try:
+                yield
+            finally:
+                self.keep()
+
+    def close(self) -> None:
+        """Let go of it."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            close_all(self._calls, [fd])
+
+
+def close_all(calls: Calls, fds: Iterable[int]) -> None:
+    """Close files and folders. Errors are ignored: the sync before has reported them."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            calls.close(fd)
+
+
+def sync(calls: Calls, fd: int) -> None:
+    """Make an open file or folder durable.
+
+    Raises:
+        SyncFailed: it is not known to be.
+    """
+    try:
+        calls.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror, error.filename) from error
+
+
+def sync_all(calls: Calls, root_fd: int) -> None:
+    """Make the whole file system durable.
+
+    Raises:
+        SyncFailed: it is not known to be.
+    """
+    try:
+        calls.syncfs(root_fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror, error.filename) from error
+
+
+def sync_folder(calls: Calls, path: str) -> None:
+    """Make the names in a folder durable."""
+    fd = calls.open(path, OPEN_FOLDER)
+    try:
+        sync(calls, fd)
+    finally:
+        close_all(calls, [fd])
+
+
+def make_folder(calls: Calls, path: str) -> None:
+    """Make a folder that is durable once its name is."""
+    calls.mkdir(path)
+    # without a journal, the sync that brings the name does not bring the folder: after a power cut the name leads
+    # nowhere, and a repair takes it away
+    try:
+        sync_folder(calls, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            calls.rmdir(path)
+        raise
+
+
+@contextlib.contextmanager
+def synced_after(calls: Calls, *paths: str) -> Iterator[None]:
+    """Make the names in these folders durable after the block. Their handles are opened before it, so that none is
+    missing then."""
+    fds: list[int] = []
+    try:
+        for path in paths:
+            fds.append(calls.open(path, OPEN_FOLDER))  # noqa: PERF401 - what is open is closed
+        yield
+        for fd in fds:
+            sync(calls, fd)
+    finally:
+        close_all(calls, fds)

@@ -1,0 +1,745 @@
+"""One commit: what a batch of operations does to the four folders.
+
+Two ways to move a name, by what the file system keeps over a power cut (:mod:`mq.storage.files.mount`):
+
+* *rename*, where that is atomic. Moves that need not be durable ride on the next barrier.
+* *link, barrier, unlink* elsewhere: at no instant is a message without a durable name.
+
+An error that can pass refuses one operation. Any other, and any at all from a barrier, leaves the state on the
+medium unknown: the store has failed, and every operation of the batch with it.
+
+What is plain in a batch is done in one go where mq-native is installed. Each of its steps has a twin here or in
+:mod:`mq.storage.files.folders`, which knows every error and does again what did not succeed at once. So mq-native
+holds no rule of its own, and a store without it differs in speed only.
+
+:class:`JoinedRemovals` makes one unlink of a removal and the unlink behind it; :class:`ReadAhead` keeps what was read
+in the hop that moved it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from mq.lifecycle import State
+from mq.message import MessageId, Properties, checksum
+from mq.storage.files.barrier import Barrier, Unsynced, close_all, sync, sync_folder
+from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, Native, Step, is_transient, is_unsure, write_all
+from mq.storage.files.folders import Folders, Opened
+from mq.storage.files.layout import (
+    ATTRIBUTES,
+    LARGEST_ATTRIBUTES,
+    SUM,
+    encode_attributes,
+    encode_noted,
+    encode_side,
+    parse_leaf,
+)
+from mq.storage.files.staging import StagedBody
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
+
+FILES_PER_UNLINK: Final = 256
+"""Files of a deleted queue that one Unlink takes away."""
+
+LARGEST_READ_AHEAD: Final = 1 << 16
+"""Bytes of a body that is read ahead."""
+MOST_READ_AHEAD: Final = 2048
+"""Messages that wait to be asked for. A caller that moved one and was too slow with it does not ask."""
+MOST_BYTES_READ_AHEAD: Final = 16 << 20
+"""Of their bodies, before nothing more is read ahead."""
+_READ_IN_ONE_GO: Final = 128
+
+_REPEATS_RENAMES: Final = frozenset({"nfs", "nfs4"})
+"""File systems whose client repeats a rename when the answer to it was lost."""
+
+_TWIN_KNOWS: Final = frozenset({errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
+"""Errors besides those that pass after which nothing is wrong with the medium."""
+
+_DONE: Final = Outcome(Result.DONE)
+_GONE: Final = Outcome(Result.GONE)
+_EXISTS: Final = Outcome(Result.EXISTS)
+_NO_QUEUE: Final = Outcome(Result.NO_QUEUE)
+_MORE: Final = Outcome(Result.MORE)
+
+
+class _Link(NamedTuple):
+    position: int
+    source: str
+    target: str
+
+
+class _Hidden(NamedTuple):
+    """A file that is written and has no name in new/ yet."""
+
+    position: int
+    fd: int
+    source: str
+    target: str
+
+
+class Batch:
+    """One commit of `folders`. Use it once."""
+
+    def __init__(self, folders: Folders, operations: Sequence[Operation]) -> None:
+        self._folders = folders
+        self._calls = folders.calls
+        self._layout = folders.layout
+        self._operations = operations
+        self._outcomes = [_DONE] * len(operations)
+        self._links: list[_Link] = []
+        self._hidden: dict[MessageId, _Hidden] = {}
+        self._written: set[MessageId] = set()
+        self._must_flush = False
+        self._side_files: dict[int, MessageId] = {}
+        self._barrier = self._new_barrier(sum(type(operation) is Write for operation in operations))
+        self._no_room: OSError | None = None
+
+    def run(self) -> list[Outcome]:
+        """Do it all. One outcome for each operation, in order."""
+        if not self._folders.failure:
+            if self._folders.syncs.spare is not None:
+                self._folders.syncs.spare.keep()
+            try:
+                self._write_sides()
+                self._write_and_move()
+                self._unlink_removed()
+                return self._outcomes
+            except OSError as error:
+                if not is_unsure(error):
+                    self._folders.fail(error)
+                if self._folders.log is None:
+                    self._take_back()
+                if is_unsure(error):
+                    return [Outcome(Result.UNKNOWN, reason=error.strerror or "")] * len(self._operations)
+            finally:
+                self._barrier.close()
+                close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
+        return [Outcome(Result.FAILED, reason=self._folders.failure)] * len(self._operations)
+
+    def _take_back(self) -> None:
+        """Take the messages of a failed batch away, wherever they are: they are answered with an error."""
+        # while the kernel still shows them: after a failed sync their bytes may be in memory only, and a restart that
+        # finds the names would believe them
+        for entry in [outcome.entry for outcome in self._outcomes if outcome.entry is not None]:
+            if entry.id in self._written:
+                with contextlib.suppress(OSError):
+                    self._calls.unlink(self._layout.path(entry))
+
+    def _write_and_move(self) -> None:
+        durable = self._do_natively(self._folders.native) if self._folders.native is not None else False
+        for index, operation in enumerate(self._operations):
+            if self._outcomes[index] is not _DONE:
+                continue  # done at once, or refused with its side file
+            try:
+                if isinstance(operation, Write):
+                    outcome = self._write(operation, index)
+                elif isinstance(operation, Move):
+                    if operation.entry.id in self._hidden:
+                        self._reveal()
+                    outcome = self._move(operation, index)
+                elif _is_removal(operation):
+                    outcome = self._remove(operation)
+                else:
+                    continue
+            except OSError as error:
+                outcome = self._refusal_of_shared(operation, error) or refusal(error)
+            self._outcomes[index] = outcome
+            durable |= self._is_durable(operation) and outcome.result is Result.DONE
+            if index in self._side_files and outcome.result is not Result.DONE:
+                self._undo_side(self._side_files[index])
+        self._reveal()
+        if durable or self._links or self._must_flush:
+            self._flush(self._barrier)
+        if self._links:
+            self._finish_links()
+
+    def _do_natively(self, native: Native) -> bool:
+        """Do in one go what can be. Whether something was done that has to be durable."""
+        durable, keep = False, self._barrier.wants_files
+        waiting = [
+            (index, operation)
+            for index, operation in enumerate(self._operations)
+            if self._outcomes[index] is _DONE and index not in self._side_files
+        ]
+        for index, entry, fd in _do_natively(native, self._folders, waiting, keep=keep):
+            operation = self._operations[index]
+            if isinstance(operation, Move):
+                self._outcomes[index] = self._moved(operation, entry)
+            elif isinstance(operation, Unlink):
+                self._outcomes[index] = self._removed(operation)
+            else:
+                self._outcomes[index] = Outcome(Result.DONE, entry)
+                self._written.add(entry.id)
+                self._barrier.add_folders(self._layout.new)
+                self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()
+            durable |= self._is_durable(operation)
+        return durable
+
+    def _refusal_of_shared(self, operation: Operation, error: OSError) -> Outcome | None:
+        """The answer where peers took this process for dead and cleared what was arriving: the caller begins anew."""
+        if isinstance(operation, Write) and isinstance(error, FileNotFoundError) and self._folders.published_whole:
+            return Outcome(Result.FULL, reason="what was arriving was cleared by a peer that took this one for dead")
+        return None
+
+    def _new_barrier(self, files: int = 0) -> Barrier:
+        return Barrier(self._folders.syncs, files) if self._folders.log is None else Unsynced(self._folders.syncs)
+
+    @property
+    def _is_atomic(self) -> bool:
+        return self._folders.mount.atomic_rename
+
+    @property
+    def _largest_attributes(self) -> int:
+        """Bytes of attributes that an extended attribute may hold."""
+        # without a journal only what fits into the inode, which the sum takes: a repair can ruin the block in which
+        # other attributes stand, when it was a deleted file's before
+        return LARGEST_ATTRIBUTES if self._is_atomic else 0
+
+    def _is_durable(self, operation: Operation) -> bool:
+        return operation.durable or self._folders.sync_every_move
+
+    def _flush(self, barrier: Barrier) -> None:
+        with self._folders.syncs.costs.of_barrier():
+            synced = barrier.flush()
+        self._folders.check_alarm()
+        self._folders.dirty_folders = set() if synced is None else self._folders.dirty_folders - synced
+
+    # Writing
+
+    def _write(self, operation: Write, index: int) -> Outcome:
+        entry = Entry(operation.queue, operation.id, State.NEW, operation.meta)
+        if self._folders.published_whole and not self._queue_is_there(operation.queue):
+            return _NO_QUEUE  # deleted by another broker
+        self._need_room()
+        target = self._layout.path(entry)
+        fd: int | None
+        if isinstance(operation.body, bytes):
+            path = (
+                f"{self._folders.stage}/{operation.id}"
+                if self._folders.published_whole or not self._is_atomic
+                else target
+            )
+            fd = self._calls.open(path, OPEN_NEW)
+            size, crc = len(operation.body), checksum(operation.body)
+        else:
+            assert isinstance(operation.body, StagedBody), "staged in another store"
+            staged = operation.body.file
+            path, fd, size, crc = staged.path, staged.take(), staged.size, staged.checksum
+        if fd is None:
+            return _GONE  # discarded by its stager
+        try:
+            self._note(fd, operation, size, crc)
+            if isinstance(operation.body, bytes):
+                write_all(self._calls, fd, operation.body)
+            if path != target and self._is_atomic:
+                self._rename(path, target)
+        except OSError:
+            self._undo_write(operation, fd, path)
+            raise
+        self._written.add(operation.id)
+        self._barrier.add_folders(self._layout.new)
+        if self._is_atomic:
+            self._barrier.add_file(fd)
+        else:
+            self._hidden[operation.id] = _Hidden(index, fd, path, target)
+        if self._folders.published_whole:
+            self._folders.note_written(operation.id)
+        return Outcome(Result.DONE, entry)
+
+    def _reveal(self) -> None:
+        """Give the files that were written their names in new/, once they are durable."""
+        # here a name can reach the medium before its file: a cut would leave a name that leads to what its inode held
+        # before
+        syncs = self._folders.syncs
+        if syncs.prefer_everything(len(self._hidden)):
+            syncs.everything()
+        else:
+            with syncs.costs.of_files(len(self._hidden)):
+                for hidden in self._hidden.values():
+                    sync(self._calls, hidden.fd)
+        for id in list(self._hidden):
+            position, fd, source, target = self._hidden.pop(id)
+            operation = self._operations[position]
+            assert isinstance(operation, Write)
+            try:
+                self._relink(source, target)
+            except OSError as error:
+                self._undo_write(operation, fd, source)
+                if position in self._side_files:
+                    self._undo_side(self._side_files[position])
+                self._outcomes[position] = refusal(error)
+            else:
+                close_all(self._calls, [fd])
+
+    def _need_room(self) -> None:
+        """Refuse what is new until there is room for more than itself.
+
+        Raises:
+            OSError: there is none, for the whole batch.
+        """
+        if self._no_room is not None:
+            raise self._no_room
+        try:
+            self._folders.reserve.ensure()
+        except OSError as error:
+            self._no_room = error
+            raise
+
+    def _undo_write(self, operation: Write, fd: int, path: str) -> None:
+        """A refused Write leaves nothing behind, and a staged body as it was."""
+        if isinstance(operation.body, StagedBody):
+            operation.body.file.give_back(fd)
+            return
+        self._calls.close(fd)
+        with contextlib.suppress(OSError):  # what is left is torn, and recovery takes it away
+            self._calls.unlink(path)
+
+    def _relink(self, source: str, target: str) -> None:
+        """Let a complete file appear under its name. Its temporary name may stay after a crash."""
+        self._calls.link(source, target)
+        try:
+            self._calls.unlink(source)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._calls.unlink(target)
+            raise
+
+    def _note(self, fd: int, operation: Write, size: int, crc: int) -> None:
+        """Set the checksum before the first byte, so that a torn file can be told from a whole one."""
+        if not self._folders.xattrs:
+            return
+        attributes, noted = encode_noted(operation.attributes, size, crc, self._largest_attributes)
+        if attributes:
+            self._calls.set_attribute(fd, ATTRIBUTES, attributes)  # first: where a cut leaves the sum, all is there
+        self._calls.set_attribute(fd, SUM, noted)
+
+    def _write_sides(self) -> None:
+        """Side files, durable before the names of their messages appear."""
+        needed = [
+            (index, operation)
+            for index, operation in enumerate(self._operations)
+            if isinstance(operation, Write) and self._needs_side(operation)
+        ]
+        if not needed:
+            return
+        self._folders.has_side_files = True
+        barrier = self._new_barrier(len(needed))
+        barrier.add_folders(self._layout.properties)
+        try:
+            for index, operation in needed:
+                try:
+                    barrier.add_file(self._write_side(operation))
+                    self._side_files[index] = operation.id
+                except OSError as error:
+                    self._outcomes[index] = refusal(error)
+            self._flush(barrier)
+        finally:
+            barrier.close()
+
+    def _needs_side(self, operation: Write) -> bool:
+        return not self._folders.xattrs or (
+            bool(operation.attributes) and len(encode_attributes(operation.attributes)) > self._largest_attributes
+        )
+
+    def _write_side(self, operation: Write) -> int:
+        body = operation.body
+        size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
+        path = f"{self._layout.properties}/{operation.id}"
+        self._need_room()
+        fd = self._calls.open(path, OPEN_NEW)
+        try:
+            write_all(self._calls, fd, encode_side(Properties(size, crc, operation.attributes)))
+        except OSError:
+            self._calls.close(fd)
+            self._undo_side(operation.id)
+            raise
+        return fd
+
+    def _undo_side(self, id: MessageId) -> None:
+        with contextlib.suppress(OSError):  # recovery takes away a side file without a message
+            self._calls.unlink(f"{self._layout.properties}/{id}")
+
+    # Moving
+
+    def _move(self, operation: Move, index: int) -> Outcome:
+        entry, moved = operation.entry, _moved_entry(operation)
+        source, target = self._layout.path(entry), self._layout.path(moved)
+        try:
+            if entry.state is State.NEW and self._folders.published_whole:
+                self._sync_if_anothers(entry.id, source)
+            if self._folders.mount.atomic_rename:
+                self._folders.reserve.give_way(self._rename, source, target)
+            else:
+                self._folders.reserve.give_way(self._calls.link, source, target)
+                self._links.append(_Link(index, source, target))
+        except OSError as error:
+            if moved.state is State.READY and not self._queue_is_there(moved.queue):
+                return _NO_QUEUE
+            if error.errno == errno.ENOENT:
+                return _GONE
+            raise
+        return self._moved(operation, moved)
+
+    def _moved(self, operation: Move, moved: Entry) -> Outcome:
+        """What the barrier has to know of a move."""
+        entry = operation.entry
+        if entry.id in self._written and self._barrier.brings_move():
+            return Outcome(Result.DONE, moved)
+        is_durable = self._is_durable(operation)
+        if is_durable and not self._folders.mount.folder_syncs:
+            self._barrier.add_moved(self._layout.path(moved))
+        left, entered = self._layout.folder(entry.state, entry.queue), self._layout.folder(moved.state, moved.queue)
+        also = [left] if is_durable and self._folders.mount.atomic_rename else []
+        if is_durable or not self._folders.syncs.ordered:
+            self._barrier.add_folders(entered, *also)
+        if self._folders.mount.atomic_rename and not self._folders.mount.ordered:
+            self._folders.dirty_folders.add(left)
+        return Outcome(Result.DONE, moved)
+
+    def _rename(self, source: str, target: str) -> None:
+        """Move a name, also where the client repeats a rename of which the answer was lost."""
+        try:
+            self._calls.rename(source, target)
+        except FileNotFoundError:
+            # the source may be gone by the first of two renames of ours
+            if self._folders.mount.kind not in _REPEATS_RENAMES or self._calls.kind(target) is not FileKind.FILE:
+                raise
+
+    def _sync_if_anothers(self, id: MessageId, path: str) -> None:
+        """Sync a message that another process wrote, with this batch."""
+        # its writer may have been killed before its barrier, and the kernel have the bytes in memory only
+        if id in self._folders.written:
+            self._folders.written.discard(id)
+        else:
+            self._barrier.add_file(self._calls.open(path, OPEN_READ))
+            self._must_flush = True
+
+    def _queue_is_there(self, queue: str) -> bool:
+        return self._calls.kind(f"{self._layout.queues}/{queue}") is FileKind.FOLDER
+
+    def _finish_links(self) -> None:
+        """Take the old names away, now that the new ones are durable. Of racers the one that does has moved the
+        message."""
+        barrier = self._new_barrier()
+        durable = False
+        for position, source, target in self._links:
+            operation = self._operations[position]
+            assert isinstance(operation, Move)
+            try:
+                self._folders.reserve.give_way(self._calls.unlink, source)
+            except FileNotFoundError:
+                with contextlib.suppress(FileNotFoundError):  # it was moved on from there
+                    self._calls.unlink(target)
+                self._outcomes[position] = _GONE
+                continue
+            left = self._layout.folder(operation.entry.state, operation.entry.queue)
+            self._folders.dirty_folders.add(left)  # not before: the first barrier may have synced it
+            if self._is_durable(operation):
+                durable = True
+                barrier.add_folders(left)
+        if durable:
+            self._flush(barrier)
+
+    # Unlinking
+
+    def _remove(self, operation: Unlink) -> Outcome:
+        outcome = _unlink(self._folders, operation.entry)
+        return self._removed(operation) if outcome.result is Result.DONE else outcome
+
+    def _removed(self, operation: Unlink) -> Outcome:
+        """What the barrier has to know of a message that was unlinked where it was."""
+        if self._is_durable(operation):
+            self._barrier.add_folders(self._layout.folder(operation.entry.state, operation.entry.queue))
+        return Outcome(Result.DONE)
+
+    def _unlink_removed(self) -> None:
+        """Take removed messages away, when no older name of theirs can come back any more."""
+        unlinks = [
+            (index, operation)
+            for index, operation in enumerate(self._operations)
+            if isinstance(operation, Unlink) and not _is_removal(operation)
+        ]
+        if not unlinks:
+            return
+        if self._folders.dirty_folders:
+            barrier = self._new_barrier()
+            barrier.add_folders(*self._folders.dirty_folders)
+            self._flush(barrier)
+        durable = False
+        gone = _unlink_natively(self._folders, [operation.entry for _, operation in unlinks])
+        for (index, operation), is_gone in zip(unlinks, gone, strict=True):
+            try:
+                self._outcomes[index] = _DONE if is_gone else _unlink(self._folders, operation.entry)
+            except OSError as error:
+                self._outcomes[index] = refusal(error)
+            durable |= operation.durable
+        if durable:
+            barrier = self._new_barrier()
+            barrier.add_folders(self._layout.remove)
+            self._flush(barrier)
+
+
+def refusal(error: OSError) -> Outcome:
+    """The outcome of an operation that changed nothing; raises when that is not known."""
+    if error.errno == errno.EEXIST:
+        return _EXISTS
+    if is_unsure(error):
+        return Outcome(Result.UNKNOWN, reason=error.strerror or str(error))
+    if is_transient(error):
+        return Outcome(Result.FULL, reason=error.strerror or str(error))
+    raise error
+
+
+def _is_removal(operation: Operation) -> bool:
+    """Whether it is a removal and its unlink in one (:class:`JoinedRemovals`)."""
+    return isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED
+
+
+# What is plain, in one go
+
+
+def _do_natively(
+    native: Native, folders: Folders, operations: Iterable[tuple[int, Operation]], *, keep: bool
+) -> Iterator[tuple[int, Entry, int]]:
+    """Write, move and remove what is plain, in order. Yields of what was done the operation's number, where its message
+    is now, and the file that was written, open if `keep` is true.
+
+    Raises:
+        OSError: the medium has failed; raised after everything that was done was yielded.
+    """
+    planned: list[tuple[int, Entry]] = []
+    steps: list[Step] = []
+    room: bool | None = None
+    for index, operation in operations:
+        if isinstance(operation, Move):
+            entry = _moved_entry(operation)
+            steps.append((folders.layout.path(operation.entry), folders.layout.path(entry)))
+        elif isinstance(operation, Write) and isinstance(operation.body, bytes):
+            room = _has_room(folders) if room is None else room
+            if not room:
+                continue
+            entry = Entry(operation.queue, operation.id, State.NEW, operation.meta)
+            steps.append(_write_step(folders, operation, operation.body, entry))
+        elif (
+            isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED and not folders.has_side_files
+        ):
+            entry = operation.entry
+            steps.append((folders.layout.path(entry),))
+        else:
+            continue
+        planned.append((index, entry))
+    failure: OSError | None = None
+    for (index, entry), result in zip(planned, native.do_steps(steps, keep), strict=True):
+        if result >= 0:
+            yield index, entry, result
+            continue
+        try:
+            _check_refused(result, folders.layout.path(entry))
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+def _moved_entry(operation: Move) -> Entry:
+    """Where a message is after its move."""
+    entry = operation.entry
+    return Entry(operation.queue or entry.queue, entry.id, operation.state, operation.meta)
+
+
+def _write_step(folders: Folders, operation: Write, body: bytes, entry: Entry) -> Step:
+    attributes, noted = encode_noted(operation.attributes, len(body), checksum(body), LARGEST_ATTRIBUTES)
+    return folders.layout.path(entry), body, noted, attributes
+
+
+def _has_room(folders: Folders) -> bool:
+    try:
+        folders.reserve.ensure()
+    except OSError:
+        return False  # each Write asks again, and is refused by itself
+    return True
+
+
+def _check_refused(result: int, path: str) -> None:
+    """Let the twin of a step that was refused try it, unless the medium has failed.
+
+    Raises:
+        OSError: it has.
+    """
+    error = OSError(-result, os.strerror(-result), path)
+    if error.errno not in _TWIN_KNOWS and not is_transient(error):
+        raise error
+
+
+# Unlinking
+
+
+def _unlink_natively(folders: Folders, entries: Sequence[Entry]) -> list[bool]:
+    """Take away in one go what is plain: which of them are gone. The others are for :func:`_unlink`.
+
+    Raises:
+        OSError: the medium has failed.
+    """
+    if folders.native is None or folders.has_side_files:
+        return [False] * len(entries)
+    paths = [folders.layout.path(entry) for entry in entries]
+    results = folders.native.do_steps([(path,) for path in paths], False)
+    for path, result in zip(paths, results, strict=True):
+        if result < 0:
+            _check_refused(result, path)
+    return [result == 0 for result in results]
+
+
+def _unlink(folders: Folders, entry: Entry) -> Outcome:
+    """Take one away: MORE when something is left of a deleted queue, EXISTS when foreign things are in it.
+
+    Raises:
+        OSError: it was refused.
+    """
+    path = folders.layout.path(entry)
+    try:
+        folders.reserve.give_way(folders.calls.unlink, path)
+    except FileNotFoundError:
+        return _GONE
+    except IsADirectoryError:
+        return _unlink_folder(folders, entry, path)
+    _unlink_side(folders, entry.id)
+    return _DONE
+
+
+def _unlink_folder(folders: Folders, entry: Entry, path: str) -> Outcome:
+    """Take a deleted queue away: its messages, some at a time, then the folder. Foreign things in it stay."""
+    calls = folders.calls
+    try:
+        listed: list[str] = []
+        for name, kind in calls.names(path):
+            if kind is FileKind.FILE and parse_leaf(name, entry.queue, State.READY):
+                listed.append(name)
+            else:
+                folders.skip(path, name, "not a message")
+        for name in listed[:FILES_PER_UNLINK]:
+            folders.reserve.give_way(calls.unlink, f"{path}/{name}")
+            _unlink_side(folders, name.partition(",")[0])
+        if not folders.mount.atomic_rename:
+            sync_folder(calls, path)  # no name in it may outlive its file: inodes are used again
+        if len(listed) > FILES_PER_UNLINK:
+            return _MORE
+        if folders.log is not None and path in folders.removed_queues:
+            folders.log.empty()  # a start that finds neither folder would take a queue made since for this one
+            folders.removed_queues.clear()
+        calls.rmdir(path)
+    except FileNotFoundError:
+        return _MORE if calls.kind(path) else _GONE  # another reaper is at work on it
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return _EXISTS
+    return _DONE
+
+
+def _unlink_side(folders: Folders, id: str) -> None:
+    if folders.has_side_files:
+        with contextlib.suppress(FileNotFoundError):
+            folders.calls.unlink(f"{folders.layout.properties}/{id}")
+
+
+class JoinedRemovals:
+    """A batch in which each removal and the unlink of what it removes are one unlink.
+
+    Only for a root whose names reach the medium in the order in which they were changed, and into whose remove/ no
+    other process looks: there one unlink cannot be told from a move and an unlink.
+
+    Args:
+        operations: the batch as it was asked for: each unlink after its removal.
+
+    Attributes:
+        joined: the batch as it is to be done.
+    """
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = operations
+        self.joined: list[Operation] = []
+        self._places: list[int] = []  # of each operation, in what is done
+        removed: dict[MessageId, int] = {}
+        for operation in operations:
+            if isinstance(operation, Unlink):
+                place = removed.get(operation.entry.id, -1)
+                move = self.joined[place] if place >= 0 else None
+                if isinstance(move, Move) and operation.entry == _target(move):
+                    self.joined[place] = Unlink(move.entry, durable=move.durable)
+                    self._places.append(place)
+                    continue
+            elif isinstance(operation, Move) and operation.state is State.REMOVED:
+                removed[operation.entry.id] = len(self.joined)
+            self._places.append(len(self.joined))
+            self.joined.append(operation)
+
+    def outcomes(self, done: Sequence[Outcome]) -> list[Outcome]:
+        """What became of each operation that was asked for.
+
+        Args:
+            done: what became of those in :attr:`joined`.
+        """
+        if len(self.joined) == len(self._operations):
+            return list(done)
+        return [
+            self._outcome(operation, self.joined[place], done[place])
+            for operation, place in zip(self._operations, self._places, strict=True)
+        ]
+
+    def _outcome(self, asked: Operation, joined: Operation, outcome: Outcome) -> Outcome:
+        if asked is joined:
+            return outcome
+        if isinstance(asked, Move):
+            return outcome._replace(entry=_target(asked)) if outcome.result is Result.DONE else outcome
+        return outcome if outcome.result is Result.DONE else _GONE
+
+
+def _target(move: Move) -> Entry:
+    return Entry(move.queue or move.entry.queue, move.entry.id, State.REMOVED, move.meta)
+
+
+class ReadAhead:
+    """Messages that were read in the hop that moved them, because their mover reads them next.
+
+    Filled in the thread that moves, asked for in the event loop's.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[MessageId, tuple[Entry, Opened]] = {}
+        self._bytes = 0
+
+    def fill(self, folders: Folders, operations: Sequence[Operation], outcomes: Sequence[Outcome]) -> None:
+        """Read what was moved to be read, where it is plain."""
+        entries = [
+            outcome.entry
+            for operation, outcome in zip(operations, outcomes, strict=True)
+            if type(operation) is Move and operation.reads and outcome.result is Result.DONE and outcome.entry
+        ]
+        if not entries:
+            return
+        if len(self._read) + len(entries) > MOST_READ_AHEAD or self._bytes > MOST_BYTES_READ_AHEAD:
+            self._read.clear()
+            self._bytes = 0
+        for start in range(0, len(entries), _READ_IN_ONE_GO):
+            if self._bytes > MOST_BYTES_READ_AHEAD:
+                return  # the others are read when they are asked for
+            some = entries[start : start + _READ_IN_ONE_GO]
+            for entry, opened in zip(some, folders.read_plain(some, LARGEST_READ_AHEAD), strict=True):
+                if opened is not None:
+                    self._read[entry.id] = entry, opened
+                    self._bytes += len(opened.data)
+
+    def take(self, entries: Sequence[Entry]) -> list[Opened] | None:
+        """All of them; None when one was not read, or moved since."""
+        if not self._read:
+            return None
+        taken = [self._read.pop(entry.id, None) for entry in entries]
+        self._bytes -= sum(len(each[1].data) for each in taken if each is not None)
+        if not self._read:
+            self._bytes = 0  # two threads count, so it may be a little wrong by now
+        found = [each[1] for each, entry in zip(taken, entries, strict=True) if each is not None and each[0] == entry]
+        return found if len(found) == len(entries) else None

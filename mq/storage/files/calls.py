@@ -1,0 +1,515 @@
+"""The system calls that a folder store is built from, as an object that can be replaced.
+
+:class:`LinuxCalls` is the real thing. The fake backend and the simulator put others in its place; nothing
+above this file calls :mod:`os` on a message's behalf. Errors are :class:`OSError`, as the kernel gives them.
+
+Here, too, stands which errors pass by themselves (:func:`is_transient`), and what asks again on a file system whose
+servers may be out of reach for a moment (:class:`RetryingCalls`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import errno
+import fcntl
+import os
+import stat
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar
+
+AT_FDCWD: Final = -100
+RENAME_NOREPLACE: Final = 1
+FS_IOC_SETFLAGS: Final = 0x40086602
+FS_NOCOW_FL: Final = 0x00800000
+
+OPEN_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+OPEN_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""O_NONBLOCK, so that a FIFO lying in a folder cannot hold us; it means nothing for a plain file."""
+OPEN_FOLDER: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""No room on the file system, or none left for this user."""
+
+NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""This process has too many files open, or the machine has, or the kernel could not allocate."""
+
+NO_PERMISSION: Final = frozenset({errno.EACCES, errno.EPERM})
+"""Permissions were taken away."""
+
+UNREACHABLE: Final = frozenset({errno.ENOTCONN})
+"""The servers of a network file system cannot be reached, or too few of them. What was asked for may have been done."""
+
+STALE: Final = frozenset({errno.ESTALE})
+"""Another machine has taken the file away while it was open here. GlusterFS says so when a file is synced, for it opens
+it on its servers only then."""
+
+TRANSIENT: Final = NO_ROOM | NO_HANDLES | NO_PERMISSION
+"""Errors after which nothing was changed, and which can pass: the caller tries again later.
+
+EROFS is none of them: no operator can mount a file system read-only while mq has a file of it open for writing. The
+kernel does, when it has met an error there.
+"""
+
+RETRY_SECONDS: Final = 5.0
+"""How long after the first call without an answer calls are still repeated. From then on each is made once, until
+one is answered: an error is worth more to the caller than a longer wait."""
+_PAUSE_SECONDS: Final = 0.1
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+Step = tuple[str, bytes, bytes, bytes] | tuple[str, str] | tuple[str]
+"""Write (path, data, sum, attributes), move (path, target), unlink (path,)."""
+
+
+class SyncFailed(OSError):
+    """A sync failed. Whatever its errno, that does not pass: what is on the medium is unknown."""
+
+
+def is_transient(error: OSError) -> bool:
+    """Whether the caller may try again later: nothing was changed, or nothing relies on what was."""
+    return is_unsure(error) or (error.errno in TRANSIENT and not isinstance(error, SyncFailed))
+
+
+def is_unsure(error: OSError) -> bool:
+    """Whether the call may have been done, and the medium may well answer again."""
+    # a sync that failed so counts, too: what it was for is answered with an error, and nothing is built on it
+    return error.errno in UNREACHABLE | STALE
+
+
+class FileKind(enum.Enum):
+    """What a name in a folder stands for."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    OTHER = "other"
+    """A symbolic link, FIFO, socket or device."""
+
+
+class Ownership(NamedTuple):
+    """The owner of a folder, and the rights to write in it.
+
+    Attributes:
+        user: the owner's number.
+        group: the group's.
+        mode: what each of them may do: permissions and the sticky bit.
+    """
+
+    user: int
+    group: int
+    mode: int
+
+
+class Native(Protocol):
+    """Many calls in one: what the package mq-native is (:func:`mq.storage.files.posix.load_native`)."""
+
+    def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
+        """Do them in order. For each -errno, and nothing of it done; or 0; or the file that was written, open, where
+        `keep` is true."""
+
+    def read_files(self, paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
+        """Data, sum and attributes of each file that has at most `largest` bytes and a sum; else an errno."""
+
+
+class Calls(Protocol):
+    """What a folder store needs of an operating system.
+
+    A `path` is below the open folder `dir_fd`, where that is given: what others put in the place of a folder above it
+    leads nowhere then.
+
+    Attributes:
+        native: does many of these calls in one; None where there is no such thing.
+    """
+
+    native: Native | None
+
+    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+        """The system call of that name."""
+
+    def close(self, fd: int) -> None:
+        """The system call of that name."""
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        """The system call of that name: may write less than asked."""
+
+    def read(self, fd: int, size: int) -> bytes:
+        """The system call of that name."""
+
+    def write_at(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        """The system call pwrite(2): may write less than asked."""
+
+    def read_at(self, fd: int, size: int, offset: int) -> bytes:
+        """The system call pread(2)."""
+
+    def write_in_place(self, fd: int) -> None:
+        """Ask the file system to overwrite this empty file where it will stand, instead of writing a copy each time.
+        Nothing is done where it does so anyway, or cannot."""
+
+    def fdatasync(self, fd: int) -> None:
+        """The system call of that name, on a file."""
+
+    def fsync(self, fd: int) -> None:
+        """The system call of that name, on a file or a folder."""
+
+    def syncfs(self, fd: int) -> None:
+        """The system call of that name; an error on any file of the mount since `fd` was opened is reported."""
+
+    def file_size(self, fd: int) -> int | None:
+        """Size in bytes of an open plain file; None when it is anything else."""
+
+    def changed_ns(self, path: str) -> int:
+        """When the name was last moved or changed (ctime), nanoseconds since 1970."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a name; EEXIST, and nothing done, where the target is taken."""
+
+    def link(self, source: str, target: str) -> None:
+        """The system call of that name."""
+
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        """The system call of that name."""
+
+    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
+        """The system call of that name."""
+
+    def rmdir(self, path: str) -> None:
+        """The system call of that name."""
+
+    def names(self, path: str | int) -> list[tuple[str, FileKind]]:
+        """What is in a folder, open or not, in no order."""
+
+    def kind(self, path: str) -> FileKind | None:
+        """What a name stands for; None when it is not there. Links are not followed."""
+
+    def ownership(self, path: str | int, *, dir_fd: int | None = None) -> Ownership:
+        """Whose a folder is, open or not. Links are not followed."""
+
+    def lock(self, fd: int, *, exclusive: bool) -> None:
+        """The system call of that name without waiting: BlockingIOError when another process holds it."""
+
+    def set_attribute(self, fd: int, name: str, value: bytes) -> None:
+        """The system call of that name."""
+
+    def get_attribute(self, fd: int, name: str) -> bytes | None:
+        """The system call of that name; None when there is none."""
+
+
+class LinuxCalls:
+    """The kernel itself.
+
+    Args:
+        native: does many calls in one, where it is installed.
+    """
+
+    close = staticmethod(os.close)
+    write = staticmethod(os.write)
+    read = staticmethod(os.read)
+    fdatasync = staticmethod(os.fdatasync)
+    fsync = staticmethod(os.fsync)
+    unlink = staticmethod(os.unlink)
+    rmdir = staticmethod(os.rmdir)
+
+    def __init__(self, native: Native | None = None) -> None:
+        self.native = native
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._rename_noreplace = hasattr(self._libc, "renameat2")
+
+    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+        """The system call of that name."""
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+
+    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
+        """The system call of that name."""
+        os.mkdir(path, mode, dir_fd=dir_fd)
+
+    def write_at(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        """The system call pwrite(2): may write less than asked."""
+        return os.pwrite(fd, data, offset)
+
+    def read_at(self, fd: int, size: int, offset: int) -> bytes:
+        """The system call pread(2)."""
+        return os.pread(fd, size, offset)
+
+    def write_in_place(self, fd: int) -> None:
+        """Set the flag by which btrfs does not copy on write; elsewhere it means nothing, or is refused."""
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(fd, FS_IOC_SETFLAGS, struct.pack("l", FS_NOCOW_FL))
+
+    def syncfs(self, fd: int) -> None:
+        """The system call of that name."""
+        self._check(self._libc.syncfs(fd), "syncfs")
+
+    def file_size(self, fd: int) -> int | None:
+        """Size in bytes of an open plain file; None when it is anything else."""
+        status = os.fstat(fd)
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def changed_ns(self, path: str) -> int:
+        """When the name was last moved or changed (ctime), nanoseconds since 1970."""
+        return os.lstat(path).st_ctime_ns
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a name; EEXIST where the target is taken.
+
+        Where the file system does not know RENAME_NOREPLACE the target is looked at first: what could slip in
+        between needs two writers of one target name, and target names are unique to their writer.
+        """
+        if self._rename_noreplace:
+            try:
+                names = (AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target))
+                self._check(self._libc.renameat2(*names, RENAME_NOREPLACE), source)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                    raise
+                self._rename_noreplace = False
+        if os.path.lexists(target) and os.path.lexists(source):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        os.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        """The system call of that name, without following a symbolic link."""
+        os.link(source, target, follow_symlinks=False)
+
+    def names(self, path: str | int) -> list[tuple[str, FileKind]]:
+        """What is in a folder, open or not, in no order."""
+        with os.scandir(path) as found:
+            return [(item.name, _kind_of(item)) for item in found]
+
+    def kind(self, path: str) -> FileKind | None:
+        """What a name stands for; None when it is not there."""
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            return None
+        return FileKind.FILE if stat.S_ISREG(mode) else FileKind.FOLDER if stat.S_ISDIR(mode) else FileKind.OTHER
+
+    def ownership(self, path: str | int, *, dir_fd: int | None = None) -> Ownership:
+        """Whose a folder is, open or not. Links are not followed."""
+        found = os.fstat(path) if isinstance(path, int) else os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+        return Ownership(found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
+
+    def lock(self, fd: int, *, exclusive: bool) -> None:
+        """The system call of that name without waiting: BlockingIOError when another process holds it."""
+        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+
+    def set_attribute(self, fd: int, name: str, value: bytes) -> None:
+        """The system call of that name."""
+        os.setxattr(fd, name, value)
+
+    def get_attribute(self, fd: int, name: str) -> bytes | None:
+        """The system call of that name; None when there is none, or the file system has no such thing."""
+        try:
+            return os.getxattr(fd, name)
+        except OSError as error:
+            if error.errno in (errno.ENODATA, errno.ENOTSUP):
+                return None
+            raise
+
+    def _check(self, returned: int, what: str) -> None:
+        if returned != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), what)
+
+
+def _kind_of(item: os.DirEntry[str]) -> FileKind:
+    if item.is_file(follow_symlinks=False):
+        return FileKind.FILE
+    return FileKind.FOLDER if item.is_dir(follow_symlinks=False) else FileKind.OTHER
+
+
+def write_all(calls: Calls, fd: int, data: bytes) -> None:
+    """Write every byte of `data`."""
+    written = calls.write(fd, data)
+    if written == len(data):
+        return
+    rest = memoryview(data)[written:]
+    while rest:
+        taken = calls.write(fd, rest)
+        rest = rest[taken:]
+
+
+class UnsyncedCalls:
+    """Calls without a sync, for what a log has brought to the medium before.
+
+    Args:
+        inner: makes the others.
+    """
+
+    def __init__(self, inner: Calls) -> None:
+        self.native = inner.native
+        self.open, self.close = inner.open, inner.close
+        self.read, self.write = inner.read, inner.write
+        self.read_at, self.write_at, self.write_in_place = inner.read_at, inner.write_at, inner.write_in_place
+        self.file_size, self.changed_ns, self.kind = inner.file_size, inner.changed_ns, inner.kind
+        self.rename, self.link, self.unlink = inner.rename, inner.link, inner.unlink
+        self.mkdir, self.rmdir, self.names = inner.mkdir, inner.rmdir, inner.names
+        self.ownership, self.lock = inner.ownership, inner.lock
+        self.set_attribute, self.get_attribute = inner.set_attribute, inner.get_attribute
+
+    def fdatasync(self, fd: int) -> None:
+        """Nothing is synced."""
+
+    def fsync(self, fd: int) -> None:
+        """Nothing is synced."""
+
+    def syncfs(self, fd: int) -> None:
+        """Nothing is synced."""
+
+
+class RetryingCalls:
+    """Calls to a file system whose servers may be out of reach: repeated for :data:`RETRY_SECONDS`, and no longer.
+
+    Only what may be done twice is repeated. A call without an answer may have been carried out, so a rename that is
+    repeated may find its own work. A write or a sync is never repeated: what it was for is given up instead.
+
+    Args:
+        inner: makes the calls.
+        clock: seconds, for how long servers are out of reach.
+        pause: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        inner: Calls,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._inner = inner
+        self.native: Native | None = None  # it would not repeat a call
+        self.close = inner.close
+        self.write = inner.write
+        self.fsync = inner.fsync
+        self.syncfs = inner.syncfs
+        self.write_at = inner.write_at
+        self.read_at = inner.read_at
+        self.write_in_place = inner.write_in_place
+        self.fdatasync = inner.fdatasync
+        self._clock = clock
+        self._pause = pause
+        self._unreachable_since: float | None = None
+
+    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+        """The system call of that name."""
+        try:
+            return self._ask(self._inner.open, path, flags, mode, dir_fd=dir_fd)
+        except _ErrorOnRetry as again:
+            if isinstance(again.error, FileExistsError):  # ours by the first call, or another's: no answer either
+                raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), path) from again.error
+            raise again.error from None
+
+    def read(self, fd: int, size: int) -> bytes:
+        """The system call of that name."""
+        return self._answer(self._inner.read, fd, size)
+
+    def file_size(self, fd: int) -> int | None:
+        """Size in bytes of an open plain file; None when it is anything else."""
+        return self._answer(self._inner.file_size, fd)
+
+    def changed_ns(self, path: str) -> int:
+        """When the name was last moved or changed (ctime), nanoseconds since 1970."""
+        return self._answer(self._inner.changed_ns, path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a name; EEXIST where the target is taken. Target names are unique to their writer: a
+        target that a repeated call finds is the work of the first one."""
+        try:
+            self._ask(self._inner.rename, source, target)
+        except _ErrorOnRetry as again:
+            if not isinstance(again.error, FileNotFoundError | FileExistsError):
+                raise again.error from None
+            if self.kind(source) is not None or self.kind(target) is not FileKind.FILE:
+                raise again.error from None
+
+    def link(self, source: str, target: str) -> None:
+        """The system call of that name, without following a symbolic link."""
+        self._answer(self._inner.link, source, target)
+
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        """The system call of that name."""
+        try:
+            self._ask(self._inner.unlink, path, dir_fd=dir_fd)
+        except _ErrorOnRetry as again:
+            if not isinstance(again.error, FileNotFoundError):
+                raise again.error from None
+
+    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
+        """The system call of that name."""
+        self._answer(self._inner.mkdir, path, mode, dir_fd=dir_fd)
+
+    def rmdir(self, path: str) -> None:
+        """The system call of that name."""
+        self._answer(self._inner.rmdir, path)
+
+    def names(self, path: str | int) -> list[tuple[str, FileKind]]:
+        """What is in a folder, open or not, in no order."""
+        return self._answer(self._inner.names, path)
+
+    def kind(self, path: str) -> FileKind | None:
+        """What a name stands for; None when it is not there."""
+        return self._answer(self._inner.kind, path)
+
+    def ownership(self, path: str | int, *, dir_fd: int | None = None) -> Ownership:
+        """Whose a folder is, open or not. Links are not followed."""
+        return self._answer(self._inner.ownership, path, dir_fd=dir_fd)
+
+    def lock(self, fd: int, *, exclusive: bool) -> None:
+        """The system call of that name without waiting: BlockingIOError when another process holds it."""
+        self._answer(self._inner.lock, fd, exclusive=exclusive)
+
+    def set_attribute(self, fd: int, name: str, value: bytes) -> None:
+        """The system call of that name."""
+        self._answer(self._inner.set_attribute, fd, name, value)
+
+    def get_attribute(self, fd: int, name: str) -> bytes | None:
+        """The system call of that name; None when there is none, or the file system has no such thing."""
+        return self._answer(self._inner.get_attribute, fd, name)
+
+    def _answer(self, verb: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Repeat a call of which the repeated answer counts like the first."""
+        try:
+            return self._ask(verb, *args, **kwargs)
+        except _ErrorOnRetry as again:
+            raise again.error from None
+
+    def _ask(self, verb: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Make a call until it is answered, or the time to repeat it is over.
+
+        Raises:
+            _ErrorOnRetry: the answer to a repeated call is an error.
+            OSError: of the first call, or no answer came.
+        """
+        asked_again = False
+        while True:
+            try:
+                result = verb(*args, **kwargs)
+            except OSError as error:
+                if error.errno in UNREACHABLE and self._may_retry():
+                    asked_again = True
+                    self._pause(_PAUSE_SECONDS)
+                    continue
+                if error.errno not in UNREACHABLE:
+                    self._unreachable_since = None
+                    if asked_again:
+                        raise _ErrorOnRetry(error) from error
+                raise
+            self._unreachable_since = None
+            return result
+
+    def _may_retry(self) -> bool:
+        now = self._clock()
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+        return now - self._unreachable_since < RETRY_SECONDS
+
+
+class _ErrorOnRetry(Exception):
+    """An error in answer to a repeated call, which may have been carried out the first time."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error

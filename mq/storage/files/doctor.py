@@ -1,0 +1,467 @@
+"""Finds what is not as it should be in a root, and has it repaired or moved away when no daemon serves it.
+
+An inspection changes nothing. While a daemon serves the root things move meanwhile, and what is half done looks like
+damage: then the root is inspected twice, and only what both inspections found and is still so counts
+(:func:`confirmed`).
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.message import MessageId, shorten
+from mq.storage.files.barrier import close_all
+from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
+from mq.storage.files.folders import Folders
+from mq.storage.files.format import open_moves_lock
+from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_leaf
+from mq.storage.files.log import LogDamaged, read_log
+from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
+from mq.storage.files.opening import explain, open_root
+from mq.storage.files.ownership import check_root
+from mq.storage.files.peers import is_peer_name
+from mq.storage.files.records import Records
+from mq.storage.interface import QUEUE, Entry
+from mq.storage.options import StorageOptions
+
+_READ_SIZE: Final = 1 << 20
+_LOCK_FILE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class FindingKind(enum.Enum):
+    """What is wrong with a file. The value is its name for programs."""
+
+    TORN = "torn"
+    """A message in new/ that is not whole: it was never acknowledged."""
+    DAMAGED = "damaged"
+    """A message whose bytes are not those that were published. It is not handed out."""
+    DOUBLED = "doubled"
+    """A name of a message that has another one."""
+    ORPHAN = "orphan"
+    """A message of a deleted queue."""
+    WAITING = "waiting"
+    """A message whose queue is not there, though it was not deleted."""
+    SIDE = "side"
+    """A side file without a message."""
+    STAGED = "staged"
+    """A body that never fully arrived."""
+    LOG = "log"
+    """Changes that only the log has, or a log that cannot be read."""
+    RECORD = "record"
+    """A record that cannot be read, or one of a queue that is not there."""
+    FOREIGN = "foreign"
+    """Something that is not mq's. It is left alone."""
+
+
+class Finding(NamedTuple):
+    """One finding.
+
+    Attributes:
+        finding: what it is.
+        path: the file.
+        detail: more, in words.
+        id: the message, or "".
+    """
+
+    kind: FindingKind
+    path: str
+    detail: str
+    id: str = ""
+
+
+class Inspection(NamedTuple):
+    """What an inspection found.
+
+    Attributes:
+        found: what is wrong, in no order.
+        messages: how many messages there are, those that wait to be reaped not counted.
+        unchecked: how many of them have no checksum to hold them to, or could not be read.
+    """
+
+    found: tuple[Finding, ...]
+    messages: int
+    unchecked: int
+
+
+QUARANTINED: Final = frozenset({FindingKind.FOREIGN, FindingKind.DAMAGED})
+"""What a quarantine takes: files that are not handed out, and that no repair takes away."""
+
+
+class InspectableRoot(NamedTuple):
+    """A root that is open to be inspected.
+
+    Attributes:
+        folders: its folders.
+        records: its records.
+        alone: whether no daemon serves it, nor can begin to while it is open.
+    """
+
+    folders: Folders
+    records: Records
+    alone: bool
+
+    def inspect(
+        self, *, bodies: bool, pause: Callable[[], object], told: Callable[[], object] = lambda: None
+    ) -> Inspection:
+        """Inspect it; while a daemon serves it, twice with a pause between.
+
+        Args:
+            bodies: hold every message to its checksum.
+            pause: called between the two inspections.
+            told: called after each message of the first.
+        """
+        pending = list(_pending(self.folders)) if self.alone else []
+        if pending:  # what the files lack is not lost, and not to be judged before it is there again
+            return Inspection(tuple(pending), 0, 0)
+        first = inspect(self.folders, self.records, bodies=bodies, told=told)
+        if self.alone or not first.found:
+            return first
+        pause()
+        second = inspect(self.folders, self.records, bodies=bodies)
+        return second._replace(found=confirmed(self.folders, first.found, second.found))
+
+
+def _pending(folders: Folders) -> Iterator[Finding]:
+    """What the log of a root that nobody serves has to say."""
+    log = folders.layout.log
+    try:
+        count = len(read_log(folders.calls, log))
+    except LogDamaged as error:
+        yield Finding(FindingKind.LOG, log, f"it is damaged: {error}")
+    else:
+        if count:
+            yield Finding(FindingKind.LOG, log, f"{count} records to be done again at the next start; then look again")
+
+
+@contextmanager
+def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[InspectableRoot]:
+    """Open a root to inspect it. Nothing is made, repaired or moved.
+
+    Raises:
+        StorageUnusable: in one line, why not.
+    """
+    calls = calls or LinuxCalls()
+    layout = Layout.under(os.path.abspath(root))
+    handles: list[int] = []
+    try:
+        if any(calls.kind(folder) is not FileKind.FOLDER for folder in (layout.new, layout.queues, layout.state)):
+            raise StorageUnusable(f"{shorten(root)} is no root of mq: it has no new/, queues/ and state/")
+        locks = (partial(calls.open, layout.lock, _LOCK_FILE), partial(open_moves_lock, calls, layout, make=False))
+        alone = all(_try_lock(calls, opens, handles) for opens in locks)
+        handles.append(root_fd := calls.open(layout.queues, OPEN_FOLDER))
+        folders = Folders(calls, layout, Mount("unknown"), root_fd, syncfs=False, xattrs=True, published_whole=True)
+        yield InspectableRoot(folders, Records(calls, layout.records), alone)
+    except OSError as error:
+        raise StorageUnusable(f"cannot look at {shorten(root)}: {explain(error)}") from error
+    finally:
+        close_all(calls, handles)
+
+
+def check_ownership(root: str, options: StorageOptions, calls: Calls | None = None) -> None:
+    """See that only users whom `options` trust can change the root.
+
+    Args:
+        root: the root.
+        options: whom they trust.
+        calls: the system.
+
+    Raises:
+        StorageUnusable: in one line, which other user can; or the root cannot be looked at.
+    """
+    # else what is about to be moved or taken away there may be that user's by then
+    root = os.path.abspath(root)
+    try:
+        check_root(calls or LinuxCalls(), root, options, mount_of(root))
+    except OSError as error:
+        raise StorageUnusable(f"cannot look at {shorten(root)}: {explain(error)}") from error
+
+
+def repair(root: str, options: StorageOptions = StorageOptions(), calls: Calls | None = None) -> None:  # noqa: B008
+    """Do what a daemon does at its start: bring every state that a crash can leave back to one that mq knows.
+
+    Args:
+        root: the root.
+        options: whom to trust with it.
+        calls: the system.
+
+    Raises:
+        StorageUnusable: in one line, why not; a daemon serves the root, for one.
+    """
+    calls = calls or LinuxCalls()
+    root = os.path.abspath(root)
+    try:
+        mount = mount_of(root)
+    except OSError as error:
+        raise StorageUnusable(f"cannot repair {shorten(root)}: {explain(error)}") from error
+    syncfs = mount.syncfs and syncfs_reports_errors()
+    # No log of its own: who repairs may be another user than who serves.
+    open_root(calls, root, mount, replace(options, log=False), syncfs=syncfs).close()
+
+
+def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: str) -> Iterator[tuple[str, str]]:
+    """Move what is foreign or damaged out of the root, to the same place below `folder`. Each (from, to).
+
+    Raises:
+        StorageUnusable: a daemon serves the root, or a file cannot be moved.
+    """
+    if not inspectable.alone:
+        raise StorageUnusable("somebody serves the root: nothing is moved; stop the daemon first")
+    root = os.path.dirname(inspectable.folders.layout.new)
+    if os.path.commonpath([root, os.path.abspath(folder)]) == root:
+        raise StorageUnusable(f"{shorten(folder)} is in the root itself: give a folder elsewhere")
+    for one in found:
+        if one.kind in QUARANTINED:
+            target = os.path.join(folder, os.path.relpath(one.path, root))
+            try:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                if os.path.lexists(target):
+                    raise FileExistsError(errno.EEXIST, "something of that name is there", target)
+                shutil.move(one.path, target)
+            except OSError as error:
+                raise StorageUnusable(f"cannot move {shorten(one.path, 200)}: {explain(error)}") from error
+            yield one.path, target
+
+
+def _try_lock(calls: Calls, opens: Callable[[], int], handles: list[int]) -> bool:
+    """Take a lock without waiting. False when another process has it."""
+    try:
+        handles.append(fd := opens())
+    except FileNotFoundError:
+        return True  # no daemon has ever been here
+    try:
+        calls.lock(fd, exclusive=True)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# The inspection itself
+
+
+def inspect(
+    folders: Folders, records: Records, *, bodies: bool = True, told: Callable[[], object] = lambda: None
+) -> Inspection:
+    """Inspect a root once.
+
+    Args:
+        folders: its folders.
+        records: its records.
+        bodies: hold every message to its checksum: all of them are read.
+        told: called after each message.
+
+    Raises:
+        OSError: a folder cannot be read.
+        StorageFull: no file handle is free.
+    """
+    return _Inspector(folders, records, bodies, told).run()
+
+
+def confirmed(folders: Folders, first: Iterable[Finding], second: Iterable[Finding]) -> tuple[Finding, ...]:
+    """What two inspections have in common and is still there."""
+    # a message that moved between two folders while each of them was listed has two names in that inspection: they are
+    # two only when both are there at once
+    before = {(found.kind, found.path) for found in first}
+    kept = [
+        found for found in second if (found.kind, found.path) in before and folders.calls.kind(found.path) is not None
+    ]
+    names_of: dict[str, int] = {}
+    for found in kept:
+        if found.kind is FindingKind.DOUBLED:
+            names_of[found.id] = names_of.get(found.id, 0) + 1
+    return tuple(found for found in kept if found.kind is not FindingKind.DOUBLED or names_of[found.id] > 1)
+
+
+class _Inspector:
+    """One inspection. It holds a number in memory for each message, and no more."""
+
+    def __init__(self, folders: Folders, records: Records, bodies: bool, told: Callable[[], object]) -> None:
+        self._folders = folders
+        self._layout = folders.layout
+        self._records = records
+        self._bodies = bodies
+        self._told = told
+        self._found: list[Finding] = []
+        self._ids: set[int] = set()
+        self._doubled: set[int] = set()
+        self._deleted: set[str] = set()
+        self._queues: set[str] = set()
+        self._settled: set[str] = set()
+        self._messages = 0
+        self._unchecked = 0
+
+    def run(self) -> Inspection:
+        """Everything, side files before the messages that they belong to."""
+        sides = self._listed(self._layout.properties)
+        self._see_removed()
+        self._queues = set(self._see_queues())
+        self._settled = set(self._records.all(QUEUE))
+        self._see_flat(State.NEW)
+        for queue in sorted(self._queues):
+            for name, kind in self._listed(f"{self._layout.queues}/{queue}"):
+                self._see(parse_leaf(name, queue, State.READY), f"{self._layout.queues}/{queue}/{name}", kind)
+        self._see_flat(State.DELAYED)
+        if self._doubled:
+            self._see_doubled()
+        self._see_sides(sides)
+        self._see_stage()
+        self._see_records()
+        return Inspection(tuple(self._found), self._messages, self._unchecked)
+
+    def _see_removed(self) -> None:
+        for name, kind in self._listed(self._layout.remove):
+            entry, path = parse_flat(name, State.REMOVED), f"{self._layout.remove}/{name}"
+            if entry is not None and kind is FileKind.FOLDER:
+                self._deleted.add(entry.queue)
+                for inside, kind_inside in self._listed(path):
+                    if parse_leaf(inside, entry.queue, State.READY) is None or kind_inside is not FileKind.FILE:
+                        self._add(FindingKind.FOREIGN, f"{path}/{inside}", "it keeps a deleted queue from going")
+            elif entry is not None and kind is FileKind.FILE:
+                self._note(entry)
+            else:
+                self._add(FindingKind.FOREIGN, path, _what(kind))
+
+    def _see_queues(self) -> Iterator[str]:
+        for name, kind in self._listed(self._layout.queues):
+            if kind is FileKind.FOLDER and is_queue_name(name):
+                yield name
+            else:
+                self._add(FindingKind.FOREIGN, f"{self._layout.queues}/{name}", _what(kind))
+
+    def _see_flat(self, state: State) -> None:
+        folder = self._layout.folder(state, "")
+        for name, kind in self._listed(folder):
+            entry = self._see(parse_flat(name, state), f"{folder}/{name}", kind)
+            if entry is not None:
+                self._see_owner(entry, f"{folder}/{name}")
+
+    def _see_owner(self, entry: Entry, path: str) -> None:
+        if entry.queue not in self._queues:
+            if entry.queue in self._deleted:
+                self._add(FindingKind.ORPHAN, path, "its queue is deleted", entry.id)
+            else:
+                self._add(
+                    FindingKind.WAITING, path, f"it waits for the queue {entry.queue}, which is not there", entry.id
+                )
+
+    def _see(self, entry: Entry | None, path: str, kind: FileKind) -> Entry | None:
+        """A name in a folder of messages; the entry, where it is one."""
+        if entry is None or kind is not FileKind.FILE:
+            self._add(FindingKind.FOREIGN, path, _what(kind))
+            return None
+        self._note(entry)
+        self._messages += 1
+        if self._bodies:
+            self._see_body(entry, path)
+        self._told()
+        return entry
+
+    def _see_body(self, entry: Entry, path: str) -> None:
+        flaw = self._folders.flaw(entry)
+        if flaw is None:
+            self._unchecked += 1
+        elif flaw and self._folders.calls.kind(path) is not None:  # else it has moved on meanwhile
+            is_torn = entry.state is State.NEW and self._folders.tear(entry)
+            self._add(FindingKind.TORN if is_torn else FindingKind.DAMAGED, path, flaw, entry.id)
+
+    def _note(self, entry: Entry) -> None:
+        key = entry.id.key
+        if key in self._ids:
+            self._doubled.add(key)
+        self._ids.add(key)
+
+    def _see_doubled(self) -> None:
+        """Find the names of messages that have several."""
+        places: dict[MessageId, list[str]] = {}
+        for state in (State.NEW, State.DELAYED, State.REMOVED):
+            for name, kind in self._listed(self._layout.folder(state, "")):
+                self._collect(places, parse_flat(name, state), kind)
+        for queue in self._queues:
+            for name, kind in self._listed(f"{self._layout.queues}/{queue}"):
+                self._collect(places, parse_leaf(name, queue, State.READY), kind)
+        for id, paths in places.items():
+            for path in paths if len(paths) > 1 else ():
+                others = ", ".join(other for other in paths if other != path)
+                self._add(FindingKind.DOUBLED, path, f"the same message as {others}", id)
+
+    def _collect(self, places: dict[MessageId, list[str]], entry: Entry | None, kind: FileKind) -> None:
+        if entry is not None and kind is FileKind.FILE and entry.id.key in self._doubled:
+            places.setdefault(entry.id, []).append(self._layout.path(entry))
+
+    def _see_sides(self, listed: list[tuple[str, FileKind]]) -> None:
+        for name, kind in listed:
+            path = f"{self._layout.properties}/{name}"
+            id = _id(name)
+            if id is None or kind is not FileKind.FILE:
+                self._add(FindingKind.FOREIGN, path, _what(kind))
+            elif id.key not in self._ids:
+                self._add(FindingKind.SIDE, path, "its message is not there", id)
+
+    def _see_stage(self) -> None:
+        self._see_bodies(self._layout.stage)
+        for name, kind in self._listed(self._layout.stage):
+            if kind is FileKind.FOLDER and is_peer_name(name):
+                self._see_bodies(f"{self._layout.stage}/{name}")
+
+    def _see_bodies(self, folder: str) -> None:
+        for name, kind in self._listed(folder):
+            if kind is FileKind.FILE:
+                self._add(FindingKind.STAGED, f"{folder}/{name}", "a body that never fully arrived")
+            elif kind is not FileKind.FOLDER or folder != self._layout.stage or not is_peer_name(name):
+                self._add(FindingKind.FOREIGN, f"{folder}/{name}", _what(kind))
+
+    def _see_records(self) -> None:
+        for kind, _ in self._listed(self._layout.records):
+            folder = f"{self._layout.records}/{kind}"
+            for name, file in self._listed(folder):
+                flaw = self._flaw_of_record(f"{folder}/{name}") if file is FileKind.FILE else _what(file)
+                if flaw:
+                    self._add(FindingKind.RECORD, f"{folder}/{name}", flaw)
+        for queue in self._settled - self._queues:
+            self._add(FindingKind.RECORD, f"{self._layout.records}/{QUEUE}", f"settings of {queue}, which is not there")
+
+    def _flaw_of_record(self, path: str) -> str:
+        calls = self._folders.calls
+        try:
+            fd = calls.open(path, OPEN_READ)
+        except FileNotFoundError:
+            return ""  # a newer version has taken its place
+        try:
+            json.loads(b"".join(iter(lambda: calls.read(fd, _READ_SIZE), b"")))
+        except ValueError:
+            return "a record that is not whole: the one before it counts"
+        finally:
+            calls.close(fd)
+        return ""
+
+    def _listed(self, folder: str) -> list[tuple[str, FileKind]]:
+        try:
+            return self._folders.calls.names(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []  # a queue that was deleted meanwhile, or a file where a folder should be
+
+    def _add(self, kind: FindingKind, path: str, detail: str, id: str = "") -> None:
+        self._found.append(Finding(kind, path, detail, id))
+
+
+def _id(name: str) -> MessageId | None:
+    entry = parse_leaf(name, "", State.READY)
+    return entry.id if entry is not None and name == entry.id else None
+
+
+def _what(kind: FileKind) -> str:
+    return {
+        FileKind.FILE: "a file whose name is not one of mq's",
+        FileKind.FOLDER: "a folder that is not mq's",
+        FileKind.OTHER: "a link, a pipe or a device",
+    }[kind]

@@ -1,0 +1,412 @@
+"""The four folders of a root: what is in them, and how it is read. Synchronous; no threads, no waiting.
+
+Changing them is :mod:`mq.storage.files.batch`'s, repairing them :mod:`mq.storage.files.recovery`'s. The protocol, and
+every state that a crash can leave, is in docs/on-disk.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from mq.errors import StorageFull
+from mq.lifecycle import State
+from mq.message import MessageId, Properties, checksum
+from mq.storage.files.barrier import Spare, SyncCosts, Syncs, close_all
+from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native
+from mq.storage.files.layout import (
+    ATTRIBUTES,
+    SUM,
+    Layout,
+    Senseless,
+    Sum,
+    announced_size,
+    decode_attributes,
+    decode_side,
+    is_queue_name,
+    parse_flat,
+    parse_leaf,
+)
+from mq.storage.files.log import Log
+from mq.storage.files.mount import Mount
+from mq.storage.files.peers import Alarm
+from mq.storage.files.reserve import Reserve
+from mq.storage.interface import Entry
+
+logger = logging.getLogger("mq.storage")
+
+READ_AT_ONCE: Final = 256 * 1024
+"""Bodies up to this size, in bytes, are read and checked whole; larger ones are streamed."""
+_REMEMBERED_SKIPS: Final = 1000
+_REMEMBERED_WRITES: Final = 10_000
+
+
+class Opened(NamedTuple):
+    """A message's file as it was read.
+
+    Attributes:
+        properties: what was fixed when it was written.
+        data: the bytes, when they are few.
+        fd: the open file, when they are many; the caller closes it.
+        damage: why the bytes are not those that were published, or why that is unknown; empty when they are.
+        is_senseless: whether it is unknown, for what is noted of them is nothing that mq wrote.
+    """
+
+    properties: Properties
+    data: bytes = b""
+    fd: int | None = None
+    damage: str = ""
+    is_senseless: bool = False
+
+
+class Folders:
+    """The folders of one root.
+
+    Args:
+        calls: the system.
+        layout: where the folders are.
+        mount: the traits of the file system below.
+        root_fd: a folder of that file system, opened before anything is written, and kept.
+        held: folders among them that are kept open, by their paths.
+        clock: measures what syncing costs, in seconds.
+        syncfs: whether syncfs(2) exists, reports errors, and brings everything here.
+        xattrs: whether the file system has user extended attributes.
+        published_whole: let a name appear in new/ only when its file is complete, because other processes watch that
+            folder.
+        read_spare: a handle for reading a message, when there is no other.
+        stage: where this process's bodies arrive; where not given, where all processes' do.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        layout: Layout,
+        mount: Mount,
+        root_fd: int,
+        held: Mapping[str, int] = MappingProxyType({}),
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        syncfs: bool,
+        xattrs: bool,
+        published_whole: bool,
+        read_spare: Spare | None = None,
+        stage: str = "",
+    ) -> None:
+        self.calls = calls
+        self.layout = layout
+        self.mount = mount
+        self.syncs = Syncs(
+            calls,
+            root_fd,
+            SyncCosts(clock),
+            syncfs=syncfs,
+            ordered=mount.ordered and mount.atomic_rename,
+            held=held,
+        )
+        self.xattrs = xattrs
+        self.published_whole = published_whole
+        self.native = self._native()
+        self.read_spare = read_spare
+        self.stage = stage or layout.stage
+        self.reserve = Reserve(calls, layout, mount.size, shared=published_whole)
+        self.alarm = Alarm(calls, layout.alarm)
+        self.sync_every_move = published_whole and not mount.ordered
+        """Whether every move must be durable: others unlink, and cannot know which names could come back."""
+        self.has_side_files = published_whole or not xattrs
+        """Whether a message may have a side file."""
+        self.dirty_folders: set[str] = set()
+        """Folders that names were taken out of since they were last synced."""
+        self.written: set[MessageId] = set()
+        """Messages in NEW that this process wrote, where others may write, too."""
+        self.log: Log | None = None
+        """Makes batches durable before their file calls; None where those calls are synced."""
+        self.removed_queues: set[str] = set()
+        """Folders of removed queues of which the log still speaks."""
+        self.failure = ""
+        """Why nothing more is changed; empty while the medium is well."""
+        self._skipped: set[str] = set()
+
+    def _native(self) -> Native | None:
+        """What makes many calls in one, where a file may have its name before it is whole."""
+        is_plain = self.xattrs and self.mount.atomic_rename and not self.published_whole
+        is_utf8 = os.fsencode(self.layout.new) == self.layout.new.encode(errors="replace")
+        return self.calls.native if is_plain and is_utf8 else None
+
+    @property
+    def overlap_from(self) -> int | None:
+        """As in :class:`mq.storage.interface.Description`."""
+        return self.syncs.costs.overlap_from if self.log is None else None
+
+    @property
+    def skipped(self) -> int:
+        """How many foreign names have been met, and left alone."""
+        return len(self._skipped)
+
+    def note_written(self, id: MessageId) -> None:
+        """Remember that this process has written a message, and will have synced it before it moves it."""
+        if len(self.written) >= _REMEMBERED_WRITES:
+            self.written.clear()  # a mover in another process moves them: here they are forgotten, and synced again
+        self.written.add(id)
+
+    def fail(self, error: OSError) -> None:
+        """Change nothing more until the root is opened anew: the medium failed, and what is on it is unknown."""
+        if not self.failure:
+            self.failure = f"{error.strerror or error} ({error.filename or 'sync'})"
+            logger.error("the medium failed: %s; only reading goes on until a restart", self.failure)
+            if self.sync_every_move:
+                self.alarm.set()
+
+    def check_alarm(self) -> None:
+        """See that what was synced just now is on the medium.
+
+        Raises:
+            PeerFailed: it may not be, for another process has seen the medium fail.
+        """
+        if self.sync_every_move:
+            self.alarm.check()
+
+    def queues(self) -> list[str]:
+        """The queues there are: the folders in queues/ whose name is a queue's."""
+        found = []
+        for name, kind in self.calls.names(self.layout.queues):
+            if kind is FileKind.FOLDER and is_queue_name(name):
+                found.append(name)
+            else:
+                self.skip(self.layout.queues, name, "not a queue's folder")
+        return found
+
+    def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """Entries in a state, at most `limit`, in no order."""
+        found: list[Entry] = []
+        for entry in self._entries(state, queue):
+            found.append(entry)
+            if limit is not None and len(found) >= limit:
+                break
+        return found
+
+    def find(self, queue: str, id: MessageId) -> Entry | None:
+        """Where that message is: NEW, READY, DELAYED in this order."""
+        for state in (State.NEW, State.READY, State.DELAYED):
+            bare = Entry(queue, id, state)
+            if self.calls.kind(self.layout.path(bare)) is FileKind.FILE:
+                return bare
+            for entry in self._entries(state, queue):
+                if entry.id == id:
+                    return entry
+        return None
+
+    def read(self, entry: Entry) -> Opened | None:
+        """Open a message; None when it is not there.
+
+        Raises:
+            StorageFull: no file handle is free.
+        """
+        if self.read_spare is None:
+            return self._read(entry)
+        self.read_spare.keep()
+        try:
+            return self._read(entry)
+        except StorageFull:
+            with self.read_spare.lent():
+                return self._read(entry)
+
+    def read_many(self, entries: Sequence[Entry]) -> list[Opened | None]:
+        """Open messages; None for each that is not there.
+
+        Raises:
+            StorageFull: no file handle is free.
+        """
+        if self.read_spare is not None:
+            self.read_spare.keep()
+        if self.native is None:
+            at_once: Iterable[tuple[bytes, bytes, bytes] | int] = map(self._read_file, entries)
+        else:
+            at_once = self.native.read_files([self.layout.path(entry) for entry in entries], READ_AT_ONCE)
+        opened: list[Opened | None] = []
+        try:
+            for entry, read in zip(entries, at_once, strict=True):
+                opened.append((None if isinstance(read, int) else _opened_whole(*read)) or self.read(entry))
+        except StorageFull:
+            close_all(self.calls, (each.fd for each in opened if each is not None and each.fd is not None))
+            raise
+        return opened
+
+    def read_plain(self, entries: Sequence[Entry], largest: int) -> list[Opened | None]:
+        """Read messages of at most `largest` bytes in one go; None for each that takes more than that."""
+        if self.native is None:
+            return [None] * len(entries)
+        read = self.native.read_files([self.layout.path(entry) for entry in entries], largest)
+        return [None if isinstance(each, int) else _opened_whole(*each) for each in read]
+
+    def flaw(self, entry: Entry) -> str | None:
+        """Why a message's file is not whole: "" when it is, None when nothing tells (not noted, or not to be read)."""
+        opened = self.read(entry)
+        return opened.damage if opened is not None and opened.is_senseless else self._tear(opened)
+
+    def tear(self, entry: Entry) -> str | None:
+        """As :meth:`flaw`, but None, too, where what is noted of it makes no sense."""
+        # no crash leaves that: the bytes may well be those of a message that was acknowledged
+        return self._tear(self.read(entry))
+
+    def read_chunk(self, fd: int) -> bytes:
+        """The next bytes of a large body."""
+        return self.calls.read(fd, READ_AT_ONCE)
+
+    def _tear(self, opened: Opened | None) -> str | None:
+        """Why a message's file is torn: "" when it is not, None when nothing tells."""
+        if opened is None:
+            return "not there"
+        if opened.fd is not None:
+            try:
+                return self._flaw_of_large(opened, opened.fd)
+            except OSError:
+                return None
+            finally:
+                self.calls.close(opened.fd)
+        if opened.properties.checksum is None:
+            # a file of ours has its checksum before its first byte: without either it is torn, with bytes it is foreign
+            return None if opened.properties.size or opened.damage else "without bytes and without a checksum"
+        return opened.damage
+
+    def _read_file(self, entry: Entry) -> tuple[bytes, bytes, bytes] | int:
+        """As :meth:`Native.read_files` does it; 0 where that is not enough to tell what it is."""
+        calls = self.calls
+        if not self.xattrs:
+            return 0
+        try:
+            fd = calls.open(self.layout.path(entry), OPEN_READ)
+        except OSError:
+            return 0
+        try:
+            noted = calls.get_attribute(fd, SUM)
+            size = announced_size(noted)
+            if noted is None or size is None or size > READ_AT_ONCE:
+                return 0
+            attributes = calls.get_attribute(fd, ATTRIBUTES) if noted.endswith(b":a") else None
+            return calls.read(fd, size + 1), noted, attributes or b""
+        except OSError:
+            return 0
+        finally:
+            calls.close(fd)
+
+    def _read(self, entry: Entry) -> Opened | None:
+        try:
+            fd = self.calls.open(self.layout.path(entry), OPEN_READ)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+                return None
+            return _unreadable(error)
+        try:
+            opened = self._read_open(entry, fd)
+        except OSError as error:
+            self.calls.close(fd)
+            return _unreadable(error)
+        if opened is None or opened.fd is None:
+            self.calls.close(fd)
+        return opened
+
+    def _read_open(self, entry: Entry, fd: int) -> Opened | None:
+        size = self.calls.file_size(fd)
+        if size is None:
+            return None
+        try:
+            expected = self._properties(entry, fd) or Properties(size, None)
+        except Senseless as error:
+            return Opened(Properties(size, None), damage=str(error), is_senseless=True)
+        if size != expected.size:
+            return Opened(expected, damage=f"{size} bytes instead of {expected.size}")
+        if size > READ_AT_ONCE:
+            return Opened(expected, fd=fd)
+        data = self._read_all(fd, size)
+        if len(data) != size or (expected.checksum is not None and checksum(data) != expected.checksum):
+            return Opened(expected, damage="its checksum does not match")
+        return Opened(expected, data)
+
+    def _properties(self, entry: Entry, fd: int) -> Properties | None:
+        noted = Sum.decode(self.calls.get_attribute(fd, SUM)) if self.xattrs else None
+        if noted is None:
+            return self._side(entry) if self.has_side_files else None
+        if not noted.attributes:
+            return Properties(noted.size, noted.checksum)
+        if noted.attributes == "a":
+            attributes = decode_attributes(self.calls.get_attribute(fd, ATTRIBUTES))
+            return Properties(noted.size, noted.checksum, attributes)
+        side = self._side(entry)
+        if side is None:
+            raise Senseless("its side file is missing")
+        if (side.size, side.checksum) != (noted.size, noted.checksum):
+            raise Senseless(f"its side file and its attribute {SUM} disagree")
+        return side
+
+    def _side(self, entry: Entry) -> Properties | None:
+        try:
+            fd = self.calls.open(f"{self.layout.properties}/{entry.id}", OPEN_READ)
+        except FileNotFoundError:
+            return None
+        try:
+            return decode_side(self._read_all(fd, self.calls.file_size(fd) or 0))
+        finally:
+            self.calls.close(fd)
+
+    def _read_all(self, fd: int, size: int) -> bytes:
+        data = self.calls.read(fd, size)
+        while len(data) < size and (more := self.calls.read(fd, size - len(data))):
+            data += more
+        return data
+
+    def _flaw_of_large(self, opened: Opened, fd: int) -> str | None:
+        if opened.properties.checksum is None:
+            return None
+        found = 0
+        while chunk := self.read_chunk(fd):
+            found = checksum(chunk, found)
+        return "" if found == opened.properties.checksum else "its checksum does not match"
+
+    def _entries(self, state: State, queue: str | None) -> Iterator[Entry]:
+        if state is State.READY:
+            assert queue is not None, "a scan of READY needs a queue"
+        folder = self.layout.folder(state, queue or "")
+        try:
+            listed = self.calls.names(folder)
+        except FileNotFoundError:
+            return
+        for name, kind in listed:
+            entry = parse_leaf(name, queue or "", state) if state is State.READY else parse_flat(name, state)
+            if entry is None or not (kind is FileKind.FILE or (kind is FileKind.FOLDER and state is State.REMOVED)):
+                self.skip(folder, name, "not a message")
+            elif queue is None or entry.queue == queue:
+                yield entry
+
+    def skip(self, folder: str, name: str, why: str) -> None:
+        """Log once that a foreign name is left alone; after very many of them, that there are more."""
+        path = f"{folder}/{name}"
+        if path in self._skipped or len(self._skipped) >= _REMEMBERED_SKIPS:
+            return
+        self._skipped.add(path)
+        logger.warning("left alone, %s: %s", why, ascii(path))
+        if len(self._skipped) == _REMEMBERED_SKIPS:
+            logger.warning("%d names were left alone: of more of them nothing is said", _REMEMBERED_SKIPS)
+
+
+def _opened_whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:
+    """A file with its properties beside it; None where it takes more than that to tell what it is."""
+    found = checksum(data)
+    whole = b"%d:%08x" % (len(data), found)
+    if noted == whole:
+        return Opened(Properties(len(data), found), data)
+    if attributes and noted == whole + b":a":
+        with contextlib.suppress(Senseless):
+            return Opened(Properties(len(data), found, decode_attributes(attributes)), data)
+    return None
+
+
+def _unreadable(error: OSError) -> Opened:
+    if error.errno in NO_HANDLES | UNREACHABLE:
+        raise StorageFull(f"cannot open a message now: {error.strerror}. Try again later") from error
+    return Opened(Properties(0, None), damage=f"{error.strerror}")

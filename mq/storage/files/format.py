@@ -1,0 +1,98 @@
+"""The format of a root: which versions of mq may serve it as it is.
+
+A root at rest is plain files, which every version serves. While a log is in use, from the start of a daemon to its
+clean end and so after a crash, too, only a version that does again what the log says may serve it: then
+``state/format`` holds the number of that version's format.
+
+Versions that came before that file do not read it. They are kept out by something that they refuse: what they lock
+while they repair a root, the file ``state/lock-moves``, is a folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final
+
+from mq.errors import StorageUnusable
+from mq.message import shorten
+from mq.storage.files.barrier import sync, sync_folder
+from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, write_all
+from mq.storage.files.layout import Layout
+
+WITH_LOG: Final = 2
+"""Messages may lie in the log and not yet in the files."""
+_LATEST: Final = WITH_LOG
+_LONGEST: Final = 20
+_LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def check_format(calls: Calls, layout: Layout, root: str) -> None:
+    """See that this version may serve the root.
+
+    Raises:
+        StorageUnusable: a later version has to.
+        OSError: from the system.
+    """
+    if calls.kind(layout.format) is None:
+        return
+    fd = calls.open(layout.format, OPEN_READ)
+    try:
+        text = calls.read(fd, _LONGEST).decode("ascii", "replace").strip()
+    finally:
+        calls.close(fd)
+    if not (text.isdigit() and int(text) <= _LATEST):
+        raise StorageUnusable(
+            f"root {shorten(root)} has the format {shorten(text)}, of a later mq than this one; start that one, and "
+            "stop it cleanly: then this one can serve the root, too"
+        )
+
+
+def is_in_use(calls: Calls, layout: Layout) -> bool:
+    """Whether a log is in use, or was when the machine or the daemon ended: the files may lack what it says."""
+    return calls.kind(layout.format) is not None
+
+
+def take_in_use(calls: Calls, layout: Layout) -> None:
+    """Say that a log is in use. Durable on return. Only while no mover is at work."""
+    if not is_in_use(calls, layout):
+        _write(calls, layout.format, f"{WITH_LOG}\n".encode())
+        sync_folder(calls, layout.state)  # the number first: the folder alone says nothing to this version
+    if calls.kind(layout.moves_lock) is not FileKind.FOLDER:
+        with contextlib.suppress(FileNotFoundError):
+            calls.unlink(layout.moves_lock)
+        calls.mkdir(layout.moves_lock)
+    sync_folder(calls, layout.state)
+
+
+def put_to_rest(calls: Calls, layout: Layout) -> None:
+    """Say that all is in the files, as it is: the log is empty. Durable on return."""
+    if calls.kind(layout.moves_lock) is FileKind.FOLDER:
+        calls.rmdir(layout.moves_lock)
+    with contextlib.suppress(FileNotFoundError):
+        calls.unlink(layout.format)
+    sync_folder(calls, layout.state)
+
+
+def open_moves_lock(calls: Calls, layout: Layout, *, make: bool) -> int:
+    """What is locked while messages are moved or a root is repaired, open: a file, or a folder.
+
+    Raises:
+        FileNotFoundError: there is none, and it is not to be made.
+        OSError: from the system.
+    """
+    try:
+        return calls.open(layout.moves_lock, _LOCK if make else _LOCK & ~os.O_CREAT)
+    except IsADirectoryError:
+        return calls.open(layout.moves_lock, OPEN_FOLDER)
+
+
+def _write(calls: Calls, path: str, content: bytes) -> None:
+    fd = calls.open(f"{path}.new", _WRITE)
+    try:
+        write_all(calls, fd, content)
+        sync(calls, fd)
+    finally:
+        calls.close(fd)
+    calls.rename(f"{path}.new", path)

@@ -1,0 +1,528 @@
+r"""The log of a root: one flush makes a batch durable, before its file calls are made.
+
+Files stay the truth while the machine is up. The log is for the power cut: a record says what a batch is about to do
+(:mod:`mq.storage.files.logged`), and at the next start what the file system has lost of it is done again
+(:mod:`mq.storage.files.redo`).
+
+Two segments, ``state/log/0`` and ``state/log/1``, are written full with zeros and synced when they are made, and used
+in turn: no write to them changes anything but bytes. Page 0 of each is its header::
+
+    mqlog-1\0 | epoch u64 | key 16 bytes | life 64 bytes | crc32 of all before
+
+Records begin on page boundaries from page 1 on, with zeros up to the next one. Numbers are little endian::
+
+    mqr1 | crc32 of all that follows | length u32 | epoch u64 | sequence u64 | key 16 bytes | flushed u64 | payload
+
+A record counts when its magic, CRC, epoch and key are right and it follows the one before: its *sequence* is the
+number of its first page, counted on through both segments, so an unreadable record's own is known from its place. The
+*key* is drawn at random for each epoch: neither a record of an earlier use of the page nor a body that looks like a
+record can have it. *Flushed* is the newest sequence that was on the medium when the record was written: an unreadable
+record up to there is damage; any other one is the end of the log.
+
+A *checkpoint* brings to the medium what the records of a segment speak of, and only then gives the segment a new
+epoch, and with it room. Commits go on in the other one meanwhile. When both are full, a commit waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from mq.storage.files.barrier import close_all, sync_folder
+from mq.storage.files.calls import NO_ROOM, Calls, FileKind
+
+PAGE: Final = 4096
+SMALLEST: Final = 1 << 20
+"""Bytes of a segment at the beginning."""
+LARGEST: Final = 32 << 20
+"""Bytes of a segment at the most: it doubles each time it was full."""
+AGE_SECONDS: Final = 5.0
+"""After so long what the log says is brought to the medium, however little it is."""
+_PARTS: Final = 4
+"""A record is at most this part of the smaller segment."""
+_MAGIC: Final = b"mqlog-1\0"
+_RECORD_MAGIC: Final = b"mqr1"
+_KEY_BYTES: Final = 16
+_LIFE_BYTES: Final = 64
+_HEADER: Final = struct.Struct(f"<8sQ{_KEY_BYTES}s{_LIFE_BYTES}sI")
+_RECORD: Final = struct.Struct(f"<4sIIQQ{_KEY_BYTES}sQ")
+_CHECKED: Final = 8
+"""Bytes of a record before those of which it has the CRC."""
+_ZEROS: Final = bytes(1 << 20)
+_OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class LogDamaged(Exception):
+    """A record that was on the medium cannot be read any more. The text says where."""
+
+
+class Record(NamedTuple):
+    """What was read of one record.
+
+    Attributes:
+        sequence: the number of its first page, from 1.
+        payload: the bytes that were appended.
+        flushed: the newest sequence that was on the medium when it was written.
+    """
+
+    sequence: int
+    payload: bytes
+    flushed: int
+
+    @property
+    def pages(self) -> int:
+        """How many it takes."""
+        return pages(_RECORD.size + len(self.payload)) // PAGE
+
+
+class Segment:
+    """One of the two files.
+
+    Args:
+        calls: the system.
+        path: the file; made where it is missing.
+        size: its length in bytes, where it is made.
+
+    Raises:
+        OSError: no room, or the medium failed.
+        LogDamaged: its header is not what was written.
+    """
+
+    def __init__(self, calls: Calls, path: str, size: int) -> None:
+        self._calls = calls
+        if calls.kind(path) is not FileKind.FILE:
+            self._make(path, size)
+        self.fd = calls.open(path, _OPEN)
+        self.path = path
+        try:
+            self.size = calls.file_size(self.fd) or 0
+            self.epoch, self.key, self.life = self._read_header()
+        except (OSError, LogDamaged):
+            close_all(calls, [self.fd])
+            raise
+
+    def free(self, epoch: int, key: bytes, life: str) -> None:
+        """Let nothing in it count any more, and what is appended from now on. Durable on return."""
+        head = _HEADER.pack(_MAGIC, epoch, key, life.encode(), 0)[:-4]
+        write_all_at(self._calls, self.fd, (head + struct.pack("<I", zlib.crc32(head))).ljust(PAGE, b"\0"), 0)
+        self._calls.fdatasync(self.fd)
+        self.epoch, self.key, self.life = epoch, key, life
+
+    def grow(self, size: int) -> None:
+        """Make it longer, by zeros that are on the medium on return."""
+        _write_zeros(self._calls, self.fd, self.size, size)
+        self._calls.fsync(self.fd)
+        self.size = size
+
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """Where it has pages that are records of its epoch, valid by themselves, in order, and those records."""
+        at = PAGE
+        while self.epoch and at < self.size:
+            record = self._read(at)
+            if record is None:
+                at += PAGE
+            else:
+                yield at, record
+                at += record.pages * PAGE
+
+    def _read(self, at: int) -> Record | None:
+        head = self._calls.read_at(self.fd, _RECORD.size, at)
+        if len(head) < _RECORD.size or not head.startswith(_RECORD_MAGIC):
+            return None
+        _, crc, length, epoch, sequence, key, flushed = _RECORD.unpack(head)
+        if (epoch, key) != (self.epoch, self.key) or length > self.size - at - _RECORD.size:
+            return None
+        payload = self._calls.read_at(self.fd, length, at + _RECORD.size)
+        if zlib.crc32(payload, zlib.crc32(head[_CHECKED:])) != crc:
+            return None
+        return Record(sequence, payload, flushed)
+
+    def _read_header(self) -> tuple[int, bytes, str]:
+        head = self._calls.read_at(self.fd, _HEADER.size, 0)
+        if len(head) < _HEADER.size:
+            return 0, b"", ""
+        magic, epoch, key, life, crc = _HEADER.unpack(head)
+        if magic == _MAGIC and crc == zlib.crc32(head[:-4]):
+            return epoch, key, life.rstrip(b"\0").decode(errors="replace")
+        if any(head):  # it is in one sector, which a power cut leaves as it was, or as it is to be
+            raise LogDamaged(f"the header of {self.path} cannot be read")
+        return 0, b"", ""
+
+    def _make(self, path: str, size: int) -> None:
+        fd = self._calls.open(f"{path}.new", _OPEN | os.O_CREAT)
+        try:
+            self._calls.write_in_place(fd)
+            _write_zeros(self._calls, fd, 0, size)
+            self._calls.fsync(fd)
+        finally:
+            self._calls.close(fd)
+        self._calls.rename(f"{path}.new", path)
+
+
+class Log:
+    """The log of one root: :meth:`read` it, :meth:`forget` what it said, and :meth:`begin`.
+
+    Args:
+        calls: the system.
+        folder: where its segments are; made where it is missing.
+        sync: brings everything on the file system to the medium.
+        fail: is told when the medium has failed.
+        life: what tells this mount from each earlier one; empty where nothing does.
+        draw: random bytes, as many as asked for.
+        smallest, largest: bytes of a segment at the beginning, and at the most.
+        in_thread: whether checkpoints are made in a thread, while commits go on. Else each is made where it is due, and
+            none because of its age.
+        clock: seconds from anywhere.
+
+    Attributes:
+        lock: held from before a record until its file calls are made.
+        waited: how often a commit has waited for a checkpoint.
+        checkpoints: how many have been made.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        folder: str,
+        sync: Callable[[], None],
+        fail: Callable[[OSError], None],
+        *,
+        life: str = "",
+        draw: Callable[[int], bytes] = os.urandom,
+        smallest: int = SMALLEST,
+        largest: int = LARGEST,
+        in_thread: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.waited = 0
+        self.checkpoints = 0
+        self._calls = calls
+        self._sync = sync
+        self._fail = fail
+        self._life = life
+        self._draw = draw
+        self._largest = largest
+        self._in_thread = in_thread
+        self._clock = clock
+        self._changed = threading.Condition(self.lock)
+        self._thread: threading.Thread | None = None
+        self._failure: OSError | None = None
+        self._ends = False
+        self._sequence = 0
+        """Of the newest record."""
+        self._next = 1
+        """Of the one after it."""
+        self._flushed = 0
+        self._offset = PAGE
+        self._since: float | None = None
+        self._leaving: Segment | None = None
+        self._is_full = False
+        """Whether the segment that is left was full."""
+        if calls.kind(folder) is None:
+            calls.mkdir(folder)
+            sync_folder(calls, os.path.dirname(folder))
+        self._segments: list[Segment] = []
+        try:
+            for number in range(2):
+                self._segments.append(Segment(calls, f"{folder}/{number}", smallest))
+            sync_folder(calls, folder)
+        except (OSError, LogDamaged):
+            close_all(calls, (segment.fd for segment in self._segments))
+            raise
+        self._current = self._segments[0]
+
+    @property
+    def survived(self) -> bool:
+        """Whether the kernel still has what was written before: only the process has ended since."""
+        return bool(self._life) and all(segment.life == self._life for segment in self._segments)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that it says is on the medium."""
+        return self._offset == PAGE and self._leaving is None and self._failure is None
+
+    @property
+    def largest_payload(self) -> int:
+        """Bytes that one record can hold."""
+        return min(segment.size for segment in self._segments) // _PARTS - _RECORD.size
+
+    def read(self) -> list[Record]:
+        """The records that count, in order.
+
+        Raises:
+            LogDamaged: one that was on the medium is not among them.
+        """
+        return _read(self._segments)
+
+    def forget(self) -> None:
+        """Let none of its records count any more: all that they say is on the medium. Durable on return."""
+        older, newer = sorted(self._segments, key=lambda segment: segment.epoch)
+        newest = newer.epoch
+        older.free(newest + 1, self._draw(_KEY_BYTES), self._life)  # first: never a record without those before it
+        newer.free(newest + 2, self._draw(_KEY_BYTES), self._life)
+        self._current = older
+
+    def begin(self) -> None:
+        """Take records from now on. It has none."""
+        if self._in_thread:
+            self._thread = threading.Thread(target=self._work, name="mq-checkpoint", daemon=True)
+            self._thread.start()
+
+    @contextmanager
+    def room(self, length: int) -> Iterator[None]:
+        """Keep the log from changing its segment during the block, in which one payload of that length is appended.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        with self.lock:
+            if self._offset + pages(_RECORD.size + length) > self._current.size:
+                self._change(is_full=True)
+            yield
+
+    def append(self, payload: bytes) -> int:
+        """Write a record; its sequence. Only with :attr:`lock`, and where no room was made for it, only when all file
+        calls of earlier records are made.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        self._check()
+        need = pages(_RECORD.size + len(payload))
+        if self._offset + need > self._current.size:
+            self._change(is_full=True)
+        segment, sequence = self._current, self._next
+        tail = struct.pack(f"<IQQ{_KEY_BYTES}sQ", len(payload), segment.epoch, sequence, segment.key, self._flushed)
+        head = _RECORD_MAGIC + struct.pack("<I", zlib.crc32(payload, zlib.crc32(tail))) + tail
+        try:
+            write_all_at(self._calls, segment.fd, (head + payload).ljust(need, b"\0"), self._offset)
+        except OSError as error:
+            self._note_failure(error)
+            raise
+        self._offset += need
+        self._sequence, self._next = sequence, sequence + need // PAGE
+        if self._since is None:
+            self._since = self._clock()
+            self._changed.notify_all()
+        return sequence
+
+    def flush(self) -> None:
+        """Wait until all that was appended is on the medium. Only with :attr:`lock`.
+
+        Raises:
+            OSError: the medium has failed; whether it is there is not known.
+        """
+        if self._flushed == self._sequence:
+            return
+        try:
+            self._calls.fdatasync(self._current.fd)
+        except OSError as error:
+            self._note_failure(error)
+            raise
+        self._flushed = self._sequence
+
+    def empty(self) -> None:
+        """Bring to the medium all that it says, and wait for that. Not between a record and its file calls.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        with self.lock:
+            if self._offset > PAGE:
+                self._change(is_full=False)
+            self._wait_for_checkpoint()
+
+    def close(self, *, failed: bool = False) -> None:
+        """End it: empty, unless the store has failed. Safe to call twice."""
+        if not failed:
+            with contextlib.suppress(OSError):  # what is left in it is done again at the next start
+                self.empty()
+        with self.lock:
+            self._ends = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        segments, self._segments = self._segments, []
+        close_all(self._calls, (segment.fd for segment in segments))
+
+    def _change(self, *, is_full: bool) -> None:
+        """Go on in the other segment, once that is free; this one is checkpointed."""
+        self._wait_for_checkpoint()
+        self.flush()  # a segment is on the medium as a whole before a record follows in the other
+        self._leaving, self._is_full = self._current, is_full
+        self._current = self._segments[1 - self._segments.index(self._current)]
+        self._offset, self._since = PAGE, None
+        if self._in_thread:
+            self._changed.notify_all()
+        else:
+            self._checkpoint()
+
+    def _wait_for_checkpoint(self) -> None:
+        self._check()
+        if self._leaving is not None:
+            self.waited += 1
+        while self._leaving is not None and self._failure is None:
+            self._changed.wait()
+        self._check()
+
+    def _work(self) -> None:
+        """Checkpoint what is left or has become old, until the end."""
+        while True:
+            with self.lock:
+                while self._leaving is None:
+                    if self._ends or self._failure is not None:
+                        return
+                    left = None if self._since is None else self._since + AGE_SECONDS - self._clock()
+                    if left is not None and left <= 0:
+                        try:
+                            self._change(is_full=False)
+                        except OSError:
+                            return
+                    else:
+                        self._changed.wait(left)
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Free the segment that was left. Without the lock where a thread does it."""
+        segment = self._leaving
+        assert segment is not None, "no segment was left"
+        failure: OSError | None = OSError(errno.EIO, "a checkpoint was cut off")
+        try:
+            self._sync()
+            if self._is_full and segment.size < self._largest:
+                self._grow(segment)
+            segment.free(self._current.epoch + 1, self._draw(_KEY_BYTES), self._life)
+            failure = None
+        except OSError as error:
+            failure = error
+        finally:  # whatever it was, nobody waits for it any more
+            if failure is not None:
+                self._note_failure(failure)
+            with self.lock:
+                self._leaving = None
+                self.checkpoints += 1
+                self._changed.notify_all()
+
+    def _grow(self, segment: Segment) -> None:
+        try:
+            segment.grow(min(segment.size * 2, self._largest))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+
+    def _note_failure(self, error: OSError) -> None:
+        """Let nothing be appended any more: what is on the medium is unknown, and a second try would hide that."""
+        with self.lock:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+        self._fail(error)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise OSError(errno.EIO, f"the log has failed: {self._failure.strerror}") from self._failure
+
+
+def read_log(calls: Calls, folder: str) -> list[Record]:
+    """The records that count of a log that nobody serves, in order; none where there is no log. Nothing is changed.
+
+    Raises:
+        LogDamaged: one that was on the medium is not among them.
+        OSError: it cannot be read.
+    """
+    paths = [f"{folder}/{number}" for number in range(2)]
+    if any(calls.kind(path) is not FileKind.FILE for path in paths):
+        return []  # they are made before the first record
+    segments: list[Segment] = []
+    try:
+        segments += (Segment(calls, path, 0) for path in paths)  # those that are open when one fails are closed, too
+        return _read(segments)
+    finally:
+        close_all(calls, (segment.fd for segment in segments))
+
+
+def _read(segments: Sequence[Segment]) -> list[Record]:
+    found: list[Record] = []
+    missing: tuple[int, str] | None = None  # the sequence and the place of the first unreadable record
+    wanted: int | None = None  # the sequence of the next one, once it is known
+    flushed = 0
+    older, newer = sorted(segments, key=lambda segment: segment.epoch)
+    for segment in (older, newer):
+        end = PAGE
+        if segment is newer and not found:
+            wanted = 0  # what stands in the older one was flushed before anything followed here
+        for at, record in segment.records():
+            before = (at - end) // PAGE
+            if missing is None and before == 0 and wanted in (None, record.sequence):
+                found.append(record)
+                wanted = record.sequence + record.pages
+                end = at + record.pages * PAGE
+            else:
+                first = record.sequence - before if wanted is None else wanted
+                missing = missing or (first, f"{segment.path} at {end}")
+            flushed = max(flushed, record.flushed)
+    if missing is not None and flushed >= missing[0]:
+        raise LogDamaged(f"a record that was on the medium cannot be read: {missing[1]}")
+    return found
+
+
+def pages(length: int) -> int:
+    """So many bytes, up to the end of their last page."""
+    return -(-length // PAGE) * PAGE
+
+
+def write_all_at(calls: Calls, fd: int, data: bytes, offset: int) -> None:
+    """Write every byte of `data` from `offset` on."""
+    written = calls.write_at(fd, data, offset)
+    while written < len(data):
+        written += calls.write_at(fd, data[written:], offset + written)
+
+
+def life_of(root_fd: int, boot_id: str = "/proc/sys/kernel/random/boot_id") -> str:
+    """What tells this boot and this mount from every other: empty where the kernel has no such number of a mount
+    (before 6.8), so that all of a log is done again.
+
+    Args:
+        root_fd: an open folder of the file system.
+        boot_id: where the kernel tells its own.
+    """
+    mount = _unique_mount_id(root_fd)
+    if mount is None:
+        return ""
+    try:
+        with open(boot_id, encoding="ascii") as file:
+            return f"{file.read().strip()}:{mount}"[:_LIFE_BYTES]
+    except OSError:
+        return ""
+
+
+_STATX_MNT_ID_UNIQUE: Final = 0x4000
+_AT_EMPTY_PATH: Final = 0x1000
+_STATX_BYTES: Final = 256
+_MNT_ID_AT: Final = 0x90
+
+
+def _unique_mount_id(fd: int) -> int | None:
+    """The mount's number, which no other mount has or had since the machine was started."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    if not hasattr(libc, "statx") or libc.statx(fd, b"", _AT_EMPTY_PATH, _STATX_MNT_ID_UNIQUE, buffer) != 0:
+        return None
+    (mask,) = struct.unpack_from("<I", buffer.raw)
+    (number,) = struct.unpack_from("<Q", buffer.raw, _MNT_ID_AT)
+    return int(number) if mask & _STATX_MNT_ID_UNIQUE else None
+
+
+def _write_zeros(calls: Calls, fd: int, begin: int, end: int) -> None:
+    for at in range(begin, end, len(_ZEROS)):
+        write_all_at(calls, fd, _ZEROS[: min(len(_ZEROS), end - at)], at)

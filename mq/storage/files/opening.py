@@ -1,0 +1,404 @@
+"""Opening a root: check it, lock it, make its folders, learn what its file system can do, repair it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from mq.errors import StorageFull, StorageUnusable
+from mq.message import shorten
+from mq.storage.files.barrier import Spare, close_all, sync, sync_folder
+from mq.storage.files.calls import NO_HANDLES, NO_ROOM, Calls, FileKind, UnsyncedCalls, is_transient
+from mq.storage.files.folders import Folders
+from mq.storage.files.format import check_format, is_in_use, open_moves_lock, put_to_rest, take_in_use
+from mq.storage.files.layout import Layout
+from mq.storage.files.log import LARGEST, SMALLEST, Log, LogDamaged, life_of
+from mq.storage.files.mount import Mount
+from mq.storage.files.ownership import Guard, open_folders
+from mq.storage.files.peers import Heartbeat, PeerLease
+from mq.storage.files.records import Records
+from mq.storage.files.recovery import recover
+from mq.storage.files.redo import redo
+from mq.storage.files.reserve import Reserve
+from mq.storage.interface import Sharing
+from mq.storage.options import StorageOptions
+
+logger = logging.getLogger("mq.storage")
+
+_PROBE: Final = "user.mq.probe"
+_LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+
+
+class RootBusy(StorageUnusable):
+    """Another daemon has the root for itself: for good, or just while it repairs it."""
+
+
+class OpenRoot(NamedTuple):
+    """A root that is ready to serve.
+
+    Attributes:
+        folders: its messages.
+        records: its records.
+        handles: open files to keep for as long as it is served.
+        heartbeat: tells the peers that this process lives.
+    """
+
+    folders: Folders
+    records: Records
+    handles: tuple[int, ...]
+    heartbeat: Heartbeat | None = None
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+        if self.folders.log is not None:
+            self._end_log(self.folders.log)
+        close_all(self.folders.calls, self.handles)
+        for spare in (self.folders.syncs.spare, self.folders.read_spare):
+            if spare is not None:
+                spare.close()
+
+    def _end_log(self, log: Log) -> None:
+        log.close(failed=bool(self.folders.failure))
+        if log.is_empty:
+            with contextlib.suppress(OSError):  # then the next start puts it right
+                put_to_rest(self.folders.calls, self.folders.layout)
+
+
+def open_root(
+    calls: Calls,
+    root: str,
+    mount: Mount,
+    options: StorageOptions,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    syncfs: bool = False,
+    peers: bool = False,
+    draw: Callable[[int], bytes] = os.urandom,
+) -> OpenRoot:
+    """Make a root ready.
+
+    Args:
+        calls: the system.
+        root: its path.
+        mount: what its file system keeps over a power cut.
+        options: how it will be used.
+        clock: measures what syncing costs, in seconds.
+        syncfs: whether that call may be used.
+        peers: whether processes that share the root tell each other that they live, and threads may be used.
+        draw: random bytes, as many as asked for.
+
+    Raises:
+        StorageUnusable: in one line, why not and what to do.
+    """
+    if mount.flaw:
+        raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
+    try:
+        return _open(calls, root, mount, options, clock, syncfs=syncfs, peers=peers, draw=draw)
+    except StorageUnusable as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM or not mount.size:
+            raise
+        try:
+            Reserve(calls, Layout.under(root), mount.size, shared=True).release()
+        except OSError as failed:
+            raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(failed)}") from failed
+        return _open(calls, root, mount, options, clock, syncfs=syncfs, peers=peers, draw=draw)
+
+
+def _open(
+    calls: Calls,
+    root: str,
+    mount: Mount,
+    options: StorageOptions,
+    clock: Callable[[], float],
+    *,
+    syncfs: bool,
+    peers: bool,
+    draw: Callable[[int], bytes],
+) -> OpenRoot:
+    layout = Layout.under(root)
+    handles: list[int] = []
+    peer_lease = PeerLease(calls, layout, expires=mount.remote)
+    unless_opened = contextlib.ExitStack()
+    try:
+        opened = _open_folders(calls, layout, root, Guard(calls, root, options, mount))
+        handles += opened.values()
+        handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
+        alone = _lock(calls, lock, root, shared=options.sharing is Sharing.PEERS)
+        check_format(calls, layout, root)
+        if peers:
+            alone = _meet_peers(peer_lease, root, options, alone=alone)
+        if not mount.atomic_rename:
+            _check_links(calls, layout, root, mount)
+        folders = Folders(
+            calls,
+            layout,
+            mount,
+            opened[root],
+            {folder: opened[folder] for folder in (layout.new, layout.delay, layout.remove)},
+            clock,
+            syncfs=syncfs,
+            xattrs=_has_xattrs(calls, lock),
+            published_whole=options.sharing is not Sharing.ALONE,
+            stage=peer_lease.stage if peers and options.sharing is Sharing.PEERS else "",
+        )
+        records = Records(calls, layout.records)
+        if alone:
+            with _nobody_moves(calls, layout, root):
+                records = _repair(
+                    folders, records, opened, options, in_thread=peers, draw=draw, unless_opened=unless_opened
+                )
+        elif is_in_use(calls, layout):
+            raise StorageUnusable(
+                f"root {shorten(root)} has a log in use, of a daemon that serves it alone; start one daemon alone, "
+                "stop that, and start all of them again"
+            )
+        elif folders.sync_every_move and folders.alarm.is_set():
+            raise StorageUnusable(
+                f"cannot serve root {shorten(root)}: another mq on it has seen the medium fail. Stop all of them, "
+                "repair the disk, remount it, and start again"
+            )
+        if options.sharing is Sharing.PEERS:
+            _lock_shared(calls, lock, root)
+        # Before the spare handles are taken: one with a number above a lower limit is of no use when it is freed.
+        handles = [lock, *_let_go(calls, opened, keep=(root, layout.new, layout.delay, layout.remove))]
+        _fill_reserve(folders)
+        if not syncfs:
+            folders.syncs.spare = Spare(calls, root)
+        folders.read_spare = Spare(calls, root)
+        heartbeat = Heartbeat(peer_lease) if folders.stage != layout.stage else None
+    except (OSError, StorageFull, StorageUnusable, LogDamaged) as error:
+        unless_opened.close()
+        peer_lease.leave()
+        close_all(calls, handles)
+        if isinstance(error, StorageUnusable):
+            raise
+        if isinstance(error, LogDamaged):
+            raise StorageUnusable(
+                f"cannot serve root {shorten(root)}: its log is damaged ({error}), so messages that were acknowledged "
+                "may be missing. Restore the root from a backup, or move state/log away to serve what the files have"
+            ) from error
+        why = explain(error) if isinstance(error, OSError) else error
+        raise StorageUnusable(f"cannot serve root {shorten(root)}: {why}") from error
+    return OpenRoot(folders, records, tuple(handles), heartbeat)
+
+
+def _repair(
+    folders: Folders,
+    records: Records,
+    opened: Mapping[str, int],
+    options: StorageOptions,
+    *,
+    in_thread: bool,
+    draw: Callable[[int], bytes],
+    unless_opened: contextlib.ExitStack,
+) -> Records:
+    """Bring back what a crash has taken, and begin a log where one is wanted. The records, as they are served then."""
+    calls, layout = folders.calls, folders.layout
+    wanted = options.log and folders.mount.logged and options.sharing is Sharing.ALONE and folders.syncs.syncfs
+    log: Log | None = None
+    if wanted or calls.kind(layout.log) is not None:
+        log = Log(
+            calls,
+            layout.log,
+            folders.syncs.everything,
+            folders.fail,
+            life=life_of(folders.syncs.root_fd) if in_thread else "",
+            draw=draw,
+            in_thread=in_thread,
+            smallest=options.log_bytes or SMALLEST,
+            largest=options.log_bytes or LARGEST,
+        )
+        unless_opened.callback(log.close, failed=True)
+        redo(folders, records, log.read(), survived=log.survived)
+    recover(folders, records, opened)
+    folders.alarm.clear()
+    if log is None:
+        return records
+    folders.syncs.everything()
+    log.forget()
+    if not wanted:
+        log.close()
+        _remove_log(calls, layout)
+        put_to_rest(calls, layout)
+        return records
+    take_in_use(calls, layout)
+    log.begin()
+    folders.log = log
+    return Records(UnsyncedCalls(calls), layout.records)
+
+
+def _remove_log(calls: Calls, layout: Layout) -> None:
+    for name, _ in calls.names(layout.log):
+        calls.unlink(f"{layout.log}/{name}")
+    calls.rmdir(layout.log)
+
+
+def _meet_peers(peer_lease: PeerLease, root: str, options: StorageOptions, *, alone: bool) -> bool:
+    """Clear what dead peers left, and join the living ones. Whether there are none."""
+    living = peer_lease.sweep(alone=alone) if options.sharing is Sharing.PEERS else peer_lease.outwait(alone=alone)
+    if options.sharing is Sharing.PEERS:
+        peer_lease.announce()
+    elif living:
+        raise RootBusy(
+            f"root {shorten(root)} was served by a daemon with --peers a moment ago, which may be cut off and alive; "
+            "stop it, or try again in 15 seconds"
+        )
+    return alone and not living
+
+
+def _fill_reserve(folders: Folders) -> None:
+    """Take the reserve's room; on a full disk that waits, and what is there is fetched and removed meanwhile."""
+    try:
+        folders.reserve.ensure()
+    except OSError as error:
+        if not is_transient(error):
+            raise
+
+
+def explain(error: OSError) -> str:
+    """An error from the system as an operator wants to read it."""
+    advice = {
+        errno.EACCES: "; give this user the right to write there, or choose another --root",
+        errno.EROFS: "; choose a --root on a file system that can be written",
+        errno.ENOTDIR: "; choose a folder as --root",
+        errno.ENOSPC: "; make room first",
+    }
+    return f"{error.strerror or error}{advice.get(error.errno or 0, '')}"
+
+
+def _open_folders(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict[str, int]:
+    """The root and its folders, checked and open; made where they are missing."""
+    if (kind := calls.kind(root)) is FileKind.OTHER:
+        raise StorageUnusable(f"root {shorten(root)} is a link or worse; give the folder that it leads to as --root")
+    if kind is FileKind.FILE:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
+    guard.check_above()
+    _make_root(calls, root)
+    opened = open_folders(calls, layout, root, guard, make=True)
+    try:
+        for folder in (root, layout.state):
+            sync(calls, opened[folder])
+    except OSError:
+        close_all(calls, opened.values())
+        raise
+    return opened
+
+
+def _let_go(calls: Calls, opened: Mapping[str, int], *, keep: tuple[str, ...]) -> list[int]:
+    """Close folders but those to keep: these."""
+    close_all(calls, [fd for path, fd in opened.items() if path not in keep])
+    return [opened[path] for path in keep]
+
+
+def _make_root(calls: Calls, root: str) -> None:
+    """The root and what is missing above it, each durable in its parent."""
+    if calls.kind(root) is None:
+        parent = os.path.dirname(root.rstrip("/")) or "."
+        _make_root(calls, parent)
+        with contextlib.suppress(FileExistsError):
+            calls.mkdir(root)
+        sync_folder(calls, parent)
+
+
+def _lock(calls: Calls, lock: int, root: str, *, shared: bool) -> bool:
+    """Take the root's lock. True when no other process serves the root."""
+    try:
+        calls.lock(lock, exclusive=True)
+        return True
+    except BlockingIOError as error:
+        if not shared:
+            raise StorageUnusable(
+                f"root {shorten(root)} is already served by another daemon; stop that one, choose another --root, "
+                "or start all of them with --peers=N, N being the number of the others"
+            ) from error
+    _lock_shared(calls, lock, root)
+    return False
+
+
+def _lock_shared(calls: Calls, lock: int, root: str) -> None:
+    """Share the root's lock with other daemons."""
+    # for an instant a lock that changes from exclusive to shared is free: another daemon that is starting may get it
+    try:
+        calls.lock(lock, exclusive=False)
+    except BlockingIOError as error:
+        raise RootBusy(
+            f"root {shorten(root)} is served by a daemon with --peers=0; restart that one with --peers=1 or more"
+        ) from error
+
+
+@contextlib.contextmanager
+def _nobody_moves(calls: Calls, layout: Layout, root: str) -> Iterator[None]:
+    """Keep mq-mover and mq-reaper away for the length of the block: they hold no other lock."""
+    # where moves are made by links, one of them would think that a repair had won the message from it, and take away
+    # the name that was meant to stay
+    fd = open_moves_lock(calls, layout, make=True)
+    try:
+        try:
+            calls.lock(fd, exclusive=True)
+        except BlockingIOError as error:
+            raise RootBusy(
+                f"root {shorten(root)} cannot be repaired while a mover or a reaper is at work; stop it"
+            ) from error
+        yield
+    finally:
+        calls.close(fd)
+
+
+@contextlib.contextmanager
+def unrepaired(calls: Calls, layout: Layout) -> Iterator[bool]:
+    """Whether mq-mover or mq-reaper may move messages now, and for the length of the block."""
+    try:
+        fd = open_moves_lock(calls, layout, make=False)
+    except OSError as error:  # no broker's root, or not for this user; or no handle is free just now
+        yield error.errno not in NO_HANDLES
+        return
+    try:
+        calls.lock(fd, exclusive=False)
+        free = not is_in_use(calls, layout)
+    except BlockingIOError:
+        free = False
+    try:
+        yield free
+    finally:
+        calls.close(fd)
+
+
+def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
+    """See by trying that hard links are possible, where moves are made by links."""
+    names = f"{layout.stage}/probe-a", f"{layout.stage}/probe-b"
+    calls.close(calls.open(names[0], os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+    try:
+        calls.link(*names)
+    except (FileExistsError, FileNotFoundError):
+        return  # another broker tries just now
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StorageUnusable(
+            f"root {shorten(root)} is on {mount.kind}, which has no hard links and of whose renames mq knows nothing; "
+            "choose a --root on a local disk"
+        ) from error
+    finally:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                calls.unlink(name)
+
+
+def _has_xattrs(calls: Calls, lock: int) -> bool:
+    """Whether files here can have user extended attributes."""
+    # tried on a file that is there, for which a full disk has room
+    try:
+        calls.set_attribute(lock, _PROBE, b"")
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return False
+    return True

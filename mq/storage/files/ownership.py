@@ -1,0 +1,250 @@
+"""Refuses roots that a stranger may change. A user with the right to write in a folder can put another one, or a link,
+in the place of what is in it: a stranger could prepare a root, move its messages away, and lead mq's own removals to
+other folders.
+
+Every folder is opened below one that was checked before it, never by following a link, and checked while it is open. So
+what was checked is what is used, whatever becomes of its name meanwhile. docs/access.md says what that guards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import logging
+import os
+import pwd
+import stat
+from typing import Final
+
+from mq.errors import StorageUnusable
+from mq.message import shorten
+from mq.storage.files.barrier import close_all
+from mq.storage.files.calls import OPEN_FOLDER, Calls, FileKind, Ownership
+from mq.storage.files.layout import Layout, is_queue_name
+from mq.storage.files.mount import Mount
+from mq.storage.options import StorageOptions
+
+logger = logging.getLogger("mq.storage")
+
+_NO_FOLDER: Final = frozenset({errno.ENOTDIR, errno.ELOOP})
+
+
+class Guard:
+    """Refuses folders that others may change.
+
+    Args:
+        calls: the system.
+        root: the root, as an absolute path.
+        options: whom its operator trusts.
+        mount: the file system below it.
+        failing: what is not done then, as a refusal begins.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        root: str,
+        options: StorageOptions,
+        mount: Mount,
+        failing: str = "cannot serve root",
+    ) -> None:
+        self._calls = calls
+        self._failing = failing
+        self._root = root
+        self._trusts_group = options.group_writable
+        self._owner = options.root_owner
+        self._mount = mount
+
+    def check_above(self) -> None:
+        """See that no stranger can put another folder in the place of the root.
+
+        Raises:
+            StorageUnusable: one can.
+        """
+        parent = os.path.dirname(self._root)
+        for path in sorted({*_up_from(parent), *_up_from(os.path.realpath(parent))}):
+            if self._calls.kind(path) is not FileKind.FOLDER:
+                continue
+            found = self._calls.ownership(path)
+            if found.mode & stat.S_IWOTH and not found.mode & stat.S_ISVTX:
+                raise self._refusal(
+                    "everybody on this machine may put another folder in its place, for "
+                    f"{_octal(found)} is the mode of {_shown(path)} above it; take that right away (chmod o-w), "
+                    "or choose another --root"
+                )
+            if self._is_strange(found):
+                logger.warning(
+                    "%s belongs to %s, who can put another folder in the place of the root: choose another --root, "
+                    "unless you trust that user",
+                    _shown(path),
+                    _user(found.user),
+                )
+
+    def open(self, name: str, dir_fd: int | None, path: str) -> int:
+        """Open a folder and check it.
+
+        Args:
+            name: of the folder.
+            dir_fd: the open folder above it; None where `name` is a path.
+            path: what the operator knows it by.
+
+        Raises:
+            StorageUnusable: it is no folder, or a stranger may write there.
+        """
+        try:
+            fd = self._calls.open(name, OPEN_FOLDER, dir_fd=dir_fd)
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                raise self._refusal(f"{_shown(path)} is not a folder; move it away") from None
+            raise
+        try:
+            self.check(self._calls.ownership(fd), path)
+        except BaseException:
+            close_all(self._calls, [fd])
+            raise
+        return fd
+
+    def check(self, found: Ownership, path: str) -> None:
+        """See that only this user, root, and users trusted by a setting may write there.
+
+        Raises:
+            StorageUnusable: a stranger may.
+        """
+        if self._is_strange(found):
+            raise self._strange(found, path)
+        if found.mode & stat.S_IWOTH:
+            raise self._open_to_all(found, path)
+        if found.mode & stat.S_IWGRP and not self._trusts_group:
+            raise self._refusal(
+                f"group {_group(found.group)} may write in {_shown(path)} (mode {_octal(found)}), and lead mq to other "
+                "folders; take that right away (chmod g-w), or trust the group with --group-writable"
+            )
+
+    def check_inside(self, fd: int, path: str) -> None:
+        """See to the folders in a folder of mq's own."""
+        for name, kind in self._calls.names(fd):
+            if kind is FileKind.FOLDER:
+                with contextlib.suppress(FileNotFoundError):  # a peer has taken it away
+                    self.check(self._calls.ownership(name, dir_fd=fd), f"{path}/{name}")
+
+    def check_queues(self, fd: int, path: str) -> None:
+        """See to the queues' folders. These may be made by hand: that a group may write in one is worth a warning, and
+        where the group is trusted, one of its members may have made it."""
+        of_group: list[str] = []
+        for name, kind in self._calls.names(fd):
+            if kind is not FileKind.FOLDER or not is_queue_name(name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                found = self._calls.ownership(name, dir_fd=fd)
+                if self._is_strange(found) and not self._trusts_group:
+                    raise self._strange(found, f"{path}/{name}")
+                if found.mode & stat.S_IWOTH:
+                    raise self._open_to_all(found, f"{path}/{name}")
+                if found.mode & stat.S_IWGRP and not self._trusts_group:
+                    of_group.append(name)
+        if of_group:
+            logger.warning(
+                "its group may write in the folder of %s: it can take messages away, and put its own there (chmod g-w)",
+                shorten(", ".join(sorted(of_group)), 200),
+            )
+
+    def _is_strange(self, found: Ownership) -> bool:
+        return found.user not in (0, os.geteuid(), self._owner)
+
+    def _strange(self, found: Ownership, path: str) -> StorageUnusable:
+        owner = _user(found.user)
+        mapped = f", also where {self._mount.kind} shows users by other names" if self._mount.remote else ""
+        return self._refusal(
+            f"{_shown(path)} belongs to {owner}, who can lead mq to other folders, and mq runs as "
+            f"{_user(os.geteuid())}; run mq as {owner}, give it the folder once you know what is in it (chown), "
+            f"choose another --root, or trust {owner} with --root-owner {owner}{mapped}"
+        )
+
+    def _open_to_all(self, found: Ownership, path: str) -> StorageUnusable:
+        return self._refusal(
+            f"everybody on this machine may write in {_shown(path)} (mode {_octal(found)}), and lead mq to other "
+            "folders; take that right away once you know what is in it (chmod go-w), or choose another --root"
+        )
+
+    def _refusal(self, why: str) -> StorageUnusable:
+        return StorageUnusable(f"{self._failing} {_shown(self._root)}: {why}")
+
+
+def open_folders(calls: Calls, layout: Layout, root: str, guard: Guard, *, make: bool) -> dict[str, int]:
+    """Open the root and all its folders, and check them and those inside. Handles by path: the caller closes them.
+
+    Args:
+        calls: the system.
+        layout: the folders.
+        root: the root, which is there.
+        guard: checks them.
+        make: make those that are missing; else they are left out.
+
+    Raises:
+        StorageUnusable: a stranger may write in one of them, or it is none.
+        OSError: from the system.
+    """
+    opened: dict[str, int] = {}
+    try:
+        opened[root] = guard.open(root, None, root)
+        for path in layout.all():
+            parent, name = os.path.split(path)
+            parent_fd = opened.get(parent, opened[root])
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    calls.mkdir(name, dir_fd=parent_fd)
+            with contextlib.nullcontext() if make else contextlib.suppress(FileNotFoundError):
+                opened[path] = guard.open(name, parent_fd, path)
+        for path in (layout.state, layout.records, layout.stage):  # one order, so that a simulation repeats
+            if path in opened:
+                guard.check_inside(opened[path], path)
+        if layout.queues in opened:
+            guard.check_queues(opened[layout.queues], layout.queues)
+    except BaseException:
+        close_all(calls, opened.values())
+        raise
+    return opened
+
+
+def check_root(calls: Calls, root: str, options: StorageOptions, mount: Mount) -> None:
+    """See that no stranger can change a root that is there.
+
+    Raises:
+        StorageUnusable: one can.
+        OSError: from the system.
+    """
+    guard = Guard(calls, root, options, mount)
+    guard.check_above()
+    close_all(calls, open_folders(calls, Layout.under(root), root, guard, make=False).values())
+
+
+def _up_from(path: str) -> list[str]:
+    """A folder and all above it."""
+    found = [path]
+    while (parent := os.path.dirname(found[-1])) != found[-1]:
+        found.append(parent)
+    return found
+
+
+def _shown(path: str) -> str:
+    """Enough of a path that its end is seen: that is what differs."""
+    return shorten(path, 200)
+
+
+def _octal(found: Ownership) -> str:
+    return f"{found.mode:04o}"
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)

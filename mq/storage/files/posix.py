@@ -1,0 +1,483 @@
+"""The POSIX store: the four folders on a disk, as async verbs. Only here a batch hops to a thread; where nothing waits
+for a disk, only one that takes longer than the hop would.
+
+Address: ``posix:/var/lib/mq``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, Final, ParamSpec, TypeVar
+
+import trio
+
+from mq.errors import StorageError, StorageFailed, StorageFull, StorageStopped, StorageUnsure, StorageUnusable
+from mq.lifecycle import State
+from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, shorten
+from mq.storage.files.barrier import make_folder, sync_folder, synced_after
+from mq.storage.files.batch import Batch, JoinedRemovals, ReadAhead
+from mq.storage.files.calls import (
+    Calls,
+    FileKind,
+    LinuxCalls,
+    Native,
+    RetryingCalls,
+    UnsyncedCalls,
+    is_transient,
+    is_unsure,
+)
+from mq.storage.files.folders import Opened
+from mq.storage.files.hop import Hop, OwnThread, inline_hop
+from mq.storage.files.layout import flat_name
+from mq.storage.files.logged import Forgotten, Kept, QueueRemoved, Saying, commit, said
+from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
+from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
+from mq.storage.files.staging import FileBody, StagedBody, StagedFile
+from mq.storage.files.watch import watch_folders
+from mq.storage.interface import QUEUE, Change, Description, Entry, Operation, Outcome, Sharing, Stored, Unlink, Write
+from mq.storage.options import StorageOptions
+
+try:
+    import mq_native
+except ImportError:
+    mq_native = None  # type: ignore[assignment]
+
+logger = logging.getLogger("mq.storage")
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_STAGED_CHUNK: Final = 1024 * 1024
+_BUSY_TRIES: Final = 50
+_BUSY_PAUSE_SECONDS: Final = 0.1
+_READERS: Final = 4
+_MOST_INLINE: Final = 4
+"""Writes, moves or reads that in memory take as long as a hop to a thread and back."""
+_MOST_INLINE_BYTES: Final = 1 << 16
+_WATCHED: Final = frozenset({State.NEW, State.READY, State.DELAYED, State.REMOVED})
+
+
+def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
+    """A store in the folders below the root `rest`."""
+    return FolderStorage(
+        f"posix:{rest}", rest, LinuxCalls(load_native() if options.native else None), options, mount=mount_of_root
+    )
+
+
+def mount_of_root(root: str) -> Mount:
+    """The traits of the file system that holds, or will hold, a root."""
+    while not os.path.lexists(root):
+        root = os.path.dirname(root.rstrip("/")) or "."
+    return mount_of(root)
+
+
+def load_native() -> Native | None:
+    """The package mq-native, where it is installed: a batch's system calls in one go, without Python's lock.
+
+    It is compiled for one machine and need not be there.
+    """
+    return mq_native
+
+
+class CommitGate:
+    """Lets batches change a store together (shared), and all else alone (exclusive), in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._entrance = trio.Lock()
+        self._inside = 0
+        self._empty = trio.lowlevel.ParkingLot()
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        """Inside together with others that came in so."""
+        async with self._entrance:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.unpark_all()
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Inside alone, when all others have left. Later ones wait."""
+        async with self._entrance:
+            while self._inside:
+                await self._empty.park()
+            yield
+
+
+class FolderStorage:
+    """The four folders below one root.
+
+    Args:
+        name: the store's address.
+        root: its folder; made when missing.
+        calls: the system.
+        options: how it will be used.
+        mount: tells the traits of the file system below.
+        hop: how a call that may block is made; where not given, in threads.
+        syncfs: whether syncfs(2) may be used; where not given, when the file system and the kernel are fit for it.
+        ids: names what has no id of its own.
+        clock: measures what syncing costs, in seconds.
+        draw: random bytes, as many as asked for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: str,
+        calls: Calls,
+        options: StorageOptions,
+        *,
+        mount: Callable[[str], Mount],
+        hop: Hop | None = None,
+        syncfs: bool | None = None,
+        ids: MessageIds | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        draw: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        if not root:
+            raise StorageUnusable(f"{shorten(name)} names no folder. Write NAME:/a/folder")
+        self._name = name
+        self._root = os.path.abspath(root)
+        self._calls = calls
+        self._options = options
+        self._mount_of = mount
+        self._hop = hop or trio.to_thread.run_sync
+        self._committing = OwnThread("mq-commit") if hop is None else None
+        self._reading = OwnThread("mq-read") if hop is None else None
+        self._syncfs = syncfs
+        self._clock = clock
+        self._draw = draw
+        self._mount = Mount("unknown")
+        self._open: OpenRoot | None = None
+        self._ids = ids or MessageIds()
+        self._read_ahead = ReadAhead()
+        self._gate = CommitGate()
+        self._heard_late = 0.0
+        self._readers = trio.CapacityLimiter(_READERS)
+
+    @property
+    def description(self) -> Description:
+        """What it is."""
+        return Description(
+            name=self._name,
+            durable=self._mount.durable,
+            shared=self._options.sharing is Sharing.PEERS,
+            ordered=True,
+            max_body=None,
+            journaled=self._mount.atomic_rename,
+            overlap_from=None if self._open is None else self._open.folders.overlap_from,
+            heard_late=self._heard_late,
+        )
+
+    async def open(self) -> None:
+        """Check, lock and repair the root.
+
+        Raises:
+            StorageUnusable: in one line, why not and what to do.
+        """
+        try:
+            self._mount = await self._hop(self._mount_of, self._root)
+        except OSError as error:
+            raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {explain(error)}") from error
+        if not self._mount.flushes and not self._mount.flaw:
+            logger.warning(
+                "NOT DURABLE: %s is on %s, mounted without write barriers: what was answered can go with the power. "
+                "Mount it with barriers, and start mq again",
+                shorten(self._root),
+                self._mount.kind,
+            )
+        if self._mount.remote and not isinstance(self._calls, RetryingCalls):
+            self._calls = RetryingCalls(self._calls)
+        syncfs = self._mount.syncfs and syncfs_reports_errors() if self._syncfs is None else self._syncfs
+        opening = functools.partial(
+            open_root,
+            self._calls,
+            self._root,
+            self._mount,
+            self._options,
+            self._clock,
+            syncfs=syncfs,
+            peers=self._committing is not None,
+            draw=self._draw,
+        )
+        for _ in range(_BUSY_TRIES):
+            with contextlib.suppress(RootBusy):
+                self._open = await self._hop(opening)
+                return
+            await trio.sleep(_BUSY_PAUSE_SECONDS)  # another daemon may be repairing the root just now
+        self._open = await self._hop(opening)
+
+    async def aclose(self) -> None:
+        """Let go of the root."""
+        opened, self._open = self._open, None
+        for thread in (self._committing, self._reading):
+            if thread is not None:
+                thread.end()
+        if opened is not None and opened.folders.log is not None:
+            with trio.CancelScope(shield=True):
+                await self._hop(opened.close)
+        elif opened is not None:
+            opened.close()
+
+    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        """Keep a record; for a QUEUE, make its folder."""
+        async with self._gate.exclusive():
+            new: bool = await self._change(self._then_check_alarm, self._put_record, kind, key, value)
+            return new
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        """Forget a record; a QUEUE's folder goes to remove/ in one move."""
+        async with self._gate.exclusive():
+            found: bool = await self._change(self._then_check_alarm, self._drop_record, kind, key)
+            return found
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """All records of a kind. A folder in queues/ is a queue, whether it has settings or not."""
+        found: Mapping[str, Mapping[str, Any]] = await self._read_only(self._records, kind)
+        return found
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> StagedBody:
+        """Write a large body to state/stage/."""
+        folders = self._root_open.folders
+        path = f"{folders.stage}/{self._ids.new()}"
+        make = functools.partial(StagedFile, self._calls, path, folders.reserve.ensure, xattrs=folders.xattrs)
+        staged = StagedBody(await self._change(make), self._hop, self._gate.exclusive)
+        try:
+            waiting = bytearray()
+            async for chunk in chunks:
+                waiting += chunk
+                if len(waiting) >= _STAGED_CHUNK:
+                    await self._change(staged.file.add, bytes(waiting))
+                    waiting.clear()
+            await self._change(staged.file.add, bytes(waiting))
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await staged.discard()
+            raise
+        return staged
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do a batch in one hop."""
+        joins = self._joins_removals and any(isinstance(operation, Unlink) for operation in operations)
+        removals = JoinedRemovals(operations) if joins else None
+        operations = operations if removals is None else removals.joined
+        outcomes = await self._do(operations)
+        return outcomes if removals is None else removals.outcomes(outcomes)
+
+    async def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do a batch: on a medium in the thread, which goes from one to the next by itself; in memory when its turn
+        comes, perhaps without a thread."""
+        outcomes: list[Outcome]
+        if self._committing is not None and self._mount.persistent:
+            async with self._gate.shared():
+                outcomes = await self._committing.hop(self._run, operations)
+                self._heard_late = self._committing.heard_late
+            return outcomes
+        async with self._gate.exclusive():
+            inline = self._fits_inline(operations)
+            hop = inline_hop if inline else self._hop_to(self._committing)
+            outcomes = await hop(self._run, operations)
+            self._heard_late = 0.0 if inline or self._committing is None else self._committing.heard_late
+        return outcomes
+
+    def _run(self, operations: Sequence[Operation]) -> list[Outcome]:
+        folders = self._root_open.folders
+        with folders.syncs.costs.of_batch(max(1, len(operations))):
+            if folders.log is None:
+                outcomes = Batch(folders, operations).run()
+            else:
+                outcomes = commit(folders, folders.log, operations)
+        if folders.native is not None:
+            self._read_ahead.fill(folders, operations, outcomes)
+        return outcomes
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        """Open messages in one hop; in none where they were read ahead."""
+        ahead = self._read_ahead.take(entries)
+        if ahead is not None:
+            return [Stored(found.properties, BytesBody(found.data)) for found in ahead]
+        inline = not self._mount.persistent and len(entries) <= _MOST_INLINE
+        hop = inline_hop if inline else self._hop_to(self._reading)
+        opened: list[Opened | None] = await self._read_only(self._root_open.folders.read_many, entries, hop=hop)
+        return [None if found is None else Stored(found.properties, self._body(found)) for found in opened]
+
+    async def find(self, queue: str, id: MessageId) -> Entry | None:
+        """Look in NEW, READY and DELAYED."""
+        found: Entry | None = await self._read_only(self._root_open.folders.find, queue, id)
+        return found
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """List a folder."""
+        found: list[Entry] = await self._read_only(self._root_open.folders.scan, state, queue, limit)
+        return found
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
+        """By inotify, on a real file system of this machine."""
+        if not isinstance(self._calls, LinuxCalls) or self._mount.remote:
+            return None
+        return watch_folders(self._root_open.folders, _WATCHED)
+
+    @property
+    def _root_open(self) -> OpenRoot:
+        if self._open is None:
+            raise StorageUnusable(f"{shorten(self._name)} is not open")
+        return self._open
+
+    @property
+    def _joins_removals(self) -> bool:
+        is_alone = self._options.sharing is Sharing.ALONE
+        is_ordered = self._mount.ordered or self._root_open.folders.log is not None
+        return is_alone and is_ordered and self._mount.atomic_rename
+
+    def _fits_inline(self, operations: Sequence[Operation]) -> bool:
+        """Whether a hop would take longer than the batch does."""
+        # not with an Unlink: a deleted queue may be long, and a file large
+        if self._mount.persistent or len(operations) > _MOST_INLINE:
+            return False
+        sizes = (len(each.body) for each in operations if isinstance(each, Write) and isinstance(each.body, bytes))
+        return sum(sizes) <= _MOST_INLINE_BYTES and not any(isinstance(each, Unlink) for each in operations)
+
+    async def _change(self, verb: Callable[..., _T], *args: object) -> _T:
+        """A verb that changes the medium, with its errors translated."""
+        folders = self._root_open.folders
+        if folders.failure:
+            raise StorageStopped(
+                f"the store has failed ({folders.failure}); repair the disk, remount it, and start mq again"
+            )
+        try:
+            result: _T = await self._hop(verb, *args)
+            return result
+        except OSError as error:
+            if is_unsure(error) and verb == self._then_check_alarm:  # what is only staged is no message yet
+                raise StorageUnsure(f"cannot store now: it may have been done, or not ({error.strerror})") from error
+            if is_transient(error):
+                raise StorageFull(f"cannot store now: {error.strerror}. Try again later") from error
+            folders.fail(error)
+            raise StorageFailed(
+                f"the store failed meanwhile: it may have been done, or not ({folders.failure}); repair the disk, "
+                "remount it, and start mq again"
+            ) from error
+
+    def _then_check_alarm(self, verb: Callable[..., _T], *args: object) -> _T:
+        result = verb(*args)
+        self._root_open.folders.check_alarm()
+        return result
+
+    def _hop_to(self, thread: OwnThread | None) -> Hop:
+        return thread.hop if thread is not None and thread.is_free else self._hop
+
+    async def _read_only(self, verb: Callable[..., _T], *args: object, hop: Hop | None = None) -> _T:
+        try:
+            async with self._readers:
+                result: _T = await (hop or self._hop)(verb, *args)
+                return result
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    def _body(self, opened: Opened) -> BytesBody | DamagedBody | FileBody:
+        if opened.damage:
+            return DamagedBody(opened.properties.size, opened.damage)
+        if opened.fd is None:
+            return BytesBody(opened.data)
+        return FileBody(self._root_open.folders, opened.fd, opened, self._hop)
+
+    def _records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        found = self._root_open.records.all(kind)
+        if kind != QUEUE:
+            return found
+        return {name: found.get(name, {}) for name in self._root_open.folders.queues()}
+
+    def _put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        folders = self._root_open.folders
+        folders.reserve.ensure()
+        if kind != QUEUE:
+            with self._said(Kept(kind, key, value)):
+                return self._root_open.records.put(kind, key, value)
+        folder = f"{folders.layout.queues}/{key}"
+        there = self._calls.kind(folder)
+        if there not in (FileKind.FOLDER, None):
+            raise StorageError(f"cannot make queue {key}: {shorten(folder)} is not a folder; move it away")
+        made = there is None
+        value = value if made else self._made_before(key, value)
+        with self._said(Kept(kind, key, value)) as calls:
+            self._root_open.records.put(kind, key, value)
+            if not self._mount.ordered:  # else a message that is moved there could be on the medium without its folder
+                calls = self._calls
+            with synced_after(calls, folders.layout.queues):  # also when it is there: for an earlier try
+                if made:
+                    self._forget_names()
+                    try:
+                        make_folder(calls, folder)
+                    except FileExistsError:
+                        made = False  # another broker was faster
+                if not made:
+                    sync_folder(calls, folder)
+        return made
+
+    @contextmanager
+    def _said(self, saying: Saying) -> Iterator[Calls]:
+        """The calls for what the block does: without syncs where a log has said it before."""
+        folders = self._root_open.folders
+        if folders.log is None:
+            yield self._calls
+            return
+        with said(folders.log, saying):
+            yield UnsyncedCalls(self._calls)
+
+    def _made_before(self, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The new value of a queue that is there: of two brokers that make one at once, the first has made it."""
+        # a queue without a record was made by hand, at an unknown time; in a record from before there were
+        # incarnations, the instant stands for that, too
+        before = self._root_open.records.all(QUEUE).get(key, {})
+        created = before.get("created", 0)
+        made = {"created": created, "incarnation": before.get("incarnation", created)}
+        return {**value, **{what: made[what] for what in made.keys() & value.keys()}}
+
+    def _forget_names(self) -> None:
+        """Make sure that no name of a file that is gone can lead to a folder that is made next."""
+        # without a journal such a name can outlive its file on the disk, and lead to the folder that gets its inode: of
+        # two names of a folder a repair takes one away, perhaps the wrong one
+        folders = self._root_open.folders
+        if folders.mount.persistent and not folders.mount.atomic_rename:
+            for folder in folders.layout.all():
+                sync_folder(self._calls, folder)
+
+    def _drop_record(self, kind: str, key: str) -> bool:
+        if kind != QUEUE:
+            with self._said(Forgotten(kind, key)):
+                return self._root_open.records.drop(kind, key)
+        folders = self._root_open.folders
+        layout, reserve = folders.layout, folders.reserve
+        found = self._calls.kind(f"{layout.queues}/{key}") is FileKind.FOLDER
+        removed = f"{layout.remove}/{flat_name(key, self._ids.new())}"
+        folders.removed_queues.add(removed)
+        with self._said(QueueRemoved(key, layout.below_root(removed))) as calls:
+            with synced_after(calls, layout.remove, layout.queues):  # also when it is gone: for an earlier try
+                if found:
+                    try:
+                        reserve.give_way(self._calls.rename, f"{layout.queues}/{key}", removed)
+                    except FileNotFoundError:
+                        found = False  # another broker was faster
+            try:
+                self._root_open.records.drop(kind, key)
+            except OSError as error:
+                if error.errno != errno.ENOENT and not is_transient(error):
+                    raise  # else the queue is deleted all the same: a record without its folder goes at the next start
+        return found
+
+
+def _unreadable(error: OSError) -> StorageError:
+    if is_transient(error):
+        return StorageFull(f"cannot read now: {error.strerror}. Try again later")
+    return StorageStopped(f"cannot read: {error.strerror}; repair the disk, remount it, and start mq again")

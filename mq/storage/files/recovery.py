@@ -1,0 +1,207 @@
+"""Repairs a root before it is served, when no other process serves it: every state that a crash can leave is brought
+back to one that the rest of mq knows. Interrupted anywhere, it does the same again at the next start.
+
+* A message under several names keeps one: REMOVED before READY, DELAYED, NEW; of several leases the latest.
+* A torn message in NEW was never acknowledged: it goes. So does one in DELAYED, where the batch that wrote it was to
+  lease it, too.
+* A message in NEW or DELAYED whose queue is not there, and whose folder is on its way out, was that queue's: it goes.
+  When there is a queue of that name again, all of them are its own: it was not made before the others had gone.
+* Bodies that were still arriving, side files without a message, records without a queue: they go.
+
+What it does not understand it leaves alone. All repairs are durable when it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.files.barrier import sync_folder
+from mq.storage.files.calls import OPEN_READ, FileKind
+from mq.storage.files.folders import Folders
+from mq.storage.files.layout import flat_name, parse_flat
+from mq.storage.files.records import Records
+from mq.storage.interface import MOST_MOVED_ON, QUEUE, Entry
+
+logger = logging.getLogger("mq.storage")
+
+
+class Repairs(NamedTuple):
+    """What recovery did.
+
+    Attributes:
+        torn: messages that were half written, taken away.
+        doubled: second names of a message, taken away.
+        orphaned: messages of deleted queues, taken away.
+        leftovers: temporary files, taken away.
+    """
+
+    torn: int = 0
+    doubled: int = 0
+    orphaned: int = 0
+    leftovers: int = 0
+
+
+def recover(folders: Folders, records: Records, opened: Mapping[str, int]) -> Repairs:
+    """Repair a root that no other process serves.
+
+    Args:
+        folders: its folders.
+        records: its records.
+        opened: the folders by their paths, checked and open.
+
+    Raises:
+        OSError: the medium failed.
+    """
+    _sync_everything(folders)  # a killed process may have left names in memory only: no repair relies on those
+    queues = set(folders.queues())
+    for name in records.all(QUEUE).keys() - queues:
+        records.drop(QUEUE, name)
+    moving = {state: folders.scan(state) for state in (State.REMOVED, State.DELAYED, State.NEW)}
+    orphaned = _drop_orphans(folders, moving, queues)
+    doubled = _drop_doubles(folders, moving, queues)
+    torn = _drop_torn(folders, [*moving[State.NEW], *_moved_on(moving[State.DELAYED])])
+    leftovers = _clear(folders, opened[folders.layout.stage])
+    leftovers += _drop_sides(folders, opened[folders.layout.properties], queues)
+    repairs = Repairs(torn, doubled, orphaned, leftovers)
+    if any(repairs):
+        _sync_everything(folders)
+        logger.warning("repaired after a crash: %s", ", ".join(f"{n} {what}" for what, n in repairs._asdict().items()))
+    return repairs
+
+
+def _drop_orphans(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:
+    deleted = _deleted(folders) - queues
+    dropped = 0
+    for state in (State.DELAYED, State.NEW):
+        kept = []
+        for entry in moving[state]:
+            if entry.queue in deleted:
+                folders.calls.unlink(folders.layout.path(entry))
+                dropped += 1
+            else:
+                kept.append(entry)
+        moving[state] = kept
+    return dropped
+
+
+def _deleted(folders: Folders) -> set[str]:
+    """Queues whose folder is on its way out."""
+    # a folder that is only missing may have been moved away by hand
+    there = folders.calls.names(folders.layout.remove)
+    found = (parse_flat(name, State.REMOVED) for name, kind in there if kind is FileKind.FOLDER)
+    return {entry.queue for entry in found if entry is not None}
+
+
+def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:
+    """Keep one name of each message."""
+    # READY is compared as it is listed. Held in memory are only the ids outside it, and those in it that came from
+    # another queue: they may still stand there, too
+    best: dict[MessageId, Entry] = {}
+    losers: list[Entry] = []
+
+    def compare(entry: Entry) -> None:
+        other = best.setdefault(entry.id, entry)
+        if other != entry:
+            loser, best[entry.id] = sorted((entry, other), key=_rank)
+            losers.append(loser)
+
+    for state in (State.REMOVED, State.DELAYED, State.NEW):
+        for entry in moving[state]:
+            compare(entry)
+    ready = sorted(queues)
+    moved = [entry for queue in ready for entry in folders.scan(State.READY, queue) if entry.meta.order is not None]
+    for entry in moved:
+        compare(entry)
+    if best:
+        for queue in ready:
+            for entry in folders.scan(State.READY, queue):
+                if entry.id in best and entry.meta.order is None:
+                    compare(entry)
+    for entry in losers:
+        with contextlib.suppress(FileNotFoundError):
+            folders.calls.unlink(folders.layout.path(entry))
+    gone = set(losers)
+    for state, entries in moving.items():
+        moving[state] = [entry for entry in entries if entry not in gone]
+    return len(losers)
+
+
+def _rank(entry: Entry) -> tuple[bool, int, int, int, int, str]:
+    """Which of two names of a message counts: that in the queue it joined last, and there the later place."""
+    # no two are equal: racers of one batch differ in their receipts, which are in the name
+    is_removed = entry.state is State.REMOVED
+    place = (State.NEW, State.DELAYED, State.READY, State.REMOVED).index(entry.state)
+    name = flat_name(entry.queue, entry.id, entry.meta)
+    return is_removed, entry.joined, place, entry.meta.receives, entry.meta.deadline_ms or 0, name
+
+
+def _moved_on(delayed: list[Entry]) -> list[Entry]:
+    """Messages that the batch which wrote them may have leased, too: leased once, and among the newest."""
+    # a message that a later batch leased was written before all that was under way at the crash
+    leased_once = (entry for entry in delayed if entry.meta.receipt is not None and entry.meta.receives == 1)
+    return heapq.nlargest(MOST_MOVED_ON, leased_once, key=_written)
+
+
+def _written(entry: Entry) -> int:
+    return entry.id.key
+
+
+def _drop_torn(folders: Folders, entries: list[Entry]) -> int:
+    dropped = 0
+    for entry in entries:
+        flaw = folders.tear(entry)
+        if flaw:
+            logger.warning("a message that was never acknowledged is torn (%s): %s %s", flaw, entry.queue, entry.id)
+            with contextlib.suppress(FileNotFoundError):
+                folders.calls.unlink(folders.layout.path(entry))
+            dropped += 1
+        elif not folders.syncs.syncfs:
+            _sync_file(folders, entry)  # whole in memory, perhaps, since only the process died
+    return dropped
+
+
+def _sync_file(folders: Folders, entry: Entry) -> None:
+    fd = folders.calls.open(folders.layout.path(entry), OPEN_READ)
+    try:
+        folders.calls.fsync(fd)
+    finally:
+        folders.calls.close(fd)
+
+
+def _clear(folders: Folders, folder: int) -> int:
+    """Empty an open folder, wherever its name leads by now."""
+    listed = [name for name, kind in folders.calls.names(folder) if kind is FileKind.FILE]
+    for name in listed:
+        folders.calls.unlink(name, dir_fd=folder)
+    return len(listed)
+
+
+def _drop_sides(folders: Folders, sides: int, queues: set[str]) -> int:
+    """Take away side files whose message is nowhere, from their open folder."""
+    listed = {name for name, kind in folders.calls.names(sides) if kind is FileKind.FILE}
+    if not listed:
+        return 0
+    folders.has_side_files = True
+    for state in (State.NEW, State.DELAYED, State.REMOVED):
+        listed -= {str(entry.id) for entry in folders.scan(state)}
+    for queue in sorted(queues):  # one order, here and below, so that a simulation repeats
+        listed -= {str(entry.id) for entry in folders.scan(State.READY, queue)}
+    for name in sorted(listed):
+        folders.calls.unlink(name, dir_fd=sides)
+    return len(listed)
+
+
+def _sync_everything(folders: Folders) -> None:
+    if folders.syncs.syncfs:
+        folders.syncs.everything()
+        return
+    for folder in folders.layout.all():
+        sync_folder(folders.calls, folder)
+    for queue in folders.queues():
+        sync_folder(folders.calls, f"{folders.layout.queues}/{queue}")

@@ -1,0 +1,303 @@
+"""Does again what the log says and a power cut has taken from the files. It can be cut itself, at any call.
+
+Of each message only the last place counts that the log gives it. A move from where the message was not, by the log's
+own account, was refused then, and is passed over. What somebody did by hand is respected: a message under a name of
+which the log does not speak stays where it is, and one that is nowhere, and whose body the log does not have, is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from mq.lifecycle import State
+from mq.message import Properties, checksum
+from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, write_all
+from mq.storage.files.folders import Folders
+from mq.storage.files.layout import (
+    ATTRIBUTES,
+    LARGEST_ATTRIBUTES,
+    SUM,
+    Sum,
+    decode_attributes,
+    encode_side,
+    is_queue_name,
+    parse_flat,
+    parse_leaf,
+)
+from mq.storage.files.log import LogDamaged, Record
+from mq.storage.files.logged import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
+from mq.storage.files.records import Records
+from mq.storage.interface import QUEUE
+
+logger = logging.getLogger("mq.storage")
+
+
+class _Fate:
+    """What the log says of one message.
+
+    Attributes:
+        place: the path below the root where it is in the end; None where it was taken away.
+        places: every path that the log gives it.
+        wrote: how it was written, where that is in the log.
+    """
+
+    __slots__ = ("place", "places", "wrote")
+
+    def __init__(self, place: str | None, *places: str, wrote: Wrote | None = None) -> None:
+        self.place = place
+        self.places = set(places)
+        self.wrote = wrote
+
+
+class Redone(NamedTuple):
+    """What was done again.
+
+    Attributes:
+        written: messages whose files were written from the log.
+        moved: messages that were put where they belong.
+        removed: names of messages that were taken away.
+        missing: messages of which the log speaks, and which are nowhere.
+    """
+
+    written: int = 0
+    moved: int = 0
+    removed: int = 0
+    missing: int = 0
+
+
+def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived: bool) -> Redone:
+    """Do again what the records of the log say.
+
+    Args:
+        folders: of a root that no other process serves.
+        records: its records.
+        live: the log's records, in order.
+        survived: whether the kernel has kept all that was done: then only the last record's file calls can be missing.
+
+    Raises:
+        LogDamaged: a record makes no sense.
+        OSError: the medium failed, or has no room.
+    """
+    try:
+        told = [(record.sequence, decode(record.payload)) for record in live]
+    except (ValueError, IndexError) as error:
+        raise LogDamaged(f"a record of the log makes no sense: {error}") from error
+    refused = {
+        (saying.sequence, number)
+        for _, sayings in told
+        for saying in sayings
+        if isinstance(saying, Refused)
+        for number in saying.numbers
+    }
+    sayings = [
+        saying
+        for sequence, sayings in (told[-1:] if survived else told)
+        for number, saying in enumerate(sayings)
+        if (sequence, number) not in refused
+    ]
+    _redo_queues(folders, records, sayings)
+    fates = _fates(sayings)
+    redone = _redo_messages(folders, fates) if fates else Redone()
+    _redo_records(records, sayings)
+    if any(redone):
+        logger.warning("done again after a crash: %s", ", ".join(f"{n} {what}" for what, n in redone._asdict().items()))
+    return redone
+
+
+def _fates(sayings: Iterable[Saying]) -> dict[str, _Fate]:
+    """What becomes of each message, by its id."""
+    fates: dict[str, _Fate] = {}
+    for saying in sayings:
+        match saying:
+            case Wrote(path):
+                fates[_id_of(path)] = _Fate(path, path, wrote=saying)
+            case Moved(old, new):
+                fate = fates.setdefault(_id_of(old), _Fate(old, old))
+                if fate.place == old:
+                    fate.place = new
+                    fate.places.add(new)
+            case Removed(path):
+                fate = fates.setdefault(_id_of(path), _Fate(path, path))
+                if fate.place == path:
+                    fate.place = None
+            case QueueRemoved(queue):
+                for fate in fates.values():
+                    if fate.place is not None and fate.place.startswith(f"queues/{queue}/"):
+                        fate.place = None
+    return fates
+
+
+def _id_of(path: str) -> str:
+    name = path.rpartition("/")[2]
+    return (name.partition(":")[2] or name).partition(",")[0]
+
+
+def _redo_messages(folders: Folders, fates: dict[str, _Fate]) -> Redone:
+    names = _names(folders, fates)
+    written = moved = removed = missing = 0
+    for id, fate in fates.items():
+        there = names.get(id, [])
+        if _is_elsewhere(folders, id, fate, there):
+            continue
+        if fate.place is not None:
+            if not _has_folder(folders, fate.place):
+                continue  # its queue was taken away by hand
+            done = _settle(folders, id, fate, fate.place, there)
+            written += done == "written"
+            moved += done == "moved"
+            missing += done == "missing"
+        for name in there:
+            if name != fate.place:
+                with contextlib.suppress(FileNotFoundError):
+                    folders.calls.unlink(folders.layout.above(name))
+                    removed += fate.place is None
+    return Redone(written, moved, removed, missing)
+
+
+def _is_elsewhere(folders: Folders, id: str, fate: _Fate, there: list[str]) -> bool:
+    """Whether a message is whole under a name that the log does not know: moved by hand, or by a record that was not
+    flushed. Its other names are taken away: where names have no order, the one that it left may have come back."""
+    unknown = [name for name in there if name not in fate.places]
+    for name in unknown:
+        if fate.place is None or _is_whole(folders, name, fate.wrote):
+            if fate.place is not None and fate.wrote is not None:
+                _note(folders, id, name, fate.wrote)
+            for other in there:
+                if other != name:
+                    folders.calls.unlink(folders.layout.above(other))
+            return True
+        folders.calls.unlink(folders.layout.above(name))
+        there.remove(name)
+    return False
+
+
+def _settle(folders: Folders, id: str, fate: _Fate, place: str, there: list[str]) -> str:
+    """See that a message is whole in its place; what was done for that, in a word."""
+    calls, above = folders.calls, folders.layout.above
+    whole = [name for name in there if _is_whole(folders, name, fate.wrote)]
+    if place in whole:
+        done = ""
+    else:
+        if place in there:
+            calls.unlink(above(place))
+        staged = fate.wrote.staged if fate.wrote is not None else ""
+        if not whole and staged and _is_whole(folders, staged, fate.wrote):
+            whole = [staged]
+        if whole:
+            calls.rename(above(whole[0]), above(place))
+            done = "moved"
+        elif fate.wrote is not None and fate.wrote.body is not None:
+            _write(folders, above(place), fate.wrote.body)
+            done = "written"
+        else:
+            return "missing"
+    if fate.wrote is not None:
+        _note(folders, id, place, fate.wrote)
+    return done
+
+
+def _is_whole(folders: Folders, name: str, wrote: Wrote | None) -> bool:
+    """Whether a file has the bytes that it should. What is older than the log is on the medium since long."""
+    if wrote is None:
+        return True
+    try:
+        fd = folders.calls.open(folders.layout.above(name), OPEN_READ)
+    except FileNotFoundError:
+        return False
+    try:
+        size = crc = 0
+        while chunk := folders.read_chunk(fd):
+            size, crc = size + len(chunk), checksum(chunk, crc)
+    finally:
+        folders.calls.close(fd)
+    return (size, crc) == (wrote.size, wrote.crc)
+
+
+def _write(folders: Folders, path: str, body: bytes) -> None:
+    fd = folders.calls.open(path, OPEN_NEW)
+    try:
+        write_all(folders.calls, fd, body)
+    finally:
+        folders.calls.close(fd)
+
+
+def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
+    """Note of a message's file what was noted when it was written."""
+    is_long = len(wrote.attributes) > LARGEST_ATTRIBUTES
+    if folders.xattrs:
+        fd = folders.calls.open(folders.layout.above(place), OPEN_READ)
+        try:
+            if wrote.attributes and not is_long:
+                folders.calls.set_attribute(fd, ATTRIBUTES, wrote.attributes)
+            where = "f" if is_long else "a" if wrote.attributes else ""
+            folders.calls.set_attribute(fd, SUM, Sum(wrote.size, wrote.crc, where).encode())
+        finally:
+            folders.calls.close(fd)
+    if is_long or not folders.xattrs:
+        folders.has_side_files = True
+        attributes = decode_attributes(wrote.attributes) if wrote.attributes else {}
+        path = f"{folders.layout.properties}/{id}"
+        with contextlib.suppress(FileNotFoundError):
+            folders.calls.unlink(path)
+        _write(folders, path, encode_side(Properties(wrote.size, wrote.crc, attributes)))
+
+
+def _has_folder(folders: Folders, place: str) -> bool:
+    if not place.startswith("queues/"):
+        return True
+    return folders.calls.kind(folders.layout.above(place.rpartition("/")[0])) is FileKind.FOLDER
+
+
+def _names(folders: Folders, fates: dict[str, _Fate]) -> dict[str, list[str]]:
+    """The paths below the root under which those messages are."""
+    layout, found = folders.layout, dict[str, list[str]]()
+    for folder, state in ((layout.new, State.NEW), (layout.delay, State.DELAYED), (layout.remove, State.REMOVED)):
+        for name, kind in folders.calls.names(folder):
+            entry = parse_flat(name, state) if kind is FileKind.FILE else None
+            if entry is not None and entry.id in fates:
+                found.setdefault(entry.id, []).append(layout.below_root(f"{folder}/{name}"))
+    for queue in sorted(folders.queues()):
+        for name, kind in folders.calls.names(f"{layout.queues}/{queue}"):
+            entry = parse_leaf(name, queue, State.READY) if kind is FileKind.FILE else None
+            if entry is not None and entry.id in fates:
+                found.setdefault(entry.id, []).append(layout.below_root(f"{layout.queues}/{queue}/{name}"))
+    return found
+
+
+def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) -> None:
+    """Move away the folders of removed queues, and make those that are missing."""
+    calls, layout = folders.calls, folders.layout
+    made: dict[str, bool] = {}
+    for saying in sayings:
+        match saying:
+            case QueueRemoved(queue, path):
+                # it stays in remove/ for as long as the log says this, so a queue's folder is the removed one's
+                is_there = calls.kind(layout.above(path)) is FileKind.FOLDER
+                if not is_there and calls.kind(f"{layout.queues}/{queue}") is FileKind.FOLDER:
+                    calls.rename(f"{layout.queues}/{queue}", layout.above(path))
+                made[queue] = False
+            case Kept(kind, key) if kind == QUEUE and is_queue_name(key):
+                made[key] = True
+    for queue, is_made in made.items():
+        if is_made and calls.kind(f"{layout.queues}/{queue}") is None:
+            calls.mkdir(f"{layout.queues}/{queue}")
+
+
+def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
+    last: dict[tuple[str, str], Kept | None] = {}
+    for saying in sayings:
+        match saying:
+            case Kept(kind, key):
+                last[kind, key] = saying
+            case Forgotten(kind, key):
+                last[kind, key] = None
+            case QueueRemoved(queue):
+                last[QUEUE, queue] = None
+    for (kind, key), kept in last.items():
+        if kept is None:
+            records.drop(kind, key)
+        elif records.all(kind).get(key) != kept.value:
+            records.put(kind, key, kept.value)

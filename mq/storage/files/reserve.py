@@ -1,0 +1,115 @@
+"""Reserved room for what has to go on when the disk is full: a file that is given up for it.
+
+A move needs no room for the message, but its target's folder may have to grow. When there is no room for that, the
+reserve is released, and the move made again. Whatever is new must restore the reserve first: what a full disk has left
+goes to fetches and removals, which make room, and not to the next publish.
+
+On the disk it is called *ballast*.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Final, ParamSpec
+
+from mq.storage.files.calls import NO_ROOM, Calls, FileKind, write_all
+from mq.storage.files.layout import Layout
+
+logger = logging.getLogger("mq.storage")
+
+_P = ParamSpec("_P")
+
+LARGEST: Final = 2 << 20
+"""Bytes: room for the names of some ten thousand leases at a time, besides what their folders hold already. Btrfs wants
+more than 1 MiB to be free before it moves a name, where names and bytes share their room."""
+SHARE: Final = 64
+"""On a small file system the reserve is this part of it."""
+_CHUNK: Final = 1 << 16
+_OPEN: Final = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Reserve:
+    """The reserve of one root.
+
+    Args:
+        calls: the system.
+        layout: where it is.
+        room: how many bytes the file system holds; 0 where that is unknown, and no reserve is kept.
+        shared: other processes may release it.
+    """
+
+    def __init__(self, calls: Calls, layout: Layout, room: int, *, shared: bool) -> None:
+        self.size = min(LARGEST, room // SHARE)
+        self._calls = calls
+        self._path = layout.reserve
+        self._shared = shared
+        self._in_place = False
+        self._missed = False
+        self._lock = threading.Lock()  # a body is staged in a thread of its own
+
+    def ensure(self) -> None:
+        """See that it is in place. Costs no call when it is, and no other process can have released it.
+
+        Raises:
+            OSError: there is no room for it, and so for nothing new.
+        """
+        if not self.size or (self._in_place and not self._shared):
+            return
+        with self._lock:
+            if self._in_place and self._calls.kind(self._path) is FileKind.FILE:
+                return
+            self._in_place = False
+            try:
+                self._fill()
+            except OSError as error:
+                self._miss(error)
+                raise
+            self._in_place = True
+            if self._missed:
+                self._missed = False
+                logger.warning("there is room again: messages are stored")
+
+    def give_way(self, verb: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Make a call, at the cost of the reserve if there is no other room."""
+        try:
+            verb(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self.size:
+                raise
+            self.release()
+            verb(*args, **kwargs)
+
+    def release(self) -> None:
+        """Make room, unless another process has done so.
+
+        Raises:
+            OSError: it cannot be done.
+        """
+        # no sync: ext4, xfs and btrfs, when they find no room, commit by themselves what would give them some
+        with self._lock:
+            self._in_place = False
+            try:
+                self._calls.unlink(self._path)
+            except FileNotFoundError:
+                return
+        logger.debug("the ballast is given up")
+
+    def _miss(self, error: OSError) -> None:
+        if error.errno in NO_ROOM and not self._missed:
+            self._missed = True
+            logger.warning("the disk is full: nothing new is stored until there is room; fetches and removals go on")
+
+    def _fill(self) -> None:
+        """Append what is missing, in bytes that no file system can compress. A part of it is better than none."""
+        # never synced: the bytes mean nothing
+        fd = self._calls.open(self._path, _OPEN)
+        try:
+            missing = self.size - (self._calls.file_size(fd) or 0)
+            while missing > 0:
+                write_all(self._calls, fd, os.urandom(min(missing, _CHUNK)))
+                missing -= _CHUNK
+        finally:
+            self._calls.close(fd)

@@ -1,0 +1,25 @@
+"""The POSIX store on a file system that lives in memory: fast, and gone with the power. It says so.
+
+Address: ``tmpfs:/dev/shm/mq``. Anything else below the root is refused: ``posix:`` is for disks.
+"""
+
+from __future__ import annotations
+
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.mount import Mount
+from mq.storage.files.posix import FolderStorage, load_native, mount_of_root
+from mq.storage.options import StorageOptions
+
+
+def make_tmpfs(rest: str, options: StorageOptions) -> FolderStorage:
+    """A store in the folders below the root `rest`, on a tmpfs or ramfs."""
+    return FolderStorage(
+        f"tmpfs:{rest}", rest, LinuxCalls(load_native() if options.native else None), options, mount=_mount_in_memory
+    )
+
+
+def _mount_in_memory(root: str) -> Mount:
+    mount = mount_of_root(root)
+    if mount.persistent and not mount.flaw:
+        return mount._replace(flaw=f"is on {mount.kind}, not in memory; use posix: for a disk, or a folder on a tmpfs")
+    return mount

@@ -1,0 +1,156 @@
+"""What others do to the four folders, as it happens, by inotify(7).
+
+A file is told when it is complete: when its name has been moved in, or when its writer has closed it. Where
+moves are links (no atomic rename) a new name is complete at once. Queues that come and go, and an overflow of the
+kernel's queue, are told as "look again at everything".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+
+import inotify_simple
+import trio
+
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.storage.files.calls import FileKind
+from mq.storage.files.folders import Folders
+from mq.storage.files.layout import parse_flat, parse_leaf
+from mq.storage.interface import Change, Entry
+
+logger = logging.getLogger("mq.storage")
+
+_PAUSE_SECONDS: Final = 1.0
+_FLAGS: Final = inotify_simple.flags
+_APPEARED: Final = _FLAGS.MOVED_TO | _FLAGS.CLOSE_WRITE
+_VANISHED: Final = _FLAGS.MOVED_FROM | _FLAGS.DELETE
+_LOOK_AGAIN: Final = Change(None)
+
+
+@asynccontextmanager
+async def watch_folders(folders: Folders, states: frozenset[State]) -> AsyncIterator[AsyncIterator[Change]]:
+    """Changes in the folders of these states, while the block lasts.
+
+    Raises:
+        StorageUnusable: the machine has no watch to give.
+    """
+    with _no_watch_is_unusable():
+        notifier = inotify_simple.INotify(nonblocking=True)
+    try:
+        with _no_watch_is_unusable():
+            watch = _Watch(notifier, folders, states)
+        async with aclosing(watch.changes()) as changes:
+            yield changes
+    finally:
+        notifier.close()
+
+
+class _Watch:
+    def __init__(self, notifier: inotify_simple.INotify, folders: Folders, states: frozenset[State]) -> None:
+        self._notifier = notifier
+        self._folders = folders
+        self._places: dict[int, tuple[State, str | None]] = {}
+        self._queues: dict[str, int] = {}
+        self._appeared = _APPEARED if folders.mount.atomic_rename else _APPEARED | _FLAGS.CREATE
+        for state in states - {State.READY}:
+            self._add(None, state)
+        self._queues_watch: int | None = None
+        self._stale = False
+        if State.READY in states:
+            self._queues_watch = notifier.add_watch(
+                folders.layout.queues, _FLAGS.CREATE | _VANISHED | _FLAGS.MOVED_TO | _FLAGS.ONLYDIR
+            )
+            self._add_queues()
+
+    async def changes(self) -> AsyncGenerator[Change]:
+        while True:
+            for event in self._notifier.read(timeout=0):
+                with _no_watch_is_unusable():
+                    changes = list(self._translate(event))
+                for change in changes:
+                    yield change
+                if self._stale:
+                    await self._add_queues_in_time()
+                    yield _LOOK_AGAIN
+            await trio.lowlevel.wait_readable(self._notifier.fileno())
+
+    def _translate(self, event: inotify_simple.Event) -> Iterator[Change]:
+        if event.mask & _FLAGS.Q_OVERFLOW:
+            for queue in list(self._queues):
+                self._forget_queue(queue)  # it may have been deleted and made again
+            self._stale = True
+        elif event.wd == self._queues_watch:
+            if event.mask & _VANISHED:
+                self._forget_queue(event.name)  # its folder is still watched, in remove/
+            self._stale = True
+        elif event.wd in self._places:
+            entry = self._entry(event)
+            present = bool(event.mask & self._appeared)
+            if entry is not None and not (present and self._is_foreign(entry)):
+                yield Change(entry, present)
+            elif present:
+                self._skip(event)
+
+    def _entry(self, event: inotify_simple.Event) -> Entry | None:
+        state, queue = self._places[event.wd]
+        if queue is not None:
+            return parse_leaf(event.name, queue, state)
+        return parse_flat(event.name, state)
+
+    def _skip(self, event: inotify_simple.Event) -> None:
+        state, queue = self._places[event.wd]
+        self._folders.skip(self._folders.layout.folder(state, queue or ""), event.name, "not a message")
+
+    def _is_foreign(self, entry: Entry) -> bool:
+        """Whether something else lies there under a message's name; not when it has left already."""
+        kind = self._folders.calls.kind(self._folders.layout.path(entry))
+        return kind is FileKind.OTHER or (kind is FileKind.FOLDER and entry.state is not State.REMOVED)
+
+    async def _add_queues_in_time(self) -> None:
+        """Watch the queues that are there now; without file handles, once there are some."""
+        while self._stale:
+            with _no_watch_is_unusable():
+                try:
+                    self._add_queues()
+                    self._stale = False
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    logger.warning("cannot look for new queues now: %s", error.strerror)
+                    await trio.sleep(_PAUSE_SECONDS)
+
+    def _add_queues(self) -> None:
+        if self._queues_watch is not None:
+            for queue in self._folders.queues():
+                if queue not in self._queues:
+                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted again meanwhile
+                        self._queues[queue] = self._add(queue, State.READY)
+
+    def _forget_queue(self, queue: str) -> None:
+        descriptor = self._queues.pop(queue, None)
+        if descriptor is not None:
+            del self._places[descriptor]
+            with contextlib.suppress(OSError):  # it went with its folder
+                self._notifier.rm_watch(descriptor)
+
+    def _add(self, queue: str | None, state: State) -> int:
+        mask = self._appeared | _VANISHED | _FLAGS.ONLYDIR | _FLAGS.DONT_FOLLOW
+        descriptor: int = self._notifier.add_watch(self._folders.layout.folder(state, queue or ""), mask)
+        self._places[descriptor] = (state, queue)
+        return descriptor
+
+
+@contextlib.contextmanager
+def _no_watch_is_unusable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageUnusable(
+            f"cannot watch the folders: {error.strerror}; raise fs.inotify.max_user_instances or max_user_watches"
+        ) from error

@@ -1,0 +1,120 @@
+"""What a seed has in store: how many brokers, clients and lives, which file system, which trouble, and what each does.
+
+All of it is drawn here, and seeds differ by their last digits in what they look for. How it goes is in
+:mod:`mq.testing.simulation`.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, NamedTuple
+
+from mq.broker import keys, mover
+from mq.testing.disk import Medium
+from mq.testing.faults import KINDS, REFUSALS
+
+CLAIMING: Final = (1, 2)
+"""The last digits of seeds in whose runs batches are claimed, if there is one broker. With the latter hardly anybody
+does anything else."""
+
+STEPPING: Final = (1, 3, 8, 9)
+"""The last digits of seeds whose clock is set before every start, mostly by years: as on a machine that has none of its
+own."""
+
+WAITING: Final = (5, 6)
+"""The last digits of seeds in whose runs consumers wait for all that others publish, if there is one broker, and hardly
+anybody does anything else."""
+PAIRS: Final = 3
+"""So many of both."""
+
+REFUSING: Final = (0,)
+"""The last digits of seeds whose disk refuses one thing after another for now, and never fails."""
+
+PURGING: Final = (7,)
+"""The last digits of seeds whose users purge queues, too, and extend most of their leases."""
+
+AT_ONCE: Final = 3
+"""Of the seeds whose tens leave this rest when divided by 4: a batch's calls are made as mq-native makes them."""
+
+
+class Plan(NamedTuple):
+    """What a seed has in store.
+
+    Attributes:
+        medium: the file system.
+        brokers: how many work on the store at the same time.
+        syncfs: whether the store may use syncfs(2).
+        lives: how often the store is served, and cut off, before the last look.
+        lease_seconds: how long a lease lasts.
+        slow: the longest that one hop to the disk may take, in seconds.
+        faults: the kinds that happen.
+        clients: how many work at a time.
+        users: how many more do what people expect of a queue.
+        longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
+        claims: whether batches are claimed, too.
+        pairs: how many pairs of users there are of whom one publishes and the other waits for that.
+        refuses: whether there is trouble most of the time, and all is looked for when it is over.
+        purges: whether users purge queues, and extend most of their leases.
+        largest_segment: how many keys or histories share a record.
+        steps: whether the clock is set before every start.
+        at_once: whether a batch's calls are made as mq-native makes them.
+        strict_seeds: whether the brokers keep to the letter of the seed; never drawn.
+        has_log: whether the store makes batches durable by its log; never drawn.
+    """
+
+    medium: Medium
+    brokers: int
+    syncfs: bool
+    lives: int
+    lease_seconds: float
+    slow: float
+    faults: tuple[str, ...]
+    clients: int
+    users: int
+    longest_round: int
+    claims: bool = False
+    pairs: int = 0
+    refuses: bool = False
+    purges: bool = False
+    largest_segment: int = keys.LARGEST_SEGMENT
+    steps: bool = False
+    at_once: bool = False
+    strict_seeds: bool = False
+    has_log: bool = False
+
+    def with_log(self) -> Plan:
+        """The same with a log: by one broker, on a disk on which there can be one."""
+        medium = Medium.ORDERED if self.medium is Medium.ADVERSARIAL else self.medium
+        return self._replace(has_log=True, brokers=1, syncfs=True, medium=medium)
+
+
+def make_plan(seed: int, random: Random) -> Plan:
+    """What a seed has in store: by chance, then by its last digits."""
+    plan = _by_chance(random)._replace(steps=seed % 10 in STEPPING, at_once=seed // 10 % 4 == AT_ONCE)
+    if plan.brokers == 1 and seed % 10 in WAITING:
+        plan = plan._replace(pairs=PAIRS, clients=1, users=0)
+    if seed % 10 in REFUSING:
+        plan = plan._replace(faults=tuple(REFUSALS), users=plan.users or 2, refuses=True, largest_segment=2)
+    if seed % 10 in PURGING:
+        plan = plan._replace(users=plan.users or 2, purges=True)
+    if plan.brokers == 1 and seed % 10 == CLAIMING[1]:
+        plan = plan._replace(clients=1, users=0)
+    return plan._replace(claims=seed % 10 in CLAIMING and plan.brokers == 1)
+
+
+def _by_chance(random: Random) -> Plan:
+    syncfs = random.random() < 0.5
+    kinds = sorted(KINDS.keys() - (set() if syncfs else {"no handles"}))  # a folder's fsync needs a handle, syncfs none
+    medium = random.choice(list(Medium))
+    return Plan(
+        medium=medium,
+        brokers=random.choice((1, 1, 1, 2)),
+        syncfs=syncfs,
+        lives=random.choice((1, 2, 3)),
+        lease_seconds=random.choice((0.5, 5.0, 30.0)),
+        slow=random.choice((0.0, 0.01, 0.3, 3.0)),
+        faults=tuple(random.sample(kinds, k=random.choice((0, 0, 1, 2)))),
+        clients=random.randint(2, 6),
+        users=random.choice((0, 2, 4)),
+        longest_round=random.choice((2, mover.LARGEST_ROUND)),
+    )

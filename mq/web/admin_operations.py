@@ -1,0 +1,178 @@
+"""Operations on the broker as a whole, under ``/-/``: health, queues, stats, cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import Final
+
+import trio
+
+from mq import log_lines
+from mq.access import Right
+from mq.broker.settings import SWITCH, check_value
+from mq.errors import InvalidRequest
+from mq.message import shorten
+from mq.web.exchange import Reply, document, problem
+from mq.web.operations import NO_RIGHT, Operation, RequestContext, Success
+from mq.web.parameters import LEVEL
+from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, Snapshot, page
+from mq.web.refusals import retry_after
+from mq.web.replies import NOT_CACHED, age_of, shown_queue
+from mq.web.request_body import read_object
+from mq.web.schemas import as_json, record, reference
+
+
+async def live(context: RequestContext) -> Reply:
+    """The process answers."""
+    return document(200, {"live": True})
+
+
+async def ready(context: RequestContext) -> Reply:
+    """The store takes changes."""
+    if context.broker.ready:
+        return document(200, {"ready": True})
+    return problem(503, "the store has failed: see the log, then start mq anew", retry_after())
+
+
+async def queues(context: RequestContext) -> Reply:
+    """All queues, with what is in them."""
+    return document(200, {"queues": [shown_queue(status) for status in await context.broker.queues()]})
+
+
+async def stats(context: RequestContext) -> Reply:
+    """Counts and rates."""
+    statuses = await context.broker.queues()
+    report = context.metrics.report({status.name for status in statuses})
+    for status in statuses:
+        report["queues"][status.name] |= {
+            "ready": status.ready,
+            "leased": status.leased,
+            "delayed": status.delayed,
+            "oldest_seconds": age_of(status),
+        }
+    return document(200, report)
+
+
+async def metrics(context: RequestContext) -> Reply:
+    """What Prometheus asks for."""
+    queues = await context.broker.queues()
+    totals = context.metrics.totals({status.name for status in queues}, MOST_QUEUES)
+    ready = context.broker.ready
+    durations = context.metrics.durations()
+    now_ns, connections = time.time_ns(), {"http": 0, "amqp": 0} | context.connections.by_door()
+    snapshot = Snapshot(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections)
+    body = await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
+    return Reply(200, (("content-type", CONTENT_TYPE), ("content-length", str(len(body))), NOT_CACHED), body)
+
+
+def _metrics_page(snapshot: Snapshot, folder: str) -> bytes:
+    """In a thread, where a file system that does not answer stops nobody else."""
+    if folder:
+        with contextlib.suppress(OSError):  # it tells the rest all the same
+            snapshot = snapshot._replace(room=os.statvfs(folder))
+    return page(snapshot)
+
+
+async def logging_now(context: RequestContext) -> Reply:
+    """How much is logged."""
+    is_on = log_lines.REQUESTS.isEnabledFor(logging.INFO)
+    return document(200, {"level": log_lines.level(), "requests": is_on})
+
+
+async def change_logging(context: RequestContext) -> Reply:
+    """Log more, or less, until the daemon ends."""
+    wanted = await read_object(context.request)
+    level, requests = wanted.pop("level", None), wanted.pop("requests", None)
+    if wanted:
+        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}; known: level, requests")
+    log_lines.change(
+        level=None if level is None else check_value("level", level, LEVEL),
+        requests=None if requests is None else check_value("requests", requests, SWITCH),
+    )
+    return await logging_now(context)
+
+
+async def cluster(context: RequestContext) -> Reply:
+    """The nodes of the cluster, and which is master."""
+    found = context.broker.membership
+    return document(200, {**found._asdict(), "nodes": [node._asdict() for node in found.nodes]})
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "GET",
+        "/-/live",
+        NO_RIGHT,
+        live,
+        "does the process answer?",
+        {200: Success("it does", as_json(record({"live": {"const": True}})))},
+    ),
+    Operation(
+        "GET",
+        "/-/ready",
+        NO_RIGHT,
+        ready,
+        "does the store take changes?",
+        {200: Success("it does", as_json(record({"ready": {"const": True}})))},
+        refusals=(503,),
+    ),
+    Operation(
+        "GET",
+        "/-/queues",
+        Right.MONITOR,
+        queues,
+        "all queues, with what is in them",
+        {200: Success("by name", as_json(record({"queues": {"type": "array", "items": reference("Queue")}})))},
+        refusals=(503,),
+    ),
+    Operation(
+        "GET",
+        "/-/stats",
+        Right.MONITOR,
+        stats,
+        "counts and rates",
+        {200: Success("since the start, and over the last minute", as_json(reference("Stats")))},
+        refusals=(503,),
+    ),
+    Operation(
+        "GET",
+        "/-/metrics",
+        Right.MONITOR,
+        metrics,
+        "counts, depths and room, for Prometheus",
+        {200: Success("in Prometheus' text format", {"text/plain": {"type": "string"}})},
+        refusals=(503,),
+    ),
+    Operation(
+        "GET",
+        "/-/logging",
+        Right.MONITOR,
+        logging_now,
+        "how much is logged",
+        {200: Success("now", as_json(reference("Logging")))},
+    ),
+    Operation(
+        "PATCH",
+        "/-/logging",
+        Right.ADMINISTER,
+        change_logging,
+        "logs more, or less, until the daemon ends",
+        {200: Success("from now on", as_json(reference("Logging")))},
+        refusals=(408, 413),
+        body=as_json(reference("LoggingChange")),
+        needs_body=False,
+        audited={200: "logging-changed"},
+    ),
+    Operation(
+        "GET",
+        "/-/cluster",
+        Right.MONITOR,
+        cluster,
+        "the nodes of the cluster, and which of them is master",
+        {200: Success("as this node sees it", as_json(reference("Cluster")))},
+    ),
+)
+"""What is under ``/-/``, but for the description of it all."""

@@ -1,0 +1,299 @@
+"""The authorizer: stands before the endpoints, finds the user of a request and checks the right of its operation.
+
+The right is a field of the operation (:mod:`mq.web.operations`); what is no operation takes the right to administer the
+broker. The endpoints get the path as it was judged here, so both see the same queue. A user without rights on a queue
+gets the same reply whether it exists or not.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from mq.access import Right, TokenExpired, User
+from mq.doors.audit import note
+from mq.doors.connections import uid_of
+from mq.doors.logins import Logins, TryLater
+from mq.errors import BodyIncomplete, InvalidRequest
+from mq.message import shorten
+from mq.web.endpoints import ROUTER, join_path, split_path
+from mq.web.events import CONTENT_TYPE
+from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, document, empty, problem
+from mq.web.http_connection import CONNECTION
+from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT, Operation
+from mq.web.page_operations import log_in, log_out
+from mq.web.page_operations import session as show_session
+from mq.web.replies import NOT_CACHED
+from mq.web.request_body import WholeBody
+from mq.web.sessions import CSRF_HEADER, Sessions, cookie_of, credentials, set_cookie, shown_user
+
+LONGEST_JSON: Final = 256 * 1024
+"""In bytes, of the bodies that name a queue."""
+
+_CHANGING: Final = ("PUT", "DELETE", "PATCH", "POST")
+_OF_MESSAGES: Final = re.compile(rb"/[^/]+/messages(?:/[^/]+)?")  # frequent, and never audited
+_NO_NAME: Final = "-"
+"""The first segment of what concerns the broker as a whole; no queue, message or consumer has that name."""
+_BEARER: Final = ("www-authenticate", 'Bearer realm="mq"')
+_REALM: Final = (_BEARER, ("www-authenticate", 'Basic realm="mq", charset="UTF-8"'))
+_UNKNOWN: Final = problem(
+    401, "give a token (Bearer), or a name and a password or token (Basic), that mq knows", *_REALM
+)
+
+
+class Rule(NamedTuple):
+    """What a request needs.
+
+    Attributes:
+        operation: the one that it asks for; None where there is none.
+        right: the right that it takes.
+        queue: the queue in question; None where it is the broker as a whole.
+        connection: the one in question, if one is.
+    """
+
+    operation: Operation | None
+    right: str
+    queue: str | None
+    connection: str | None = None
+
+
+class Authorizer:
+    """Hands on the requests that their users may make, and refuses the others.
+
+    Args:
+        handler: gets what is allowed.
+        logins: knows the users.
+        is_secure: whether TLS is spoken, so that cookies are for TLS only.
+    """
+
+    def __init__(self, handler: Handler, logins: Logins, *, is_secure: bool = False) -> None:
+        self._handler = handler
+        self._logins = logins
+        self._sessions = Sessions(logins.access)
+        self._is_secure = is_secure
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to `request`: 401, 403, or what the handler says."""
+        segments = split_path(request.path)
+        rule = find_rule(request.method, segments)
+        judged = request._replace(path=join_path(segments) if segments else request.path)
+        reply = await self._judge(rule, judged)
+        return reply._replace(body=b"") if request.method == "HEAD" and isinstance(reply.body, bytes) else reply
+
+    async def _judge(self, rule: Rule, request: Request) -> Reply:
+        if rule.operation is not None and rule.operation.handle is log_in:
+            return await self._log_in(request)
+        if rule.right == NO_RIGHT:
+            return await self._handler.handle(request)
+        cookie = None if "authorization" in request.headers else cookie_of(request.headers)
+        if cookie is not None:
+            return await self._judge_session(rule, request, cookie)
+        is_from_page = _is_from_the_page(request.headers)
+        if is_from_page and "authorization" not in request.headers and uid_of(request.address) is None:
+            return _without_dialogue(_UNKNOWN)  # so the page finds out that it has to ask: nobody failed to log in
+        user = await self._user(request.address, request.headers.get("authorization", ""))
+        if isinstance(user, Reply):
+            return _without_dialogue(user) if is_from_page else user
+        return await self._judge_user(rule, request._replace(user=user), user)
+
+    async def _judge_session(self, rule: Rule, request: Request, cookie: str) -> Reply:
+        """As :meth:`_judge`, for somebody who has logged in at the page."""
+        session = self._sessions.find(cookie)
+        if session is None:
+            return _without_dialogue(_UNKNOWN)
+        if request.method not in ("GET", "HEAD") and not session.has(request.headers.get(CSRF_HEADER, "")):
+            return problem(403, "a session needs its second secret for that, in X-CSRF-Token: load the page anew")
+        if rule.operation is not None and rule.operation.handle is log_out:
+            self._sessions.end(cookie)
+            return empty(200, NOT_CACHED, set_cookie(request.headers, "", is_secure=self._is_secure))
+        if rule.operation is not None and rule.operation.handle is show_session:
+            return document(200, shown_user(session.user, session.csrf), NOT_CACHED)
+        return await self._judge_user(rule, request._replace(user=session.user), session.user)
+
+    async def _log_in(self, request: Request) -> Reply:
+        """Begin a session."""
+        value = await _read_json(request)
+        if isinstance(value, Reply):
+            return value
+        name = ""
+        try:
+            name, secret = credentials(value)
+            user = await self._logins.user(request.address, name, secret)
+        except InvalidRequest as error:
+            return problem(400, str(error))
+        except TokenExpired as error:
+            return self._stranger(request.address, name, "expired token", problem(401, str(error), _BEARER))
+        except TryLater as error:
+            later = problem(503, str(error), ("retry-after", str(error.seconds)))
+            return self._stranger(request.address, name, "has to wait", later)
+        if user is None:
+            wrong = problem(401, "mq knows no user of that name with that password or token", _BEARER)
+            return self._stranger(request.address, name, "unknown", wrong)
+        self._logins.note_success("http", request.address, user)
+        cookie, session = self._sessions.begin(user, secret)
+        given_out = set_cookie(request.headers, cookie, is_secure=self._is_secure)
+        return document(200, shown_user(user, session.csrf), NOT_CACHED, given_out)
+
+    async def _judge_user(self, rule: Rule, request: Request, user: User) -> Reply:
+        connection = CONNECTION.get()
+        if connection is not None:
+            connection.user = user.name
+        if not _allows(user, rule) and not _may_do_less(user, rule):
+            return _forbidden(rule.right, rule.queue)
+        if rule.operation is not None and rule.operation.sends_to:
+            reply = await self._judge_body(user, rule, rule.operation, request)
+        else:
+            reply = await self._handler.handle(request)
+        _audit(rule, request, reply, user.name)
+        return reply
+
+    async def _user(self, address: str, authorization: str) -> User | Reply:
+        """The user who logs in, or the reply to a stranger: always the same one, after the same work."""
+        scheme, _, given = authorization.strip().partition(" ")
+        name = ""
+        try:
+            user = None
+            if scheme.lower() == "bearer":
+                user = self._logins.access.by_token(given.strip())
+            elif scheme.lower() == "basic":
+                name, secret = _basic(given.strip())
+                user = await self._logins.user(address, name, secret)
+            elif not authorization:  # a failed login must not fall back to the user of the socket
+                uid = uid_of(address)
+                user = None if uid is None else self._logins.access.by_uid(uid)
+        except TokenExpired as error:
+            return self._stranger(address, name, "expired token", problem(401, str(error), *_REALM))
+        except TryLater as error:
+            later = problem(503, str(error), ("retry-after", str(error.seconds)))
+            return self._stranger(address, name, "has to wait", later)
+        if user is None:
+            return self._stranger(address, name, "unknown" if authorization else "nothing given", _UNKNOWN)
+        self._logins.note_success("http", address, user)
+        return user
+
+    def _stranger(self, address: str, name: str, why: str, reply: Reply) -> Reply:
+        self._logins.note_failure("http", address, name, why)
+        return reply
+
+    async def _judge_body(self, user: User, rule: Rule, operation: Operation, request: Request) -> Reply:
+        """Check the rights on the queue that the JSON names, and whether a lesser right does for its keys. The handler
+        gets the JSON as it was parsed here: it cannot read another name."""
+        value = await _read_json(request)
+        if isinstance(value, Reply):
+            return value
+        if not _allows(user, rule) and not (isinstance(value, dict) and value.keys() <= set(operation.lesser_keys)):
+            return _forbidden(rule.right, rule.queue)
+        key = operation.sends_to
+        named = value.get(key) if isinstance(value, dict) else None
+        if named is not None and not isinstance(named, str):
+            return problem(400, f"{key} must be a queue's name")  # behind here 7 may be taken for "7"
+        for right, queue in ((Right.CONSUME, rule.queue), (Right.PUBLISH, named)) if named is not None else ():
+            if not user.may(right, queue):
+                return _forbidden(right, queue)
+        understood = b"" if value is None else json.dumps(value).encode()
+        return await self._handler.handle(request._replace(body=WholeBody(understood), content_length=len(understood)))
+
+
+class Auditor:
+    """Writes the audit log where there are no users, and so no :class:`Authorizer`.
+
+    Args:
+        handler: gets every request.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to `request`."""
+        reply = await self._handler.handle(request)
+        if request.method in _CHANGING and not _OF_MESSAGES.fullmatch(request.path):
+            _audit(find_rule(request.method, split_path(request.path)), request, reply, None)
+        return reply
+
+
+def _audit(rule: Rule, request: Request, reply: Reply, user: str | None) -> None:
+    event = None if rule.operation is None else rule.operation.audited.get(reply.status)
+    if event is not None:
+        about = {"queue": rule.queue, "connection": rule.connection}
+        note(event, door="http", address=request.address, user=user, **about)
+
+
+def find_rule(method: str, segments: Sequence[str]) -> Rule:
+    """The rule of a request. Without an operation it takes the right to administer the broker."""
+    method = "GET" if method == "HEAD" else method
+    # By method, too: DELETE /q/messages/batch is refused as the removal of a message, before it gets 405.
+    found = ROUTER.find(segments, method)
+    if found is None or _NO_NAME in found[1]:
+        return Rule(None, Right.ADMINISTER, None)
+    route, names = found
+    operation = route.methods[method]
+    name = names[0] if names else None
+    return Rule(operation, operation.right, *((name, None) if operation.is_of_queue else (None, name)))
+
+
+def _allows(user: User, rule: Rule) -> bool:
+    if rule.right == KNOWN:
+        return True
+    if rule.right == ANY_RIGHT:
+        return rule.queue is not None and user.may_something(rule.queue)
+    return user.may(Right(rule.right), rule.queue)
+
+
+def _may_do_less(user: User, rule: Rule) -> bool:
+    """Whether the user has the right that does for some of an operation. Which it is, the body tells."""
+    lesser = "" if rule.operation is None else rule.operation.lesser_right
+    return bool(lesser) and user.may(Right(lesser), rule.queue)
+
+
+def _forbidden(right: str, queue: str | None) -> Reply:
+    what = f"that takes {'some right' if right == ANY_RIGHT else f'the right to {right}'}"
+    return problem(403, f"{what} on {'this broker' if queue is None else f'queue {shorten(queue)}'}")
+
+
+def _basic(given: str) -> tuple[str, str]:
+    """Name and secret (RFC 7617). What is no such pair becomes an unknown name."""
+    try:
+        name, _, secret = base64.b64decode(given, validate=True).decode().partition(":")
+    except ValueError:
+        return "", ""
+    return name, secret
+
+
+def _is_from_the_page(headers: Mapping[str, str]) -> bool:
+    return CSRF_HEADER in headers or CONTENT_TYPE in headers.get("accept", "")
+
+
+def _without_dialogue(reply: Reply) -> Reply:
+    """A refusal at which a browser does not ask for a password by itself: the page has a form for that."""
+    kept = tuple(header for header in reply.headers if header[0] != "www-authenticate")
+    return reply._replace(headers=(*kept, _BEARER)) if len(kept) < len(reply.headers) else reply
+
+
+async def _read_json(request: Request) -> Any:
+    """The body as JSON, and None for an empty one; or the reply to a body that is none."""
+    try:
+        body = await _read(request)
+        value = json.loads(body) if body else None
+    except BodyTooSlow as error:
+        return problem(408, str(error))._replace(is_last=True)
+    except BodyIncomplete as error:
+        return problem(400, str(error))._replace(is_last=True)
+    except (ValueError, RecursionError):
+        return problem(400, "the body is not JSON")
+    if body is None:
+        return problem(413, f"this takes at most {LONGEST_JSON} bytes of JSON")._replace(is_last=True)
+    return problem(400, "the body is null: leave it out, or send an object") if body and value is None else value
+
+
+async def _read(request: Request) -> bytes | None:
+    """The body, or None when it is too long."""
+    body = bytearray()
+    async for chunk in request.body:
+        body += chunk
+        if len(body) > LONGEST_JSON:
+            return None
+    return bytes(body)

@@ -1,0 +1,84 @@
+"""The browser guard: stands before every HTTP door, and refuses requests that foreign web pages cause.
+
+A browser sends a page's requests from the machine that it runs on. So any page could use a daemon on a loopback
+address, without users: by a request across sites, or by a name of the page's own that comes to point here (DNS
+rebinding). A browser says in three headers where a request comes from (RFC 9110, section 7.2; Fetch,
+sections 3.1 and 4.7; Fetch Metadata). Other clients name the daemon with the first, and leave out the others.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final
+
+from mq.message import shorten
+from mq.web.exchange import Handler, Reply, Request, problem
+
+ANY_HOST: Final = "*"
+_OWN_SITES: Final = ("same-origin", "none")
+"""What ``Sec-Fetch-Site`` says of a request of our own page's, and of a typed address."""
+_REMEMBERED: Final = 64
+
+
+class BrowserGuard:
+    """Hands on the requests that no foreign page can have caused, and refuses the others.
+
+    Args:
+        handler: what stands behind.
+        address: the address or name that is listened on. Behind one that is any address (0.0.0.0, ::), every literal
+            address may be meant: no name leads there that an attacker could choose.
+        hosts: more names under which clients may ask, such as a proxy's; ``*`` is any.
+    """
+
+    def __init__(self, handler: Handler, address: str, hosts: Iterable[str] = ()) -> None:
+        self._handler = handler
+        self._names = {"localhost", _folded(address), *map(_folded, hosts)}
+        literal = _literal(address)
+        self._takes_any_literal = literal is not None and literal.is_unspecified
+        self._is_ours = lru_cache(_REMEMBERED)(self._judge_host)
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to `request`: 421, 403, or what the handler says."""
+        refused = self._refusal(request.headers)
+        if refused is None:
+            return await self._handler.handle(request)
+        return refused._replace(body=b"") if request.method == "HEAD" else refused
+
+    def _refusal(self, headers: Mapping[str, str]) -> Reply | None:
+        host = headers.get("host", "")  # HTTP/1.0 need not have one, and no browser leaves it out
+        if host and not self._is_ours(host):
+            return problem(
+                421, f"this daemon is not known as {shorten(host)}: ask by its address, or start it with --hosts NAME"
+            )
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            return problem(403, f"pages from {shorten(origin)} may not use this daemon")
+        if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
+            return problem(403, "pages from elsewhere may not use this daemon")
+        return None
+
+    def _judge_host(self, host: str) -> bool:
+        name = _name_of(host)
+        if name in self._names or ANY_HOST in self._names:
+            return True
+        literal = _literal(name)
+        return literal is not None and (self._takes_any_literal or literal.is_loopback)
+
+
+def _name_of(host: str) -> str:
+    """What stands before the port."""
+    name, colon, port = host.rpartition(":")
+    return _folded(name if colon and (port.isdecimal() or not port) else host)
+
+
+def _folded(name: str) -> str:
+    return name.lower().strip("[]").removesuffix(".")
+
+
+def _literal(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return None

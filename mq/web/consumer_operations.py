@@ -1,0 +1,306 @@
+"""Operations of durable batch consumers (used by the Spark source): claims, and browsing by sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from mq.access import Right
+from mq.broker import LARGEST_CLAIM, Seen
+from mq.broker.batch_consumers import CLAIM_SECONDS
+from mq.broker.peek import Browsed
+from mq.broker.settings import VISIBILITY, count
+from mq.message import QueueName
+from mq.web.exchange import Reply, document, empty
+from mq.web.operations import Operation, Parameter, RequestContext, Success
+from mq.web.pages import COLUMNS, MessagePage
+from mq.web.parameters import KEY, SWITCH
+from mq.web.replies import NOT_CACHED
+from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
+
+LONGEST_PAGE: Final = 10_000
+"""Messages of one answer at the most."""
+MOST_PARTS: Final = 10_000
+
+_LARGEST: Final = (1 << 63) - 1
+_NUMBER: Final = count(_LARGEST, 0)
+_BATCH: Final = Parameter("batch", count(_LARGEST), "the claim's number", is_needed=True)
+_EPOCH: Final = Parameter("epoch", _NUMBER, "as the start of the consumer told it", is_needed=True)
+_CHECKPOINT: Final = Parameter("checkpoint", KEY, "names what keeps the consumer's place where its rows go")
+
+
+async def consumers(context: RequestContext) -> Reply:
+    """All consumers of a queue."""
+    standing = await context.broker.claims.consumers(QueueName(context.queue))
+    return document(200, {"consumers": [each._asdict() for each in standing]})
+
+
+async def consumer(context: RequestContext) -> Reply:
+    """How far a consumer is."""
+    return document(200, (await context.broker.claims.consumer(QueueName(context.queue), context.id))._asdict())
+
+
+async def start_consumer(context: RequestContext) -> Reply:
+    """Begin a new epoch."""
+    checkpoint, take_over = context.query["checkpoint"] or "", bool(context.query["take_over"])
+    standing = await context.broker.claims.start(QueueName(context.queue), context.id, checkpoint, take_over=take_over)
+    return document(200, standing._asdict())
+
+
+async def forget_consumer(context: RequestContext) -> Reply:
+    """Let go of a consumer."""
+    await context.broker.claims.forget(QueueName(context.queue), context.id)
+    return empty(200)
+
+
+async def claim(context: RequestContext) -> Reply:
+    """Make a claim, or renew it."""
+    query = context.query
+    held = await context.broker.claims.claim(
+        QueueName(context.queue),
+        context.id,
+        query["batch"],
+        query["epoch"],
+        most=query["max"],
+        most_bytes=query["max_bytes"],
+        up_to=query["up_to"],
+        lease=query["lease"],
+    )
+    if held is None:
+        return empty(204, NOT_CACHED)
+    shown = held._asdict()
+    return document(201 if shown.pop("is_new") else 200, shown)
+
+
+async def read_claim(context: RequestContext) -> Reply:
+    """Messages of a claim, which stay as they are."""
+    queue, batch, epoch = QueueName(context.queue), context.query["batch"], context.query["epoch"]
+    start, stop, of = context.query["from"], context.query["to"], context.query["of"]
+
+    async def read(start: int, most: int) -> Browsed:
+        messages = await context.broker.claims.read(queue, context.id, batch, epoch, start, min(stop, start + most), of)
+        seen = [Seen(message, "", sequence) for sequence, message in messages]
+        return Browsed(seen, start + len(seen) if seen else None)
+
+    here = f"/{queue}/consumers/{context.id}/claim?batch={batch}&epoch={epoch}" + ("" if of is None else f"&of={of}")
+    with MessagePage(context.budget, context.max_body) as page:
+        after = await _gather(context, page, read, start, lambda place, slice: place + len(slice))
+        return _reply(context, page, f"{here}&from={after}&to={stop}" if after is not None and after < stop else None)
+
+
+async def note_read(context: RequestContext) -> Reply:
+    """Note that messages of a claim were read."""
+    query = context.query
+    await context.broker.claims.note_read(
+        QueueName(context.queue),
+        context.id,
+        query["batch"],
+        query["epoch"],
+        query["from"],
+        query["to"],
+        query["of"],
+        query["checkpoint"] or "",
+    )
+    return empty(200)
+
+
+async def acknowledge_claim(context: RequestContext) -> Reply:
+    """Remove what a claim has."""
+    query = context.query
+    await context.broker.claims.acknowledge(
+        QueueName(context.queue), context.id, query["batch"], query["epoch"], if_read=bool(query["if_read"])
+    )
+    return empty(202)
+
+
+async def browse(context: RequestContext) -> Reply:
+    """Messages by sequence."""
+    queue, up_to, most = QueueName(context.queue), context.query["up_to"], context.query["max"]
+
+    async def read(after: int, most: int) -> Browsed:
+        return await context.broker.browsing.browse(queue, after=after, up_to=up_to, most=most)
+
+    limit = "" if up_to is None else f"&up_to={up_to}"
+    with MessagePage(context.budget, context.max_body) as page:
+        start, following = context.query["after"], lambda after, slice: slice[-1].sequence or after
+        after = await _gather(context, page, read, start, following)
+        return _reply(context, page, None if after is None else f"/{queue}/browse?max={most}&after={after}{limit}")
+
+
+async def ranges(context: RequestContext) -> Reply:
+    """A queue cut into parts."""
+    found = await context.broker.browsing.ranges(QueueName(context.queue), context.query["parts"])
+    return document(200, {"messages": found.messages, "high": found.high, "bounds": list(found.bounds)})
+
+
+async def _gather(
+    context: RequestContext,
+    page: MessagePage,
+    read: Callable[[int, int], Awaitable[Browsed]],
+    place: int,
+    following: Callable[[int, Sequence[Seen]], int],
+) -> int | None:
+    """Messages slice by slice, until there are as many as was asked for or no more fit into one answer; from where to
+    go on, None when nothing is left."""
+    left = context.query["max"]
+    while left > 0 and not page.is_full:
+        seen, after = await read(place, page.slice(left))
+        rest = await page.add(seen)
+        if rest:
+            taken = seen[: len(seen) - len(rest)]
+            return following(place, taken) if taken else place
+        if after is None:
+            return None
+        place = after
+        left -= len(seen)
+    return place
+
+
+def _reply(context: RequestContext, page: MessagePage, following: str | None) -> Reply:
+    link = () if following is None else (("link", f'<{following}>; rel="next"'),)
+    return page.reply(context.request.headers.get("accept", ""), *link, offers_columns=True)
+
+
+_PAGE: Final = Parameter("max", count(LONGEST_PAGE), "messages of one answer", 1000)
+_MESSAGES: Final = {**MESSAGES, COLUMNS: {"type": "string", "description": "Columns of numbers and bytes."}}
+_POSITION: Final = as_json(reference("Consumer"))
+_LINK: Final[dict[str, Any]] = {"Link": ("leads to what comes next", {"type": "string"})}
+_CLAIM: Final = as_json(reference("Claim"))
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "GET",
+        "/QUEUE/browse",
+        Right.CONSUME,
+        browse,
+        "shows ready messages by their sequence, and takes none",
+        {200: Success("a batch", _MESSAGES, _LINK)},
+        refusals=(404, 503),
+        query=(
+            Parameter("after", _NUMBER, "only those with a greater sequence", 0),
+            Parameter("up_to", _NUMBER, "and none with a greater one than this"),
+            _PAGE,
+        ),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/ranges",
+        Right.CONSUME,
+        ranges,
+        "cuts the ready messages into parts that can be browsed side by side",
+        {
+            200: Success(
+                "the greatest sequence of each part",
+                as_json(record({"messages": COUNT, "high": COUNT, "bounds": {"type": "array", "items": COUNT}})),
+            )
+        },
+        refusals=(404,),
+        query=(Parameter("parts", count(MOST_PARTS), "how many at the most", 1),),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/consumers",
+        Right.CONSUME,
+        consumers,
+        "shows all consumers that take batches",
+        {200: Success("all", as_json(record({"consumers": {"type": "array", "items": reference("Consumer")}})))},
+        refusals=(404,),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/consumers/CONSUMER",
+        Right.CONSUME,
+        consumer,
+        "shows how far a consumer is",
+        {200: Success("one that was never started is at the beginning", _POSITION)},
+        refusals=(404,),
+    ),
+    Operation(
+        "POST",
+        "/QUEUE/consumers/CONSUMER",
+        Right.CONSUME,
+        start_consumer,
+        "starts a consumer: an epoch begins, and who has an earlier one is shut out",
+        {200: Success("started", _POSITION)},
+        refusals=(404, 409, 503),
+        query=(
+            _CHECKPOINT,
+            Parameter("take_over", SWITCH, "whether another checkpoint may be its own"),
+        ),
+    ),
+    Operation(
+        "DELETE",
+        "/QUEUE/consumers/CONSUMER",
+        Right.CONSUME,
+        forget_consumer,
+        "forgets a consumer, and gives back what it has claimed",
+        {200: Success("forgotten")},
+        refusals=(404, 503),
+    ),
+    Operation(
+        "PUT",
+        "/QUEUE/consumers/CONSUMER/claim",
+        Right.CONSUME,
+        claim,
+        "claims the next batch; asked for again, renews it, and gets again what had come back",
+        {
+            200: Success("the claim as it was made", _CLAIM),
+            201: Success("a new one", _CLAIM),
+            204: Success("nothing is there"),
+        },
+        refusals=(404, 409, 423, 503),
+        query=(
+            _BATCH,
+            _EPOCH,
+            Parameter("max", count(LARGEST_CLAIM), "messages of a new claim at the most", LARGEST_CLAIM),
+            Parameter("max_bytes", count(_LARGEST), "bytes of their bodies together, but for a single longer one"),
+            Parameter("up_to", _NUMBER, "the greatest sequence that a new claim may have"),
+            Parameter("lease", VISIBILITY, "seconds until its messages are there for others", CLAIM_SECONDS),
+        ),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/consumers/CONSUMER/claim",
+        Right.CONSUME,
+        read_claim,
+        "shows messages of the open claim, in an order that does not change",
+        {200: Success("a batch", _MESSAGES, _LINK)},
+        refusals=(404, 409, 412, 503),
+        query=(
+            _BATCH,
+            _EPOCH,
+            Parameter("from", _NUMBER, "the first place", 0),
+            Parameter("to", _NUMBER, "the place after the last", LARGEST_CLAIM),
+            Parameter("of", _NUMBER, "how many messages the claim still has to have"),
+            _PAGE,
+        ),
+    ),
+    Operation(
+        "POST",
+        "/QUEUE/consumers/CONSUMER/claim",
+        Right.CONSUME,
+        note_read,
+        "notes that messages of the open claim were read, and under which checkpoint",
+        {200: Success("noted")},
+        refusals=(404, 409, 412, 503),
+        query=(
+            _BATCH,
+            _EPOCH,
+            Parameter("from", _NUMBER, "the first place", is_needed=True),
+            Parameter("to", _NUMBER, "the place after the last", is_needed=True),
+            Parameter("of", _NUMBER, "how many messages the claim had when they were read", is_needed=True),
+            _CHECKPOINT,
+        ),
+    ),
+    Operation(
+        "DELETE",
+        "/QUEUE/consumers/CONSUMER/claim",
+        Right.CONSUME,
+        acknowledge_claim,
+        "acknowledges a claim: all its messages are removed",
+        {202: Success("removed for good")},
+        refusals=(404, 409, 503),
+        query=(_BATCH, _EPOCH, Parameter("if_read", SWITCH, "only if all of it is noted as read")),
+    ),
+)
+"""Operations of durable batch consumers."""

@@ -1,0 +1,331 @@
+"""The fast lane: plain HTTP/1.1 requests, served straight on the stream.
+
+One regular expression says what is plain, and its matches can be read in one way only. At the first other request
+(codings, upgrades, expectations, a repeated header) the connection is handed on to Hypercorn, with all that was read of
+that request. So odd requests have one answer, and this module need not know them. Both lanes answer alike, byte for
+byte; tests/web/test_lanes.py holds them to that.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import suppress
+from email.utils import formatdate
+from functools import lru_cache, partial
+from http import HTTPStatus
+from time import time
+from typing import Final, NamedTuple
+
+import trio
+from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestEvent
+
+from mq.doors.connections import Turns
+from mq.errors import BodyIncomplete, CorruptMessage, StorageError
+from mq.web.exchange import BUG, DISCARD_SECONDS, BodyTooSlow, Handler, OutgoingBody, Reply, Request
+from mq.web.hang_ups import HangUps
+from mq.web.refusals import AMBIGUOUS_LINE, refusal_of_head
+from mq.web.replies import without_body
+from mq.web.request_body import ArrivingBody, WholeBody
+from mq.web.watched_stream import WatchedStream
+
+logger = logging.getLogger(__name__)
+
+LARGEST_HEAD: Final = 32 * 1024
+LARGEST_READ: Final = 64 * 1024
+LONGEST_REMEMBERED: Final = 1024
+"""Bytes of the longest head that is cached: a client's next request mostly begins like its last one."""
+_REMEMBERED: Final = 512
+
+_END: Final = b"\r\n\r\n"
+_ODD: Final = frozenset({"transfer-encoding", "upgrade", "expect", "http2-settings", "te", "trailer"})
+_LENGTH: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
+_PLAIN: Final = re.compile(
+    rb"(?:GET|HEAD|POST|PUT|PATCH|DELETE) /[\x21-\x7e]* HTTP/1\.1\r\n"
+    rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
+)
+"""RFC 9112, sections 3 and 5, without what is optional or obsolete there."""
+
+
+class RequestHead(NamedTuple):
+    """A request's line and headers.
+
+    Attributes:
+        method: in capitals.
+        path: as it came, without the query.
+        query: what followed the question mark.
+        headers: by name in small letters. Not to be changed: it may be another request's, too.
+        content_length: of the body; None without one.
+        is_last: the client wants the connection to end with it.
+    """
+
+    method: str
+    path: bytes
+    query: bytes
+    headers: dict[str, str]
+    content_length: int | None
+    is_last: bool
+
+
+def parse_head(head: bytes) -> RequestHead | None:
+    """A whole head, up to and with its empty line; None when it is not plain."""
+    return _recall(head) if len(head) <= LONGEST_REMEMBERED else _parse(head)
+
+
+def _parse(head: bytes) -> RequestHead | None:
+    if _PLAIN.fullmatch(head) is None:
+        return None
+    line, *lines = head[:-4].decode("latin-1").split("\r\n")
+    method, target, _ = line.split(" ")
+    headers: dict[str, str] = {}
+    for each in lines:
+        name, _, value = each.partition(":")
+        headers[name.lower()] = value.strip(" \t")
+    length, connection = headers.get("content-length"), headers.get("connection", "").lower()
+    if (
+        len(headers) != len(lines)
+        or "host" not in headers
+        or not _ODD.isdisjoint(headers)
+        or connection not in ("", "keep-alive", "close")
+        or (length is not None and _LENGTH.fullmatch(length) is None)
+    ):
+        return None
+    path, _, query = target.encode("latin-1").partition(b"?")
+    return RequestHead(method, path, query, headers, None if length is None else int(length), connection == "close")
+
+
+_recall = lru_cache(_REMEMBERED)(_parse)
+
+
+class FastHttp1:
+    """Serves one connection for as long as its requests are plain.
+
+    Args:
+        stream: the connection.
+        handler: answers.
+        hang_ups: reports clients that hang up while they wait.
+        turns: gives each request its turn.
+    """
+
+    def __init__(self, stream: WatchedStream, handler: Handler, hang_ups: HangUps, turns: Turns) -> None:
+        self._stream = stream
+        self._on_hang_up = partial(hang_ups.watch, stream.socket)
+        self._handler = handler
+        self._turns = turns
+        self._received = bytearray()
+        self._has_ended = False
+        self._is_stopping = False
+        self._idle = trio.CancelScope()
+
+    def stop(self) -> None:
+        """Serve no further request."""
+        self._is_stopping = True
+        self._stream.leave_if_idle()
+
+    async def run(self) -> bytes | None:
+        """Serve. Returns what is left for another server, from the beginning of a request on; None at the end."""
+        with self._idle:
+            while True:
+                size = await self._until_head()
+                if size is None:
+                    return None
+                await self._turns.wait()
+                head = parse_head(bytes(self._received[:size]))
+                if head is None:
+                    return bytes(self._received)
+                del self._received[:size]
+                if not await self._serve(head):
+                    await self._end()
+                    return None
+                if self._received:  # requests without end must not keep other connections waiting
+                    await trio.lowlevel.checkpoint()
+        if self._received and not self._is_stopping:  # a head that did not come to its end in time
+            await self._refuse(408)
+            await self._end()
+        return None
+
+    async def _end(self) -> None:
+        """End the connection after its last answer, in a way that lets the client receive it."""
+        if not self._has_ended:
+            await self._stream.linger()
+
+    async def _until_head(self) -> int | None:
+        """Bytes of the next head, which is whole or certainly not plain; None at the end of the connection."""
+        looked_at = 0
+        while (end := self._received.find(_END, max(0, looked_at - 3))) < 0:
+            if self._is_stopping or (self._has_ended and not self._received):
+                return None
+            if self._received and (self._has_ended or self._cannot_be_plain(looked_at)):
+                return len(self._received)
+            looked_at = len(self._received)
+            self._stream.begin_idleness(self._idle)
+            await self._read()
+            if self._idle.cancel_called:  # a request came as the idle time ended: it was not begun, so nothing is lost
+                await trio.lowlevel.checkpoint_if_cancelled()
+        self._stream.end_idleness()
+        return end + len(_END)
+
+    def _cannot_be_plain(self, looked_at: int) -> bool:
+        too_long = len(self._received) > LARGEST_HEAD
+        return too_long or AMBIGUOUS_LINE.search(self._received, max(0, looked_at - 1)) is not None
+
+    async def _read(self) -> None:
+        try:
+            data = await self._stream.receive(LARGEST_READ)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            data = b""
+        self._has_ended = self._has_ended or not data
+        self._received += data
+
+    async def _serve(self, head: RequestHead) -> bool:
+        """Serve one request. False when the connection ends with it."""
+        length = head.content_length or 0
+        if length > len(self._received):
+            return await self._serve_arriving(head, length)
+        body = WholeBody(bytes(self._received[:length]))
+        del self._received[:length]
+        self._stream.at_work += 1
+        try:
+            reply = await self._ask(head, self._request(head, body))
+        finally:
+            self._stream.at_work -= 1
+        return await self._send(head, reply)
+
+    async def _serve_arriving(self, head: RequestHead, length: int) -> bool:
+        """Serve a request whose body is still arriving."""
+        incoming = _BodyEvents(self, length)
+        arriving = incoming.arriving
+        try:
+            reply = await self._ask(head, self._request(head, arriving))
+        finally:
+            incoming.work.end()
+        if arriving.is_complete:
+            return await self._send(head, reply)
+        if arriving.is_gone:
+            await without_body(reply)
+            return await self._refuse(400)
+        async with trio.open_nursery() as nursery:  # a client may listen only when it has said everything
+            has_ended = trio.Event()
+            nursery.start_soon(incoming.discard, has_ended)
+            goes_on = await self._send(head, reply)
+            with trio.move_on_after(DISCARD_SECONDS):
+                await has_ended.wait()
+            nursery.cancel_scope.cancel()
+        return goes_on and arriving.is_complete
+
+    def _request(self, head: RequestHead, body: AsyncIterable[bytes]) -> Request:
+        return Request(*head[:4], body, head.content_length, self._on_hang_up, self._stream.address)
+
+    async def _ask(self, head: RequestHead, request: Request) -> Reply:
+        try:
+            return await self._handler.handle(request)
+        except Exception as error:
+            logger.error("an error in mq itself", exc_info=error)
+            return BUG._replace(body=b"") if head.method == "HEAD" else BUG
+
+    async def _send(self, head: RequestHead, reply: Reply) -> bool:
+        """Send the answer. False when the connection ends with it."""
+        is_our_last = reply.is_last or self._is_stopping
+        is_chunked = (not reply.body or not isinstance(reply.body, bytes)) and _has_no_length(reply)
+        start = _start(reply, is_chunked=is_chunked, is_our_last=is_our_last, is_their_last=head.is_last)
+        try:
+            if isinstance(reply.body, bytes):
+                await self._stream.send(start + reply.body)
+                is_whole = True
+            else:
+                is_whole = await self._send_pieces(start, reply.body, is_chunked=is_chunked)
+            return is_whole and not is_our_last and not head.is_last
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+
+    async def _send_pieces(self, start: bytes, body: OutgoingBody, *, is_chunked: bool) -> bool:
+        """Send a body piece by piece. False when it was broken off."""
+        chunks = aiter(body)
+        try:
+            await self._stream.send(start)
+            async for chunk in chunks:
+                await self._stream.send(b"%x\r\n%b\r\n" % (len(chunk), chunk) if is_chunked else chunk)
+            if is_chunked:
+                await self._stream.send(b"0\r\n\r\n")
+        except (CorruptMessage, StorageError) as error:
+            logger.error("a response was broken off: %s", error)
+            return False
+        finally:
+            with trio.CancelScope(shield=True):
+                if isinstance(chunks, AsyncGenerator):
+                    await chunks.aclose()
+                await body.aclose()
+        return True
+
+    async def _refuse(self, status: int) -> bool:
+        """Refuse a malformed request; the connection ends with that."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(DISCARD_SECONDS):
+            await self._stream.send(_refusal(status))
+        return False
+
+
+class _BodyEvents:
+    """The events of ASGI for a body that is still arriving.
+
+    Attributes:
+        arriving: its chunks.
+        work: begins when the body is complete.
+    """
+
+    def __init__(self, lane: FastHttp1, length: int) -> None:
+        self._lane = lane
+        self._left = length
+        self.arriving = ArrivingBody(self._receive)
+        self.work = lane._stream.work()
+
+    async def _receive(self) -> ASGIReceiveEvent:
+        """The next piece, or the event that the client is gone."""
+        lane = self._lane
+        if not lane._received:
+            await lane._read()
+        chunk = bytes(lane._received[: self._left])
+        if not chunk:
+            return HTTPDisconnectEvent(type="http.disconnect")
+        del lane._received[: len(chunk)]
+        self._left -= len(chunk)
+        if not self._left:
+            self.work.begin()
+        return HTTPRequestEvent(type="http.request", body=chunk, more_body=self._left > 0)
+
+    async def discard(self, has_ended: trio.Event) -> None:
+        """Take and drop what is left. Then, or when no more will come, set the event."""
+        with suppress(BodyIncomplete, BodyTooSlow):
+            async for _ in self.arriving:
+                pass
+        has_ended.set()
+
+
+def _has_no_length(reply: Reply) -> bool:
+    return reply.status != HTTPStatus.NO_CONTENT and all(name != "content-length" for name, _ in reply.headers)
+
+
+def _start(reply: Reply, *, is_chunked: bool, is_our_last: bool, is_their_last: bool) -> bytes:
+    """An answer up to its body, as h11 writes it."""
+    lines = [f"HTTP/1.1 {reply.status} ", *[f"{name}: {value}" for name, value in reply.headers]]
+    if is_our_last and not is_their_last:
+        lines.append("connection: close")
+    lines.append(_date(int(time())))
+    if is_chunked:
+        lines.append("Transfer-Encoding: chunked")
+    if is_their_last:
+        lines.append("Connection: close")
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return f"date: {formatdate(second, usegmt=True)}"
+
+
+@lru_cache
+def _refusal(status: int) -> bytes:
+    reply = refusal_of_head(status)
+    assert isinstance(reply.body, bytes)
+    lines = [f"{name}: {value}\r\n" for name, value in reply.headers]
+    return f"HTTP/1.1 {status} \r\n{''.join(lines)}\r\n".encode() + reply.body

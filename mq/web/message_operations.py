@@ -1,0 +1,355 @@
+"""Operations on messages: publish, fetch, take, remove, extend a lease, show, peek."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.access import Right
+from mq.broker import Draft, Removal, Seen
+from mq.broker.peek import READY
+from mq.broker.settings import VISIBILITY, check_value
+from mq.errors import InvalidRequest, MQError
+from mq.message import Message, MessageId, QueueName
+from mq.web.batches import (
+    MOST_BESIDE,
+    REMOVED_LINE,
+    draft_entries,
+    published_line,
+    read_entries,
+    refused_line,
+    removal_entries,
+)
+from mq.web.exchange import Reply, document, empty
+from mq.web.http_connection import waiting_for
+from mq.web.operations import Operation, Parameter, RequestContext, Success, known_queue
+from mq.web.pages import MessagePage
+from mq.web.parameters import (
+    ID,
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    LARGEST_BATCH,
+    MESSAGE_DELAY,
+    MESSAGE_PRIORITY,
+    MESSAGE_TTL,
+    MOST,
+    REASON,
+    STATE,
+    WAIT,
+    attributes_of,
+    read_header,
+    refuse_message_headers,
+)
+from mq.web.replies import MESSAGE_HEADERS, NOT_CACHED, message_reply, outcomes_reply
+from mq.web.request_body import LimitedBody, read_object
+from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json, lines_of, or_null, record, reference
+
+
+async def publish(context: RequestContext) -> Reply:
+    """Publish a message."""
+    queue = await known_queue(context.broker, context.queue)
+    headers = context.request.headers
+    said = (
+        attributes_of(headers),
+        read_header(headers, MESSAGE_DELAY),
+        read_header(headers, MESSAGE_TTL),
+        read_header(headers, IDEMPOTENCY_KEY),
+    )
+    priority = read_header(headers, MESSAGE_PRIORITY) or 0
+    body = LimitedBody(context.request, context.max_body)
+    small = await body.read_small()
+    # a staged body is the broker's to discard once it is given to publish
+    draft = Draft(await context.broker.stage(body) if small is None else small, *said, priority=priority)
+    [outcome] = await context.broker.publish_many(queue, [draft])
+    if isinstance(outcome, MQError):
+        raise outcome
+    return empty(201 if outcome.is_new else 200, ("x-message-id", outcome.id))
+
+
+async def publish_batch(context: RequestContext) -> Reply:
+    """Publish many."""
+    queue = await known_queue(context.broker, context.queue)
+    refuse_message_headers(context.request.headers)
+    entries = draft_entries(context.request.headers.get("content-type", ""))
+    with context.budget.reserve() as room:
+        drafts = await read_entries(context.request, entries, context.max_body, room, context.turn)
+        good = [draft for draft in drafts if isinstance(draft, Draft)]
+        outcomes = iter(await context.broker.publish_many(queue, good))
+    lines = []
+    for draft in drafts:
+        outcome = next(outcomes) if isinstance(draft, Draft) else draft
+        if isinstance(outcome, MQError):
+            lines.append(refused_line(outcome))
+        else:
+            lines.append(published_line(outcome.id, is_new=outcome.is_new))
+    return outcomes_reply(lines)
+
+
+async def contains(context: RequestContext) -> Reply:
+    """Is this body in the queue?"""
+    queue = await known_queue(context.broker, context.queue)
+    body = LimitedBody(context.request, context.max_body)
+    small = await body.read_small()
+    if small is not None:
+        id = await context.broker.contains(queue, small)
+    else:
+        upload = await context.broker.stage(body)
+        try:
+            id = await context.broker.contains(queue, upload)
+        finally:
+            await upload.discard()
+    return document(200, {"contains": id is not None, "id": id})
+
+
+_STORED: Final = {"X-Message-Id": ("the message's id", ID.schema)}
+_MESSAGE: Final = {"queue": "$request.path.queue", "id": "$response.header.X-Message-Id"}
+_FOUND: Final = as_json(record({"contains": {"type": "boolean"}, "id": or_null(ID.schema)}))
+
+
+async def fetch(context: RequestContext) -> Reply:
+    """Lease a message, or several."""
+    queue, most = QueueName(context.queue), context.query["max"]
+
+    async def fetch() -> list[Message]:
+        query = context.query
+        return await context.broker.fetch_many(queue, most or 1, wait=query["wait"], visibility=query["visibility"])
+
+    if context.query["wait"]:
+        with waiting_for(queue):
+            found = await context.waits.unless_gone(context.request.on_hang_up, fetch, context.broker.give_back)
+        messages = found or []
+    else:
+        messages = await fetch()
+    if not messages:
+        return empty(204, NOT_CACHED)
+    return await message_reply(messages[0]) if most is None else await _batch(context, messages)
+
+
+async def take(context: RequestContext) -> Reply:
+    """Fetch and remove a message in one step."""
+    queue, wait = QueueName(context.queue), context.query["wait"]
+
+    async def take() -> Message | None:
+        return await context.broker.take(queue, wait=wait)
+
+    if wait:
+        with waiting_for(queue):
+            message = await context.waits.unless_gone(context.request.on_hang_up, take)
+    else:
+        message = await take()
+    return empty(204, NOT_CACHED) if message is None else await message_reply(message)
+
+
+async def _batch(context: RequestContext, messages: list[Message]) -> Reply:
+    """Leased messages. Messages that do not fit are given back as if they had not been handed out."""
+    with MessagePage(context.budget, context.max_body) as page:
+        try:
+            rest = await page.add([Seen(message, "") for message in messages])
+        except MQError:
+            await context.broker.give_back(messages)
+            raise
+        await context.broker.give_back([seen.message for seen in rest])
+        return page.reply(context.request.headers.get("accept", "")) if page.entries else empty(204, NOT_CACHED)
+
+
+async def remove(context: RequestContext) -> Reply:
+    """Remove a message."""
+    receipt = read_header(context.request.headers, IF_MATCH)
+    await context.broker.remove(QueueName(context.queue), MessageId(context.id), receipt=receipt)
+    return empty(202)
+
+
+async def remove_batch(context: RequestContext) -> Reply:
+    """Remove many."""
+    queue = await known_queue(context.broker, context.queue)
+    entries = removal_entries(context.request.headers.get("content-type", ""))
+    longest = min(context.max_body, MOST_BESIDE)  # there are no bodies
+    with context.budget.reserve() as room:
+        removals = await read_entries(context.request, entries, longest, room, context.turn)
+    good = [removal for removal in removals if isinstance(removal, Removal)]
+    errors = iter(await context.broker.remove_many(queue, good))
+    lines = []
+    for removal in removals:
+        error = removal if isinstance(removal, MQError) else next(errors)
+        lines.append(REMOVED_LINE if error is None else refused_line(error))
+    return outcomes_reply(lines)
+
+
+async def change_message(context: RequestContext) -> Reply:
+    """End or extend a lease."""
+    queue, id, receipt = QueueName(context.queue), MessageId(context.id), read_header(context.request.headers, IF_MATCH)
+    wanted = await read_object(context.request)
+    if "delay" in wanted and wanted.keys() <= {"delay", "reason"}:
+        delay, reason = wanted["delay"], check_value("reason", wanted.get("reason", ""), REASON)
+        await context.broker.requeue(queue, id, receipt=receipt, delay=delay, reason=reason)
+        return document(200, {"id": id, "delay": delay})
+    if wanted.keys() != {"visibility"}:
+        raise InvalidRequest(
+            'say how long the lease has to go on: {"visibility": seconds}, 0 to end it. Or give the message back: '
+            '{"delay": seconds, "reason": text}, null for the delay that the queue says'
+        )
+    seconds = wanted["visibility"]
+    if seconds == 0 and not isinstance(seconds, bool):
+        await context.broker.requeue(queue, id, receipt=receipt)
+    else:
+        check_value("visibility", seconds, VISIBILITY)
+        await context.broker.extend(queue, id, seconds, receipt=receipt)
+    return document(200, {"id": id, "visibility": seconds})
+
+
+_WAIT: Final = Parameter("wait", WAIT, "seconds to wait for a message", 0)
+_NOTHING: Final = Success("nothing is there")
+
+
+_PAGE: Final = 100
+
+
+async def show(context: RequestContext) -> Reply:
+    """A message, left where it is."""
+    seen = await context.broker.show(QueueName(context.queue), MessageId(context.id))
+    reply = await message_reply(seen.message)
+    return reply._replace(headers=(*reply.headers, ("x-message-state", seen.state)))
+
+
+async def peek(context: RequestContext) -> Reply:
+    """Messages, page by page."""
+    queue = await known_queue(context.broker, context.queue)
+    most, after, state = context.query["max"], context.query["after"], context.query["state"]
+    accept, left = context.request.headers.get("accept", ""), most
+    with MessagePage(context.budget, context.max_body) as page:
+        while left and not page.is_full:
+            wanted = page.slice(left)
+            seen = await context.broker.peek(queue, state=state, after=after, most=wanted)
+            rest = await page.add(seen)
+            taken = len(seen) - len(rest)
+            if taken:
+                after = seen[taken - 1].message.id
+            left -= taken
+            if not rest and len(seen) < wanted:
+                return page.reply(accept)
+        following = f"</{queue}/peek?state={state}&max={most}&after={after}>"
+        return page.reply(accept, ("link", f'{following}; rel="next"'))
+
+
+_STATE: Final = {"X-Message-State": ("where it is", STATE.schema)}
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "POST",
+        "/QUEUE/messages",
+        Right.PUBLISH,
+        publish,
+        "publishes a message",
+        {
+            201: Success("stored", {}, _STORED, {"show": _MESSAGE, "remove": _MESSAGE}),
+            200: Success("it was there already: the same key, or in a unique queue the same body", {}, _STORED),
+        },
+        refusals=(404, 408, 409, 413, 429, 503),
+        headers=(MESSAGE_DELAY, MESSAGE_TTL, MESSAGE_PRIORITY, IDEMPOTENCY_KEY),
+        body=BYTES,
+        needs_body=False,
+    ),
+    Operation(
+        "POST",
+        "/QUEUE/messages/batch",
+        Right.PUBLISH,
+        publish_batch,
+        "publishes many",
+        {200: Success("one line for each entry", OUTCOMES)},
+        refusals=(404, 408, 413, 503),
+        body=DRAFTS,
+    ),
+    Operation(
+        "POST",
+        "/QUEUE/contains",
+        Right.CONSUME,
+        contains,
+        "is this body in the (unique) queue?",
+        {200: Success("whether, and which", _FOUND)},
+        refusals=(404, 408, 409, 413, 503),
+        body=BYTES,
+        needs_body=False,
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/messages",
+        Right.CONSUME,
+        fetch,
+        "fetches a message, or several with `max`",
+        {
+            200: Success("the message as its body; with `max`, a batch", {**MESSAGES, **BYTES}, MESSAGE_HEADERS),
+            204: _NOTHING,
+        },
+        refusals=(404, 423, 500, 503),
+        query=(
+            _WAIT,
+            Parameter("visibility", VISIBILITY, "length of the lease in seconds; else the queue's visibility"),
+            Parameter("max", MOST, f"fetch up to so many at once, at most {LARGEST_BATCH}: the answer is a batch"),
+        ),
+    ),
+    Operation(
+        "POST",
+        "/QUEUE/take",
+        Right.CONSUME,
+        take,
+        "fetches and removes a message in one step",
+        {200: Success("the message as its body", BYTES, MESSAGE_HEADERS), 204: _NOTHING},
+        refusals=(404, 423, 500, 503),
+        query=(_WAIT,),
+    ),
+    Operation(
+        "POST",
+        "/QUEUE/messages/delete",
+        Right.CONSUME,
+        remove_batch,
+        "removes many",
+        {200: Success("one line for each entry", OUTCOMES)},
+        refusals=(404, 408, 413, 503),
+        body={**lines_of(reference("Removal")), **array_of(reference("Removal"))},
+    ),
+    Operation(
+        "PATCH",
+        "/QUEUE/messages/ID",
+        Right.CONSUME,
+        change_message,
+        "ends or extends a lease",
+        {200: Success("done", as_json(reference("Leased")))},
+        refusals=(404, 408, 409, 412, 413, 503),
+        headers=(IF_MATCH,),
+        body=as_json(reference("Lease")),
+    ),
+    Operation(
+        "DELETE",
+        "/QUEUE/messages/ID",
+        Right.CONSUME,
+        remove,
+        "removes a message",
+        {202: Success("removed for good")},
+        refusals=(404, 412, 503),
+        headers=(IF_MATCH,),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/messages/ID",
+        Right.CONSUME,
+        show,
+        "shows a message and leaves it where it is",
+        {200: Success("the message as its body", BYTES, {**MESSAGE_HEADERS, **_STATE})},
+        refusals=(404, 500, 503),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/peek",
+        Right.CONSUME,
+        peek,
+        "shows messages, page by page",
+        {200: Success("a batch", MESSAGES, {"Link": ("leads to the next page", {"type": "string"})})},
+        refusals=(404, 503),
+        query=(
+            Parameter("max", MOST, "messages on a page", _PAGE),
+            Parameter("after", ID, "the id of the last message of the page before"),
+            Parameter("state", STATE, "which messages", READY),
+        ),
+    ),
+)
+"""Operations on messages."""

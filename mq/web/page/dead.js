@@ -1,0 +1,116 @@
+// All dead letters in one place, wherever they lie: why each died, and the way back.
+
+import { askJson, may, redrive } from "./api.js";
+import { confirmed } from "./dialogs.js";
+import { arrange, button, field, h, say, setText, show } from "./dom.js";
+import { many, why } from "./format.js";
+import { watch } from "./live.js";
+import { messageTable } from "./messages.js";
+import { actionsOf } from "./queue.js";
+
+const SHOWN = 200;
+
+/** The view. Returns its element, and what ends it. */
+export function deadView({ onState, onDead }) {
+  const summary = h("p", { class: "summary" }, "Looking…");
+  const groups = h("div");
+  const known = new Map();
+  const filter = h("input", { type: "search", placeholder: "a reason, a queue, a word", on: { input: () => fill(found) } });
+  const bar = h("div", { class: "bar" }, field("Filter", filter));
+  let counted = null, found = [], isAsking = false, isStale = false;
+  const element = h("section", {}, h("h1", {}, "Dead letters"), summary, bar, groups);
+
+  function tell(view) {
+    onDead(view.dead);
+    for (const { table } of known.values()) table.tick();
+    const counts = `${view.dead} ${view.ready} ${view.leased}`;
+    if (counts !== counted) {
+      counted = counts;
+      load();
+    }
+  }
+
+  async function load() {
+    if (isAsking) {
+      isStale = true;
+      return;
+    }
+    isAsking = true;
+    try {
+      do {
+        isStale = false;
+        found = (await askJson("GET", `/-/dead-letters?max=${SHOWN}`)).queues;
+        fill(found);
+      } while (isStale);
+    } catch (error) {
+      say(error.message, true);
+    } finally {
+      isAsking = false;
+    }
+  }
+
+  function fill(queues) {
+    const dead = queues.reduce((sum, { ready }) => sum + ready, 0);
+    const where = queues.length ? ` in ${many(queues.length, "queue")}` : "";
+    setText(summary, dead ? `${many(dead, "dead letter")}${where}` : explained(queues));
+    show(bar, dead > 0);
+    arrange(groups, queues.filter(({ ready }) => ready).map(group));
+  }
+
+  function group({ queue, ready, messages }) {
+    let shown = known.get(queue);
+    if (!shown) {
+      shown = makeGroup(queue, load);
+      known.set(queue, shown);
+    }
+    const wanted = filter.value.trim().toLowerCase();
+    const matching = messages.filter((message) => textOf(message).includes(wanted));
+    const rest = ready - messages.length, unlike = messages.length - matching.length;
+    setText(shown.count, many(ready, "message"));
+    setText(shown.rest, [
+      unlike > 0 && `${many(unlike, "message")} ${unlike === 1 ? "is" : "are"} not like that.`,
+      rest > 0 && `${many(rest, "more message")} in the queue: see there.`,
+    ].filter(Boolean).join(" "));
+    shown.table.fill(matching);
+    return shown.element;
+  }
+
+  const end = watch({ view: "queues", max: 1 }, tell, onState);
+  return { element, end };
+}
+
+/** What a dead letter is found by: what is shown of it. */
+function textOf({ text, attributes, deaths, content_type: type }) {
+  return [text, type, ...Object.values(attributes), ...deaths.flatMap((death) => [death.queue, why(death)])].join("\n").toLowerCase();
+}
+
+function explained(queues) {
+  if (queues.length) return "Nothing is dead. What dies shows up here by itself.";
+  return "No queue keeps its dead: set its dead-letter queue, or make a queue with one.";
+}
+
+function makeGroup(queue, reload) {
+  const count = h("span", { class: "marks" });
+  const rest = h("p", {});
+  const table = messageTable({ queue, actions: actionsOf(queue), onChange: reload, isDead: true });
+  const element = h(
+    "section", { class: "card", "aria-label": queue },
+    h("h2", {}, h("a", { href: `#/queue/${encodeURIComponent(queue)}` }, queue), " ", count),
+    may("configure", queue) && h("div", { class: "bar" }, button("Redrive all…", all)),
+    table.element,
+    rest,
+  );
+
+  async function all() {
+    const text = `All messages of ${queue} go back to the queues they died in.`;
+    if (!(await confirmed(`Redrive ${queue}?`, text, "Redrive"))) return;
+    try {
+      say(`${many(await redrive(queue), "message")} moved`);
+    } catch (error) {
+      say(error.message, true);
+    }
+    reload();
+  }
+
+  return { element, table, count, rest };
+}

@@ -1,0 +1,127 @@
+// A table of messages that can be chosen, looked into, and have something done with them.
+
+import { button, h, say, setText, show } from "./dom.js";
+import { age, bytes, many, why } from "./format.js";
+import { beginning, openMessage } from "./message.js";
+
+/** How a message died last; null for one that did not. Over AMQP a dead letter tells by its headers, and no time. */
+function deathOf({ deaths, attributes }) {
+  const queue = attributes["x-first-death-queue"], reason = attributes["x-first-death-reason"];
+  return deaths[0] ?? (queue && reason ? { queue, reason, receives: 0, time: null } : null);
+}
+
+/**
+ * The table. `actions` are what can be done with chosen messages; `onChange` is called after something was done;
+ * `isDead` shows where and why each died.
+ */
+export function messageTable({ queue, actions, onChange, isDead = false }) {
+  const chosen = new Set();
+  const all = h("input", { type: "checkbox", "aria-label": `Choose all shown of ${queue}`, on: { change: chooseAll } });
+  const body = h("tbody");
+  const bar = h("div", { class: "bar", role: "group", "aria-label": "With chosen messages" });
+  const nothing = h("p", { class: "nothing" }, "No messages here.");
+  const scroll = h(
+    "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Messages of ${queue}` },
+    h(
+      "table", {},
+      h("caption", { class: "unseen" }, `Messages of ${queue}`),
+      h(
+        "thead", {},
+        h(
+          "tr", {},
+          actions.length > 0 && h("td", {}, all),
+          titles().map((title) => h("th", { scope: "col" }, title)),
+        ),
+      ),
+      body,
+    ),
+  );
+  const count = h("span");
+  const buttons = actions.map(({ text, act }) => button(text, () => run(act)));
+  bar.append(...buttons, count);
+  const element = h("div", { class: isDead ? "deaths" : null }, bar, scroll, nothing);
+  let messages = [];
+  const ages = [];
+  update();
+
+  function titles() {
+    return isDead ? ["Message", "Died in", "Why", "Ago", "Size"] : ["Message", "Age", "Handed out", "Size", "Died"];
+  }
+
+  function fill(found) {
+    messages = found;
+    const there = new Set(messages.map((message) => message.id));
+    for (const id of chosen) if (!there.has(id)) chosen.delete(id);
+    const focused = document.activeElement?.dataset?.key;
+    ages.length = 0;
+    body.replaceChildren(...messages.map(row));
+    if (focused) body.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+    update();
+  }
+
+  function row(message) {
+    const choice = h("input", {
+      type: "checkbox", "aria-label": `Choose ${message.id}`, "data-key": `choose ${message.id}`,
+      on: { change: () => choose(message.id, choice.checked) },
+    });
+    choice.checked = chosen.has(message.id);
+    const look = button(beginning(message), () => open(message), {
+      class: "look", "data-key": `open ${message.id}`, title: message.id,
+    });
+    const death = deathOf(message);
+    const cells = isDead
+      ? [death?.queue ?? "—", death ? why(death) : "unknown", age(death?.time && death.time * 1000), bytes(message.size)]
+      : [age(message.published_ms), String(message.receives), bytes(message.size), death ? why(death) : ""];
+    const shown = cells.map((text) => h("td", {}, text));
+    const [since, place] = isDead ? [death?.time && death.time * 1000, 2] : [message.published_ms, 0];
+    ages.push(() => setText(shown[place], age(since)));
+    return h(
+      "tr", {},
+      actions.length > 0 && h("td", {}, choice),
+      h("td", { class: "message" }, look),
+      shown,
+    );
+  }
+
+  async function open(message) {
+    try {
+      await openMessage(message);
+    } catch (error) {
+      say(error.message, true);
+    }
+  }
+
+  function choose(id, isChosen) {
+    if (isChosen) chosen.add(id);
+    else chosen.delete(id);
+    update();
+  }
+
+  function chooseAll() {
+    chosen.clear();
+    if (all.checked) for (const { id } of messages) chosen.add(id);
+    fill(messages);
+  }
+
+  async function run(act) {
+    try {
+      await act([...chosen]);
+      chosen.clear();
+    } catch (error) {
+      say(error.message, true);
+    }
+    onChange();
+  }
+
+  function update() {
+    show(bar, actions.length > 0 && messages.length > 0);
+    show(scroll, messages.length > 0);
+    show(nothing, messages.length === 0);
+    for (const each of buttons) each.disabled = chosen.size === 0;
+    all.checked = chosen.size > 0 && chosen.size === messages.length;
+    all.indeterminate = chosen.size > 0 && chosen.size < messages.length;
+    setText(count, chosen.size ? `${many(chosen.size, "message")} chosen` : "");
+  }
+
+  return { element, fill, tick: () => ages.forEach((write) => write()) };
+}

@@ -1,0 +1,123 @@
+// This daemon: its store and the room it has, and the cluster that it is a node of.
+
+import { ask, askJson, Refused } from "./api.js";
+import { h, setText } from "./dom.js";
+import { brief, bytes, duration, number } from "./format.js";
+import { poll } from "./live.js";
+import { makeTable } from "./table.js";
+
+const EVERY_MS = 5000;
+const SAMPLES = 13; // a minute
+const SHORT = 0.1; // of the file system
+const HISTOGRAMS = [
+  ["mq_barrier_seconds", "until a batch was durable"],
+  ["mq_publish_seconds", "from a publish to its answer"],
+  ["mq_delivery_age_seconds", "from a publish until it was handed out"],
+];
+const PARTS = [[0.5, "Half"], [0.99, "99%"]];
+
+/** The view. */
+export function nodeView({ onState }) {
+  const store = h("dl", { class: "tiles" });
+  const times = makeTable("Times", [
+    ["What", (each) => each.what],
+    ...PARTS.map(([part, title]) => [`${title}, now`, (each) => within(each.lately, part), true]),
+    ...PARTS.map(([part, title]) => [`${title}, ever`, (each) => within(each.ever, part), true]),
+    ["Times", (each) => number(countOf(each.ever)), true],
+  ], ({ what }) => what, "Nothing has been measured yet.");
+  const samples = [];
+  const cluster = h("p", { class: "summary" });
+  const nodes = makeTable("Nodes", [
+    ["Node", (each) => each.name],
+    ["Role", (each) => (each.is_master ? "master" : "mirror")],
+    ["Member for", (each) => duration(each.uptime_seconds), true],
+  ], ({ name }) => name, "This daemon is in no cluster.");
+
+  async function look() {
+    const [membership, metrics, ready] = await Promise.all([
+      askJson("GET", "/-/cluster"), ask("GET", "/-/metrics").then((answer) => answer.text()), isReady(),
+    ]);
+    return { membership, values: gauges(metrics), histograms: HISTOGRAMS.map(([name]) => bucketsOf(metrics, name)), ready };
+  }
+
+  function tell({ membership, values, histograms, ready }) {
+    samples.push(histograms);
+    if (samples.length > SAMPLES) samples.shift();
+    times.fill(HISTOGRAMS.map(([, what], place) => {
+      const ever = histograms[place];
+      return { what, ever, lately: difference(ever, samples[0][place]) };
+    }).filter(({ ever }) => countOf(ever)));
+    const free = values.get("mq_root_free_bytes"), size = values.get("mq_root_size_bytes");
+    const inodes = values.get("mq_root_free_inodes"), memory = values.get("process_resident_memory_bytes");
+    store.replaceChildren(
+      tile("Store", ready ? "takes changes" : "refuses changes", !ready),
+      ...(free === undefined ? [] : [
+        tile("Free room", `${bytes(free)} of ${bytes(size)}`, free < SHORT * size), tile("Free inodes", number(inodes)),
+      ]),
+      tile("Queues", number(values.get("mq_queues") ?? 0)),
+      ...(memory === undefined ? [] : [tile("Memory of mq", bytes(memory))]),
+      tile("Version", values.version ?? "—"),
+    );
+    setText(cluster, explained(membership));
+    nodes.fill(membership.nodes);
+  }
+
+  const end = poll(look, tell, onState, EVERY_MS);
+  const element = h(
+    "section", {}, h("h1", {}, "This daemon"), h("h2", {}, "Store"), store, h("h2", {}, "How long things take"), times.element, h("h2", {}, "Cluster"), cluster, nodes.element,
+  );
+  return { element, end };
+}
+
+function tile(title, text, isBad = false) {
+  return h("div", {}, h("dt", {}, title), h("dd", { class: isBad ? "bad" : null }, text));
+}
+
+async function isReady() {
+  try {
+    return (await askJson("GET", "/-/ready")).ready;
+  } catch (error) {
+    if (error instanceof Refused && error.status === 503) return false;
+    throw error;
+  }
+}
+
+/** How many took how long at most, as pairs of seconds and a count that includes the ones before. */
+function bucketsOf(text, name) {
+  const found = [];
+  for (const [, limit, count] of text.matchAll(new RegExp(`^${name}_bucket\\{le="([^"]+)"\\} (\\S+)$`, "gm"))) {
+    found.push([limit === "+Inf" ? Infinity : Number(limit), Number(count)]);
+  }
+  return found;
+}
+
+function difference(buckets, before) {
+  return buckets.map(([limit, count], place) => [limit, count - (before[place]?.[1] ?? 0)]);
+}
+
+function countOf(buckets) {
+  return buckets.at(-1)?.[1] ?? 0;
+}
+
+/** The time within which a part of all was done. */
+function within(buckets, part) {
+  const count = countOf(buckets);
+  if (!count) return "—";
+  const place = buckets.findIndex(([, sum]) => sum >= part * count);
+  const [limit] = buckets[place];
+  return limit === Infinity ? `more than ${brief(buckets[place - 1]?.[0] ?? 0)}` : brief(limit);
+}
+
+/** The gauges without labels, by name, as Prometheus gets them. */
+function gauges(text) {
+  const found = new Map();
+  for (const [, name, value] of text.matchAll(/^([a-z_]+) (\S+)$/gm)) found.set(name, Number(value));
+  found.version = /^mq_build_info\{version="([^"]*)"\}/m.exec(text)?.[1];
+  return found;
+}
+
+function explained(membership) {
+  if (!membership.node) return "";
+  const served = membership.is_served ? "served" : "not served now";
+  return `Node ${membership.node} is ${membership.role}. ${number(membership.queues)} highly available queues, ${served}; term ${membership.term}.`;
+}

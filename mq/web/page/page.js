@@ -1,0 +1,103 @@
+// The page: who asks, the views, and the way between them.
+
+import { enter, logOut, may, session, whenStranger } from "./api.js";
+import { connectionsView, consumersView } from "./connections.js";
+import { deadView } from "./dead.js";
+import { button, h, say, setText } from "./dom.js";
+import { exchangesView } from "./exchanges.js";
+import { loginView } from "./login.js";
+import { nodeView } from "./node.js";
+import { queueView } from "./queue.js";
+import { queuesView } from "./queues.js";
+
+const main = document.getElementById("main");
+const views = document.getElementById("views");
+const user = document.getElementById("user");
+const dead = h("span", { class: "badge" });
+const live = h("span", { class: "live" });
+const VIEWS = new Map([
+  ["queues", { title: "Queues", make: () => queuesView(tools) }],
+  ["dead", { title: "Dead letters", make: () => deadView(tools) }],
+  ["consumers", { title: "Consumers", make: () => consumersView(tools), right: "monitor" }],
+  ["connections", { title: "Connections", make: () => connectionsView(tools), right: "monitor" }],
+  ["exchanges", { title: "Exchanges", make: () => exchangesView(tools), right: "monitor" }],
+  ["node", { title: "This daemon", make: () => nodeView(tools), right: "monitor" }],
+]);
+
+let end = () => {};
+
+const tools = {
+  onDead: (count) => setText(dead, count ? String(count) : ""),
+  onState: (isLive) => {
+    setText(live, isLive ? "live" : "not live");
+    live.classList.toggle("bad", !isLive);
+  },
+};
+
+function frame() {
+  views.replaceChildren(...[...VIEWS].filter(([, view]) => isFor(view)).map(([name, { title }]) => (
+    h("a", { href: `#/${name}` }, title, name === "dead" ? [" ", dead] : null)
+  )));
+  user.replaceChildren(live, ...(session.csrf ? [h("span", {}, session.user), button("Log out", leave)] : []));
+}
+
+function isFor({ right }) {
+  return !right || may(right, null);
+}
+
+async function leave() {
+  await logOut().catch((error) => say(error.message, true));
+  start();
+}
+
+function route() {
+  const [view, name] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  end();
+  const known = VIEWS.has(view) && isFor(VIEWS.get(view)) ? view : "queues";
+  const shown = view === "queue" && name ? queueView(name, tools) : VIEWS.get(known).make();
+  end = shown.end;
+  main.replaceChildren(shown.element);
+  document.title = `${view === "queue" && name ? name : VIEWS.get(known).title} – mq`;
+  const current = `#/${known}`;
+  for (const link of views.children) {
+    if (link.getAttribute("href") === current) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // written by hand
+  }
+}
+
+function stranger() {
+  end();
+  end = () => {};
+  views.replaceChildren();
+  user.replaceChildren();
+  document.title = "Log in – mq";
+  main.replaceChildren(loginView(open));
+}
+
+function open() {
+  frame();
+  route();
+}
+
+async function start() {
+  try {
+    await enter();
+  } catch (error) {
+    if (error.status === 401) stranger();
+    else main.replaceChildren(h("p", { class: "problem", role: "alert" }, error.message));
+    return;
+  }
+  open();
+}
+
+whenStranger(stranger);
+addEventListener("hashchange", () => { if (views.children.length) { route(); main.focus({ preventScroll: true }); scrollTo(0, 0); } });
+start();

@@ -1,0 +1,259 @@
+// One queue: its counts, its messages, and what can be done with them.
+
+import { ask, askJson, may, path, redrive, removeMessages } from "./api.js";
+import { plot } from "./chart.js";
+import { askText, confirmed } from "./dialogs.js";
+import { button, field, h, say, setText, show } from "./dom.js";
+import { age, many, number } from "./format.js";
+import { poll, watch } from "./live.js";
+import { messageTable } from "./messages.js";
+import { pausedText } from "./queues.js";
+import { settingsForm } from "./settings.js";
+
+const PAGE = 50;
+const MOST = 1000;
+const PAUSES = [["paused", "delivery"], ["publish_paused", "publishing"]];
+const EVERY_MS = 5000;
+const STATES = ["ready", "leased", "delayed"];
+
+/** The view. Returns its element, and what ends it. */
+export function queueView(name, { onState }) {
+  let view = null, state = "ready", wanted = PAGE, counted = "", isAsking = false, isStale = false;
+  const tiles = new Map([...STATES, "oldest"].map((key) => [key, h("dd")]));
+  const marks = h("span", { class: "marks" });
+  const gone = h("p", { class: "problem", role: "alert" });
+  const table = messageTable({ queue: name, actions: actionsOf(name), onChange: reload });
+  const choices = STATES.map((each) => button(titled(each), () => choose(each), { "aria-pressed": String(each === state) }));
+  const more = button("More", showMore);
+  const mayPause = may("pause", name) || may("configure", name);
+  const pauses = mayPause && PAUSES.map(([setting, what]) => ({
+    setting, what, button: button(`Pause ${what}`, act(() => togglePause(setting, what))),
+  }));
+  const hour = h("div", { class: "plots" });
+  const { form, fill } = settingsForm(name, () => view.settings);
+
+  const element = h(
+    "section", {},
+    h("p", { class: "crumbs" }, h("a", { href: "#/queues" }, "Queues")),
+    h("h1", {}, name, " ", marks),
+    gone,
+    h("dl", { class: "tiles" }, [...tiles].map(([key, value]) => h("div", {}, h("dt", {}, titled(key)), value))),
+    mayPause && h(
+      "div", { class: "bar", role: "group", "aria-label": "The queue" },
+      pauses.map((each) => each.button),
+      may("configure", name) && [
+        button("Redrive all…", act(redriveAll)),
+        button("Purge…", act(purge), { class: "danger" }),
+        button("Delete…", act(remove), { class: "danger" }),
+      ],
+    ),
+    may("monitor", name) && h("details", { open: true }, h("summary", {}, "The last hour"), hour),
+    may("publish", name) && h("details", { open: true }, h("summary", {}, "Publish a message"), publishForm(name)),
+    may("consume", name) && h(
+      "section", { "aria-label": "Messages" },
+      h("h2", {}, "Messages"),
+      h("div", { class: "choice", role: "group", "aria-label": "State" }, choices),
+      table.element,
+      h("div", { class: "bar" }, more),
+    ),
+    may("configure", name) && settings(),
+  );
+  show(gone, false);
+  show(more, false);
+
+  function settings() {
+    const details = h("details", {}, h("summary", {}, "Settings"), form);
+    details.addEventListener("toggle", () => details.open && view && fill());
+    return details;
+  }
+
+  function tell(now) {
+    view = now;
+    for (const each of STATES) setText(tiles.get(each), number(now[each]));
+    setText(tiles.get("oldest"), age(now.oldest_ms));
+    setText(marks, pausedText(now.settings));
+    for (const each of pauses || []) {
+      setText(each.button, `${now.settings[each.setting] ? "Resume" : "Pause"} ${each.what}`);
+    }
+    table.tick();
+    const counts = `${now.ready} ${now.leased} ${now.delayed} ${now.oldest_ms}`;
+    if (counts !== counted) {
+      counted = counts;
+      reload();
+    }
+  }
+
+  function told(isLive, error) {
+    onState(isLive, error);
+    if (error?.status === 404) {
+      setText(gone, error.message);
+      show(gone, true);
+    }
+  }
+
+  function choose(chosen) {
+    state = chosen;
+    choices.forEach((each, place) => each.setAttribute("aria-pressed", String(STATES[place] === chosen)));
+    reload();
+  }
+
+  async function reload() {
+    if (!may("consume", name)) return;
+    isStale = true;
+    if (isAsking) return;
+    isAsking = true;
+    try {
+      while (isStale) {
+        isStale = false;
+        const { messages } = await askJson("GET", `${path(name, "preview")}?${new URLSearchParams({ state, max: wanted })}`);
+        table.fill(messages);
+        show(more, messages.length === wanted && wanted < MOST);
+      }
+    } catch (error) {
+      if (error.status !== 404) say(error.message, true);
+    } finally {
+      isAsking = false;
+    }
+  }
+
+  function showMore() {
+    wanted = Math.min(wanted + PAGE, MOST);
+    reload();
+  }
+
+  function act(what) {
+    return async () => {
+      try {
+        await what();
+      } catch (error) {
+        say(error.message, true);
+      }
+    };
+  }
+
+  async function togglePause(setting, what) {
+    const isPaused = !view.settings[setting];
+    await askJson("PATCH", path(name), { [setting]: isPaused });
+    say(isPaused ? `${what} is paused` : `${what} goes on`);
+  }
+
+  async function redriveAll() {
+    const text = `All messages of ${name} that died elsewhere go back to where they died.`;
+    if (await confirmed(`Redrive ${name}`, text, "Redrive")) say(`${many(await redrive(name), "message")} moved`);
+  }
+
+  async function purge() {
+    const text = `All messages of ${name} that nobody holds are removed for good.`;
+    if (!(await confirmed(`Purge ${name}?`, text, "Purge"))) return;
+    const { purged } = await askJson("POST", path(name, "purge"));
+    say(`${many(purged, "message")} removed`);
+  }
+
+  async function remove() {
+    const count = view.ready + view.leased + view.delayed;
+    const text = `The queue and its ${many(count, "message")} are removed for good.`;
+    if (!(await confirmed(`Delete ${name}?`, text, "Delete"))) return;
+    await ask("DELETE", path(name));
+    say(`${name} is deleted`);
+    location.hash = "#/queues";
+  }
+
+  function draw({ minutes, slots }) {
+    const perSecond = (flow) => minutes[flow].map((count) => count / minutes.seconds);
+    const now = (flow) => slots[flow].at(-2) / slots.seconds;
+    const series = (names) => names.map(([flow, title]) => ({ name: title, values: [...perSecond(flow).slice(1, -1), now(flow)] }));
+    hour.replaceChildren(
+      plot("Messages in the queue", [{ name: "messages", values: minutes.messages }]),
+      plot("Messages a second", series([["publish", "published"], ["deliver", "delivered"], ["acknowledge", "acknowledged"]]), { isRate: true }),
+      plot("What goes wrong, a second", series([["redeliver", "redelivered"], ["expire", "expired"], ["die", "died"]]), { isRate: true }),
+    );
+  }
+
+  const endWatch = watch({ view: "queue", queue: name }, tell, told);
+  const endPoll = may("monitor", name)
+    ? poll(() => askJson("GET", path(name, "rates")), draw, () => {}, EVERY_MS) : () => {};
+  return { element, end: () => { endWatch(); endPoll(); } };
+}
+
+/** What can be done with chosen messages of a queue: a button's text, and what it does. */
+export function actionsOf(queue) {
+  return [
+    may("configure", queue) && {
+      text: "Redrive",
+      act: async (ids) => {
+        const moved = await redrive(queue, { ids });
+        if (moved) say(`${many(moved, "message")} moved to where they died`);
+        else say("nothing was moved: mq does not know where they died, or it is no more. Say where to by Move…", true);
+      },
+    },
+    may("configure", queue) && may("consume", queue) && {
+      text: "Move…",
+      act: async (ids) => {
+        const to = await askText(`Move ${many(ids.length, "message")}`, "To the queue", "Move");
+        if (to) say(`${many(await redrive(queue, { to, ids }), "message")} moved to ${to}`);
+      },
+    },
+    may("consume", queue) && {
+      text: "Remove…",
+      act: async (ids) => {
+        const text = `${many(ids.length, "message")} of ${queue} will be gone for good.`;
+        if (!(await confirmed("Remove messages?", text, "Remove"))) return;
+        say(`${many(await removeMessages(queue, ids), "message")} removed`);
+      },
+    },
+  ].filter(Boolean);
+}
+
+function publishForm(queue) {
+  const body = h("textarea", { rows: 4, spellcheck: "false" });
+  const type = h("input", { value: "text/plain", list: "types", maxlength: 200 });
+  const delay = h("input", { inputmode: "decimal" });
+  const ttl = h("input", { inputmode: "decimal" });
+  const priority = h("input", { inputmode: "numeric", pattern: "[0-9]*" });
+  const attributes = h("textarea", { rows: 2, spellcheck: "false" });
+  return h(
+    "form", { class: "publish", on: { submit: send } },
+    field("Body", body),
+    h(
+      "div", { class: "fields" },
+      field("Content type", type),
+      field("Delay, in seconds", delay),
+      field("Expires after, in seconds", ttl),
+      field("Priority", priority),
+      field("Headers", attributes, "a line each: name: value"),
+    ),
+    h("datalist", { id: "types" }, ["text/plain", "application/json"].map((value) => h("option", { value }))),
+    h("button", { type: "submit", class: "primary" }, "Publish"),
+  );
+
+  async function send(event) {
+    event.preventDefault();
+    try {
+      const line = { body: body.value, content_type: type.value || null, attributes: headersIn(attributes.value) };
+      if (delay.value.trim()) line.delay = Number(delay.value);
+      if (ttl.value.trim()) line.ttl = Number(ttl.value);
+      if (priority.value.trim()) line.priority = Number(priority.value);
+      const headers = { "Content-Type": "application/x-ndjson" };
+      const response = await ask("POST", path(queue, "messages", "batch"), { body: `${JSON.stringify(line)}\n`, headers });
+      const outcome = JSON.parse(await response.text());
+      if (outcome.detail) say(outcome.detail, true);
+      else say(outcome.status === 201 ? "published" : "it was there already");
+    } catch (error) {
+      say(error.message, true);
+    }
+  }
+}
+
+function headersIn(text) {
+  const found = {};
+  for (const line of text.split("\n")) {
+    const colon = line.indexOf(":");
+    if (colon > 0) found[line.slice(0, colon).trim()] = line.slice(colon + 1).trim();
+    else if (line.trim()) throw new Error(`"${line.trim()}" is no header: write name: value`);
+  }
+  return found;
+}
+
+function titled(word) {
+  return word[0].toUpperCase() + word.slice(1);
+}

@@ -1,0 +1,115 @@
+"""The page's files: HTML, CSS, ES modules and an icon of our own, as they lie in ``mq/web/page``.
+
+A file's address has the version of them all in it. So what a browser has once it keeps, and never asks for again; and
+no page of one version gets a module of another.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Final, NamedTuple
+
+from mq.errors import InvalidRequest
+from mq.web.exchange import Reply, problem
+from mq.web.replies import NOT_CACHED
+
+INDEX: Final = "index.html"
+FOLDER: Final = "/-/page/"
+
+_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_VERSION_DIGITS: Final = 16
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_GZIP: Final = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))|,|$)", re.IGNORECASE)
+_FOREVER: Final = ("cache-control", "public, max-age=31536000, immutable")
+_SAFE: Final = (("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer"))
+
+
+class PageFile(NamedTuple):
+    """A file as it is sent: its content type, its bytes, and the same ones packed."""
+
+    type: str
+    body: bytes
+    packed: bytes
+
+
+class PageFiles(NamedTuple):
+    """All of them, by name, and their version: hexadecimal digits that change with any of them."""
+
+    version: str
+    files: Mapping[str, PageFile]
+
+
+@functools.cache
+def page_files() -> PageFiles:
+    """The files of this mq, read once."""
+    folder = resources.files("mq.web") / "page"
+    found = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.rpartition(".")[2] in _TYPES}
+    digest = hashlib.sha256()
+    for name, body in sorted(found.items()):
+        digest.update(b"%b %d\n%b" % (name.encode(), len(body), body))
+    version = digest.hexdigest()[:_VERSION_DIGITS]
+    found[INDEX] = found[INDEX].replace(b"VERSION", version.encode())
+    return PageFiles(version, {name: _file(name, body) for name, body in found.items()})
+
+
+def _file(name: str, body: bytes) -> PageFile:
+    return PageFile(_TYPES[name.rpartition(".")[2]], body, gzip.compress(body, mtime=0))
+
+
+def index_reply(headers: Mapping[str, str]) -> Reply:
+    """The page itself: its frame, without any data.
+
+    Args:
+        headers: of the request.
+    """
+    policy = ("content-security-policy", _policy(headers.get("host", "")))
+    return _reply(page_files().files[INDEX], headers, NOT_CACHED, policy, ("x-frame-options", "DENY"))
+
+
+def file_reply(path: bytes, name: str, headers: Mapping[str, str]) -> Reply:
+    """One of the files that the page names.
+
+    Args:
+        path: of the request.
+        name: of the file.
+        headers: of the request.
+    """
+    there = page_files()
+    address = f"{FOLDER}{there.version}/{name}".encode()
+    if path != address or name not in there.files or name == INDEX:
+        return problem(404, "the page has no such file: load it anew", NOT_CACHED)
+    return _reply(there.files[name], headers, _FOREVER)
+
+
+def _reply(file: PageFile, headers: Mapping[str, str], *more: tuple[str, str]) -> Reply:
+    is_packed = _GZIP.search(headers.get("accept-encoding", "")) is not None
+    body = file.packed if is_packed else file.body
+    coding = (("content-encoding", "gzip"),) if is_packed else ()
+    size = ("content-length", str(len(body)))
+    return Reply(200, (("content-type", file.type), size, *coding, ("vary", "accept-encoding"), *_SAFE, *more), body)
+
+
+def _policy(host: str) -> str:
+    """The page loads its own files and nothing else, not even a body that somebody has published here as a script.
+
+    Raises:
+        InvalidRequest: the host has what no host has, and would be part of the policy.
+    """
+    if host and _HOST.fullmatch(host) is None:
+        raise InvalidRequest("the Host is none: ask by a name or an address")
+    own = f"{host}{FOLDER}" if host else "'self'"
+    return (
+        f"default-src 'none'; script-src {own}; style-src {own}; img-src {own}; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )

@@ -1,0 +1,286 @@
+"""Operations for people: the page, what it shows live, the beginnings of messages, dead letters, logging in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from mq.access import Right
+from mq.broker import QueueStatus, Seen
+from mq.broker.peek import READY
+from mq.broker.settings import QUEUE, seconds
+from mq.errors import InvalidRequest, NoSuchQueue
+from mq.message import QueueName
+from mq.observers.metrics import Metrics
+from mq.observers.rates import Flow
+from mq.web.events import CONTENT_TYPE, LONGEST_SECONDS, Look, View, events_reply
+from mq.web.exchange import Reply, document, empty
+from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success, known_queue
+from mq.web.page_files import file_reply, index_reply
+from mq.web.parameters import FILTER, ID, MOST, SKIP, STATE, SWITCH, one_of
+from mq.web.previews import previews_of
+from mq.web.rate_operations import SORTS, sort_queues
+from mq.web.replies import NOT_CACHED
+from mq.web.request_body import read_object
+from mq.web.schemas import BYTES, COUNT, TEXT, as_json, record, reference
+from mq.web.sessions import credentials, shown_user
+
+MOST_PREVIEWS: Final = 100
+MOST_DEAD_LETTER_QUEUES: Final = 1000
+
+
+async def page(context: RequestContext) -> Reply:
+    """The page for people."""
+    return index_reply(context.request.headers)
+
+
+async def page_file(context: RequestContext) -> Reply:
+    """A style sheet, a module, an icon."""
+    return file_reply(context.request.path, context.id, context.request.headers)
+
+
+# What is live
+
+QUEUES: Final = "queues"
+ONE_QUEUE: Final = "queue"
+
+_RATES: Final = {"published": Flow.PUBLISH, "delivered": Flow.DELIVER, "died": Flow.DIE}
+"""What a list says of how much happens."""
+
+
+async def events(context: RequestContext) -> Reply:
+    """A view, and what changes of it."""
+    query = context.query
+    looks: dict[str, Callable[[RequestContext], Look]] = {QUEUES: _look_at_queues, ONE_QUEUE: _look_at_queue}
+    look = looks[query["view"]](context)
+    return await events_reply(look, context.waits, context.request.on_hang_up, query["seconds"])
+
+
+def _look_at_queues(context: RequestContext) -> Look:
+    query = context.query
+    wanted, start, most = query["filter"], query["skip"], query["max"]
+
+    async def look() -> View:
+        statuses = await context.overview.queues()
+        mine = [status for status in statuses if _may_see(context, status.name)]
+        matching = [status for status in mine if wanted in status.name.lower()]
+        context.metrics.catch_up()
+        sort_queues(matching, query["sort"], context.metrics)
+        if query["reverse"]:
+            matching.reverse()
+        shown = matching[start : start + most]
+        return {
+            "queues": len(mine),
+            "matching": len(matching),
+            "ready": sum(status.ready for status in mine),
+            "leased": sum(status.leased for status in mine),
+            "delayed": sum(status.delayed for status in mine),
+            "dead": sum(status.ready for status in context.overview.dead_letter_queues(mine)),
+            "names": [status.name for status in shown],
+            "rows": {status.name: _row(status, context.metrics) for status in shown},
+            "lines": {status.name: _line(status, context.metrics) for status in shown},
+        }
+
+    return look
+
+
+def _look_at_queue(context: RequestContext) -> Look:
+    if context.query["queue"] is None:
+        raise InvalidRequest("say which queue: queue=NAME")
+    queue = QueueName(context.query["queue"])
+
+    async def look() -> View:
+        if not _may_see(context, queue) or not await context.broker.has_queue(queue):
+            raise NoSuchQueue(f"no queue named {queue}, or none that you may see")
+        status = await context.broker.status(queue)
+        return {"name": queue, "settings": status.settings.values()} | _counts(status)
+
+    return look
+
+
+def _may_see(context: RequestContext, queue: str) -> bool:
+    user = context.request.user
+    return user is None or user.may(Right.MONITOR, None) or user.may_something(queue)
+
+
+def _row(status: QueueStatus, metrics: Metrics) -> dict[str, Any]:
+    """What a list says of a queue. Ages are told as times, which do not change by themselves; rates to two digits."""
+    ring, settings = metrics.ring(status.name), status.settings
+    paused = {"paused": settings.paused, "publish_paused": settings.publish_paused}
+    rates = {
+        name: 0.0 if ring is None else float(f"{ring.rates(flow, metrics.uptime).minute:.2g}")
+        for name, flow in _RATES.items()
+    }
+    return {**paused, "dead_letter_queue": settings.dead_letter_queue, **_counts(status), **rates}
+
+
+def _line(status: QueueStatus, metrics: Metrics) -> list[int]:
+    """How many messages there were at the end of each whole minute of the last hour, so that it changes but once in
+    one; empty where nothing happened."""
+    ring = metrics.ring(status.name)
+    return [] if ring is None else ring.messages(status.ready + status.leased + status.delayed)[:-1]
+
+
+def _counts(status: QueueStatus) -> dict[str, Any]:
+    oldest = None if status.oldest_ns is None else status.oldest_ns // 1_000_000
+    return {"ready": status.ready, "leased": status.leased, "delayed": status.delayed, "oldest_ms": oldest}
+
+
+# Messages
+
+
+async def preview(context: RequestContext) -> Reply:
+    """The beginnings of messages."""
+    queue = await known_queue(context.broker, context.queue)
+    query = context.query
+    seen = await context.broker.peek(queue, state=query["state"], after=query["after"], most=query["max"])
+    return document(200, {"messages": await previews_of(seen)}, NOT_CACHED)
+
+
+async def dead_letters(context: RequestContext) -> Reply:
+    """What died, wherever it lies."""
+    left = context.query["max"]
+    graves = context.overview.dead_letter_queues(await context.overview.queues())
+    mine = [status for status in graves if context.may(Right.CONSUME, status.name)][:MOST_DEAD_LETTER_QUEUES]
+    full = sum(status.ready > 0 for status in mine)
+    found: list[dict[str, Any]] = []
+    for status in mine:
+        seen: Sequence[Seen] = ()
+        if status.ready:
+            most = -(-left // full)  # a fair share, so that none hides the others
+            seen = await context.broker.peek(status.name, state=READY, most=most) if most else ()
+            full, left = full - 1, left - len(seen)
+        found.append({"queue": status.name, "ready": status.ready, "messages": await previews_of(seen)})
+    return document(200, {"queues": found}, NOT_CACHED)
+
+
+# Who asks
+
+
+async def session(context: RequestContext) -> Reply:
+    """Who asks, and what they may do."""
+    return document(200, shown_user(context.request.user), NOT_CACHED)
+
+
+async def log_in(context: RequestContext) -> Reply:
+    """Where there are users, the authorizer does this; where there are none, everybody is in."""
+    credentials(await read_object(context.request))
+    return document(200, shown_user(context.request.user), NOT_CACHED)
+
+
+async def log_out(context: RequestContext) -> Reply:
+    """Of a session the authorizer does this; who gives a secret with each request has none."""
+    return empty(200, NOT_CACHED)
+
+
+_SHOWN: Final = as_json(reference("Session"))
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "GET",
+        "/",
+        NO_RIGHT,
+        page,
+        "the page for people",
+        {200: Success("HTML", {"text/html": {"type": "string"}})},
+    ),
+    Operation(
+        "GET",
+        "/-/page/VERSION/FILE",
+        NO_RIGHT,
+        page_file,
+        "a file that the page names",
+        {200: Success("a style sheet, a module or an icon", BYTES)},
+        refusals=(404,),
+    ),
+    Operation(
+        "GET",
+        "/-/events",
+        KNOWN,
+        events,
+        "shows queues, and then what changes",
+        {200: Success("server-sent events, each with JSON", {CONTENT_TYPE: {}})},
+        refusals=(404, 503),
+        query=(
+            Parameter("view", one_of(QUEUES, ONE_QUEUE), "all queues, or one", QUEUES),
+            Parameter("queue", QUEUE, "which one"),
+            Parameter("sort", one_of(*SORTS), "by what the queues are sorted", "name"),
+            Parameter("reverse", SWITCH, "`true`: the other way round"),
+            Parameter("filter", FILTER, "what the queues' names have in them", ""),
+            Parameter("skip", SKIP, "queues to pass over", 0),
+            Parameter("max", MOST, "queues that are shown", 100),
+            Parameter("seconds", seconds(0, LONGEST_SECONDS), "how long it goes on", 0),
+        ),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/preview",
+        Right.CONSUME,
+        preview,
+        "shows the beginnings of messages",
+        {200: Success("a page", as_json(record({"messages": {"type": "array", "items": reference("Preview")}})))},
+        refusals=(404, 503),
+        query=(
+            Parameter("max", MOST, "messages on a page", MOST_PREVIEWS),
+            Parameter("after", ID, "the id of the last message of the page before"),
+            Parameter("state", STATE, "which messages", READY),
+        ),
+    ),
+    Operation(
+        "GET",
+        "/-/dead-letters",
+        KNOWN,
+        dead_letters,
+        "shows the beginnings of what died, of all queues that the user may consume from",
+        {
+            200: Success(
+                "by the queue where they lie",
+                as_json(
+                    record(
+                        {
+                            "queues": {
+                                "type": "array",
+                                "items": record(
+                                    {
+                                        "queue": QUEUE.schema,
+                                        "ready": COUNT,
+                                        "messages": {"type": "array", "items": reference("Preview")},
+                                    }
+                                ),
+                            }
+                        }
+                    )
+                ),
+            )
+        },
+        refusals=(503,),
+        query=(Parameter("max", MOST, "messages in all", MOST_PREVIEWS),),
+    ),
+    Operation(
+        "GET",
+        "/-/session",
+        KNOWN,
+        session,
+        "who asks, and what they may do",
+        {200: Success("the user, and patterns of queue names by right", _SHOWN)},
+    ),
+    Operation(
+        "POST",
+        "/-/session",
+        NO_RIGHT,
+        log_in,
+        "logs in, and sets a cookie",
+        {200: Success("as GET", _SHOWN, {"Set-Cookie": ("the session's secret", TEXT)})},
+        refusals=(401, 408, 413, 503),
+        body=as_json(record({"name": TEXT, "secret": TEXT})),
+    ),
+    Operation(
+        "DELETE",
+        "/-/session",
+        KNOWN,
+        log_out,
+        "logs out",
+        {200: Success("the session is over")},
+    ),
+)
+"""Operations of the page."""

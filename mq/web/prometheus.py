@@ -1,0 +1,149 @@
+"""What Prometheus scrapes: ``GET /-/metrics``, in its text format.
+
+The names, what they count and their units are in ``docs/metrics.md``. At most :data:`MOST_QUEUES` queues have series of
+their own; the others are summed under :data:`OTHERS`, so that a program that makes queues without end does not fill
+Prometheus.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from mq.broker import QueueStatus
+from mq.lifecycle import Kind, Span
+from mq.observers.metrics import DELIVERY_AGE, OTHERS, Durations, Totals
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+MOST_QUEUES: Final = 1000
+
+COUNTED: Final = {
+    Kind.PUBLISH: ("mq_messages_published", "messages that were stored"),
+    Kind.LEASE: ("mq_messages_leased", "messages that were handed out: one that comes again counts again"),
+    Kind.REQUEUE: ("mq_messages_requeued", "messages that came back without an acknowledgement"),
+    Kind.REMOVE: ("mq_messages_removed", "messages that were acknowledged or removed"),
+    Kind.EXPIRE: ("mq_messages_expired", "messages whose time to live ended, and that have no dead-letter queue"),
+    Kind.DIE: ("mq_messages_died", "messages that went to a dead-letter queue, counted where they died"),
+    Kind.REROUTE: ("mq_messages_moved", "messages that went from one queue to another by hand"),
+}
+"""Transitions that are shown: the name of the counter, without its ``_total``, and its help."""
+
+
+TIMED: Final = {
+    Span.PUBLISH.value: ("mq_publish_seconds", "from a publish, of one message or a batch, to its answer"),
+    Span.BARRIER.value: ("mq_barrier_seconds", "until a batch that was given to the store was durable"),
+    DELIVERY_AGE: ("mq_delivery_age_seconds", "how long ago a message was published when it was handed out"),
+}
+"""Durations that are shown: the name of the histogram, and its help."""
+
+
+class Snapshot(NamedTuple):
+    """What a page is made of.
+
+    Attributes:
+        version: of mq.
+        totals: counts since the start.
+        queues: those there are.
+        is_ready: whether the store takes changes.
+        room: of the root's file system; None where the store has none.
+        now_ns: nanoseconds since 1970.
+        durations: how long things took, by name.
+        connections: how many are open at each door.
+    """
+
+    version: str
+    totals: Totals
+    queues: Sequence[QueueStatus]
+    is_ready: bool
+    room: os.statvfs_result | None
+    now_ns: int
+    durations: Mapping[str, Durations] = {}
+    connections: Mapping[str, int] = {}
+
+
+def page(snapshot: Snapshot) -> bytes:
+    """The page, in the text format. It takes its time with many queues: call it in a thread."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(lambda: _families(snapshot)))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Collector:
+    """What the registry asks."""
+
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self.collect = collect
+
+
+def _families(snapshot: Snapshot) -> Iterator[Metric]:
+    yield InfoMetricFamily("mq_build", "which mq this is", {"version": snapshot.version})
+    yield GaugeMetricFamily("mq_store_ready", "1 while the store takes changes, else 0", float(snapshot.is_ready))
+    yield GaugeMetricFamily("mq_queues", "queues there are", len(snapshot.queues))
+    connections = GaugeMetricFamily("mq_connections", "connections that are open", labels=["door"])
+    for door, count in snapshot.connections.items():
+        connections.add_metric([door], count)
+    yield connections
+    if snapshot.room is not None:
+        yield from _room(snapshot.room)
+    yield from _counters(snapshot.totals)
+    yield from _depths(snapshot)
+    for name, found in snapshot.durations.items():
+        yield HistogramMetricFamily(*TIMED[name], buckets=found.buckets, sum_value=found.total)
+
+
+def _room(room: os.statvfs_result) -> Iterator[Metric]:
+    yield GaugeMetricFamily("mq_root_size_bytes", "size of the root's file system", room.f_blocks * room.f_frsize)
+    yield GaugeMetricFamily(
+        "mq_root_free_bytes", "free there, for users other than root", room.f_bavail * room.f_frsize
+    )
+    yield GaugeMetricFamily("mq_root_free_inodes", "files that can still be made there", room.f_favail)
+
+
+def _counters(totals: Totals) -> Iterator[Metric]:
+    for kind, (name, help) in COUNTED.items():
+        family = CounterMetricFamily(name, help, labels=["queue"])
+        for queue, counts in totals.counts.items():
+            if counts[kind]:
+                family.add_metric([queue], counts[kind])
+        yield family
+    published = CounterMetricFamily("mq_published_bytes", "bytes of the bodies that were stored", labels=["queue"])
+    for queue, size in totals.published_bytes.items():
+        published.add_metric([queue], size)
+    yield published
+
+
+def _depths(snapshot: Snapshot) -> Iterator[Metric]:
+    depths = GaugeMetricFamily(
+        "mq_queue_messages", "messages in a queue, by what they wait for", labels=["queue", "state"]
+    )
+    oldest = GaugeMetricFamily(
+        "mq_queue_oldest_seconds", "how long the oldest message that can be fetched has been there", labels=["queue"]
+    )
+    ready = leased = delayed = 0
+    age = 0.0
+    for status in snapshot.queues:
+        its_age = max(0.0, (snapshot.now_ns - status.oldest_ns) / 1e9) if status.oldest_ns is not None else 0.0
+        if status.name in snapshot.totals.counts:
+            for state, count in (("ready", status.ready), ("leased", status.leased), ("delayed", status.delayed)):
+                depths.add_metric([status.name, state], count)
+            oldest.add_metric([status.name], its_age)
+        else:
+            ready, leased, delayed = ready + status.ready, leased + status.leased, delayed + status.delayed
+            age = max(age, its_age)
+    for state, count in (("ready", ready), ("leased", leased), ("delayed", delayed)):
+        depths.add_metric([OTHERS, state], count)
+    oldest.add_metric([OTHERS], age)
+    yield depths
+    yield oldest

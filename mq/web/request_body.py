@@ -1,0 +1,212 @@
+"""A request's body: taken from the network no faster than it is used, and read whole, in pieces, or as JSON.
+
+Bytes that no handler has asked for stay in the server's short queue, then in the socket's buffer, then with the
+client.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+from hypercorn.typing import ASGIReceiveEvent
+
+from mq.errors import BodyIncomplete, BodyTooLarge, InvalidRequest
+from mq.web.exchange import SLOWEST_BYTES_PER_SECOND, STALLED_SECONDS, BodyTooSlow, Request, Tell
+
+IN_MEMORY_BYTES: Final = 64 * 1024
+"""Bodies up to this size are held in memory; longer ones stream to and from the store."""
+LARGEST_JSON_BYTES: Final = 256 * 1024
+"""Of a body that is JSON, and no message."""
+
+
+class ArrivingBody:
+    """The chunks of one body. Only the time spent waiting for the client counts against it, not the server's own.
+
+    Args:
+        receive: gives the next ASGI event.
+
+    Attributes:
+        is_complete: the whole body was taken.
+        is_gone: the client has ended the connection, or its side of it.
+    """
+
+    def __init__(self, receive: Callable[[], Awaitable[ASGIReceiveEvent]]) -> None:
+        self._receive = receive
+        self._patience_seconds = float(STALLED_SECONDS)
+        self.is_complete = False
+        self.is_gone = False
+
+    def __aiter__(self) -> ArrivingBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next chunk, never empty.
+
+        Raises:
+            BodyIncomplete: the client ended before its body did.
+            BodyTooSlow: the client paused for too long.
+        """
+        while not self.is_complete:
+            if self.is_gone:
+                raise BodyIncomplete("the client ended the connection before the end of its body")
+            chunk = await self._next_within_patience()
+            if chunk:
+                return chunk
+        raise StopAsyncIteration
+
+    async def _next_within_patience(self) -> bytes:
+        since = trio.current_time()
+        try:
+            with trio.fail_after(self._patience_seconds):
+                chunk = await self._take()
+        except trio.TooSlowError:
+            raise BodyTooSlow(f"the body stopped arriving: waited {STALLED_SECONDS} s for it") from None
+        gained = len(chunk) / SLOWEST_BYTES_PER_SECOND - (trio.current_time() - since)
+        self._patience_seconds = min(max(self._patience_seconds + gained, 0), STALLED_SECONDS)
+        return chunk
+
+    async def _take(self) -> bytes:
+        event = await self._receive()
+        if event["type"] == "http.disconnect":
+            self.is_gone = True
+            return b""
+        assert event["type"] == "http.request"
+        self.is_complete = not event.get("more_body", False)
+        return event.get("body", b"")
+
+    @asynccontextmanager
+    async def on_hang_up(self, tell: Tell) -> AsyncIterator[None]:
+        """As :data:`mq.web.exchange.OnHangUp`. Bytes that still come are dropped."""
+
+        async def listen() -> None:
+            while not self.is_gone:
+                await self._take()
+            tell()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def discard(self, when_complete: trio.Event) -> None:
+        """Take and drop what still comes, until the client is gone. Sets the event then, or when it is complete."""
+        while not self.is_gone:
+            if self.is_complete:
+                when_complete.set()
+            await self._take()
+        when_complete.set()
+
+
+class WholeBody:
+    """The chunks of a body that has arrived: one, or none of an empty body."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = data
+
+    def __aiter__(self) -> WholeBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data, self._left = self._left, b""
+        if not data:
+            raise StopAsyncIteration
+        return data
+
+
+class LimitedBody:
+    """A request's body: never longer than the limit, never shorter than announced.
+
+    Args:
+        request: whose body it is.
+        limit: in bytes.
+
+    Raises:
+        BodyTooLarge: before anything is read, where the announced length says so already.
+    """
+
+    def __init__(self, request: Request, limit: int) -> None:
+        if request.content_length is not None and request.content_length > limit:
+            raise BodyTooLarge(f"the body has {request.content_length} bytes, the limit is {limit}")
+        self._chunks = aiter(request.body)
+        self._is_whole = isinstance(request.body, WholeBody)
+        self._announced = request.content_length
+        self._limit = limit
+        self._size = 0
+        self._held = b""
+
+    def __aiter__(self) -> LimitedBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._held:
+            held, self._held = self._held, b""
+            return held
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            if self._announced not in (None, self._size):
+                raise BodyIncomplete(f"the body ended after {self._size} of {self._announced} bytes") from None
+            raise
+        self._size += len(chunk)
+        if self._size > self._limit:
+            raise BodyTooLarge(f"the body is over the limit of {self._limit} bytes")
+        return chunk
+
+    async def read_small(self) -> bytes | None:
+        """The whole body, or None when it is not small: then iterate."""
+        if self._is_whole and (self._announced or 0) <= IN_MEMORY_BYTES:
+            return await anext(self, b"")
+        start = bytearray()
+        async for chunk in self:
+            start += chunk
+            if len(start) > IN_MEMORY_BYTES:
+                self._held = bytes(start)
+                return None
+        return bytes(start)
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        return b"".join([chunk async for chunk in self])
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """A body that is a JSON object; none at all is an empty one.
+
+    Raises:
+        InvalidRequest: it is something else.
+        BodyTooLarge: it is longer than LARGEST_JSON_BYTES.
+    """
+    body = await LimitedBody(request, LARGEST_JSON_BYTES).read()
+    return parse_object(body) if body else {}
+
+
+_decode: Final = json.JSONDecoder().decode
+
+
+def _decode_oddly(text: bytes) -> Any:
+    """JSON with a byte order mark, or with half characters."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("this is not JSON") from None
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        InvalidRequest: it is something else.
+    """
+    try:
+        value = _decode(text.decode())
+    except ValueError:
+        value = _decode_oddly(text)
+    except RecursionError:
+        raise InvalidRequest("this is not JSON") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest('this is not a JSON object: write {"name": value}')
+    return value

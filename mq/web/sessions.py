@@ -1,0 +1,165 @@
+"""Sessions of people who have logged in at the page: in the memory of this process, each under a secret of 256 bits.
+
+The secret goes into a cookie that no script can read and that no other site's page makes the browser send. What changes
+something needs the session's second secret, too, in a header: the page has it, and a form elsewhere has not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from mq.access import Right, TokenExpired, User, UserDirectory
+from mq.access.hashes import token_hash
+from mq.errors import InvalidRequest
+
+LASTS_SECONDS: Final = 12 * 3600
+"""Whatever happens meanwhile: a working day."""
+MOST_SESSIONS: Final = 1024
+"""The one that began first goes for one more."""
+CSRF_HEADER: Final = "x-csrf-token"
+
+_SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+_PORT: Final = re.compile(r":([0-9]{1,5})$")
+
+
+class Session(NamedTuple):
+    """A session.
+
+    Attributes:
+        user: as at the login.
+        csrf: what a request that changes something has to have in its header.
+        ends: on Trio's clock.
+        token: by which the user logged in; None for a password.
+        stamp: changes with the user's password.
+    """
+
+    user: User
+    csrf: str
+    ends: float
+    token: str | None
+    stamp: object
+
+    def has(self, token: str) -> bool:
+        """Whether that is its second secret. Compared in constant time."""
+        return hmac.compare_digest(self.csrf.encode(), token.encode("utf-8", "replace"))
+
+
+class Sessions:
+    """All sessions.
+
+    Args:
+        access: knows the users. Who is taken out of it, or gets another password, has no session any more.
+    """
+
+    def __init__(self, access: UserDirectory) -> None:
+        self._access = access
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+
+    def begin(self, user: User, secret: str) -> tuple[str, Session]:
+        """A new session, and its secret.
+
+        Args:
+            user: who has logged in.
+            secret: by which.
+        """
+        cookie = secrets.token_urlsafe(32)
+        token = secret if token_hash(secret) is not None else None
+        ends = trio.current_time() + LASTS_SECONDS
+        session = Session(user, secrets.token_urlsafe(32), ends, token, self._access.stamp(user))
+        self._sessions[_key(cookie)] = session
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return cookie, session
+
+    def find(self, cookie: str) -> Session | None:
+        """The session of a secret, with its user as the file has them now; None where there is none any more."""
+        session = self._sessions.get(_key(cookie))
+        if session is None:
+            return None
+        user = self._user(session) if trio.current_time() < session.ends else None
+        if user is None:
+            self.end(cookie)
+            return None
+        return session._replace(user=user)
+
+    def end(self, cookie: str) -> None:
+        """End a session, if there is one."""
+        self._sessions.pop(_key(cookie), None)
+
+    def _user(self, session: Session) -> User | None:
+        if session.token is None:
+            return self._access.again(session.user) if self._access.stamp(session.user) == session.stamp else None
+        try:
+            return self._access.by_token(session.token)
+        except TokenExpired:
+            return None
+
+
+def _key(cookie: str) -> bytes:
+    """Looked up by a hash, whose bytes cannot be chosen: how long that takes says nothing of a secret."""
+    return hashlib.sha256(cookie.encode("utf-8", "replace")).digest()
+
+
+def cookie_name(headers: Mapping[str, str]) -> str:
+    """With the port that was asked: cookies do not tell ports apart, and a machine may have several daemons."""
+    port = _PORT.search(headers.get("host", ""))
+    return f"mq-session-{port[1]}" if port else "mq-session"
+
+
+def cookie_of(headers: Mapping[str, str]) -> str | None:
+    """The secret in a request's cookies; None without one."""
+    name = cookie_name(headers)
+    for pair in headers.get("cookie", "").replace(",", ";").split(";"):
+        its_name, _, value = pair.strip().partition("=")
+        if its_name == name and _SECRET.fullmatch(value):
+            return value
+    return None
+
+
+def set_cookie(headers: Mapping[str, str], secret: str, *, is_secure: bool) -> tuple[str, str]:
+    """The header that gives a browser the secret; an empty one takes it away.
+
+    Args:
+        headers: of the request.
+        secret: of the session.
+        is_secure: whether it may go over TLS only.
+    """
+    lasts = LASTS_SECONDS if secret else 0
+    guards = "Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if is_secure else "")
+    return "set-cookie", f"{cookie_name(headers)}={secret}; Max-Age={lasts}; {guards}"
+
+
+def credentials(value: Any) -> tuple[str, str]:
+    """The name and the secret in the JSON of a login.
+
+    Raises:
+        InvalidRequest: they are not there, or something else is.
+    """
+    given = value if isinstance(value, dict) else {}
+    name, secret = given.get("name"), given.get("secret")
+    if given.keys() != {"name", "secret"} or not isinstance(name, str) or not isinstance(secret, str):
+        raise InvalidRequest('say who you are: {"name": NAME, "secret": PASSWORD OR TOKEN}')
+    return name, secret
+
+
+def shown_user(user: User | None, csrf: str | None = None) -> dict[str, Any]:
+    """Who asks, and what they may do. Without users, everybody may do everything.
+
+    Args:
+        user: None where there are no users.
+        csrf: of their session.
+    """
+    rights = {right.value: list(user.rights.get(right, ())) for right in Right} if user else {Right.ADMINISTER: ["*"]}
+    return {
+        "user": None if user is None else user.name,
+        "rights": {right.value: [] for right in Right} | rights,
+        "csrf": csrf,
+    }

@@ -1,0 +1,54 @@
+"""Bugs to plant in the AMQP door and below it: its seeded lives have to find every one of them.
+
+The seed that finds each is in ``tests/simulation/found_by.json``, which ``make planted`` writes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.simulation.planting import Bug
+
+BUGS: Final = {
+    "a publish is confirmed before it is stored": Bug(
+        "PublishPump._store_waiting",
+        "unstored = await self._store(messages)",
+        """
+        self._told(messages, _ALL_STORED)
+        unstored = await self._store(messages)
+        """,
+    ),
+    "what is refused is lost with what is stored": Bug(
+        "PublishPump._store_waiting", "await self._store(messages)", "_ALL_STORED"
+    ),
+    "a connection that ends gives nothing back": Bug("Handlers._release", "await self._broker.put_back(held)", "pass"),
+    "what comes back has no mark": Bug(
+        "Handlers._release",
+        "self._broker.put_back(held)",
+        "self._broker.put_back(held, redelivered=False)",
+    ),
+    "a nack loses the message": Bug(
+        "settle",
+        "state.broker.put_back(_held(its), to_back=to_back, failed=True, most=most)",
+        "state.broker.reject(_held(its))",
+    ),
+    "an acknowledgement puts back": Bug(
+        "settle",
+        "state.broker.acknowledge(_held(deliveries), durable=durable)",
+        "state.broker.put_back(_held(deliveries))",
+    ),
+    "where a message is, is asked again after a wait": Bug(
+        "LayeredStorage.read",
+        "[next(from_above if in_memory else from_below) for in_memory in is_above]",
+        "[(await self._above.read([e]))[0] if self._above.holds(e) else next(from_below) for e in entries]",
+    ),
+    "a goodbye is answered before everything is stored": Bug(
+        "Handlers._leave", "await self._publish_pump.wait_for_all()", "pass"
+    ),
+    "a commit does not wait for the disk": Bug(
+        "Handlers._commit",
+        "settle(self._state, settled.outcome, settled.deliveries, durable=True)",
+        "settle(self._state, settled.outcome, settled.deliveries, durable=False)",
+    ),
+}
+"""Each by what it does, in words."""

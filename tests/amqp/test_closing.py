@@ -1,0 +1,292 @@
+"""However a connection ends: what it published is stored, or somebody is told that it is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from pamqp import commands
+from trio.testing import MockClock
+from trio_util import AsyncValue
+
+from mq.amqp.server import listener, publish_pump
+from mq.amqp.server.served_connection import LINGER_SECONDS, READ_BYTES
+from mq.storage.interface import Operation, Outcome, Result, Write
+from mq.storage.layered import LayeredStorage
+from mq.storage.memory import MemoryStorage
+from tests.amqp.dialling import Client, House, open_house
+
+Basic, Channel, Confirm, Connection, Queue = (
+    commands.Basic,
+    commands.Channel,
+    commands.Confirm,
+    commands.Connection,
+    commands.Queue,
+)
+GOODBYE = Connection.Close(200, "bye", 0, 0)
+SLOW: float = 3 * LINGER_SECONDS
+PERSISTENT = {"delivery_mode": 2}
+
+
+class Store(MemoryStorage):
+    """A disk that takes its time for messages, has no room, or fails."""
+
+    seconds = 0.0
+    result = Result.DONE
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        if not any(isinstance(operation, Write) for operation in operations):
+            return await super().commit(operations)
+        with trio.CancelScope(shield=True):
+            await trio.sleep(self.seconds)
+        if self.result is Result.DONE:
+            return await super().commit(operations)
+        return [Outcome(self.result, reason="what a pity") for _ in operations]
+
+
+class Place(House):
+    """A house with such a store."""
+
+    store: Store
+
+
+@asynccontextmanager
+async def open_place() -> AsyncIterator[Place]:
+    store = Store()
+    layered = LayeredStorage(store, 1 << 30)
+    await layered.open()
+    async with open_house(layered) as house:
+        place = Place(house.broker, house.door, house.nursery)
+        place.store = store
+        yield place
+        store.result = Result.DONE
+
+
+@pytest.fixture
+async def place(autojump_clock: MockClock) -> AsyncIterator[Place]:
+    async with open_place() as place:
+        yield place
+
+
+async def publisher(place: Place, *bodies: bytes) -> Client:
+    """It has published these, and the store takes its time."""
+    client = await place.connect()
+    await client.declare(durable=True)
+    place.store.seconds = SLOW
+    await client.publish("q", *bodies, **PERSISTENT)
+    return client
+
+
+def bodies(number: int) -> list[bytes]:
+    return [b"%d" % each for each in range(number)]
+
+
+async def test_a_goodbye_is_answered_once_everything_is_stored(autojump_clock: MockClock, place: Place) -> None:
+    client = await publisher(place, *bodies(3000))
+    begin = trio.current_time()
+    answer = await client.call(GOODBYE, 0)
+    assert answer.name == "Connection.CloseOk"
+    assert trio.current_time() - begin >= SLOW
+    assert await client.hear() is None  # and the stream ends
+    assert await (await place.connect()).bodies() == bodies(3000)
+
+
+async def test_a_channel_is_closed_once_everything_is_stored(autojump_clock: MockClock, place: Place) -> None:
+    client = await publisher(place, *bodies(3000))
+    begin = trio.current_time()
+    assert (await client.call(Channel.Close(200, "", 0, 0))).name == "Channel.CloseOk"
+    assert trio.current_time() - begin >= SLOW
+    assert await (await place.connect()).bodies() == bodies(3000)
+
+
+async def test_what_a_client_has_to_itself_goes_before_its_goodbye_is_answered(
+    autojump_clock: MockClock, place: Place
+) -> None:
+    client = await publisher(place, b"x")
+    place.store.seconds = 0
+    await client.declare("own", exclusive=True)
+    place.store.seconds = SLOW
+    await client.publish("q", b"y", **PERSISTENT)
+    assert (await client.call(GOODBYE, 0)).name == "Connection.CloseOk"
+    assert [queue.name for queue in await place.broker.queues()] == ["q"]
+    other = await place.connect()
+    await other.declare("own", exclusive=True)
+
+
+async def test_nobody_waits_for_a_closing_client_to_get_what_it_held(autojump_clock: MockClock, place: Place) -> None:
+    client, other = await place.connect(), await place.connect()
+    await client.declare("held")
+    await client.publish("held", b"held")
+    await client.consume("held", exclusive=True)
+    await client.delivery()
+    await client.declare(durable=True)
+    place.store.seconds = SLOW
+    await client.publish("q", b"x", **PERSISTENT)
+    await client.say(GOODBYE, channel=0)
+    await trio.sleep(1)
+    got = await other.get("held")
+    assert got is not None
+    assert got[2] == b"held"
+    assert await client.is_silent(SLOW - 2)
+    assert (await client.hear()).name == "Connection.CloseOk"
+
+
+@pytest.mark.parametrize("is_closing", [False, True])
+async def test_what_was_read_is_stored_when_the_connection_breaks(
+    autojump_clock: MockClock, place: Place, *, is_closing: bool
+) -> None:
+    client = await publisher(place, *bodies(3000))
+    if is_closing:
+        await client.say(GOODBYE, channel=0)
+    await client.stream.aclose()
+    await trio.sleep(5 * SLOW)  # so many messages are more than one batch
+    assert place.door.connections == set()
+    assert await (await place.connect()).bodies() == bodies(3000)
+
+
+async def test_what_was_read_is_stored_when_the_daemon_stops(autojump_clock: MockClock, place: Place) -> None:
+    client = await publisher(place, *bodies(3000))
+    await trio.sleep(1)
+    [served] = place.door.connections
+    served.stop()  # type: ignore[attr-defined]
+    assert (await client.hear()).name == "Connection.Close"
+    await client.say(GOODBYE, channel=0)  # it was about to
+    begin = trio.current_time()
+    assert (await client.hear()).name == "Connection.CloseOk"
+    assert trio.current_time() - begin > SLOW / 2
+    await client.stream.aclose()
+    await trio.sleep(1)
+    assert place.door.connections == set()
+    assert await (await place.connect()).bodies() == bodies(3000)
+
+
+async def test_a_client_that_waits_for_its_goodbye_is_not_silent_and_hears_us(
+    autojump_clock: MockClock, place: Place
+) -> None:
+    client = await place.connect(heartbeat=4)
+    await client.declare(durable=True)
+    place.store.seconds = 100
+    await client.publish("q", b"x", **PERSISTENT)
+    await client.say(GOODBYE, channel=0)
+    raw, begin = b"", trio.current_time()
+    while b"\x00\x0a\x00\x33" not in raw:  # connection.close-ok
+        more = await client.stream.receive_some()
+        assert more, "it was dropped"
+        raw += more
+    assert trio.current_time() - begin >= 99
+    assert raw.count(b"\x08\x00\x00\x00\x00\x00\x00\xce") > 20
+
+
+async def test_a_client_that_goes_on_sending_after_its_goodbye_is_not_cut_off(
+    autojump_clock: MockClock, place: Place
+) -> None:
+    client = await publisher(place, b"x")
+    await client.say(GOODBYE, channel=0)
+    await client.publish("q", *[bytes(1000)] * 5000, **PERSISTENT)  # with no one to read this it would wait for ever
+    assert (await client.hear()).name == "Connection.CloseOk"
+    assert await client.hear() is None
+    await client.stream.aclose()
+    await trio.sleep(1)
+    assert await (await place.connect()).bodies() == [b"x"]
+
+
+@pytest.mark.parametrize("goodbye", [GOODBYE, Channel.Close(200, "", 0, 0)])
+async def test_a_store_that_fails_is_the_answer_to_a_goodbye(
+    autojump_clock: MockClock, place: Place, caplog: pytest.LogCaptureFixture, goodbye: Connection.Close | Channel.Close
+) -> None:
+    client = await publisher(place, *bodies(10))
+    place.store.result = Result.FAILED
+    answer = await client.call(goodbye, int(isinstance(goodbye, Channel.Close)))
+    assert (answer.name, answer.reply_code) == ("Connection.Close", 541)
+    assert "what a pity" in answer.reply_text
+    await client.say(Connection.CloseOk(), channel=0)
+    assert await client.hear() is None
+    await trio.sleep(1)
+    [lost] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "10 messages" in lost
+    assert "what a pity" in lost
+    other = await place.connect()
+    await other.declare("passing")
+    await other.publish("passing", b"x")
+    begin = trio.current_time()
+    assert (await other.call(GOODBYE, 0)).name == "Connection.Close"  # nothing is stored any more: that is said at once
+    assert trio.current_time() - begin < 1
+
+
+async def test_what_clients_leave_in_a_full_store_is_bounded_and_logged(
+    autojump_clock: MockClock, place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_pump, "MOST_BYTES_IN_ALL", 1 << 20)
+    client = await place.connect()
+    await client.declare(durable=True)
+    place.store.result = Result.FULL
+    for _ in range(20):
+        other = await place.connect()
+        await other.publish("q", *[bytes(1000)] * 50, **PERSISTENT)
+        await other.stream.aclose()
+        await trio.sleep(5)
+    assert place.door.backlog.value < (1 << 20) + READ_BYTES
+    assert "50 messages" in caplog.text
+    left = place.door.backlog.value // 50 // 2000 * 50
+    place.store.result = Result.DONE
+    await trio.sleep(10)
+    assert await client.count() >= left > 0
+    assert place.door.backlog.value == 0
+
+
+async def test_nothing_more_is_read_from_publishers_while_too_much_waits_in_all(
+    autojump_clock: MockClock, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_pump, "MOST_BYTES_IN_ALL", 1 << 20)
+    other, *clients = [await place.connect() for _ in range(11)]
+    await clients[0].declare(durable=True)
+    await clients[0].publish("q", b"before", **PERSISTENT)
+    assert await clients[0].count() == 1
+    place.store.result = Result.FULL
+    async with trio.open_nursery() as nursery:
+        for client in clients:
+            nursery.start_soon(_flood, client)
+        await trio.sleep(60)
+        assert 1 << 20 <= place.door.backlog.value < (1 << 20) + len(clients) * 3 * READ_BYTES
+        assert (await other.hear()).name == "Connection.Blocked"
+        assert await other.bodies() == [b"before"]  # who publishes nothing is heard
+        place.store.result = Result.DONE
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert place.door.backlog.value < 1 << 20
+
+
+async def _flood(client: Client) -> None:
+    for _ in range(100):
+        await client.publish("q", *[bytes(1000)] * 50, **PERSISTENT)
+
+
+async def test_what_is_not_stored_when_the_daemon_is_cut_off_is_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_place() as place:
+        client = await publisher(place, *bodies(10))
+        await client.say(GOODBYE, channel=0)
+        await trio.sleep(1)
+        place.nursery.cancel_scope.cancel()
+    [lost] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "10 messages" in lost
+
+
+async def test_a_stop_waits_as_long_as_the_store_takes_something(autojump_clock: MockClock) -> None:
+    door = type("Door", (), {"backlog": AsyncValue(100)})
+    assert issubclass(door, object)
+    ended = 0.0
+    async with trio.open_nursery() as behind:
+        with trio.CancelScope() as scope:
+            behind.start_soon(listener._cut_off, scope, door, 10.0)
+            for _ in range(9):
+                await trio.sleep(8)
+                door.backlog.value -= 10  # type: ignore[attr-defined]
+            await trio.sleep_forever()
+        ended = trio.current_time()
+        behind.cancel_scope.cancel()
+    assert ended == pytest.approx(9 * 8 + 10)

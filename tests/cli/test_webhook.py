@@ -1,0 +1,108 @@
+"""`mq receive --to`: each message is posted to a webhook, here a small server of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from mq.client import Client
+from tests.cli.conftest import Mq
+
+
+class Hook(ThreadingHTTPServer):
+    """Notes what is posted to it; answers with the statuses that a test has written down, then with 204."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.statuses: list[int] = []
+        self.got: list[tuple[dict[str, str], bytes]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hook?of=q"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hook
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        assert self.path == "/hook?of=q"
+        self.send_response(self.server.statuses.pop(0) if self.server.statuses else 204)
+        self.send_header("location", "/hook?of=q")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    with Hook() as hook:
+        thread = threading.Thread(target=hook.serve_forever, args=(0.01,))
+        thread.start()
+        yield hook
+        hook.shutdown()
+        thread.join()
+
+
+def test_a_message_that_is_taken_is_removed(client: Client, mq: Mq, hook: Hook) -> None:
+    sent = client.publish("q", b"hello\xff", content_type="x/y", attributes={"colour": "grün"})
+    assert mq("receive", "q", "--to", hook.url).status == 0
+    [(headers, body)] = hook.got
+    assert body == b"hello\xff"
+    assert headers["content-type"] == "x/y"
+    assert (headers["x-message-queue"], headers["x-message-id"]) == ("q", sent.id)
+    assert headers["x-message-receives"] == "1"
+    assert headers["x-message-attribute-colour"].encode("latin-1").decode() == "grün"
+    assert client.queue("q").ready == client.queue("q").leased == 0
+
+
+@pytest.mark.parametrize("status", [302, 400, 404, 500, 503])
+def test_all_but_2xx_gives_it_back_after_what_the_queue_says(client: Client, mq: Mq, hook: Hook, status: int) -> None:
+    client.configure("q", retry_delay=600)
+    client.publish("q", b"hello")
+    hook.statuses = [status]
+    done = mq("receive", "q", "--to", hook.url)
+    assert done.status == 1
+    assert f"answered with {status}" in done.error
+    assert client.queue("q").delayed == 1
+    assert len(hook.got) == 1
+
+
+def test_the_reason_is_told_among_the_dead(client: Client, mq: Mq, hook: Hook) -> None:
+    client.create_queue("dead")
+    client.configure("q", max_receives=2, dead_letter_queue="dead")
+    client.publish("q", b"hello")
+    hook.statuses = [500, 507]
+    assert mq("receive", "q", "--max", 2, "--wait", 5, "--to", hook.url, "--retry-delay", 0).status == 1
+    [dead] = client.browse("dead")
+    assert dead.deaths[0].error == "answered with 507"
+
+
+def test_a_webhook_that_is_away_gives_it_back(client: Client, mq: Mq, free_port: int) -> None:
+    client.publish("q", b"hello")
+    done = mq("receive", "q", "--to", f"http://127.0.0.1:{free_port}", "--retry-delay", 0)
+    assert (done.status, "no answer" in done.error) == (1, True)
+    assert client.queue("q").ready == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--to", "ftp://x"],
+        ["--to", "//x"],
+        ["--to", "http://me:secret@x/"],
+        ["--to", "http://x", "--exec", "true"],
+        ["--to", "http://x", "--json"],
+        ["--to", "http://x", "--keep"],
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_fetched(client: Client, mq: Mq, flags: list[str]) -> None:
+    client.publish("q", b"hello")
+    assert mq("receive", "q", *flags).status == 2
+    assert client.queue("q").ready == 1

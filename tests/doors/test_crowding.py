@@ -1,0 +1,91 @@
+"""How many connections one address may have."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from hypercorn.typing import Scope
+from trio.testing import MockClock
+
+from mq.amqp.server import listener as amqp_server
+from mq.broker import open_broker
+from mq.doors.connections import QUIET_SECONDS, Crowd, Peer
+from mq.web import serve as web_server
+
+
+def enter(stack: ExitStack, crowd: Crowd, address: str, count: int = 1) -> list[bool]:
+    return [stack.enter_context(crowd.room(address)) for _ in range(count)]
+
+
+async def test_an_address_has_so_many_and_no_more() -> None:
+    crowd = Crowd(3)
+    with ExitStack() as stack, ExitStack() as leaving:
+        assert enter(leaving, crowd, "192.0.2.1") == [True]
+        assert enter(stack, crowd, "192.0.2.1", 4) == [True, True, False, False]
+        assert enter(stack, crowd, "192.0.2.2") == [True]
+        leaving.close()
+        assert enter(stack, crowd, "192.0.2.1", 2) == [True, False]
+    assert not crowd._counts
+
+
+async def test_a_network_of_ipv6_is_one_address() -> None:
+    crowd = Crowd(1)
+    with ExitStack() as stack:
+        assert enter(stack, crowd, "2001:db8::1") == [True]
+        assert enter(stack, crowd, "2001:db8::2") == [False]
+        assert enter(stack, crowd, "2001:db8:0:1::1") == [True]
+
+
+@pytest.mark.parametrize(("most", "address"), [(1, "127.0.0.1"), (1, "::1"), (1, "::ffff:127.0.0.1"), (0, "192.0.2.1")])
+async def test_this_machine_is_not_counted_and_0_counts_nobody(most: int, address: str) -> None:
+    crowd = Crowd(most)
+    with ExitStack() as stack:
+        assert enter(stack, crowd, address, 5) == [True] * 5
+
+
+async def test_the_log_says_so_once_a_minute(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    crowd = Crowd(1)
+    with ExitStack() as stack, caplog.at_level(logging.WARNING):
+        enter(stack, crowd, "192.0.2.1", 100)
+        await trio.sleep(QUIET_SECONDS)
+        enter(stack, crowd, "192.0.2.1")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "192.0.2.1" in said[0]
+    assert said[1].startswith("99 connections")
+
+
+@pytest.mark.parametrize("door", ["http", "amqp"])
+async def test_each_door_closes_what_is_too_much(
+    door: str, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real sockets, which seem to come from elsewhere."""
+    module: Any = {"http": web_server, "amqp": amqp_server}[door]
+    monkeypatch.setattr(module, "peer_of", lambda socket: Peer("192.0.2.1", 1))
+    crowd = Crowd(2)
+    async with open_broker("memory:") as broker:
+        serve: Any
+        if door == "http":
+
+            async def app(scope: Scope, receive: Any, send: Any) -> None: ...
+
+            app.handler = None  # type: ignore[attr-defined]
+            serve = partial(web_server.serve, app, crowd=crowd)  # type: ignore[arg-type]
+        else:
+            serve = partial(amqp_server.serve, amqp_server.AmqpState(broker), crowd=crowd, version="0")
+        urls = await nursery.start(partial(serve, "127.0.0.1", 0, stop=trio.sleep_forever))
+        port = int(urls[0].rpartition(":")[2])
+        streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
+        with trio.fail_after(10):
+            assert await streams[2].receive_some() == b""
+        with trio.move_on_after(0.05) as silence:
+            await streams[0].receive_some()
+        assert silence.cancelled_caught
+        for stream in streams:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()

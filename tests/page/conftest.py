@@ -1,0 +1,102 @@
+"""A browser, started once for a file of tests, and a daemon beside it."""
+
+from __future__ import annotations
+
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mq.testing.ports import HeldPort
+from tests.access.files import PASSWORD, TOKEN, write_users
+from tests.e2e.daemon import Daemon
+from tests.page.hand import Hand
+
+USERS = """
+[users.reader]
+password = "PASSWORD"
+consume = ["shop"]
+[users.publisher]
+password = "PASSWORD"
+publish = ["shop"]
+[users.pauser]
+password = "PASSWORD"
+pause = ["sho?"]
+[users.maker]
+password = "PASSWORD"
+configure = ["s*"]
+[users.watcher]
+password = "PASSWORD"
+monitor = ["*"]
+[users.boss]
+password = "PASSWORD"
+tokens = ["TOKEN"]
+administer = ["*"]
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="there is no playwright here: make dev")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("there is no chromium here: sudo bash tests/setup-system.sh --yes")
+    with api.sync_playwright() as playwright:
+        # Its sandbox needs rights that tests in a container have not; it is led to our own pages alone.
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
+
+
+class Open(Daemon):
+    """One without users, with its door of AMQP."""
+
+    amqp_port = 0
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    """One without users, for all tests of a file. Each has queues of its own."""
+    folder = tmp_path_factory.mktemp("page")
+    held = HeldPort()
+    with Open(folder / "root", folder / "log", "--amqp-port", str(held.number)) as daemon:
+        daemon.amqp_port = held.number
+        yield daemon
+        daemon.stop()
+    held.close()
+    said = (folder / "log").read_text()
+    assert "Traceback" not in said
+    assert "error" not in said.lower()
+
+
+class Guarded(Daemon):
+    """One with users: `reader` may consume from `shop`, and `boss` may do everything."""
+
+    password = PASSWORD
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    users = write_users(folder / "users.toml", USERS)
+    with Guarded(folder / "root", folder / "log", "--users", users) as daemon:
+        for method, path, body in (
+            ("PUT", "/shop", b""),
+            ("PUT", "/secret", b""),
+            ("POST", "/shop/messages", b"an order"),
+        ):
+            asked = urllib.request.Request(f"http://127.0.0.1:{daemon.port}{path}", body, method=method)
+            asked.add_header("Authorization", f"Bearer {TOKEN}")
+            urllib.request.urlopen(asked, timeout=10).close()
+        yield daemon
+        daemon.stop()
+
+
+@pytest.fixture
+def hand(browser: Any, daemon: Daemon) -> Iterator[Hand]:
+    """Somebody at the page of the daemon without users."""
+    with Hand.at(browser, f"http://127.0.0.1:{daemon.port}") as hand:
+        hand.open()
+        yield hand

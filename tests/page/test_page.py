@@ -1,0 +1,452 @@
+"""The page in a browser: the main path whole, hostile content, users and rights, the keyboard, what keeps people out.
+
+One browser and one daemon for all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.web.page_files import FOLDER, page_files
+from tests.access.files import PASSWORD, write_users
+from tests.e2e.daemon import TREE
+from tests.page.hand import SECONDS, Hand
+from tests.page.hostile import HOSTILE, MARKER, declare_hostile, fill_with_hostile
+from tests.web.test_tls import Authority
+
+pytestmark = pytest.mark.slow
+
+MOST_CLICKS = 12
+MOST_BYTES = 150 * 1024
+VIEWS = ("queues", "dead", "consumers", "connections", "exchanges", "node")
+
+
+def test_a_newcomers_path(hand: Hand) -> None:
+    """Make a queue, publish, watch it arrive, let it die, find it among the dead, redrive it."""
+    tab = hand.tab
+    hand.press("New queue")
+    hand.write("Name", "first")
+    hand.click("button", "Create")
+    tab.get_by_role("heading", name="first").wait_for()
+    hand.write("Body", "a message with an end")
+    hand.write("Expires after, in seconds", "2")
+    hand.click("button", "Publish")
+    hand.row("a message with an end").wait_for()
+    tab.get_by_text("No messages here.").wait_for()  # it has died
+    hand.click("link", re.compile("^Dead letters"))  # a badge stands behind it
+    dead = hand.row("a message with an end")
+    assert "its time to live was over" in dead.inner_text()
+    assert "first" in dead.inner_text()
+    hand.clicks += 1
+    dead.get_by_role("checkbox").check()
+    hand.click("button", "Redrive")
+    hand.sees("1 message moved to where they died")
+    assert hand.clicks <= MOST_CLICKS
+
+
+def test_the_first_view_is_small(hand: Hand) -> None:
+    """All that goes over the wire until it stands there."""
+    sizes: dict[str, int] = {}
+    network = hand.tab.context.new_cdp_session(hand.tab)
+    network.send("Network.enable")
+    network.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    network.on("Network.loadingFinished", lambda told: sizes.update({told["requestId"]: told["encodedDataLength"]}))
+    hand.open()
+    hand.tab.wait_for_load_state("load")
+    assert len(sizes) >= len(page_files().files) - 1
+    assert sum(sizes.values()) < MOST_BYTES / 3
+
+
+def test_queues_are_sorted_and_filtered_and_live(hand: Hand) -> None:
+    for name, count in (("sorted-a", 1), ("sorted-b", 3), ("sorted-c", 2)):
+        hand.ask("PUT", f"/{name}")
+        for _ in range(count):
+            hand.ask("POST", f"/{name}/messages", b"x")
+    hand.tab.get_by_label("Filter").fill("SORTED-")
+    hand.sees("3 of ")
+    hand.click("button", "Ready")
+    names = hand.tab.locator("tbody th a")
+    hand.until(lambda: names.all_inner_texts() == ["sorted-b", "sorted-c", "sorted-a"])
+    hand.click("button", "Ready")
+    hand.until(lambda: names.all_inner_texts() == ["sorted-a", "sorted-c", "sorted-b"])
+    assert hand.tab.locator("th[aria-sort=ascending]").inner_text() == "Ready"
+    for _ in range(4):
+        hand.ask("POST", "/sorted-a/messages", b"x")
+    hand.until(lambda: names.all_inner_texts() == ["sorted-c", "sorted-b", "sorted-a"])
+    hand.ask("DELETE", "/sorted-c")
+    hand.until(lambda: names.all_inner_texts() == ["sorted-b", "sorted-a"])
+
+
+def test_messages_are_looked_into(hand: Hand) -> None:
+    hand.ask("PUT", "/bodies")
+    large = json.dumps({"number": 12345678901234567890, "list": [1, {}, "é" * 200]})
+    hand.ask("POST", "/bodies/messages", large, content_type="application/json", x_message_attribute_color="blue")
+    hand.ask("POST", "/bodies/messages", bytes(range(256)))
+    hand.open("#/queue/bodies")
+    hand.tab.locator("button.look").first.click()
+    body = hand.tab.locator("dialog pre")
+    assert '"number": 12345678901234567890,' in body.inner_text()
+    assert "blue" in hand.tab.locator("dialog").inner_text()
+    hand.click("button", "Text")
+    assert body.inner_text() == large
+    hand.click("button", "Hex")
+    assert body.inner_text().startswith("00000000  7b 22 6e 75")
+    hand.tab.keyboard.press("Escape")
+    hand.tab.locator("button.look").last.click()
+    assert "000000f0  f0 f1" in body.inner_text()
+    assert hand.tab.get_by_role("button", name="Text", exact=True).count() == 0  # it is none
+    hand.click("button", "Close")
+
+
+def test_dead_letters_of_one_kind_are_redriven(hand: Hand) -> None:
+    for name in ("kinds", "kinds.dead"):
+        hand.ask("PUT", f"/{name}")
+    hand.ask("PATCH", "/kinds", '{"dead_letter_queue": "kinds.dead", "max_receives": 1}')
+    for reason in ("no room", "a bug", "no room"):
+        hand.ask("POST", "/kinds/messages", f"ended by {reason}")
+        [message] = hand.ask("GET", "/kinds/preview")["messages"]
+        hand.ask("GET", "/kinds/messages")
+        hand.ask("PATCH", f"/kinds/messages/{message['id']}", json.dumps({"delay": 0, "reason": reason}))
+        hand.until(lambda: hand.ask("GET", "/kinds")["ready"] + hand.ask("GET", "/kinds")["leased"] == 0)
+    hand.ask("PATCH", "/kinds", '{"max_receives": null}')
+    hand.open("#/dead")
+    hand.row("ended by a bug").wait_for()
+    hand.write("Filter", "NO ROOM")
+    hand.row("ended by a bug").wait_for(state="detached")
+    group = hand.tab.get_by_role("region", name="Messages of kinds.dead")
+    group.get_by_role("checkbox", name="Choose all shown of kinds.dead").check()
+    hand.tab.locator("section[aria-label='kinds.dead']").get_by_role("button", name="Redrive", exact=True).click()
+    hand.sees("2 messages moved to where they died")
+    assert hand.ask("GET", "/kinds")["ready"] == 2
+    assert hand.ask("GET", "/kinds.dead")["ready"] == 1
+
+
+def test_what_can_be_done_with_a_queue(hand: Hand) -> None:
+    hand.ask("PUT", "/done")
+    hand.ask("PUT", "/elsewhere")
+    for number in range(3):
+        hand.ask("POST", "/done/messages", f"message {number}")
+    hand.open("#/queue/done")
+    hand.row("message 0").get_by_role("checkbox").check()
+    hand.click("button", "Move…")
+    hand.write("To the queue", "elsewhere", inside=hand.tab.locator("dialog"))
+    hand.click("button", "Move")
+    hand.sees("1 message moved to elsewhere")
+    hand.row("message 1").get_by_role("checkbox").check()
+    hand.click("button", "Remove…")
+    hand.click("button", "Remove")
+    hand.sees("1 message removed")
+    hand.press("Settings")
+    hand.write("Most receives", "2")
+    hand.click("button", "Save")
+    hand.sees("max_receives needs a dead_letter_queue")
+    hand.write("Dead-letter queue", "elsewhere")
+    hand.click("button", "Save")
+    hand.sees("saved")
+    assert hand.ask("GET", "/done")["dead_letter_queue"] == "elsewhere"
+    hand.click("button", "Pause delivery")
+    hand.sees("delivery is paused")
+    assert hand.ask("GET", "/done")["paused"]
+    hand.click("button", "Resume delivery")
+    hand.click("button", "Pause publishing")
+    hand.sees("publishing is paused")
+    assert hand.ask("GET", "/done")["publish_paused"]
+    hand.click("button", "Resume publishing")
+    hand.sees("publishing goes on")
+    hand.click("button", "Purge…")
+    hand.click("button", "Cancel")
+    assert hand.ask("GET", "/done")["ready"] == 1
+    hand.click("button", "Purge…")
+    hand.click("button", "Purge")
+    hand.sees("1 message removed")
+    hand.click("button", "Delete…")
+    hand.click("button", "Delete")
+    hand.sees("done is deleted")
+    assert "done" not in [each["name"] for each in hand.ask("GET", "/-/queues")["queues"]]
+
+
+# What is published here is not trusted
+
+
+def test_hostile_content_is_text_in_every_view(hand: Hand, daemon: Any) -> None:
+    fill_with_hostile(hand)
+    connection = declare_hostile(daemon.amqp_port)
+    tab = hand.tab
+    for place in (*(f"#/{view}" for view in VIEWS), "#/queue/hostile", f"#/{HOSTILE[0]}"):
+        hand.open(place)
+        tab.locator("main tbody tr, main .tiles").first.wait_for()
+        assert_harmless(hand)
+        if place in ("#/exchanges", "#/consumers"):
+            for text in HOSTILE:
+                assert text in tab.locator("main").inner_text()
+    connection.close()
+    hand.open("#/dead")
+    for _ in HOSTILE:
+        tab.locator("button.look").first.wait_for()
+    assert f"the last error: {HOSTILE[1]}" in tab.locator("main").inner_text()
+    for place in range(tab.locator("button.look").count()):
+        tab.locator("button.look").nth(place).click()
+        tab.locator("dialog pre").wait_for()
+        assert_harmless(hand)
+        tab.keyboard.press("Escape")
+    for text in HOSTILE:
+        assert text.strip() in tab.locator("main").inner_text()
+    hand.open("#/queue/hostile")
+    for text in HOSTILE:  # what mq refuses is said, and said as text
+        hand.write("Body", "x")
+        hand.write("Content type", "text/plain")
+        hand.write("Headers", f"{text}: {text}")
+        hand.click("button", "Publish")
+        tab.locator("#said:not(:empty)").wait_for()
+        assert_harmless(hand)
+
+
+def assert_harmless(hand: Hand) -> None:
+    assert hand.tab.evaluate(f"window.{MARKER}") is None
+    assert hand.tab.locator(f"[{MARKER}], main img, main script, main iframe, main style, dialog img").count() == 0
+    assert hand.tab.title().endswith("mq")
+
+
+def test_a_published_script_does_not_run(hand: Hand) -> None:
+    """Not even by markup that stood in the page: its policy names the page's own files alone."""
+    hand.ask("PUT", "/scripts")
+    hand.ask("POST", "/scripts/messages", f"window.{MARKER} = 1", content_type="text/javascript")
+    [message] = hand.ask("GET", "/scripts/preview")["messages"]
+    hand.tab.evaluate(
+        """([path, marker]) => new Promise((resolve) => {
+            const script = document.createElement("script");
+            script.onload = script.onerror = resolve;
+            try { script.src = path; } catch { resolve(); }
+            script.setAttribute("data-" + marker, "");
+            document.head.append(script);
+            setTimeout(resolve, 300);
+        })""",
+        [f"/scripts/messages/{message['id']}", MARKER],
+    )
+    assert hand.tab.evaluate(f"window.{MARKER}") is None
+    assert any("TrustedScriptURL" in said or "Content Security Policy" in said for said in hand.complaints)
+    hand.complaints.clear()
+
+
+def test_slow_consumers_are_marked(hand: Hand) -> None:
+    module = f"{FOLDER}{page_files().version}/connections.js"
+    for prefetch, unacknowledged, idle, is_slow in (
+        (5, 5, 11, True),
+        (5, 5, 9, False),
+        (5, 4, 30, False),
+        (5, 1, 61, True),
+        (0, 0, 999, False),
+        (None, 0, 99, False),
+    ):
+        consumer = {"prefetch": prefetch, "unacknowledged": unacknowledged, "idle_seconds": idle}
+        asked = "([module, each]) => import(module).then(({ isSlow }) => isSlow(each))"
+        assert hand.tab.evaluate(asked, [module, consumer]) == is_slow
+
+
+# Users
+
+
+def test_a_reader_logs_in_and_sees_no_button_that_would_be_refused(browser: Any, guarded: Any) -> None:
+    with Hand.at(browser, f"http://127.0.0.1:{guarded.port}") as hand:
+        hand.open()
+        log_in(hand, "reader", "wrong horse")
+        hand.sees("mq knows no user of that name")
+        hand.tab.wait_for_timeout(600)  # who was wrong waits for half a second
+        log_in(hand, "reader", guarded.password)
+        hand.tab.get_by_role("heading", name="Queues").wait_for()
+        hand.tab.get_by_role("link", name="shop", exact=True).wait_for()
+        assert hand.tab.locator("tbody th a").all_inner_texts() == ["shop"]
+        assert hand.tab.locator("nav a").all_inner_texts() == ["Queues", "Dead letters"]
+        assert hand.tab.get_by_text("New queue").count() == 0
+        [cookie] = hand.tab.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert hand.tab.evaluate("document.cookie") == ""
+        hand.open("#/queue/shop")
+        hand.row("an order").wait_for()
+        buttons = [text for text in hand.tab.locator("main button").all_inner_texts() if text]
+        assert [text for text in buttons if text != "More"] == ["Ready", "Leased", "Delayed", "Remove…", "an order"]
+        assert hand.tab.get_by_text("Publish a message").count() == 0
+        assert hand.tab.get_by_text("Settings").count() == 0
+        hand.open("#/queue/secret")
+        hand.sees("no queue named secret, or none that you may see")
+        other = hand.tab.context.new_page()
+        other.goto(hand.url)
+        hand.open("#/queue/shop")
+        other.get_by_role("button", name="Log out").click()
+        other.get_by_role("heading", name="Log in to mq").wait_for()
+        other.close()
+        hand.click("button", "Delayed")  # with a session that is over
+        hand.tab.get_by_role("heading", name="Log in to mq").wait_for()
+        log_in(hand, "reader", guarded.password)
+        hand.row("an order").wait_for()  # where it was before
+        hand.click("button", "Log out")
+        hand.tab.get_by_role("heading", name="Log in to mq").wait_for()
+        assert hand.tab.context.cookies() == []
+
+
+PAUSES = {"Pause delivery", "Pause publishing"}
+MAKES = PAUSES | {"Redrive all…", "Purge…", "Delete…", "Save"}
+READS = {"Ready", "Leased", "Delayed"}
+SHOWN = {
+    "publisher": {"Publish"},
+    "pauser": PAUSES,
+    "maker": MAKES,
+    "watcher": set(),
+    "reader": READS | {"an order", "Remove…"},
+    "boss": MAKES | READS | {"Publish", "an order", "Redrive", "Move…", "Remove…"},
+}
+"""User -> the buttons of a queue's view."""
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", SHOWN)
+def test_each_right_has_its_buttons_and_no_request_is_refused(browser: Any, guarded: Any, name: str) -> None:
+    with Hand.at(browser, f"http://127.0.0.1:{guarded.port}") as hand:
+        hand.open()
+        log_in(hand, name, guarded.password)
+        hand.tab.get_by_role("link", name="shop", exact=True).wait_for()
+        refused: list[str] = []
+        hand.tab.on("response", lambda reply: reply.status >= 400 and refused.append(reply.url))
+        hand.open("#/queue/shop")
+        hand.tab.locator(".tiles dd", has_text=re.compile(".")).first.wait_for()
+        if "an order" in SHOWN[name]:
+            hand.row("an order").wait_for()
+        for summary in hand.tab.locator("details:not([open]) > summary").all():
+            summary.click()
+        buttons = hand.tab.locator("main button:visible")
+        assert set(buttons.all_inner_texts()) == SHOWN[name]
+        for link in hand.tab.locator("nav a").all():
+            link.click()
+            hand.tab.locator("main h1").wait_for()
+            hand.tab.wait_for_timeout(200)
+        has_all = name in ("watcher", "boss")
+        assert hand.tab.locator("nav a").count() == (len(VIEWS) if has_all else 2)
+        assert refused == []
+
+
+@pytest.mark.proof
+def test_over_tls_the_cookie_is_secure_and_all_goes_over_http2(browser: Any, tmp_path: Path, free_port: int) -> None:
+    files = Authority(tmp_path).files
+    users = write_users(tmp_path / "users.toml", '[users.boss]\npassword = "PASSWORD"\nadminister = ["*"]\n')
+    options = ("--users", users, "--tls-cert", str(files.certificate), "--tls-key", str(files.key))
+    said = tmp_path / "log"
+    command = [sys.executable, "-m", "mq", "--root", tmp_path / "root", "--port", str(free_port), "--amqp-port", "0"]
+    with said.open("wb") as log:
+        daemon = subprocess.Popen([*command, *options], cwd=TREE, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        with Hand.at(browser, f"https://localhost:{free_port}", ignore_https_errors=True) as hand:
+            hand.until(lambda: "serves" in said.read_text() or daemon.poll() is not None)
+            hand.open()
+            log_in(hand, "boss", PASSWORD)
+            hand.tab.get_by_role("heading", name="Queues").wait_for()
+            [cookie] = hand.tab.context.cookies()
+            assert cookie["secure"]
+            hand.press("New queue")
+            hand.write("Name", "over-tls")
+            hand.click("button", "Create")
+            hand.write("Body", "seen by an event")
+            hand.click("button", "Publish")
+            hand.row("seen by an event").wait_for()
+            protocols = "performance.getEntriesByType('resource').map((each) => each.nextHopProtocol)"
+            assert set(hand.tab.evaluate(protocols)) == {"h2"}
+            daemon.terminate()  # with an event stream open
+            assert daemon.wait(SECONDS) == 0
+            hand.sees("not live")
+            hand.complaints.clear()  # the browser's, that nobody is there
+    finally:
+        daemon.kill()
+        daemon.wait()
+    assert "Traceback" not in said.read_text()
+
+
+def log_in(hand: Hand, name: str, secret: str) -> None:
+    hand.write("Name", name)
+    hand.write("Password or token", secret)
+    hand.click("button", "Log in")
+
+
+# Everybody
+
+
+def test_the_keyboard_is_enough(hand: Hand) -> None:
+    """The main path without a mouse: by Tab, Space and Enter alone."""
+    keys = hand.tab.keyboard
+    hand.tab_to("New queue")
+    keys.press("Enter")
+    hand.tab.locator("input[required]:focus").wait_for()
+    keys.type("by-keys")
+    keys.press("Enter")
+    hand.tab.get_by_role("heading", name="by-keys").wait_for()
+    hand.tab_to("Body")
+    keys.type("typed")
+    hand.tab_to("Publish")
+    keys.press("Space")
+    hand.row("typed").wait_for()
+    hand.tab_to("typed")
+    keys.press("Enter")
+    hand.tab.locator("dialog").wait_for()
+    keys.press("Escape")
+    hand.tab_to("Choose all shown of by-keys")
+    keys.press("Space")
+    hand.tab_to("Remove…", back=True)
+    keys.press("Enter")
+    keys.press("Enter")  # the question's first button is the one that says yes
+    hand.sees("1 message removed")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "views"),
+    [
+        ("light", ("queues", "dead")),
+        pytest.param("light", VIEWS, marks=pytest.mark.proof, id="light, all views"),
+        pytest.param("dark", VIEWS, marks=pytest.mark.proof, id="dark, all views"),
+    ],
+)
+def test_axe_finds_nothing_serious(browser: Any, daemon: Any, scheme: str, views: tuple[str, ...]) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe here: make dev").Axe()
+    # axe is put into the page as a script, and the page's policy is there to refuse such
+    with Hand.at(browser, f"http://127.0.0.1:{daemon.port}", color_scheme=scheme, bypass_csp=True) as hand:
+        hand.open()
+        prepare(hand)
+        for place in (*(f"#/{view}" for view in views), "#/queue/axe"):
+            hand.open(place)
+            hand.tab.wait_for_timeout(100)
+            for details in hand.tab.locator("details:not([open]) > summary").all():
+                details.click()
+            assert serious(axe, hand) == [], place
+        hand.tab.locator("button.look").first.click()
+        assert serious(axe, hand) == [], "a message"
+
+
+def prepare(hand: Hand) -> None:
+    if "axe" in [each["name"] for each in hand.ask("GET", "/-/queues")["queues"]]:
+        return
+    for name in ("axe", "axe.dead"):
+        hand.ask("PUT", f"/{name}")
+    hand.ask("PATCH", "/axe", json.dumps({"dead_letter_queue": "axe.dead"}))
+    hand.ask("POST", "/axe/messages", b"x", x_message_ttl="0.01")
+    hand.ask("POST", "/axe/messages", b"x")
+    hand.until(lambda: hand.ask("GET", "/axe.dead")["ready"] == 1)
+
+
+def serious(axe: Any, hand: Hand) -> list[str]:
+    found = axe.run(hand.tab).response["violations"]
+    return [f"{each['id']}: {node['html'][:200]} {node['failureSummary']}" for each in found for node in each["nodes"]]
+
+
+def test_a_phone_needs_not_be_turned(browser: Any, daemon: Any) -> None:
+    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+    with Hand.at(browser, f"http://127.0.0.1:{daemon.port}", **phone) as hand:
+        hand.open()
+        prepare(hand)
+        for place in (*(f"#/{view}" for view in VIEWS), "#/queue/axe"):
+            hand.open(place)
+            hand.tab.wait_for_timeout(50)
+            assert hand.tab.evaluate("document.documentElement.scrollWidth") <= 360, place

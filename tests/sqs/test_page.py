@@ -1,0 +1,50 @@
+"""docs/sqs.md says what the door has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+from mq.sqs.attributes import ATTRIBUTES
+from mq.sqs.door import ACTIONS
+from tests.e2e.daemon import TREE, Daemon
+
+PAGE: Final = (TREE / "docs" / "sqs.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_each_action_has_its_row_and_its_tests() -> None:
+    rows = [line.split("|")[1:3] for line in section("Actions").splitlines() if line.startswith("| ")][1:]
+    named = [name for names, _ in rows for name in re.findall(r"\w+", names)]
+    assert sorted(named) == sorted(ACTIONS)
+    for _, tests in rows:
+        found = re.findall(r"`(tests/sqs/\w+\.py)::(\w+)`", tests)
+        assert found
+        for file, test in found:
+            assert f"def {test}(" in (TREE / file).read_text()
+
+
+def test_each_attribute_has_its_row() -> None:
+    for name in ATTRIBUTES:
+        assert name == "All" or name.partition("Number")[0] in section("Attributes"), name
+
+
+def test_each_action_takes_a_right() -> None:
+    said = section("Users")
+    for name in ACTIONS:
+        covered = name in said or name.removesuffix("Batch") in said or "Permission" in name or name == "ListQueues"
+        assert covered, name
+
+
+@pytest.mark.slow
+def test_the_first_block_runs(daemon: Daemon) -> None:
+    block = PAGE.partition("```python\n")[2].partition("```")[0].replace(":8080", f":{daemon.port}")
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "hello\n", done.stderr

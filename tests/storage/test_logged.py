@@ -1,0 +1,433 @@
+"""A store with a log: a batch is one flush, files are as without a log, and a cut takes nothing that was answered."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.storage.conformance import (
+    CHECKS,
+    REOPENING_CHECKS,
+    Check,
+    ReopeningCheck,
+    run_check,
+    run_reopening_check,
+)
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.doctor import FindingKind, open_to_inspect, repair
+from mq.storage.files.hop import inline_hop
+from mq.storage.files.log import Log, read_log
+from mq.storage.files.logged import (
+    LARGEST_INLINE,
+    Forgotten,
+    Kept,
+    Moved,
+    QueueRemoved,
+    Refused,
+    Removed,
+    Saying,
+    Wrote,
+    decode,
+    encode,
+)
+from mq.storage.files.mount import Mount, mount_of
+from mq.storage.files.posix import FolderStorage
+from mq.storage.files.source import SourceFolder
+from mq.storage.interface import QUEUE, Entry, Move, Result, Sharing, Storage, Unlink, Write
+from mq.storage.options import StorageOptions
+from mq.testing import disk as simulated
+from mq.testing.faults import Faults, PowerCut
+from tests.storage.disks import LEASE, MOUNTS, Disk, new_id
+
+SEEDS: Final = range(12)
+"""Each loses something else in a power cut."""
+LOG_BYTES: Final = 1 << 16
+LOGGED: Final = MOUNTS["rename"]._replace(logged=True)
+
+
+class CutDisk(Disk):
+    """A store with a log, on a disk whose power can be cut."""
+
+    def __init__(self, seed: int = 0, *, ordered: bool = True, log: bool = True) -> None:
+        random = Random(seed)
+        medium = simulated.Medium.ORDERED if ordered else simulated.Medium.UNORDERED
+        self.odds = Faults(random, lambda told: None)
+        self.power = simulated.Disk(medium, random, self.odds)
+        mount = MOUNTS["rename" if ordered else "unordered"]._replace(logged=True)
+        super().__init__(mount, self.power, "/root", syncfs=True, log=log, log_bytes=LOG_BYTES)
+
+    @property
+    def log(self) -> Log:
+        found = self.folders.log
+        assert found is not None
+        return found
+
+    def pending(self) -> int:
+        """How many records count."""
+        return len(read_log(self.power, "/root/state/log"))
+
+    async def cut(self, after: int | None = None) -> bool:
+        """The power fails, and the store is opened again; where `after` is given, until the power fails once more at
+        that call. Whether the store is open.
+        """
+        self.power.crash()
+        self.odds.lift()
+        self._storage = None
+        self.odds.cut_at = None if after is None else self.odds.calls + after
+        try:
+            await self.open()
+        except PowerCut:
+            return False
+        self.odds.lift()
+        return True
+
+
+@asynccontextmanager
+async def begun(seed: int = 0, *, ordered: bool = True) -> AsyncIterator[CutDisk]:
+    disk = CutDisk(seed, ordered=ordered)
+    await disk.open()
+    await disk.make_queue()
+    disk.calls.log.clear()
+    yield disk
+    await disk.check_whole()
+
+
+# The promises
+
+
+@asynccontextmanager
+async def opened(disk: CutDisk) -> AsyncIterator[Storage]:
+    storage = disk.another()
+    await storage.open()
+    try:
+        yield storage
+    finally:
+        await storage.aclose()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_promise_is_kept(check: Check) -> None:
+    await run_check(check, lambda: opened(CutDisk()))
+
+
+@pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
+async def test_promise_is_kept_over_reopening(check: ReopeningCheck) -> None:
+    disks: list[CutDisk] = []
+
+    def make() -> object:
+        disks.append(CutDisk())
+        return opened(disks[-1])
+
+    await run_reopening_check(check, make, lambda: opened(disks[-1]))
+
+
+# A batch
+
+
+async def test_a_batch_is_one_flush_and_no_other_sync() -> None:
+    async with begun() as disk:
+        await disk.commit(*(Write("q", new_id(), b"body") for _ in range(10)))
+        assert len(disk.calls.said("fdatasync")) == 1
+        assert disk.calls.said("fsync", "syncfs") == []
+
+
+async def test_what_is_not_durable_is_in_a_record_and_not_flushed() -> None:
+    async with begun() as disk:
+        entry = await disk.bring(State.NEW)
+        disk.calls.log.clear()
+        await disk.done(Move(entry, State.READY, durable=False))
+        assert len(disk.calls.said("write_at")) == 1
+        assert disk.calls.said("fdatasync", "fsync", "syncfs") == []
+
+
+async def test_a_message_is_a_plain_file_at_once_and_at_rest_nothing_else_is_there() -> None:
+    async with begun() as disk:
+        entry = await disk.bring(State.READY, b"hello")
+        assert disk.bytes_of(f"queues/q/{entry.id}") == b"hello"
+        await disk.storage.aclose()
+        disk._storage = None
+        assert disk.pending() == 0
+        assert disk.files("queues", "new", "delay", "remove") == {f"queues/q/{entry.id}"}
+
+
+async def test_a_large_body_is_on_the_medium_before_its_record() -> None:
+    async with begun() as disk:
+        entry = await disk.bring(State.NEW, bytes(LARGEST_INLINE + 1))
+        order = [call.split()[0] for call in disk.calls.said("fsync", "write_at", "fdatasync")]
+        assert order[:3] == ["fsync", "fsync", "write_at"]
+        assert all(len(record.payload) < LARGEST_INLINE for record in read_log(disk.power, "/root/state/log"))
+        await disk.cut()
+        assert await disk.body(entry) == bytes(LARGEST_INLINE + 1)
+
+
+# Cuts
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_cut_takes_nothing_that_was_answered(seed: int, ordered: bool) -> None:
+    async with begun(seed, ordered=ordered) as disk:
+        await disk.make_queue("other")
+        kept = [await disk.bring(state, b"k" * 10, note="n") for state in (State.NEW, State.READY, State.DELAYED)]
+        moved = await disk.done(Move(kept.pop(1), State.READY, queue="other"))
+        gone = await disk.bring(State.DELAYED)
+        assert await disk.one(Unlink(gone, durable=True)) is Result.DONE
+        await disk.cut()
+        assert await disk.everything("q", "other") == {*kept, moved}
+        assert [await disk.body(entry) for entry in (*kept, moved)] == [b"k" * 10] * 3
+        assert await disk.attributes(moved) == {"note": "n"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_queue_that_was_deleted_and_made_again_is_another_one(seed: int) -> None:
+    """Its folder is emptied and gone while the log still speaks of the first one."""
+    async with begun(seed) as disk:
+        await disk.bring(State.READY, b"of the first")
+        await disk.storage.drop_record(QUEUE, "q")
+        [grave] = await disk.storage.scan(State.REMOVED)
+        while await disk.one(Unlink(grave)) is not Result.GONE:
+            pass
+        await disk.make_queue()
+        kept = await disk.bring(State.READY, b"of the second")
+        await disk.cut()
+        assert set(await disk.storage.records(QUEUE)) == {"q"}
+        # The end of the first one's empty folder need not be durable: the reaper takes that away again.
+        assert await disk.everything() - {grave} == {kept}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_what_was_refused_after_its_record_is_not_done_after_a_cut(seed: int) -> None:
+    async with begun(seed) as disk:
+        entry = await disk.bring(State.READY)
+        disk.calls.fail("rename", errno.ENOSPC, times=None)
+        outcome = (await disk.commit(Move(entry, State.DELAYED, LEASE)))[0]
+        disk.heal()
+        assert outcome.result is Result.FULL
+        await disk.cut()
+        assert await disk.everything() == {entry}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_cut_inside_the_recovery_takes_nothing_either(seed: int) -> None:
+    """At every fifth call of the recovery from the cut before."""
+    async with begun(seed) as disk:
+        kept = {await disk.bring(state) for state in (State.NEW, State.READY, State.DELAYED)}
+        cuts = 0
+        while not await disk.cut(after=1 + 5 * cuts):
+            cuts += 1
+        assert cuts > 10
+        assert await disk.everything() == kept
+
+
+# What an operator does
+
+
+async def test_what_was_taken_away_by_hand_stays_away_once_the_log_is_empty() -> None:
+    async with begun() as disk:
+        entry = await disk.bring(State.READY)
+        disk.log.empty()
+        disk.power.unlink(f"/root/{disk.path(entry)}")
+        disk.power.syncfs(disk.folders.syncs.root_fd)
+        await disk.cut()
+        assert await disk.everything() == set()
+
+
+async def test_what_was_moved_by_hand_stays_where_it_is() -> None:
+    async with begun() as disk:
+        await disk.make_queue("other")
+        entry = await disk.bring(State.READY)
+        disk.power.rename(f"/root/queues/q/{entry.id}", f"/root/queues/other/{entry.id}")
+        disk.power.syncfs(disk.folders.syncs.root_fd)
+        await disk.cut()
+        assert await disk.everything("q", "other") == {entry._replace(queue="other")}
+
+
+# Who opens what
+
+
+async def test_without_a_log_what_it_says_is_done_and_it_goes() -> None:
+    disk = CutDisk(1)
+    await disk.open()
+    await disk.make_queue()
+    kept = await disk.bring(State.READY)
+    disk.power.crash()
+    disk._storage = None
+    plain = FolderStorage(
+        "test:/root",
+        "/root",
+        disk.power,
+        StorageOptions(log=False),
+        mount=lambda root: disk.mount,
+        hop=inline_hop,
+        syncfs=True,
+    )
+    await plain.open()
+    assert await plain.scan(State.READY, "q") == [kept]
+    await plain.aclose()
+    assert not any(path.startswith("state/log") for path in disk.tree())
+
+
+@pytest.mark.parametrize(
+    ("mount", "sharing", "syncfs", "log"),
+    [
+        (MOUNTS["rename"], Sharing.ALONE, True, True),
+        (LOGGED, Sharing.WATCHED, True, True),
+        (LOGGED, Sharing.PEERS, True, True),
+        (LOGGED, Sharing.ALONE, False, True),
+        (LOGGED, Sharing.ALONE, True, False),
+    ],
+    ids=["where it was not proven", "beside a mover", "among peers", "where syncfs reports no errors", "not wanted"],
+)
+async def test_no_log(mount: Mount, sharing: Sharing, syncfs: bool, log: bool) -> None:
+    disk = Disk(mount, syncfs=syncfs, log=log, sharing=sharing)
+    await disk.open()
+    assert disk.folders.log is None
+    await disk.storage.aclose()
+
+
+async def test_a_log_is_the_default_where_it_was_proven() -> None:
+    disk = Disk(LOGGED, syncfs=True)
+    await disk.open()
+    assert disk.folders.log is not None
+    await disk.storage.aclose()
+
+
+def test_where_it_was_proven(tmp_path: Path) -> None:
+    """In the table of file systems, and by the journal."""
+    table, journals = tmp_path / "mountinfo", tmp_path / "jbd2"
+    (journals / "vda1-8").mkdir(parents=True)
+
+    def on(kind: str, source: str) -> bool:
+        table.write_text(f"1 1 0:0 / / rw - {kind} {source} rw\n")
+        return mount_of(str(tmp_path), str(table), str(journals)).logged
+
+    kinds = ("ext4", "xfs", "btrfs", "ext3", "zfs", "tmpfs", "overlay", "nfs4", "fuse.glusterfs")
+    assert [kind for kind in kinds if on(kind, "/dev/vda1")] == ["ext4", "xfs"]
+    assert not on("ext4", "/dev/vdb1")  # no journal
+
+
+async def test_while_a_log_is_in_use_versions_that_know_none_refuse_the_root() -> None:
+    """They open state/lock-moves as a file, before they change anything."""
+    disk = CutDisk()
+    await disk.open()
+    with pytest.raises(IsADirectoryError):
+        disk.power.open("/root/state/lock-moves", os.O_RDWR | os.O_CREAT)
+    await disk.storage.aclose()
+    at_rest = disk.tree()
+    assert not any(path.startswith(("state/lock-moves", "state/format")) for path in at_rest)
+
+
+async def test_a_root_of_a_later_version_is_refused() -> None:
+    disk = CutDisk()
+    await disk.open()
+    disk.power.crash()
+    disk.power.unlink("/root/state/format")
+    fd = disk.power.open("/root/state/format", os.O_WRONLY | os.O_CREAT)
+    disk.power.write(fd, b"3\n")
+    disk._storage = None
+    with pytest.raises(StorageUnusable, match="of a later mq than this one"):
+        await disk.open()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A real one, with a log in which a message is pending that the files have lost."""
+    for folder in ("new", "queues/q", "delay", "remove", "state/log"):
+        (tmp_path / folder).mkdir(parents=True)
+    log = Log(LinuxCalls(), str(tmp_path / "state" / "log"), lambda: None, lambda error: None, in_thread=False)
+    log.forget()
+    log.begin()
+    with log.lock:
+        log.append(encode([Wrote(f"queues/q/{new_id()}", 5, 0x3610A686, b"", b"hello")]))
+        log.flush()
+    log.close(failed=True)
+    (tmp_path / "state" / "format").write_text("2\n")
+    return tmp_path
+
+
+async def test_a_mover_leaves_a_root_with_a_log_alone(root: Path) -> None:
+    with pytest.raises(StorageUnusable, match="has a log in use there"):
+        SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
+
+
+async def test_a_mover_that_works_when_a_log_is_begun_stops(tmp_path: Path) -> None:
+    for folder in ("new", "queues/q", "state"):
+        (tmp_path / folder).mkdir(parents=True)
+    source = SourceFolder(State.NEW, str(tmp_path / "new"), str(tmp_path / "queues"))
+    id = new_id()
+    (tmp_path / "new" / f"q:{id}").write_bytes(b"body")
+    (tmp_path / "state" / "format").write_text("2\n")
+    [outcome] = await source.commit([Move(Entry("q", id, State.NEW), State.READY)])
+    assert outcome.result is Result.FULL
+    assert (tmp_path / "new" / f"q:{id}").exists()
+    source.close()
+
+
+def test_the_doctor_judges_no_file_before_the_log_is_done_again(root: Path) -> None:
+    with open_to_inspect(str(root)) as look:
+        seen = look.inspect(bodies=True, pause=lambda: None)
+    assert [(found.kind, found.detail) for found in seen.found] == [
+        (FindingKind.LOG, "1 records to be done again at the next start; then look again")
+    ]
+    repair(str(root))
+    with open_to_inspect(str(root)) as look:
+        seen = look.inspect(bodies=True, pause=lambda: None)
+    assert (seen.found, seen.messages) == ((), 1)
+
+
+def test_the_doctor_tells_of_a_damaged_log(root: Path) -> None:
+    with (root / "state" / "log" / "0").open("r+b") as file:
+        file.write(b"x")
+    with open_to_inspect(str(root)) as look:
+        [found] = look.inspect(bodies=True, pause=lambda: None).found
+    assert found.kind is FindingKind.LOG
+    assert "the header of" in found.detail
+    with pytest.raises(StorageUnusable, match=r"its log is damaged .*Restore the root from a backup"):
+        repair(str(root))
+
+
+# What a record says
+
+PATHS: Final = st.text("abc/:,0123456789-", min_size=1, max_size=40)
+KEYS: Final = st.text(min_size=1, max_size=20)
+JSON: Final = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3)
+
+
+@st.composite
+def wrote(draw: st.DrawFn) -> Wrote:
+    body = draw(st.binary(max_size=100))
+    if draw(st.booleans()):
+        return Wrote(draw(PATHS), len(body), draw(st.integers(0, 2**32 - 1)), draw(st.binary(max_size=50)), body)
+    return Wrote(draw(PATHS), draw(st.integers(0)), draw(st.integers(0, 2**32 - 1)), b"{}", None, draw(PATHS))
+
+
+SAYINGS: Final = st.one_of(
+    wrote(),
+    st.builds(Moved, PATHS, PATHS),
+    st.builds(Removed, PATHS),
+    st.builds(Kept, st.just("queue"), KEYS, JSON),
+    st.builds(Forgotten, st.just("key"), KEYS),
+    st.builds(QueueRemoved, PATHS, PATHS),
+    st.builds(Refused, st.integers(1), st.lists(st.integers(0, 99), min_size=1, max_size=5).map(tuple)),
+)
+
+
+@given(st.lists(SAYINGS, min_size=1, max_size=10))
+def test_what_is_encoded_is_decoded(sayings: list[Saying]) -> None:
+    assert decode(encode(sayings)) == sayings
+
+
+def test_what_a_later_version_says_is_not_passed_over() -> None:
+    with pytest.raises(ValueError, match="does not know"):
+        decode(encode([Removed("x")]).replace(b"u\t", b"z\t"))

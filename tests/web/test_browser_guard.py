@@ -1,0 +1,121 @@
+"""A page of somebody else's asks for nothing: by no name, from no origin, over neither lane."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mq.broker import open_broker
+from mq.web.browser_guard import BrowserGuard
+from mq.web.endpoints import Endpoints
+from mq.web.exchange import Reply, Request, empty
+from tests.e2e.daemon import Daemon
+from tests.web.talking import MAX_BODY, ask, detail, publish
+
+
+class Behind:
+    """Says yes to everything."""
+
+    async def handle(self, request: Request) -> Reply:
+        return empty(200)
+
+
+async def status(headers: dict[str, str], address: str = "127.0.0.1", hosts: tuple[str, ...] = ()) -> int:
+    return (await ask(BrowserGuard(Behind(), address, hosts), "GET", "/q", headers=headers)).status
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "hosts", "wanted"),
+    [
+        ("127.0.0.1:8080", "127.0.0.1", (), 200),
+        ("127.0.0.1", "127.0.0.1", (), 200),
+        ("127.9.9.9:1", "127.0.0.1", (), 200),
+        ("[::1]:8080", "127.0.0.1", (), 200),
+        ("::1", "127.0.0.1", (), 421),
+        ("localhost:8080", "127.0.0.1", (), 200),
+        ("LocalHost.:8080", "127.0.0.1", (), 200),
+        ("", "127.0.0.1", (), 200),
+        ("evil.test:8080", "127.0.0.1", (), 421),
+        ("localhost.evil.test", "127.0.0.1", (), 421),
+        ("127.0.0.1.evil.test:8080", "127.0.0.1", (), 421),
+        ("127.0.0.1:8080@evil.test", "127.0.0.1", (), 421),
+        ("10.1.2.3:8080", "127.0.0.1", (), 421),
+        ("2130706433", "127.0.0.1", (), 421),
+        ("10.1.2.3:8080", "10.1.2.3", (), 200),
+        ("10.1.2.4:8080", "10.1.2.3", (), 421),
+        ("queue.example:80", "queue.example", (), 200),
+        ("10.1.2.3:8080", "0.0.0.0", (), 200),
+        ("[fd00::7]:8080", "::", (), 200),
+        ("evil.test", "0.0.0.0", (), 421),
+        ("proxy.example", "127.0.0.1", ("proxy.example", "other"), 200),
+        ("evil.test", "127.0.0.1", ("proxy.example",), 421),
+        ("anything", "127.0.0.1", ("*",), 200),
+    ],
+)
+async def test_a_host_is_ours_or_refused(host: str, address: str, hosts: tuple[str, ...], wanted: int) -> None:
+    assert await status({"host": host} if host else {}, address, hosts) == wanted
+
+
+@pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        ({"origin": "http://127.0.0.1:8080"}, 200),
+        ({"origin": "https://127.0.0.1:8080", "sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"origin": "http://evil.test"}, 403),
+        ({"origin": "http://127.0.0.1:8081"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"origin": "http://127.0.0.1:8080", "sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "what comes tomorrow"}, 403),
+    ],
+)
+async def test_an_origin_is_ours_or_refused(headers: dict[str, str], wanted: int) -> None:
+    assert await status({"host": "127.0.0.1:8080", **headers}) == wanted
+
+
+async def test_a_refusal_says_what_to_do() -> None:
+    guard = BrowserGuard(Behind(), "127.0.0.1")
+    assert "--hosts" in detail(await ask(guard, "GET", "/q", headers={"host": "mq.example"}))
+    assert (await ask(guard, "HEAD", "/q", headers={"host": "mq.example"})).body == b""
+
+
+async def test_what_somebody_published_is_no_page_of_ours() -> None:
+    """Alone, in a batch, looked at: wherever a body of somebody else's goes out."""
+    async with open_broker("memory:") as broker:
+        endpoints = Endpoints(broker, MAX_BODY)
+        await ask(endpoints, "PUT", "/q")
+        ids = [await publish(endpoints, "q", b"<script>", headers={"content-type": "text/html"}) for _ in range(4)]
+        for method, path in (
+            ("GET", f"/q/messages/{ids[0]}"),
+            ("GET", "/q/peek"),
+            ("GET", "/q/browse"),
+            ("GET", "/q/messages"),
+            ("POST", "/q/take"),
+        ):
+            reply = await ask(endpoints, method, path)
+            headers = dict(reply.headers)
+            assert reply.status == 200, path
+            assert headers["x-content-type-options"] == "nosniff", path
+            assert headers["content-security-policy"] == "sandbox; default-src 'none'", path
+
+
+@pytest.mark.parametrize("lane", [(), ("--no-fast-lane",)], ids=["fast lane", "hypercorn"])
+def test_a_daemon_refuses_what_a_foreign_page_asks(tmp_path: Path, lane: tuple[str, ...]) -> None:
+    with Daemon(tmp_path / "root", tmp_path / "log", *lane) as daemon:
+        url = f"http://{daemon.address}:{daemon.port}"
+        ask_as_a_page(url)
+
+
+def ask_as_a_page(url: str) -> None:
+    with httpx.Client(base_url=url) as client:
+        assert client.put("/q").status_code == 201
+        attack = {"origin": "http://evil.test", "sec-fetch-site": "cross-site", "content-type": "text/html"}
+        assert client.post("/q/messages", content=b"<script>", headers=attack).status_code == 403
+        assert client.get("/q/messages", headers={"host": "evil.test"}).status_code == 421
+        assert client.get("/q").json()["ready"] == 0
+        assert client.post("/q/messages", content=b"x", headers={"origin": url}).status_code == 201

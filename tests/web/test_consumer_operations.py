@@ -1,0 +1,184 @@
+"""Claims and browsing, asked for over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from mq.broker import Broker
+from mq.web.endpoints import Endpoints
+from mq.web.exchange import Reply, Request
+from tests.web.talking import MAX_BODY, ask, detail, publish, stream
+from tests.web.test_features import call
+
+
+@pytest.fixture
+async def endpoints(broker: Broker) -> Endpoints:
+    await broker.create_queue("q")
+    return Endpoints(broker, MAX_BODY)
+
+
+async def fill(endpoints: Endpoints, count: int) -> list[str]:
+    return [await publish(endpoints, "q", b"%d" % number) for number in range(count)]
+
+
+async def start(endpoints: Endpoints) -> int:
+    status, standing = await call(endpoints, "POST /q/consumers/c")
+    assert status == 200
+    return int(standing["epoch"])
+
+
+async def page(endpoints: Endpoints, target: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The lines of a batch, and where the next one is."""
+    reply = await get(endpoints, target)
+    assert reply.status == 200, detail(reply)
+    assert isinstance(reply.body, bytes)
+    found = re.fullmatch(r'<(.+)>; rel="next"', dict(reply.headers).get("link", ""))
+    return [json.loads(line) for line in reply.body.splitlines()], found[1] if found else None
+
+
+async def get(endpoints: Endpoints, target: str, **headers: str) -> Reply:
+    path, _, query = target.partition("?")
+    return await endpoints.handle(Request("GET", path.encode(), query.encode(), headers, stream(), 0))
+
+
+async def test_from_start_to_acknowledgement(endpoints: Endpoints) -> None:
+    ids = await fill(endpoints, 5)
+    status, standing = await call(endpoints, "GET /q/consumers/c")
+    assert (status, standing["epoch"], standing["acknowledged"]) == (200, 0, 0)
+    epoch = await start(endpoints)
+    claim = f"/q/consumers/c/claim?batch=1&epoch={epoch}"
+    status, held = await call(endpoints, f"PUT {claim}&max=3")
+    assert (status, held["messages"], held["lost"], held["batch"]) == (201, 3, 0, 1)
+    assert (await call(endpoints, f"PUT {claim}")) == (200, held)
+    lines, following = await page(endpoints, claim)
+    assert [line["id"] for line in lines] == ids[:3]
+    assert [line["body"] for line in lines] == ["0", "1", "2"]
+    assert (held["first"], held["last"]) == (lines[0]["sequence"], lines[-1]["sequence"])
+    lines, following = await page(endpoints, f"{claim}&to=3&max=2")
+    assert [line["body"] for line in lines] == ["0", "1"]
+    assert following is not None
+    lines, following = await page(endpoints, following)
+    assert [line["body"] for line in lines] == ["2"]
+    assert following is None
+    status, listed = await call(endpoints, "GET /q/consumers")
+    assert [(each["consumer"], each["batch"], each["messages"]) for each in listed["consumers"]] == [("c", 1, 3)]
+    assert (await call(endpoints, f"DELETE {claim}"))[0] == 202
+    assert (await call(endpoints, f"DELETE {claim}"))[0] == 202
+    assert (await call(endpoints, f"PUT {claim}"))[0] == 409
+    assert (await call(endpoints, "GET /q"))[1]["ready"] == 2
+    second = f"/q/consumers/c/claim?batch=2&epoch={epoch}"
+    assert (await call(endpoints, f"PUT {second}"))[0] == 201
+    assert (await call(endpoints, "DELETE /q/consumers/c"))[0] == 200
+    assert (await call(endpoints, "GET /q"))[1]["ready"] == 2
+    assert (await call(endpoints, f"GET {second}"))[0] == 409
+
+
+async def test_a_claim_goes_with_a_checkpoint_and_if_it_was_read(endpoints: Endpoints) -> None:
+    await fill(endpoints, 3)
+    status, standing = await call(endpoints, "POST /q/consumers/c?checkpoint=x")
+    assert (status, standing["checkpoint"], standing["read"]) == (200, None, 0)
+    claim = f"/q/consumers/c/claim?batch=1&epoch={standing['epoch']}"
+    await call(endpoints, f"PUT {claim}")
+    lines, following = await page(endpoints, f"{claim}&to=3&of=3&max=2")
+    assert following is not None
+    lines += (await page(endpoints, following))[0]
+    assert [line["body"] for line in lines] == ["0", "1", "2"]
+    assert "of=3" in following
+    status, told = await call(endpoints, f"GET {claim}&of=4")
+    assert (status, "no longer 4" in told) == (412, True)
+    assert (await call(endpoints, f"POST {claim}&from=0&to=2&of=3&checkpoint=x"))[0] == 200
+    status, told = await call(endpoints, f"DELETE {claim}&if_read=true")
+    assert (status, "only 2 of the 3" in told) == (409, True)
+    status, told = await call(endpoints, "POST /q/consumers/c?checkpoint=y")
+    assert (status, "take_over=true" in told) == (409, True)
+    assert (await call(endpoints, "GET /q/consumers/c"))[1] == {
+        **standing,
+        "checkpoint": "x",
+        "batch": 1,
+        "messages": 3,
+        "read": 2,
+        "high": ANY,
+    }
+    assert (await call(endpoints, f"POST {claim}&from=2&to=3&of=3&checkpoint=x"))[0] == 200
+    assert (await call(endpoints, f"DELETE {claim}&if_read=true"))[0] == 202
+    status, standing = await call(endpoints, "POST /q/consumers/c?checkpoint=y&take_over=true")
+    assert (status, standing["checkpoint"], standing["acknowledged"]) == (200, None, 1)
+
+
+async def test_nothing_to_claim(endpoints: Endpoints) -> None:
+    epoch = await start(endpoints)
+    assert (await call(endpoints, f"PUT /q/consumers/c/claim?batch=1&epoch={epoch}"))[0] == 204
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "why"),
+    [
+        ("PUT /q/consumers/c/claim?epoch=1", 400, "parameter batch is missing"),
+        ("GET /q/consumers/c/claim?batch=1", 400, "parameter epoch is missing"),
+        ("DELETE /q/consumers/c/claim", 400, "parameter batch is missing"),
+        ("PUT /q/consumers/c/claim?batch=1&epoch=1", 409, "start it first"),
+        ("PUT /q/consumers/c/claim?batch=0&epoch=1", 400, "batch"),
+        ("PUT /q/consumers/c/claim?batch=1&epoch=1&lease=0", 400, "lease"),
+        ("PUT /q/consumers/c/claim?batch=1&epoch=1&max=10001", 400, "max"),
+        ("POST /q/consumers/a%2fb", 400, "consumer"),
+        ("POST /q/consumers/c?take_over=1", 400, "true or false"),
+        ("POST /q/consumers/c?checkpoint=%20", 400, "checkpoint"),
+        ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1", 400, "parameter of is missing"),
+        ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1&of=1", 409, "start it first"),
+        ("POST /nowhere/consumers/c", 404, "does not exist"),
+        ("GET /nowhere/consumers/c", 404, "does not exist"),
+        ("GET /nowhere/browse", 404, "does not exist"),
+        ("GET /nowhere/ranges", 404, "does not exist"),
+        ("GET /q/browse?after=-1", 400, "after"),
+        ("GET /q/ranges?parts=0", 400, "parts"),
+        ("PATCH /q/consumers/c/claim", 405, "allows GET, HEAD, PUT, POST, DELETE"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(endpoints: Endpoints, line: str, status: int, why: str) -> None:
+    found, told = await call(endpoints, line)
+    assert (found, why in told) == (status, True), told
+
+
+async def test_browsing_side_by_side(endpoints: Endpoints) -> None:
+    ids = await fill(endpoints, 9)
+    status, ranges = await call(endpoints, "GET /q/ranges?parts=2")
+    assert (status, ranges["messages"], len(ranges["bounds"])) == (200, 9, 2)
+    found, after = [], 0
+    for bound in ranges["bounds"]:
+        target: str | None = f"/q/browse?after={after}&up_to={bound}&max=2"
+        while target is not None:
+            lines, target = await page(endpoints, target)
+            found += [line["id"] for line in lines]
+            assert all(line["state"] == "ready" for line in lines)
+        after = bound
+    assert found == ids
+    assert (await call(endpoints, "GET /q"))[1]["ready"] == 9
+
+
+async def test_a_page_has_no_more_bytes_than_one_message_may(broker: Broker) -> None:
+    await broker.create_queue("q")
+    small = Endpoints(broker, 10)
+    for size in (4, 4, 4, 10, 1):
+        await broker.publish("q", b"x" * size)
+    sizes, target = [], "/q/browse"
+    while target:
+        lines, following = await page(small, target)
+        sizes.append([len(line["body"]) for line in lines])
+        target = following or ""
+    assert sizes == [[4, 4], [4], [10], [1]]
+
+
+async def test_a_part_has_its_sequence_too(endpoints: Endpoints) -> None:
+    await fill(endpoints, 1)
+    reply = await get(endpoints, "/q/browse", accept="multipart/mixed")
+    assert re.search(rb"x-message-sequence: \d{18}", reply.body.lower())
+
+
+async def test_head_is_allowed(endpoints: Endpoints) -> None:
+    reply = await ask(endpoints, "HEAD", "/q/browse")
+    assert (reply.status, reply.body) == (200, b"")

@@ -1,0 +1,126 @@
+"""A connection ends by itself. Time is virtual, the socket a stand-in."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from mq.web.watched_stream import IdleWatch, WatchedStream
+
+
+class Socket:
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def watched() -> tuple[WatchedStream, trio.StapledStream]:
+    ours, theirs = memory_stream_pair()
+    ours.socket = Socket()  # what a SocketStream has besides
+    return WatchedStream(ours), theirs
+
+
+@pytest.fixture
+def watch(nursery: trio.Nursery) -> IdleWatch:
+    watch = IdleWatch(10)
+    nursery.start_soon(watch.run)
+    return watch
+
+
+async def test_silence_ends_it(autojump_clock: MockClock, watch: IdleWatch) -> None:
+    stream, _ = watched()
+    await watch.serve(stream, trio.sleep_forever)
+    assert trio.current_time() == 10
+    assert stream.socket.is_closed
+
+
+async def test_each_has_its_own_silence(autojump_clock: MockClock, watch: IdleWatch, nursery: trio.Nursery) -> None:
+    ended = []
+
+    async def serve(begin: float) -> None:
+        await trio.sleep(begin)
+        stream, _ = watched()
+        await watch.serve(stream, trio.sleep_forever)
+        ended.append((begin, trio.current_time()))
+
+    async with trio.open_nursery() as serving:
+        for begin in (0, 3, 30):  # the last one comes when nobody is left
+            serving.start_soon(serve, begin)
+    assert ended == [(0, 10), (3, 13), (30, 40)]
+
+
+async def test_what_ends_by_itself_is_watched_no_more(autojump_clock: MockClock, watch: IdleWatch) -> None:
+    stream, _ = watched()
+    await watch.serve(stream, partial(trio.sleep, 1))
+    await trio.sleep(20)
+    assert not stream.socket.is_closed
+
+
+async def test_while_we_are_at_work_the_silence_is_ours(autojump_clock: MockClock, watch: IdleWatch) -> None:
+    stream, _ = watched()
+    work = stream.work()
+
+    async def serve() -> None:
+        work.begin()
+        await trio.sleep(100)
+        work.end()
+        await trio.sleep_forever()
+
+    await watch.serve(stream, serve)
+    assert trio.current_time() == 110
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+async def test_bytes_keep_it_open(autojump_clock: MockClock, watch: IdleWatch, direction: str) -> None:
+    stream, theirs = watched()
+
+    async def chatter() -> None:
+        for _ in range(5):
+            await trio.sleep(9)
+            if direction == "out":
+                await stream.send_all(b"x")
+            else:
+                await theirs.send_all(b"x")
+                await stream.receive_some()
+        await trio.sleep_forever()
+
+    await watch.serve(stream, chatter)
+    assert trio.current_time() == 55
+
+
+async def test_cancelling_it_closes_the_sockets(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    stream, _ = watched()
+    watch = IdleWatch(10)
+
+    async def shielded() -> None:
+        with trio.CancelScope(shield=True):
+            while not stream.socket.is_closed:
+                await trio.sleep(0.1)
+
+    with trio.move_on_after(1):
+        async with trio.open_nursery() as both:
+            both.start_soon(watch.run)
+            both.start_soon(watch.serve, stream, shielded)
+    assert stream.socket.is_closed
+    assert trio.current_time() < 2
+
+
+async def test_a_socket_that_was_closed_is_told_as_broken() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.setblocking(False)
+        stream = WatchedStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+        await stream.send(b"there")
+        assert theirs.recv(100) == b"there"
+        theirs.send(b"back")
+        assert await stream.receive(100) == b"back"
+        stream.socket.close()
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive(100)
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.send(b"more")

@@ -1,0 +1,26 @@
+"""Batches as the daemon writes them, whole."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from mq.doors.budget import Budget
+from mq.web.batches import FORMATS, BatchEntry, preferred
+from mq.web.multipart import begin_part, end_parts
+from mq.web.pages import COLUMNS, write_entries
+
+
+def encode_entries(accept: str, entries: Iterable[BatchEntry]) -> tuple[str, bytes]:
+    """The content type and the body, in the format that a client would rather have."""
+    content_type, pieces = write_entries(preferred(accept, FORMATS), deque(entries), Budget().reserve())
+    return content_type, b"".join(pieces)
+
+
+def encode_columns(entries: Iterable[BatchEntry]) -> bytes:
+    return b"".join(write_entries(COLUMNS, deque(entries), Budget().reserve())[1])
+
+
+def write_parts(boundary: str, parts: Iterable[tuple[Iterable[tuple[str, str]], bytes]]) -> bytes:
+    out = [b"".join((begin_part(boundary, headers), body, b"\r\n")) for headers, body in parts]
+    return b"".join((*out, end_parts(boundary)))

@@ -1,0 +1,108 @@
+"""Writes down which files dist and CI install, each by its SHA-256: nothing else is taken, whatever an index offers.
+
+Usage: python tools/lock.py
+
+``locked/dist.txt`` has what mq needs on every Python and machine that the one-file program serves, ``locked/dev.txt``
+what its developers and CI need on the Python and the machine that ran this. Versions are those of constraints.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+from dist import PACKED_PLUGINS
+from tqdm import tqdm
+
+TREE: Final = Path(__file__).resolve().parent.parent
+FOLDER: Final = TREE / "locked"
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
+PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64")
+BUILDS: Final = ("editables", "hatchling", "pip", "setuptools")
+"""What an editable install is built with, which has to be there before: then nothing is downloaded for it."""
+
+Locked = dict[str, set[str]]
+"""``name==version`` -> the SHA-256 of each of its files."""
+
+
+def main() -> None:
+    """Write both."""
+    mq = project(TREE)
+    needed = mq["dependencies"]
+    packed = [need for name in PACKED_PLUGINS for need in project(TREE / "plugins" / name)["dependencies"]]
+    in_one_file = [*needed, *(need for need in packed if not need.startswith("mq"))]
+    dist: Locked = defaultdict(set)
+    for python in tqdm(PYTHONS, desc="dist", disable=None):
+        for machine in PLATFORMS:
+            flags = ["--only-binary=:all:", "--python-version", python, "--platform", machine, "--target", "unused"]
+            for pin, hashes in resolve(in_one_file, *flags).items():
+                dist[pin] |= hashes
+    write(
+        FOLDER / "dist.txt",
+        dist,
+        "mq and the plugins of the one-file program on any Python from 3.11 to 3.14, on Linux",
+    )
+    plugins = [need for each in sorted(TREE.glob("plugins/*")) for need in project(each)["dependencies"]]
+    others = [need for need in plugins if not need.startswith("mq")]
+    dev = resolve([*needed, *extra(mq, "dev"), *others, *BUILDS])
+    write(FOLDER / "dev.txt", dev, f"developers and CI on {this_machine()}")
+
+
+def project(folder: Path) -> dict[str, list[str]]:
+    """The ``[project]`` table of a package."""
+    table: dict[str, list[str]] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return {"dependencies": []} | table
+
+
+def extra(mq: dict[str, list[str]], name: str) -> list[str]:
+    """What an extra of mq's stands for, those that it names included."""
+    found = []
+    for need in mq["optional-dependencies"][name]:  # type: ignore[call-overload]
+        if need.startswith("mq["):
+            for each in need[3:-1].split(","):
+                found += extra(mq, each)
+        else:
+            found.append(need)
+    return found
+
+
+def resolve(needed: list[str], *flags: str) -> Locked:
+    """What pip would install, by what it downloads.
+
+    Raises:
+        SystemExit: it cannot.
+    """
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    pins = ["--constraint", str(TREE / "constraints.txt")]
+    done = subprocess.run([*command, *pins, *flags, *needed], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    locked: Locked = defaultdict(set)
+    for each in json.loads(done.stdout)["install"]:
+        name, version = each["metadata"]["name"], each["metadata"]["version"]
+        locked[f"{name}=={version}"].add(each["download_info"]["archive_info"]["hashes"]["sha256"])
+    return locked
+
+
+def write(page: Path, locked: Locked, what_for: str) -> None:
+    """Write them down, a file a line."""
+    entries = [[pin, *(f"--hash=sha256:{digest}" for digest in sorted(locked[pin]))] for pin in locked]
+    entries.sort(key=lambda entry: entry[0].lower())
+    lines = [f"# For {what_for}. Written by tools/lock.py (make locked).", *map(" \\\n    ".join, entries)]
+    page.parent.mkdir(exist_ok=True)
+    page.write_text("\n".join(lines) + "\n")
+
+
+def this_machine() -> str:
+    """The Python and the machine that run this, in the words that setup.sh compares."""
+    return f"Python {sys.version_info.major}.{sys.version_info.minor} {platform.system()} {platform.machine()}"
+
+
+if __name__ == "__main__":
+    main()
