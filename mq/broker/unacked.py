@@ -140,19 +140,14 @@ class Unacked:
         Raises:
             StorageError: some could not be moved; they are where they were.
         """
-        if failed:
-            counted = [each for each in held if most is not None or self._counts(each)]
+        counted: list[Held] = []
+        others: list[Held] = []
+        for each in held:  # all at once: the settings may change while one is put back
+            (counted if failed and (most is not None or self._counts(each)) else others).append(each)
+        try:
             await self._change(counted, partial(self._fail, to_back=to_back, most=most))
-            held = [each for each in held if most is None and not self._counts(each)]
-        if to_back:
-            await self._change(held, self._send_back)
-            return
-        in_memory, leased = _split(held)
-        for index, entries in self._by_queue(in_memory):
-            self._holds.put_back(index, entries, is_returned=redelivered)
-            if redelivered:
-                self._catalog.tell_held(Kind.REQUEUE, index.name, [entry.id for entry in entries])
-        await self._change(leased, self._requeue)
+        finally:
+            await self._make_ready(others, redelivered=redelivered, to_back=to_back)
 
     async def reject(self, held: Sequence[Held]) -> None:
         """Move held messages to their queue's dead-letter queue; remove them where there is none.
@@ -171,6 +166,17 @@ class Unacked:
                     nursery.start_soon(self._renew, each)
 
     # Implementation
+
+    async def _make_ready(self, held: Sequence[Held], *, redelivered: bool, to_back: bool) -> None:
+        if to_back:
+            await self._change(held, self._send_back)
+            return
+        in_memory, leased = _split(held)
+        for index, entries in self._by_queue(in_memory):
+            self._holds.put_back(index, entries, is_returned=redelivered)
+            if redelivered:
+                self._catalog.tell_held(Kind.REQUEUE, index.name, [entry.id for entry in entries])
+        await self._change(leased, self._requeue)
 
     def _may_be_known(self, index: QueueIndex, message: Message, entry: Entry) -> bool:
         if message.receives > 1 or entry.id in index.returned:

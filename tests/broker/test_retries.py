@@ -203,6 +203,26 @@ async def test_a_nack_comes_back_at_once_where_the_queue_says_nothing(broker: Br
     assert held.message.receives == 1
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_each_nack_is_done_once_when_settings_change_meanwhile(broker: Broker, turns: int) -> None:
+    """What counts is asked once, not again when the messages that count were put back."""
+    await broker.create_queue("r")
+    await broker.change_settings("q", WAITS)
+    for queue in ("q", "r"):
+        await broker.publish(queue, b"x")
+    held = [*await broker.hold("q"), *await broker.hold("r")]
+
+    async with trio.open_nursery() as changing:
+        changing.start_soon(broker.change_settings, "q", {"retry_delay": 0})
+        changing.start_soon(broker.change_settings, "r", WAITS)
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+        await broker.put_back(held, failed=True)
+    for queue in ("q", "r"):
+        assert len(await broker.hold(queue, 2, wait=3600)) == 1
+        assert await broker.hold(queue, wait=3600) == []
+
+
 async def test_nacks_count_for_max_receives(broker: Broker) -> None:
     await with_the_dead(broker, **WAITS)
     await broker.publish("q", b"x")
