@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from mq.storage.conformance import (
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.doctor import FindingKind, open_to_inspect, repair
 from mq.storage.files.hop import inline_hop
+from mq.storage.files.layout import Layout
 from mq.storage.files.log import Log, read_log
 from mq.storage.files.logged import (
     LARGEST_INLINE,
@@ -42,6 +44,7 @@ from mq.storage.files.logged import (
     encode,
 )
 from mq.storage.files.mount import Mount, mount_of
+from mq.storage.files.opening import unrepaired
 from mq.storage.files.posix import FolderStorage
 from mq.storage.files.source import SourceFolder
 from mq.storage.interface import QUEUE, Entry, Move, Result, Sharing, Storage, Unlink, Write
@@ -372,6 +375,28 @@ async def test_a_mover_that_works_when_a_log_is_begun_stops(tmp_path: Path) -> N
     assert outcome.result is Result.FULL
     assert (tmp_path / "new" / f"q:{id}").exists()
     source.close()
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_mover_may_work_again_where_a_log_is_gone(root: Path, has_folder: bool) -> None:
+    """A crash between the last file of the log and the end of its use; or somebody who moved a damaged one away."""
+    if has_folder:
+        (root / "state" / "lock-moves").mkdir()
+    shutil.rmtree(root / "state" / "log")
+    with pytest.raises(StorageUnusable, match="has a log in use there"):
+        SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
+    repair(str(root))
+    SourceFolder(State.NEW, str(root / "new"), str(root / "queues")).close()
+    assert not (root / "state" / "format").exists()
+    assert not (root / "state" / "lock-moves").is_dir()
+
+
+def test_no_mover_works_between_what_is_locked_and_what_takes_its_place(root: Path) -> None:
+    with unrepaired(LinuxCalls(), Layout.under(str(root))) as free:
+        assert not free
+    (root / "state" / "format").unlink()
+    with unrepaired(LinuxCalls(), Layout.under(str(root))) as free:
+        assert free
 
 
 def test_the_doctor_judges_no_file_before_the_log_is_done_again(root: Path) -> None:

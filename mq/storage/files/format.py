@@ -28,15 +28,15 @@ _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def check_format(calls: Calls, layout: Layout, root: str) -> None:
-    """See that this version may serve the root.
+def check_format(calls: Calls, layout: Layout, root: str) -> bool:
+    """See that this version may serve the root. Whether its log is in use (:func:`is_in_use`).
 
     Raises:
         StorageUnusable: a later version has to.
         OSError: from the system.
     """
-    if calls.kind(layout.format) is None:
-        return
+    if not is_in_use(calls, layout):
+        return False
     fd = calls.open(layout.format, OPEN_READ)
     try:
         text = calls.read(fd, _LONGEST).decode("ascii", "replace").strip()
@@ -47,6 +47,7 @@ def check_format(calls: Calls, layout: Layout, root: str) -> None:
             f"root {shorten(root)} has the format {shorten(text)}, of a later mq than this one; start that one, and "
             "stop it cleanly: then this one can serve the root, too"
         )
+    return True
 
 
 def is_in_use(calls: Calls, layout: Layout) -> bool:

@@ -67,7 +67,7 @@ class OpenRoot(NamedTuple):
 
     def _end_log(self, log: Log) -> None:
         log.close(failed=bool(self.folders.failure))
-        if log.is_empty:
+        if log.is_empty and not self.folders.failure:
             with contextlib.suppress(OSError):  # then the next start puts it right
                 put_to_rest(self.folders.calls, self.folders.layout)
 
@@ -132,7 +132,7 @@ def _open(
         handles += opened.values()
         handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
         alone = _lock(calls, lock, root, shared=options.sharing is Sharing.PEERS)
-        check_format(calls, layout, root)
+        in_use = check_format(calls, layout, root)
         if peers:
             alone = _meet_peers(peer_lease, root, options, alone=alone)
         if not mount.atomic_rename:
@@ -155,7 +155,9 @@ def _open(
                 records = _repair(
                     folders, records, opened, options, in_thread=peers, draw=draw, unless_opened=unless_opened
                 )
-        elif is_in_use(calls, layout):
+                if in_use and folders.log is None:  # also where the log itself is gone: a crash, or somebody
+                    put_to_rest(calls, layout)
+        elif in_use:
             raise StorageUnusable(
                 f"root {shorten(root)} has a log in use, of a daemon that serves it alone; start one daemon alone, "
                 "stop that, and start all of them again"
@@ -227,7 +229,6 @@ def _repair(
     if not wanted:
         log.close()
         _remove_log(calls, layout)
-        put_to_rest(calls, layout)
         return records
     take_in_use(calls, layout)
     log.begin()
@@ -358,7 +359,7 @@ def unrepaired(calls: Calls, layout: Layout) -> Iterator[bool]:
     try:
         fd = open_moves_lock(calls, layout, make=False)
     except OSError as error:  # no broker's root, or not for this user; or no handle is free just now
-        yield error.errno not in NO_HANDLES
+        yield error.errno not in NO_HANDLES and not is_in_use(calls, layout)
         return
     try:
         calls.lock(fd, exclusive=False)
