@@ -26,8 +26,8 @@ import trio
 from benchmarks.embedded import BODY, CLIENTS
 from benchmarks.figures import Figure, at_most, median_ratio, spread
 from mq.broker import Broker, open_broker
-from mq.lifecycle import Kind, Observer, Span, State, Transition
-from mq.message import MessageId, MessageIds
+from mq.lifecycle import Kind, Observer, State, Transition
+from mq.message import MessageIds
 from mq.observers.journal import Journal, open_journal
 from mq.observers.journal_segments import Limits
 from mq.observers.metrics import Metrics
@@ -118,10 +118,6 @@ class _Timed:
         self._journal.saw(transitions)
         self._told += time.thread_time() - begun
         self.calls += 1
-
-    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None: ...
-
-    def took(self, span: Span, seconds: float) -> None: ...
 
     def seconds(self) -> float:
         """Of the thread that tells, and of the journal's own."""

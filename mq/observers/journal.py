@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from mq.errors import InvalidSetting
-from mq.lifecycle import Kind, Span, State, Transition
+from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageId, shorten
 from mq.observers.journal_rows import (
     CENSUS,
@@ -107,12 +107,6 @@ class Journal:
             fields.extend(transition)
         if len(fields) >= self._notice_at:
             self._notify()
-
-    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
-        """As :meth:`mq.lifecycle.Observer.held`. The journal has what the store knows."""
-
-    def took(self, span: Span, seconds: float) -> None:
-        """As :meth:`mq.lifecycle.Observer.took`. It is nothing of a message's."""
 
     def found(self, queues: Iterable[Whereabouts]) -> None:
         """Where every message is as the life begins: told once, while nothing else is told."""

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mq.lifecycle import TRANSITIONS, Kind, Span, Transition
+from mq.lifecycle import TRANSITIONS, Kind, Transition
 from mq.message import MessageId
 
 
@@ -166,12 +166,6 @@ class History:
                 self._requeue(transition.id)
             elif transition.kind is Kind.REMOVE:
                 self.told_removed.append((transition.queue, transition.id))
-
-    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
-        """As :meth:`mq.lifecycle.Observer.held`: no transition, so nothing to check."""
-
-    def took(self, span: Span, seconds: float) -> None:
-        """As :meth:`mq.lifecycle.Observer.took`: however long it took."""
 
     def _lease(self, id: MessageId) -> None:
         now = self._now()

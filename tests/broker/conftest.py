@@ -12,8 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.lifecycle import LEGAL_MOVES, TRANSITIONS, Kind, Span, State, Transition
-from mq.message import MessageId, MessageIds
+from mq.lifecycle import LEGAL_MOVES, TRANSITIONS, State, Transition
+from mq.message import MessageIds
 from mq.storage.conformance import check_whole
 from mq.storage.interface import Meta, Move, Storage, Write
 from mq.storage.registry import open_storage
@@ -35,10 +35,6 @@ class Legal:
             assert (transition.source, transition.target) in TRANSITIONS[transition.kind]
             assert None in (transition.source, transition.target) or transition[3:5] in LEGAL_MOVES
             self.seen.append(transition)
-
-    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None: ...
-
-    def took(self, span: Span, seconds: float) -> None: ...
 
 
 class WallClock:

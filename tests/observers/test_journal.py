@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -19,8 +18,7 @@ import trio
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.cli.journaling import journaling
 from mq.errors import InvalidSetting
-from mq.lifecycle import DOOR, TRANSITIONS, Kind, Span, Transition
-from mq.message import MessageId
+from mq.lifecycle import DOOR, TRANSITIONS, Kind, Transition
 from mq.observers.journal import Journal, open_journal
 from mq.observers.journal_segments import Limits, SegmentWriter, segment_paths
 from mq.settings import Settings
@@ -52,10 +50,6 @@ class Seen:
 
     def saw(self, transitions: list[Transition]) -> None:
         self.all += transitions
-
-    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None: ...
-
-    def took(self, span: Span, seconds: float) -> None: ...
 
 
 def make(folder: Path, disk: Disk, backlog: int = 100_000) -> Journal:
