@@ -17,6 +17,8 @@ H = TypeVar("H", bound=Head)
 
 JSON_LINES: Final = "application/x-ndjson"
 ATTRIBUTE: Final = "x-message-attribute-"
+TRACE_NAMES: Final = ("traceparent", "tracestate")
+"""Attributes with the trace that a message belongs to (W3C Trace Context)."""
 _COUNTS: Final = frozenset({"name", "ready", "leased", "delayed", "oldest_seconds"})
 
 

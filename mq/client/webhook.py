@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from mq.client.codec import ATTRIBUTE
+from mq.client.codec import ATTRIBUTE, TRACE_NAMES
 from mq.client.errors import GiveBack
 from mq.client.sync_client import Client, Stream
 
@@ -80,6 +80,7 @@ class Webhook:
             ("x-message-id", message.id),
             ("x-message-receives", str(message.receives)),
             *((ATTRIBUTE + name, value) for name, value in message.attributes.items()),
+            *((name, message.attributes[name]) for name in TRACE_NAMES if name in message.attributes),
         ]
         headers = [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in said]
         body = b"".join(stream)

@@ -11,6 +11,7 @@
   ``sessions``: who has logged in.
 * ``openapi``: the table described for programs; ``schemas``: what goes in and out as JSON.
 * ``parameters``: query and headers, checked; ``request_body``: the body, as it arrives.
+* ``trace_context``: the trace that a publish belongs to, kept with its messages.
 * ``batches``: many messages in one body, parsed and written; its formats: ``json_lines``, ``json_array``,
   ``multipart``.
 * ``replies``: one message as a reply; ``pages``: many of them, out of a budget of memory.

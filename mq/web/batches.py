@@ -45,6 +45,7 @@ from mq.web.parameters import (
 )
 from mq.web.refusals import problem_of
 from mq.web.request_body import LimitedBody
+from mq.web.trace_context import trace_of, with_trace
 
 JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 JSON: Final = "application/json"
@@ -367,7 +368,7 @@ def _draft_of_part(part: Part) -> Draft:
     headers = part.headers
     return Draft(
         part.body,
-        attributes_of(headers, passed_over=OF_ANSWERS),
+        with_trace(attributes_of(headers, passed_over=OF_ANSWERS), trace_of(headers)),
         read_header(headers, MESSAGE_DELAY),
         read_header(headers, MESSAGE_TTL),
         read_header(headers, IDEMPOTENCY_KEY),

@@ -40,6 +40,7 @@ from mq.web.parameters import ATTRIBUTE, read_query
 from mq.web.refusals import refusal_of
 from mq.web.replies import without_body
 from mq.web.schemas import as_json
+from mq.web.trace_context import TRACE_HEADERS, without_trace
 
 NO_WEBSOCKET: Final = problem(400, "there is no WebSocket here: use plain HTTP")
 """The answer to a WebSocket handshake, whatever its path."""
@@ -265,6 +266,7 @@ class Endpoints:
             return problem(405, f"this path allows {allowed}", ("allow", allowed))
         if self._is_strict:
             _check_plain(request, operation)
+            request = request._replace(headers=without_trace(request.headers))  # proxies add it: no reason to refuse
         query = read_query(request.query, operation.query)
         what = names if operation.is_of_queue else ("", *names[-1:])
         shared = (self._broker, self._metrics, self._waits, self._max_body, self._budget, self._turn)
@@ -283,7 +285,7 @@ def _check_plain(request: Request, operation: Operation) -> None:
     """
     if request.query:
         raise InvalidRequest(f"there are no parameters: {_WHY}")
-    added = {header.name.lower() for header in operation.headers}
+    added = {header.name.lower() for header in operation.headers if header not in TRACE_HEADERS}
     for name in request.headers:
         if name in added or name.startswith(ATTRIBUTE):
             raise InvalidRequest(f"the header {name} means nothing here: {_WHY}")

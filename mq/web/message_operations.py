@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from mq.access import Right
@@ -42,6 +43,7 @@ from mq.web.parameters import (
 from mq.web.replies import MESSAGE_HEADERS, NOT_CACHED, message_reply, outcomes_reply
 from mq.web.request_body import LimitedBody, read_object
 from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json, lines_of, or_null, record, reference
+from mq.web.trace_context import TRACE_HEADERS, trace_of, with_trace
 
 
 async def publish(context: RequestContext) -> Reply:
@@ -49,7 +51,7 @@ async def publish(context: RequestContext) -> Reply:
     queue = await known_queue(context.broker, context.queue)
     headers = context.request.headers
     said = (
-        attributes_of(headers),
+        with_trace(attributes_of(headers), trace_of(headers)),
         read_header(headers, MESSAGE_DELAY),
         read_header(headers, MESSAGE_TTL),
         read_header(headers, IDEMPOTENCY_KEY),
@@ -72,6 +74,8 @@ async def publish_batch(context: RequestContext) -> Reply:
     entries = draft_entries(context.request.headers.get("content-type", ""))
     with context.budget.reserve() as room:
         drafts = await read_entries(context.request, entries, context.max_body, room, context.turn)
+        if trace := trace_of(context.request.headers):
+            drafts = [_in_trace(draft, trace) for draft in drafts]
         good = [draft for draft in drafts if isinstance(draft, Draft)]
         outcomes = iter(await context.broker.publish_many(queue, good))
     lines = []
@@ -82,6 +86,11 @@ async def publish_batch(context: RequestContext) -> Reply:
         else:
             lines.append(published_line(outcome.id, is_new=outcome.is_new))
     return outcomes_reply(lines)
+
+
+def _in_trace(draft: Draft | MQError, trace: Mapping[str, str]) -> Draft | MQError:
+    """An entry of a batch, in the trace of its request where it names none itself."""
+    return draft._replace(attributes=with_trace(draft.attributes, trace)) if isinstance(draft, Draft) else draft
 
 
 async def contains(context: RequestContext) -> Reply:
@@ -245,7 +254,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             200: Success("it was there already: the same key, or in a unique queue the same body", {}, _STORED),
         },
         refusals=(404, 408, 409, 413, 429, 503),
-        headers=(MESSAGE_DELAY, MESSAGE_TTL, MESSAGE_PRIORITY, IDEMPOTENCY_KEY),
+        headers=(MESSAGE_DELAY, MESSAGE_TTL, MESSAGE_PRIORITY, IDEMPOTENCY_KEY, *TRACE_HEADERS),
         body=BYTES,
         needs_body=False,
     ),
@@ -257,6 +266,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "publishes many",
         {200: Success("one line for each entry", OUTCOMES)},
         refusals=(404, 408, 413, 503),
+        headers=TRACE_HEADERS,
         body=DRAFTS,
     ),
     Operation(

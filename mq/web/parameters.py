@@ -24,6 +24,10 @@ LARGEST_ATTRIBUTES_BYTES: Final = 16 * 1024
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 ATTRIBUTE: Final = "x-message-attribute-"
 """Before the name of an attribute, in a header."""
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+TRACE_NAMES: Final = (TRACEPARENT, TRACESTATE)
+"""Attributes that are headers of their own names, too (W3C Trace Context): libraries for tracing look for those."""
 
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _LONGEST_NUMBER: Final = 30
@@ -269,6 +273,8 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
         value = _to_header(text)
         if value is not None and _ATTRIBUTE_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
             headers.append((ATTRIBUTE + name, value))
+            if name in TRACE_NAMES:
+                headers.append((name, value))
     return headers
 
 

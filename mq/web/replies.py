@@ -35,6 +35,8 @@ MESSAGE_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "X-Message-Receives": ("how often it has been handed out", {"type": "integer", "minimum": 0}),
     "X-Message-Lease": ("seconds for which that delivery holds it", VISIBILITY.schema),
     "X-Message-Deaths": ("how it came from queue to queue as a dead letter: JSON", {"type": "string"}),
+    "traceparent": ("the trace that it belongs to, where it was published in one", {"type": "string"}),
+    "tracestate": ("what tracing systems add to it", {"type": "string"}),
 }
 """The headers of a reply with one message; a batch has none of them."""
 

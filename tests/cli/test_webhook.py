@@ -62,6 +62,15 @@ def test_a_message_that_is_taken_is_removed(client: Client, mq: Mq, hook: Hook) 
     assert client.queue("q").ready == client.queue("q").leased == 0
 
 
+def test_the_trace_of_a_message_goes_on(client: Client, mq: Mq, hook: Hook) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    client.publish("q", b"x", attributes={"traceparent": parent})
+    assert mq("receive", "q", "--to", hook.url).status == 0
+    [(headers, _)] = hook.got
+    assert headers["traceparent"] == parent
+    assert "tracestate" not in headers
+
+
 @pytest.mark.parametrize("status", [302, 400, 404, 500, 503])
 def test_all_but_2xx_gives_it_back_after_what_the_queue_says(client: Client, mq: Mq, hook: Hook, status: int) -> None:
     client.configure("q", retry_delay=600)
