@@ -10,7 +10,10 @@ import click
 from mq.cli.remote import Remote, json_option, print_json, print_table, remote
 
 _HEADER: Final = ("ID", "DOOR", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
-_CONSUMERS: Final = ("CONNECTION", "QUEUE", "DOOR", "USER", "TAG", "PREFETCH", "UNACKED", "DELIVERED", "OPEN", "IDLE")
+_CONSUMERS: Final = (
+    *("CONNECTION", "QUEUE", "DOOR", "USER", "TAG", "PREFETCH", "UNACKED", "DELIVERED"),
+    *("A SECOND", "OPEN", "IDLE"),
+)
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -65,7 +68,7 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
 def _consumer_row(found: Mapping[str, Any]) -> tuple[str, ...]:
     names = ("connection", "queue", "door", "user", "tag", "prefetch", "unacknowledged", "delivered")
     seconds = (_seconds(found[name]) for name in ("open_seconds", "idle_seconds"))
-    return (*(_said(found[name]) for name in names), *seconds)
+    return (*(_said(found[name]) for name in names), f"{found['delivered_per_second']:.2f}", *seconds)
 
 
 def _said(value: Any) -> str:

@@ -110,6 +110,7 @@ class ConsumerStatus(NamedTuple):
         acknowledges: whether it settles what it gets; else a message is removed as it is sent.
         unacknowledged: messages that it has and has not settled.
         delivered: messages that it has got.
+        delivered_per_second: the same a second, on average over the last minute.
         open_seconds: how long it has consumed, or waited.
         idle_seconds: since it last got a message, or since it began.
     """
@@ -121,6 +122,7 @@ class ConsumerStatus(NamedTuple):
     acknowledges: bool
     unacknowledged: int
     delivered: int
+    delivered_per_second: float
     open_seconds: float
     idle_seconds: float
 

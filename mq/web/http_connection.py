@@ -70,7 +70,7 @@ class HttpConnection:
         """Its requests that wait for messages."""
         now = trio.current_time()
         return [
-            ConsumerStatus(queue, None, None, None, True, 0, 0, now - since, now - since)
+            ConsumerStatus(queue, None, None, None, True, 0, 0, 0.0, now - since, now - since)
             for queue, since in self._waits.values()
         ]
 

@@ -130,6 +130,7 @@ _CONSUMER_AT_WORK: Final = record(
         "acknowledges": {"type": "boolean"},
         "unacknowledged": COUNT,
         "delivered": COUNT,
+        "delivered_per_second": {"type": "number", "minimum": 0},
         "open_seconds": _SECONDS,
         "idle_seconds": _SECONDS,
     }

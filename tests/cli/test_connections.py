@@ -21,7 +21,7 @@ class Connection:
         return ConnectionStatus("amqp", "open", "192.0.2.1", 5000, "alice", "/", 60.4, 1.2, 2048, 3, channels)
 
     def consumers(self) -> list[ConsumerStatus]:
-        return [ConsumerStatus("q", "a\x1b[2Jb", 1, 10, True, 3, 8, 60.4, 5.0)]
+        return [ConsumerStatus("q", "a\x1b[2Jb", 1, 10, True, 3, 8, 0.127, 60.4, 5.0)]
 
     def close(self, why: str) -> None:
         self.closed = why
@@ -40,7 +40,7 @@ def test_who_is_connected(client: Client, daemon: Inside, mq: Mq) -> None:
 def test_who_consumes_cannot_command_the_terminal(client: Client, daemon: Inside, mq: Mq) -> None:
     with daemon.connections.entry(Connection()):
         [row] = mq("connections", "--consumers").lines
-    assert row.split("\t")[1:] == ["q", "amqp", "alice", "'a\\x1b[2Jb'", "10", "3", "8", "60s", "5s"]
+    assert row.split("\t")[1:] == ["q", "amqp", "alice", "'a\\x1b[2Jb'", "10", "3", "8", "0.13", "60s", "5s"]
 
 
 def test_closing_one(client: Client, daemon: Inside, mq: Mq) -> None:

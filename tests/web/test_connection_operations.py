@@ -165,7 +165,7 @@ class Fake:
         return ConnectionStatus("amqp", "open", "::1", 7, None, "/", 1.0, 0.5, 1, 2, ())
 
     def consumers(self) -> list[ConsumerStatus]:
-        return [ConsumerStatus("q", "c", 1, 0, True, 0, 0, 1.0, 0.5)] * 2
+        return [ConsumerStatus("q", "c", 1, 0, True, 0, 0, 0.0, 1.0, 0.5)] * 2
 
     def close(self, why: str) -> None:
         raise AssertionError

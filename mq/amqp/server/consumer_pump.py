@@ -19,6 +19,7 @@ from mq.amqp.server.message_codec import arrival_of
 from mq.amqp.server.shielded import shielded
 from mq.broker import Exclusion, Held
 from mq.broker.api import BrokerAPI
+from mq.doors.recent_rate import RecentRate
 from mq.errors import CorruptMessage
 from mq.message import BytesBody
 
@@ -45,6 +46,7 @@ class ConsumerPump:
         began: when it was made, on Trio's clock.
         last_delivery: when it last got something, or began.
         delivered: how many messages it has got.
+        rate: how many of late.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ConsumerPump:
         self.exclusion: Exclusion | None = None
         self.began = self.last_delivery = trio.current_time()
         self.delivered = 0
+        self.rate = RecentRate(self.began)
         self._broker = broker
         self._consumers = consumers
         self._is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
@@ -139,6 +142,7 @@ class ConsumerPump:
                 self._sent()
                 self.delivered += taken
                 self.last_delivery = trio.current_time()
+                self.rate.add(self.last_delivery, taken)
                 sent = [held for held, _ in ready[:taken]]
                 left.extendleft([held for held, _ in ready[taken:]][::-1])
                 if self._no_ack and sent:

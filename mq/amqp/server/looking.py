@@ -70,6 +70,7 @@ def consumers_of(connection: Connection, pumps: Iterable[ConsumerPump]) -> list[
                     acknowledges=not credit.no_ack,
                     unacknowledged=credit.unsettled,
                     delivered=pump.delivered,
+                    delivered_per_second=pump.rate.per_second(now),
                     open_seconds=now - pump.began,
                     idle_seconds=now - pump.last_delivery,
                 )

@@ -3,7 +3,7 @@
 import { ask, askJson, may, path } from "./api.js";
 import { confirmed } from "./dialogs.js";
 import { button, field, h, say, setText } from "./dom.js";
-import { bytes, duration, many, number } from "./format.js";
+import { bytes, duration, many, number, rate } from "./format.js";
 import { poll } from "./live.js";
 import { makeTable } from "./table.js";
 
@@ -62,6 +62,7 @@ export function consumersView({ onState }) {
       ["Prefetch", (each) => (each.prefetch === null ? "—" : each.prefetch || "any"), true],
       ["Unacknowledged", (each) => number(each.unacknowledged), true],
       ["Delivered", (each) => number(each.delivered), true],
+      ["A second", (each) => (each.door === "amqp" ? rate(each.delivered_per_second) : "—"), true],
       ["Consumes for", (each) => duration(each.open_seconds), true],
       ["Idle for", (each) => duration(each.idle_seconds), true],
     ],
