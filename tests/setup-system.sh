@@ -13,6 +13,7 @@ packages=(
     e2fsprogs
     xfsprogs
     iproute2    # hosts of a test's own, in network namespaces (tests/hosts)
+    prometheus  # promtool, which judges the metrics and the alert rules (tests/web/test_prometheus.py)
     fuse3       # a disk that remembers what was written to it (tests/crash)
     fiu-utils   # system calls that fail under a real daemon (tests/faults)
     gcc         # plugins/mq-native
