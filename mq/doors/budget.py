@@ -1,17 +1,27 @@
 """The memory that requests may take, all doors of a daemon together.
 
 A request reserves the whole size of something large before it reads the first byte of it, so that no two requests wait
-half-way for each other. What is not free is refused at once: then the bytes stay with the client.
+half-way for each other. What is not free is refused at once: then the bytes stay with the client. Whoever reserves and
+then sends slowly has to make room for the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Final
+
+import trio
 
 from mq.errors import BodyTooLarge, NoMemory
 
 DEFAULT_BYTES: Final = 256 << 20
+PATIENCE_SECONDS: Final = 10
+"""So long nobody who sends is called slow."""
+ENOUGH_BYTES_PER_SECOND: Final = 128 * 1024
+"""On the average; who sends less makes room as soon as others want it. A request that has the memory to itself may be
+slower."""
 
 
 class Budget:
@@ -28,6 +38,7 @@ class Budget:
     def __init__(self, most: int = DEFAULT_BYTES) -> None:
         self.most = most
         self.free = most
+        self._arriving: set[Arrival] = set()
 
     def reserve(self, size: int = 0) -> Room:
         """Bytes for one request: give them back with :meth:`Room.give_back`, or at the end of the block.
@@ -39,6 +50,65 @@ class Budget:
         room = Room(self)
         room.cover(size)
         return room
+
+    @contextmanager
+    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> Iterator[Arrival]:
+        """In this block a client sends what memory was reserved for.
+
+        Args:
+            chunks: what it sends.
+            let_go: called at most once: the client is slow, and others want the memory. Ends the block soon.
+        """
+        arrival = Arrival(chunks, let_go)
+        self._arriving.add(arrival)
+        try:
+            yield arrival
+        finally:
+            self._arriving.discard(arrival)
+
+    def make_room(self) -> None:
+        """Let go of what slow clients have reserved: it is free soon."""
+        for arrival in [each for each in self._arriving if each.is_slow()]:
+            self._arriving.discard(arrival)
+            arrival.let_go()
+
+
+class Arrival:
+    """The chunks of something large, as they come from a client. The time spent waiting for them is the client's.
+
+    Args:
+        chunks: as they come.
+        let_go: as given to :meth:`Budget.arriving`.
+    """
+
+    def __init__(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> None:
+        self.let_go = let_go
+        self._chunks = chunks
+        self._size = 0
+        self._waited = 0.0
+        self._waits_since: float | None = None
+
+    def __aiter__(self) -> Arrival:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next chunk."""
+        self._waits_since = trio.current_time()
+        try:
+            chunk = await anext(self._chunks)
+        finally:
+            self._waited, self._waits_since = self._waited_until_now(), None
+        self._size += len(chunk)
+        return chunk
+
+    def is_slow(self) -> bool:
+        """Whether it comes more slowly than others have to wait for."""
+        waited = self._waited_until_now()
+        return waited > PATIENCE_SECONDS and self._size < ENOUGH_BYTES_PER_SECOND * waited
+
+    def _waited_until_now(self) -> float:
+        now_waiting = 0.0 if self._waits_since is None else trio.current_time() - self._waits_since
+        return self._waited + now_waiting
 
 
 class Room:
@@ -73,6 +143,7 @@ class Room:
         if more > budget.free:
             if size > budget.most:
                 raise BodyTooLarge(f"this takes {size} bytes of memory, requests have {budget.most}: send less at once")
+            budget.make_room()
             raise NoMemory(f"{size} bytes of memory are not free just now: try again, or send less at once")
         budget.free -= more
         self.size = size
@@ -82,6 +153,10 @@ class Room:
         if size < self.size:
             self._budget.free += self.size - size
             self.size = size
+
+    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> AbstractContextManager[Arrival]:
+        """As :meth:`Budget.arriving`, of what is to fill this room."""
+        return self._budget.arriving(chunks, let_go)
 
     def give_back(self) -> None:
         """Give back all of it."""

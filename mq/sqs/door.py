@@ -32,7 +32,7 @@ from mq.sqs.signatures import ALGORITHM, SIGNED, check_time, is_signed_by, signa
 from mq.web.exchange import Handler, Reply, Request
 from mq.web.hang_ups import WaitingRequests
 from mq.web.http_connection import CONNECTION
-from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, WholeBody
+from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, WholeBody, making_room
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +231,8 @@ async def _read(request: Request, room: Room) -> bytes:
     """The body of a request; a large one in memory that is reserved."""
     if request.content_length is None or request.content_length > IN_MEMORY_BYTES:
         room.cover(_READ * min(request.content_length or LARGEST_REQUEST, LARGEST_REQUEST))
-    return await LimitedBody(request, LARGEST_REQUEST).read()
+    with making_room(LimitedBody(request, LARGEST_REQUEST), room) as chunks:
+        return b"".join([chunk async for chunk in chunks])
 
 
 class _Pieces:

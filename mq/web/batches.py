@@ -44,7 +44,7 @@ from mq.web.parameters import (
     texts_of,
 )
 from mq.web.refusals import problem_of
-from mq.web.request_body import LimitedBody
+from mq.web.request_body import LimitedBody, making_room
 from mq.web.trace_context import trace_of, with_trace
 
 JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
@@ -164,20 +164,22 @@ async def read_entries(
     Raises:
         BodyTooLarge: it is too long, or longer than all the memory that requests have.
         NoMemory: there is not as much just now.
+        BodyTooSlow: others want the memory, and it comes slowly.
         MQError: as :meth:`BatchParser.feed`, or the body does not come to its end.
     """
     body = LimitedBody(request, longest)
     announced, size = request.content_length or 0, 0
     room.cover(announced)
-    async for chunk in body:
-        size += len(chunk)
-        room.cover(max(announced, size) + entries.held)
-        if size <= PIECE_BYTES:
-            entries.feed(chunk)
-            continue
-        for start in range(0, len(chunk), PIECE_BYTES):
-            async with turn:
-                entries.feed(chunk[start : start + PIECE_BYTES])
+    with making_room(body, room) as chunks:
+        async for chunk in chunks:
+            size += len(chunk)
+            room.cover(max(announced, size) + entries.held)
+            if size <= PIECE_BYTES:
+                entries.feed(chunk)
+                continue
+            for start in range(0, len(chunk), PIECE_BYTES):
+                async with turn:
+                    entries.feed(chunk[start : start + PIECE_BYTES])
     found = entries.end()
     room.cover(size + entries.held)
     return found

@@ -7,13 +7,14 @@ client.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import trio
 from hypercorn.typing import ASGIReceiveEvent
 
+from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, Room
 from mq.errors import BodyIncomplete, BodyTooLarge, InvalidRequest
 from mq.web.exchange import SLOWEST_BYTES_PER_SECOND, STALLED_SECONDS, BodyTooSlow, Request, Tell
 
@@ -171,6 +172,22 @@ class LimitedBody:
     async def read(self) -> bytes:
         """The whole body."""
         return b"".join([chunk async for chunk in self])
+
+
+@contextmanager
+def making_room(body: LimitedBody, room: Room) -> Iterator[AsyncIterator[bytes]]:
+    """The chunks of a body for which memory was reserved. It is given up when it comes slowly and others want that.
+
+    Raises:
+        BodyTooSlow: it was given up.
+    """
+    with trio.CancelScope() as wanted, room.arriving(body, wanted.cancel) as chunks:
+        yield chunks
+    if wanted.cancelled_caught:
+        raise BodyTooSlow(
+            f"the body came more slowly than {ENOUGH_BYTES_PER_SECOND >> 10} KiB a second, and others want the memory "
+            "that it reserves: send less at once"
+        )
 
 
 async def read_object(request: Request) -> dict[str, Any]:

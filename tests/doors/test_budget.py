@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import AsyncIterator
 
-from mq.doors.budget import Budget
+import pytest
+import trio
+
+from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PATIENCE_SECONDS, Budget
 from mq.errors import BodyTooLarge, NoMemory
 
 
@@ -54,3 +57,65 @@ def test_it_shrinks_and_is_given_back_once() -> None:
     room.give_back()
     room.give_back()
     assert budget.free == 100
+
+
+# Slow clients
+
+
+class Trickle:
+    """The same chunk again and again, with a pause before each."""
+
+    def __init__(self, chunk: bytes, pause: float) -> None:
+        self.chunk = chunk
+        self.pause = pause
+
+    def __aiter__(self) -> Trickle:
+        return self
+
+    async def __anext__(self) -> bytes:
+        await trio.sleep(self.pause)
+        return self.chunk
+
+
+async def take(chunks: AsyncIterator[bytes], seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        async for _ in chunks:
+            pass
+
+
+@pytest.mark.parametrize(("chunk", "is_slow"), [(b"x" * ENOUGH_BYTES_PER_SECOND, False), (b"x", True)])
+async def test_who_sends_slowly_makes_room_when_others_want_it(
+    autojump_clock: object, chunk: bytes, is_slow: bool
+) -> None:
+    budget, let_go = Budget(100), trio.Event()
+    with budget.reserve(90) as room, room.arriving(Trickle(chunk, 0.5), let_go.set) as arrival:
+        await take(arrival, PATIENCE_SECONDS - 1)
+        with pytest.raises(NoMemory):
+            budget.reserve(50)
+        assert not let_go.is_set()  # it may become faster
+        await take(arrival, 2)
+        budget.reserve(10).give_back()
+        assert not let_go.is_set()  # there is enough
+        with pytest.raises(NoMemory):
+            budget.reserve(50)
+        assert let_go.is_set() is is_slow
+
+
+async def test_time_that_mq_itself_takes_is_not_the_clients(autojump_clock: object) -> None:
+    budget, let_go = Budget(100), trio.Event()
+    with budget.reserve(90) as room, room.arriving(Trickle(b"x", 0), let_go.set) as arrival:
+        await anext(arrival)
+        await trio.sleep(PATIENCE_SECONDS * 2)
+        with pytest.raises(NoMemory):
+            budget.reserve(50)
+        assert not let_go.is_set()
+
+
+async def test_what_has_arrived_is_nobodys_to_take(autojump_clock: object) -> None:
+    budget, let_go = Budget(100), trio.Event()
+    with budget.reserve(90) as room:
+        with room.arriving(Trickle(b"x", 1), let_go.set) as arrival:
+            await take(arrival, PATIENCE_SECONDS * 2)
+        with pytest.raises(NoMemory):
+            budget.reserve(50)
+    assert not let_go.is_set()

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, Draft
-from mq.doors.budget import Budget
+from mq.doors.budget import PATIENCE_SECONDS, Budget
 from mq.errors import BodyIncomplete
 from mq.web.batches import MOST_BESIDE
 from mq.web.endpoints import Endpoints
@@ -78,6 +78,30 @@ async def test_what_is_not_free_is_refused_unread_and_later_taken(
     assert (replies[0].status, budget.free) == (200, budget.most)
     assert (await post(endpoints, chunks(LINE), None)).status == 200
     assert budget.free == budget.most
+
+
+async def test_who_sends_slowly_is_refused_when_others_want_the_memory(
+    endpoints: Endpoints, budget: Budget, nursery: trio.Nursery, autojump_clock: object
+) -> None:
+    """It announced much, and goes on with a byte now and then."""
+    replies: list[Reply] = []
+
+    async def trickled() -> AsyncGenerator[bytes]:
+        for _ in range(2 * SIZE):
+            await trio.sleep(1)
+            yield b" "
+
+    async def slowly() -> None:
+        replies.append(await post(endpoints, trickled(), 2 * SIZE))
+
+    nursery.start_soon(slowly)
+    await trio.sleep(PATIENCE_SECONDS + 1.5)
+    assert (await post(endpoints, chunks(LINE), len(LINE))).status == 503
+    await trio.sleep(0.1)
+    [slow] = replies
+    assert (slow.status, slow.is_last, budget.free) == (408, True, budget.most)
+    assert detail(slow).endswith("send less at once")
+    assert (await post(endpoints, chunks(LINE), len(LINE))).status == 200
 
 
 @pytest.mark.parametrize("rest", ["batch", "delete"])
