@@ -230,16 +230,21 @@ class FetchWorker:
         return portions
 
     async def _prepare(self, index: QueueIndex, wait_queue: WaitQueue) -> None:
-        """Bring the index up to date for requests that do not wait.
+        """Bring the index up to date: for requests that do not wait, and where a later message may come first.
 
         Raises:
             StorageError: the store cannot be read.
         """
-        # A request that waits needs nothing of this: its queue is called when a message is READY.
-        if not wait_queue.nonblocking or index.deleted:
+        if index.deleted or not wait_queue.requests:
             return
-        if index.ready < sum(request.count for request in wait_queue.nonblocking) and index.undelivered:
+        # Or else a message that was delivered a batch before one of a higher priority would be handed out first.
+        is_ranked = index.settings.max_priority > 0
+        # A request that waits needs nothing else of this: its queue is called when a message is READY.
+        wanted = sum(request.count for request in wait_queue.nonblocking)
+        if index.undelivered and (is_ranked or index.ready < wanted):
             await self._upkeep.settle(index)
+        if not wait_queue.nonblocking:
+            return
         if self._peers and index.ready <= self._peers:
             # Peers that looked at the same instant would want the same few messages.
             await trio.sleep(self._random.uniform(0, _LONGEST_PAUSE_SECONDS))

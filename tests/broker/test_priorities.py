@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+import trio
+
 from mq.broker import Broker, Draft
 from tests.broker.test_broker import take
 
@@ -32,3 +35,18 @@ async def test_a_priority_over_the_highest_is_the_highest(broker: Broker) -> Non
 async def test_a_queue_without_priorities_keeps_its_order(broker: Broker) -> None:
     await publish(broker, 0, 255, 1)
     assert await all_of(broker) == [b"0", b"255", b"1"]
+
+
+@pytest.mark.parametrize("wait", [0.0, 1.0])
+async def test_a_confirmed_message_comes_before_all_of_a_lower_priority(broker: Broker, wait: float) -> None:
+    """Also while the earlier one is delivered and the later one is not: the mover takes them batch by batch."""
+    await broker.change_settings("q", {"max_priority": 9})
+    for steps in range(30):
+        await publish(broker, 0)
+        await publish(broker, 5)
+        for _ in range(steps % 10):
+            await trio.lowlevel.checkpoint()
+        [first] = await broker.hold("q", wait=wait)
+        [second] = await broker.hold("q", wait=wait)
+        assert [await each.message.body.read() for each in (first, second)] == [b"5", b"0"]
+        await broker.acknowledge([first, second])
