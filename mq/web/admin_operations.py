@@ -6,12 +6,15 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Sequence, Set
 from typing import Final
 
 import trio
 
 from mq import log_lines
 from mq.access import Right
+from mq.broker import QueueStatus
+from mq.broker.api import BrokerAPI
 from mq.broker.settings import SWITCH, check_value
 from mq.errors import InvalidRequest
 from mq.message import shorten
@@ -63,9 +66,17 @@ async def metrics(context: RequestContext) -> Reply:
     ready = context.broker.ready
     durations = context.metrics.durations()
     now_ns, connections = time.time_ns(), {"http": 0, "amqp": 0} | context.connections.by_door()
-    snapshot = Snapshot(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections)
+    elsewhere = _led_elsewhere(context.broker, queues)
+    snapshot = Snapshot(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)
     body = await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
     return Reply(200, (("content-type", CONTENT_TYPE), ("content-length", str(len(body))), NOT_CACHED), body)
+
+
+def _led_elsewhere(broker: BrokerAPI, queues: Sequence[QueueStatus]) -> Set[str]:
+    """The cluster's queues, at a node that is not their master: nothing of what happens to them is counted there."""
+    if broker.membership.role != "mirror":
+        return frozenset()
+    return {status.name for status in queues} - {each.queue for each in broker.inventory()}
 
 
 def _metrics_page(snapshot: Snapshot, folder: str) -> bytes:

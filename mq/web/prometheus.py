@@ -8,7 +8,7 @@ Prometheus.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -60,6 +60,7 @@ class Snapshot(NamedTuple):
         now_ns: nanoseconds since 1970.
         durations: how long things took, by name.
         connections: how many are open at each door.
+        led_elsewhere: names of queues that another node of the cluster counts: their depths are its to tell.
     """
 
     version: str
@@ -70,6 +71,7 @@ class Snapshot(NamedTuple):
     now_ns: int
     durations: Mapping[str, Durations] = {}
     connections: Mapping[str, int] = {}
+    led_elsewhere: Set[str] = frozenset()
 
 
 def page(snapshot: Snapshot) -> bytes:
@@ -134,6 +136,8 @@ def _depths(snapshot: Snapshot) -> Iterator[Metric]:
     ready = leased = delayed = 0
     age = 0.0
     for status in snapshot.queues:
+        if status.name in snapshot.led_elsewhere:
+            continue
         its_age = max(0.0, (snapshot.now_ns - status.oldest_ns) / 1e9) if status.oldest_ns is not None else 0.0
         if status.name in snapshot.totals.counts:
             for state, count in (("ready", status.ready), ("leased", status.leased), ("delayed", status.delayed)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import trio
@@ -33,6 +34,21 @@ async def test_a_queue_is_the_same_wherever_one_is_connected() -> None:
         assert (await c.http("GET", "/q/messages")).status == 204
         assert (await c.http("DELETE", "/q")).status == 200
         assert (await a.http("GET", "/q")).status == 404
+
+
+async def test_only_the_master_tells_prometheus_how_deep_a_queue_is() -> None:
+    async with three_nodes() as cluster:
+        a, b = (cluster.hosts[name] for name in "ab")
+        await a.http("PUT", "/q?store=cluster")
+        await b.http("PUT", "/own")
+        for name in ("q", "own"):
+            assert (await b.http("POST", f"/{name}/messages", b"x")).status == 201
+        told = {}
+        for host in (a, b):
+            body = (await host.http("GET", "/-/metrics")).body
+            assert isinstance(body, bytes)
+            told[host.name] = set(re.findall(r'^mq_queue_messages\{queue="(\w+)"', body.decode(), re.MULTILINE))
+        assert (a.node.membership().role, told) == ("master", {"a": {"q"}, "b": {"own"}})
 
 
 async def test_a_node_that_stays_alone_says_so(

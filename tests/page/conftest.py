@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from mq.testing.ports import HeldPort
 from tests.access.files import PASSWORD, TOKEN, write_users
 from tests.e2e.daemon import Daemon
-from tests.page.hand import Hand
+from tests.page.hand import Hand, started_browser
 
 USERS = """
 [users.reader]
@@ -39,15 +38,8 @@ administer = ["*"]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="there is no playwright here: make dev")
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("there is no chromium here: sudo bash tests/setup-system.sh --yes")
-    with api.sync_playwright() as playwright:
-        # Its sandbox needs rights that tests in a container have not; it is led to our own pages alone.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+    with started_browser() as browser:
         yield browser
-        browser.close()
 
 
 class Open(Daemon):

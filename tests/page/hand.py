@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 SECONDS = 10
 MOST_TABS = 60
@@ -19,6 +22,20 @@ _FOCUSED = """(() => {
     return [it.ariaLabel, it.textContent.trim(), ...[...(it.labels ?? [])].map((label) => label.textContent)];
 })()"""
 """What the focused element is called."""
+
+
+@contextmanager
+def started_browser() -> Iterator[Any]:
+    """A Chromium of one's own, on the network of this thread; without one the test skips."""
+    api = pytest.importorskip("playwright.sync_api", reason="there is no playwright here: make dev")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("there is no chromium here: sudo bash tests/setup-system.sh --yes")
+    with api.sync_playwright() as playwright:
+        # Its sandbox needs rights that tests in a container have not; it is led to our own pages alone.
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
 
 
 class _NoTab:

@@ -97,7 +97,8 @@ def test_they_are_listed_sorted_and_filtered_a_page_at_a_time(hand: Hand) -> Non
     after(lambda: hand.click("button", "Queue"), NAMES[: -PAGE - 1 : -1], "1 to 100 of 10,000")
     matching = [name for name in reversed(NAMES) if "47" in name]
     after(lambda: hand.tab.get_by_label("Filter").fill("47"), matching[:PAGE], f"1 to 100 of {len(matching)}")
-    after(lambda: hand.tab.get_by_label("Filter").fill("Q0471"), [f"q0471{n}" for n in range(9, -1, -1)], "10 of 10,000")
+    ten = [f"q0471{number}" for number in range(9, -1, -1)]
+    after(lambda: hand.tab.get_by_label("Filter").fill("Q0471"), ten, "10 of 10,000")
 
 
 def test_what_changes_is_told_and_nothing_else(hand: Hand) -> None:

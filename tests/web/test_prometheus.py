@@ -112,6 +112,19 @@ def test_queues_beyond_the_limit_are_summed_and_stay_there() -> None:
     assert found["mq_published_bytes_total", OTHERS, ""] == 90
 
 
+def test_depths_that_another_node_tells_are_left_to_it() -> None:
+    """Else a sum over the nodes has them three times, and a rule sees messages where nobody consumes."""
+    metrics = Metrics()
+    queues = [status("here", ready=2), status("there", ready=3)]
+    totals = metrics.totals({"here", "there"}, MOST_QUEUES)
+    text = page(Snapshot("1", totals, queues, True, None, 0, led_elsewhere={"there"})).decode()
+    found = samples(text)
+    assert {queue for name, queue, _ in found if name == "mq_queue_messages"} == {"here", OTHERS}
+    assert {queue for name, queue, _ in found if name == "mq_queue_oldest_seconds"} == {"here", OTHERS}
+    assert found["mq_queue_messages", OTHERS, "ready"] == 0
+    assert found["mq_queues", "", ""] == 2
+
+
 async def test_how_long_things_took_is_told(store: MemoryStorage) -> None:
     metrics = Metrics()
     async with open_broker(store, BrokerConfig(max_body=MAX_BODY), observers=[metrics]) as broker:

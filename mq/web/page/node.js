@@ -2,7 +2,7 @@
 
 import { ask, askJson, Refused } from "./api.js";
 import { h, setText } from "./dom.js";
-import { brief, bytes, duration, number } from "./format.js";
+import { brief, bytes, duration, many, number } from "./format.js";
 import { poll } from "./live.js";
 import { makeTable } from "./table.js";
 
@@ -119,5 +119,5 @@ function gauges(text) {
 function explained(membership) {
   if (!membership.node) return "";
   const served = membership.is_served ? "served" : "not served now";
-  return `Node ${membership.node} is ${membership.role}. ${number(membership.queues)} highly available queues, ${served}; term ${membership.term}.`;
+  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}.`;
 }
