@@ -28,6 +28,7 @@ from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import QueueStatus, Redriven
 from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Held
+from mq.broker.waiters import Precedence
 
 __all__ = [
     "LARGEST_CLAIM",
@@ -39,6 +40,7 @@ __all__ = [
     "Draft",
     "Exclusion",
     "Held",
+    "Precedence",
     "Published",
     "QueueSettings",
     "QueueStatus",

@@ -18,6 +18,7 @@ from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
 from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Held
+from mq.broker.waiters import Precedence
 from mq.errors import MQError
 from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description
@@ -222,7 +223,13 @@ class BrokerAPI(Protocol):
     async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None: ...
 
     async def hold(
-        self, queue: str, most: int = 1, *, wait: float = 0, exclusion: Exclusion | None = None
+        self,
+        queue: str,
+        most: int = 1,
+        *,
+        wait: float = 0,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
     ) -> list[Held]: ...
 
     async def exclude(self, queue: str) -> Exclusion: ...

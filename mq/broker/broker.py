@@ -22,7 +22,7 @@ from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, QueueStatus, Redriven
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.unacked import Held
-from mq.broker.waiters import FetchRequest
+from mq.broker.waiters import FetchRequest, Precedence
 from mq.broker.wiring import Wiring
 from mq.errors import Conflict, MQError, NoSuchMessage
 from mq.lifecycle import Observer, Span
@@ -320,18 +320,26 @@ class Broker:
     # Unacknowledged deliveries, for as long as a connection lasts
 
     async def hold(
-        self, queue: str, most: int = 1, *, wait: float = 0, exclusion: Exclusion | None = None
+        self,
+        queue: str,
+        most: int = 1,
+        *,
+        wait: float = 0,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
     ) -> list[Held]:
         """Up to `most` READY messages, held until the caller settles them; no lease runs out meanwhile.
 
         The caller has to settle each: acknowledge it, put it back or reject it. What is not settled when the broker
-        ends is READY at the next start. Calls that wait get messages one each in turn.
+        ends is READY at the next start. Calls that wait get messages one each in turn, those of the highest priority
+        first.
 
         Args:
             queue: the queue's name.
             most: how many at the most.
             wait: seconds to wait for one.
             exclusion: of the queue, where it has one.
+            precedence: the consumer's own, which tells it when it takes no more for now; None for one of priority 0.
 
         Raises:
             QueueHeld: one consumer alone has the queue's messages.
@@ -339,7 +347,9 @@ class Broker:
         index = await self._queues.get(queue)
         in_memory = self.config.sharing is not Sharing.PEERS
         seconds = None if in_memory else self.config.delay_seconds
-        request = FetchRequest(index, most, seconds, waits=wait > 0, holds=in_memory, exclusion=exclusion)
+        request = FetchRequest(
+            index, most, seconds, waits=wait > 0, holds=in_memory, exclusion=exclusion, precedence=precedence
+        )
         with self._in_flight:
             return await self._unacked.hold(request, wait)
 

@@ -173,7 +173,7 @@ class FetchWorker:
         except StorageError as error:
             _fail(list(wait_queue.nonblocking), wait_queue, error)
         if index.deleted:
-            _fail(list(wait_queue.requests), wait_queue, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
+            _fail(wait_queue.requests, wait_queue, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
         elif self._leases.come_too_late:
             leased = [request for request in wait_queue.requests if not request.holds and not request.takes]
             late = StorageSlow("mq has too much to do to hand out messages in time; nothing was leased. Try again")
@@ -202,6 +202,8 @@ class FetchWorker:
             messages = [] if request.future.abandoned else self._take_next(index, request.count)
             if not messages and not request.future.abandoned:
                 break
+            if messages:
+                self._waiters.keep_place(request)
             wait_queue.leave(request)
             assignments += [Assignment(request, *taken) for taken in messages]
         for request in nonblocking:
@@ -212,8 +214,8 @@ class FetchWorker:
         return assignments, portions
 
     def _share_out(self, index: QueueIndex, wait_queue: WaitQueue) -> list[Portion]:
-        """Portions for all waiting requests that hold messages in memory."""
-        holders = [request for request in wait_queue.requests if request.holds]
+        """Portions for the requests of the highest priority that hold messages in memory."""
+        holders = wait_queue.holders()
         for request in holders:
             if request.future.abandoned:
                 wait_queue.leave(request)
@@ -224,6 +226,7 @@ class FetchWorker:
 
         portions = share_out([request for request in holders if not request.future.abandoned], take)
         for portion in portions:
+            self._waiters.keep_place(portion.request)
             wait_queue.leave(portion.request)
             for entry, _ in portion.messages:
                 index.hold(entry)

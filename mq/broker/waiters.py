@@ -1,4 +1,4 @@
-"""Requests that wait for messages, in a wait queue for each queue, first come, first served.
+"""Requests that wait for messages, in a wait queue for each queue: higher priorities first, equal ones in turn.
 
 A request stays in its wait queue until a worker serves it, finds nothing for it, or its client goes away. Nothing
 polls: a worker is called when a request joins and when a message is READY.
@@ -7,13 +7,40 @@ polls: a worker is called when a request joins and when a message is READY.
 from __future__ import annotations
 
 import zlib
+from bisect import insort
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 
 from mq.broker.commit import BatchChannel, Future
 from mq.broker.index import QueueIndex
 from mq.lifecycle import DOOR
 from mq.message import Message
 from mq.storage.interface import Entry
+
+
+class Precedence:
+    """A consumer's rank among those who wait for one queue. It asks again and again: from an answer until it asks again
+    its place is kept, and who waits with a lower priority goes on waiting.
+
+    Args:
+        priority: higher ones get messages first; 0 for requests without a precedence.
+    """
+
+    def __init__(self, priority: int = 0) -> None:
+        self.priority = priority
+        self._give_up: Callable[[], None] | None = None
+
+    def keep_place(self, give_up: Callable[[], None]) -> None:
+        """Note that a place is kept for its next request, and how to give it up."""
+        self._give_up = give_up
+
+    def step_aside(self) -> None:
+        """Let others have the messages until the next request. Call it when the consumer cannot take more for now, and
+        when it ends."""
+        give_up, self._give_up = self._give_up, None
+        if give_up is not None:
+            give_up()
 
 
 class FetchRequest:
@@ -27,6 +54,7 @@ class FetchRequest:
         takes: remove the messages instead of leasing them.
         holds: leave the messages READY, and note in memory that they are held.
         exclusion: the consumer's own, where it has the queue alone.
+        precedence: the consumer's own; None for a request of priority 0 that no other follows.
 
     Attributes:
         door: the front end that asks.
@@ -34,7 +62,19 @@ class FetchRequest:
         future: the answer.
     """
 
-    __slots__ = ("count", "door", "exclusion", "future", "held", "holds", "index", "seconds", "takes", "waits")
+    __slots__ = (
+        "count",
+        "door",
+        "exclusion",
+        "future",
+        "held",
+        "holds",
+        "index",
+        "precedence",
+        "seconds",
+        "takes",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -46,6 +86,7 @@ class FetchRequest:
         takes: bool = False,
         holds: bool = False,
         exclusion: object | None = None,
+        precedence: Precedence | None = None,
     ) -> None:
         self.index = index
         self.count = count
@@ -54,48 +95,111 @@ class FetchRequest:
         self.takes = takes
         self.holds = holds
         self.exclusion = exclusion
+        self.precedence = precedence
         self.door = DOOR.get()
         self.held: list[Entry] = []
         self.future: Future[list[Message]] = Future()
+
+    @property
+    def priority(self) -> int:
+        """Higher ones get messages first."""
+        return 0 if self.precedence is None else self.precedence.priority
 
 
 class WaitQueue:
     """The requests that wait for messages of one queue.
 
     Attributes:
-        requests: first come, first served.
         nonblocking: those that are answered at once, with nothing if there is nothing.
         wanted: how many messages they want together.
         is_called: whether the queue's worker was called and has not looked yet.
     """
 
     def __init__(self) -> None:
-        self.requests: OrderedDict[FetchRequest, None] = OrderedDict()
         self.nonblocking: OrderedDict[FetchRequest, None] = OrderedDict()
         self.wanted = 0
         self.is_called = False
+        self._levels: dict[int, _Level] = {}
+        self._order: list[int] = []  # the priorities of the levels, the highest last: none of them is empty
+
+    @property
+    def requests(self) -> list[FetchRequest]:
+        """All of them, in the order of their turns."""
+        return [request for priority in reversed(self._order) for request in self._levels[priority].requests]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request is here, and no place is kept."""
+        return not self._order
 
     def join(self, request: FetchRequest, *, first: bool) -> None:
-        """Add a request at the end, or at the front."""
-        self.requests[request] = None
+        """Add a request at the end of its priority's, or at the front."""
+        requests = self._level(request.priority).requests
+        requests[request] = None
         self.wanted += request.count
         if not request.waits:
             self.nonblocking[request] = None
         if first:
-            self.requests.move_to_end(request, last=False)
+            requests.move_to_end(request, last=False)
 
     def first(self) -> FetchRequest | None:
         """The request whose turn it is; None without any."""
-        return next(iter(self.requests), None)
+        return next(iter(self._in_turn()), None)
+
+    def holders(self) -> list[FetchRequest]:
+        """The requests that hold messages in memory, and share those that come now."""
+        return [request for request in self._in_turn() if request.holds]
 
     def leave(self, request: FetchRequest) -> bool:
         """Remove a request. False when it was not in the wait queue."""
         self.nonblocking.pop(request, None)
-        if request not in self.requests:
+        level = self._levels.get(request.priority)
+        if level is None or request not in level.requests:
             return False
-        del self.requests[request]
+        del level.requests[request]
         self.wanted -= request.count
+        self._drop_if_empty(request.priority, level)
         return True
+
+    def keep_place(self, priority: int) -> None:
+        """Let requests of a lower priority wait, until the place is given up."""
+        self._level(priority).kept += 1
+
+    def give_up_place(self, priority: int) -> bool:
+        """Undo one :meth:`keep_place`. Returns whether requests have waited only for this."""
+        level = self._levels[priority]
+        level.kept -= 1
+        was_last = self._order[-1] == priority
+        return self._drop_if_empty(priority, level) and was_last and not self.is_empty
+
+    def _in_turn(self) -> OrderedDict[FetchRequest, None]:
+        """Those of the highest priority; without any, where a place is kept, those that do not wait: they would be told
+        that there is nothing."""
+        return (self._levels[self._order[-1]].requests if self._order else None) or self.nonblocking
+
+    def _level(self, priority: int) -> _Level:
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = _Level()
+            insort(self._order, priority)
+        return level
+
+    def _drop_if_empty(self, priority: int, level: _Level) -> bool:
+        if level.requests or level.kept:
+            return False
+        del self._levels[priority]
+        self._order.remove(priority)
+        return True
+
+
+class _Level:
+    """The requests of one priority, first come, first served, and how many places are kept for it."""
+
+    __slots__ = ("kept", "requests")
+
+    def __init__(self) -> None:
+        self.requests: OrderedDict[FetchRequest, None] = OrderedDict()
+        self.kept = 0
 
 
 class Waiters:
@@ -116,6 +220,8 @@ class Waiters:
         if self._is_closed and request.waits:
             request.future.set([])
             return
+        if request.precedence is not None:
+            request.precedence.step_aside()
         self._queues.setdefault(request.index, WaitQueue()).join(request, first=first)
         self.call(request.index)
 
@@ -126,10 +232,21 @@ class Waiters:
         self._tidy(request.index)
         return left
 
+    def keep_place(self, request: FetchRequest) -> None:
+        """Keep the place of a request that is being served, for the next one of its consumer."""
+        if request.precedence is not None:
+            self._queues[request.index].keep_place(request.priority)
+            request.precedence.keep_place(partial(self._give_up_place, request.index, request.priority))
+
+    def _give_up_place(self, index: QueueIndex, priority: int) -> None:
+        if self._queues[index].give_up_place(priority):
+            self.call(index)
+        self._tidy(index)
+
     def call(self, index: QueueIndex) -> None:
         """Call the queue's worker, if requests wait: something has changed for them."""
         wait_queue = self._queues.get(index)
-        if wait_queue is not None and not wait_queue.is_called:
+        if wait_queue is not None and wait_queue.wanted and not wait_queue.is_called:
             wait_queue.is_called = True
             self.channels[zlib.crc32(index.name.encode()) % len(self.channels)].put(index)
 
@@ -140,6 +257,7 @@ class Waiters:
         request = wait_queue.first() if wait_queue is not None else None
         if request is None or request.holds:
             return None
+        self.keep_place(request)
         self.withdraw(request)
         return request
 
@@ -155,7 +273,7 @@ class Waiters:
     def refuse(self, index: QueueIndex, error: Exception) -> None:
         """Let every request that waits for the queue fail with `error`."""
         wait_queue = self._queues.get(index)
-        for request in list(wait_queue.requests) if wait_queue is not None else ():
+        for request in wait_queue.requests if wait_queue is not None else ():
             self.withdraw(request)
             request.future.fail(error)
 
@@ -163,7 +281,7 @@ class Waiters:
         """Answer every waiting request with no message, now and from now on."""
         self._is_closed = True
         for wait_queue in self._queues.values():
-            for request in list(wait_queue.requests):
+            for request in wait_queue.requests:
                 if request.waits:
                     wait_queue.leave(request)
                     request.future.set([])
@@ -180,5 +298,5 @@ class Waiters:
 
     def _tidy(self, index: QueueIndex) -> None:
         wait_queue = self._queues.get(index)
-        if wait_queue is not None and not wait_queue.requests and not wait_queue.is_called:
+        if wait_queue is not None and wait_queue.is_empty and not wait_queue.is_called:
             del self._queues[index]

@@ -15,6 +15,7 @@ from mq.broker import (
     Draft,
     Exclusion,
     Held,
+    Precedence,
     Published,
     QueueStatus,
     Redriven,
@@ -237,12 +238,19 @@ class ClusterBroker(Forwarding):
     # Holding
 
     async def hold(
-        self, queue: str, most: int = 1, *, wait: float = 0, exclusion: Exclusion | None = None
+        self,
+        queue: str,
+        most: int = 1,
+        *,
+        wait: float = 0,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
     ) -> list[Held]:
         """Up to `most` READY messages, which no other consumer gets until they are settled."""
         if self._sessions.owns(queue):
             return await self._sessions.take(queue, most, wait)
-        return await (await self._at(queue)).hold(queue, most, wait=wait, exclusion=exclusion)
+        at = await self._at(queue)
+        return await at.hold(queue, most, wait=wait, exclusion=exclusion, precedence=precedence)
 
     async def exclude(self, queue: str) -> Exclusion:
         """Let one consumer alone have the queue's messages. The queue of a link's replies always has one."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import trio
 
-from mq.broker import Broker, Draft, Exclusion, Held, Published
+from mq.broker import Broker, Draft, Exclusion, Held, Precedence, Published
 from mq.broker.verbs import VERBS
 from mq.cluster.grace_storage import GraceStorage
 from mq.cluster.wire import Handed
@@ -196,13 +196,17 @@ class Leadership:
     async def _ready(self, _: Holder, queue: str) -> int:
         return self.broker.declarations.ready(queue)
 
-    async def _hold(self, holder: Holder, queue: str, most: int, wait: float, exclusion: int | None) -> list[Handed]:
+    async def _hold(
+        self, holder: Holder, queue: str, most: int, wait: float, exclusion: int | None, priority: int = 0
+    ) -> list[Handed]:
         alone = holder.exclusions.get(exclusion) if exclusion is not None else None
         if alone is None:
             self._waiting[queue] += 1
+        precedence = Precedence(priority)
         try:
-            held = await self.broker.hold(queue, most, wait=wait, exclusion=alone)
+            held = await self.broker.hold(queue, most, wait=wait, exclusion=alone, precedence=precedence)
         finally:
+            precedence.step_aside()  # its next request may come through another master
             if alone is None:
                 self._waiting[queue] -= 1
         handed = []

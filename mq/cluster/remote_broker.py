@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import trio
 
-from mq.broker import Draft, Exclusion, Held, Published, QueueStatus
+from mq.broker import Draft, Exclusion, Held, Precedence, Published, QueueStatus
 from mq.broker.api import BrowsingAPI, ClaimsAPI
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
@@ -192,7 +192,13 @@ class RemoteBroker(Forwarding):
     # Holding
 
     async def hold(
-        self, queue: str, most: int = 1, *, wait: float = 0, exclusion: Exclusion | None = None
+        self,
+        queue: str,
+        most: int = 1,
+        *,
+        wait: float = 0,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
     ) -> list[Held]:
         """Hold messages. A wait fails when the master does; a wait for a master goes on."""
         patience = math.inf if wait == math.inf else max(wait, PATIENCE_SECONDS)
@@ -202,7 +208,9 @@ class RemoteBroker(Forwarding):
             if exclusion.leader is not leader:
                 raise NotServed(f"the queue {queue} is not this consumer's alone any more: its master has changed")
             alone = exclusion.number
-        handed: list[Handed] = await leader.call("hold", [queue, most, wait, alone], {})
+        # Left out where it is 0: a master of the release before does not know it.
+        named = {"priority": precedence.priority} if precedence is not None and precedence.priority else {}
+        handed: list[Handed] = await leader.call("hold", [queue, most, wait, alone], named)
         return [RemoteHeld.of(each, leader) for each in handed]
 
     async def exclude(self, queue: str) -> Exclusion:

@@ -295,6 +295,19 @@ def test_exclusive_consumers() -> None:
     assert consumers.of(one.key) == ["b"]
 
 
+def test_the_first_consumer_is_active_and_then_the_highest() -> None:
+    topology = Topology(has_queue=lambda name: True)
+    queue, consumers = topology.queue("/", "q"), topology.consumers
+    assert consumers.active(queue.key) is None
+    for name, priority in (("low", -1), ("first", 5), ("second", 5), ("none", 0)):
+        consumers.add(queue, name, priority=priority)
+    order = []
+    while (active := consumers.active(queue.key)) is not None:
+        order.append(active)
+        consumers.remove(queue.key, active)
+    assert order == ["low", "first", "second", "none"]
+
+
 def test_what_survives_a_restart() -> None:
     store = Store()
     arguments = {"x-max-length": 5, "x-dead-letter-exchange": "", "x-y": {"z": [b"\xff", None]}}

@@ -1,4 +1,5 @@
-"""The arguments of queues: their names, their valid values, and the check that a queue declared again has the same.
+"""The arguments of queues: their names, their valid values, and the check that a queue declared again has the same. The
+argument of a consumer is here, too.
 
 An unknown argument is kept and has no effect, as in RabbitMQ.
 """
@@ -28,6 +29,9 @@ QUEUE_MODE: Final = "x-queue-mode"
 SINGLE_ACTIVE_CONSUMER: Final = "x-single-active-consumer"
 DELIVERY_LIMIT: Final = "x-delivery-limit"
 REQUEUE: Final = "x-requeue"
+
+PRIORITY: Final = "x-priority"
+"""A consumer's, not a queue's."""
 
 QUORUM: Final = "quorum"
 
@@ -94,6 +98,18 @@ def check(queue: Queue) -> None:
         raise _invalid(SINGLE_ACTIVE_CONSUMER, queue, "is not implemented for a quorum queue")
     if arguments.get(QUEUE_TYPE) == QUORUM and queue.name.startswith(SERVER_NAMED):
         raise _invalid(QUEUE_TYPE, queue, "a quorum queue has a name that its client chose")
+
+
+def consumer_priority(queue: Queue, given: Mapping[str, Any]) -> int:
+    """The priority that a consumer of a queue asks for; 0 where it says nothing.
+
+    Raises:
+        Refusal: 406; it is no whole number.
+    """
+    wanted = given.get(PRIORITY, 0)
+    if not isinstance(wanted, int) or isinstance(wanted, bool):
+        raise _invalid(PRIORITY, queue, "must be a whole number")
+    return wanted
 
 
 def _invalid(argument: str, queue: Queue, wrong: str) -> Refusal:

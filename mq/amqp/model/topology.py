@@ -390,31 +390,51 @@ class ConsumerRegistry:
     """The consumers of all queues."""
 
     def __init__(self) -> None:
-        self._by_queue: dict[QueueName, dict[Hashable, bool]] = {}
+        self._by_queue: dict[QueueName, dict[Hashable, int]] = {}  # with their priorities
+        self._active: dict[QueueName, Hashable] = {}
+        self._exclusive: set[QueueName] = set()
 
-    def add(self, queue: Queue, consumer: Hashable, *, exclusive: bool = False) -> None:
+    def add(self, queue: Queue, consumer: Hashable, *, exclusive: bool = False, priority: int = 0) -> None:
         """Add a consumer of a queue.
 
         Args:
             queue: which.
             consumer: told apart from every other one by this.
             exclusive: whether no other may consume while it does.
+            priority: see :meth:`active`.
 
         Raises:
             Refusal: 403, another consumer is exclusive, or this one wants to be and is not the first.
         """
         there = self._by_queue.get(queue.key, {})
-        if any(there.values()) or (exclusive and there):
+        if queue.key in self._exclusive or (exclusive and there):
             raise Refusal(Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use")
-        self._by_queue.setdefault(queue.key, {})[consumer] = exclusive
+        if not there:
+            self._by_queue[queue.key] = there
+            self._active[queue.key] = consumer
+        there[consumer] = priority
+        if exclusive:
+            self._exclusive.add(queue.key)
 
     def remove(self, queue: QueueName, consumer: Hashable) -> bool:
         """Remove a consumer. Returns False when its queue went before it."""
         there = self._by_queue.get(queue, {})
-        was_there = there.pop(consumer, None) is not None
+        if there.pop(consumer, None) is None:
+            return False
+        self._exclusive.discard(queue)
+        if self._active.get(queue) == consumer:
+            del self._active[queue]
         if not there:
-            self._by_queue.pop(queue, None)
-        return was_there
+            del self._by_queue[queue]
+        return True
+
+    def active(self, queue: QueueName) -> Hashable | None:
+        """The one that gets the messages where only one may: the first that came. When it has ended, it is the one of the
+        highest priority, and of those the oldest."""
+        there = self._by_queue.get(queue)
+        if there and queue not in self._active:  # not at a removal: all may be on their way out
+            self._active[queue] = max(there, key=there.__getitem__)  # of equal ones the first, which is the oldest
+        return self._active.get(queue)
 
     def of(self, queue: QueueName) -> list[Hashable]:
         """All consumers of a queue, oldest first."""

@@ -14,6 +14,7 @@ from pamqp import base
 from pamqp import commands as methods
 
 from mq.access import Right
+from mq.amqp.model.arguments import consumer_priority
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import REPLY_TO, SERVER_NAMED
 from mq.amqp.model.topology import server_named
@@ -261,8 +262,8 @@ class Channel:
             return
         queue = self._declare_methods.usable_queue(method.queue, Right.CONSUME)
         tag = self._deliveries.new_tag(method.consumer_tag)
-        given = method.arguments or {}
-        self._ask(commands.Consume(self.key, tag, queue, method.no_ack, method.exclusive, given), method)
+        priority = consumer_priority(queue, method.arguments or {})
+        self._ask(commands.Consume(self.key, tag, queue, method.no_ack, method.exclusive, priority), method)
 
     def _consume_replies(self, method: methods.Basic.Consume) -> None:
         if not method.no_ack:
@@ -274,7 +275,7 @@ class Channel:
             session.demand(right, "queue", SERVER_NAMED)
         queue = Queue(session.vhost, server_named(), auto_delete=True, owner=session.owner)
         tag = self._deliveries.new_tag(method.consumer_tag)
-        self._ask(commands.Consume(self.key, tag, queue, True, False, {}, replies=True), method)
+        self._ask(commands.Consume(self.key, tag, queue, True, False, replies=True), method)
 
     def _declare_queue(self, method: methods.Queue.Declare) -> None:
         if not (method.passive and method.queue == REPLY_TO):

@@ -8,7 +8,7 @@ share a barrier: publishes that follow each other, and acknowledgements that do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -169,7 +169,7 @@ class Consume:
     queue: Queue
     no_ack: bool
     exclusive: bool
-    arguments: Mapping[str, Any]
+    priority: int = 0
     replies: bool = False
 
 

@@ -17,7 +17,7 @@ from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
 from mq.amqp.protocol.connection import Connection
 from mq.amqp.server.message_codec import arrival_of
 from mq.amqp.server.shielded import shielded
-from mq.broker import Exclusion, Held
+from mq.broker import Exclusion, Held, Precedence
 from mq.broker.api import BrokerAPI
 from mq.doors.recent_rate import RecentRate
 from mq.errors import CorruptMessage
@@ -34,10 +34,10 @@ class ConsumerPump:
 
     Args:
         broker: gives the messages.
-        consumers: of all queues; where only one of a queue is active, the oldest.
+        consumers: of all queues; knows which one of a queue is active, where only one may be.
         connection: sends them.
-        command: the client's wish: queue, tag, and whether it acknowledges.
-        room: returns once the client has read most of what was sent.
+        command: the client's wish: queue, tag, priority, and whether it acknowledges.
+        room: returns once the client has read most of what was sent; calls its argument first if it has not.
         sent: called after something was sent.
 
     Attributes:
@@ -55,7 +55,7 @@ class ConsumerPump:
         consumers: ConsumerRegistry,
         connection: Connection,
         command: Consume,
-        room: Callable[[], Awaitable[None]],
+        room: Callable[[Callable[[], None]], Awaitable[None]],
         sent: Callable[[], None],
     ) -> None:
         self.channel: ChannelKey = command.channel
@@ -70,6 +70,7 @@ class ConsumerPump:
         self._is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
         self._connection = connection
         self._no_ack = command.no_ack
+        self._precedence = Precedence(command.priority)
         self._room = room
         self._sent = sent
         self._scope = trio.CancelScope()
@@ -80,8 +81,8 @@ class ConsumerPump:
 
     @property
     def is_active(self) -> bool:
-        """Whether it gets messages now: its queue is for all of its consumers, or it is the oldest of them."""
-        return not self._is_single or self._consumers.of(self.queue.key)[:1] == [self]
+        """Whether it gets messages now: its queue is for all of its consumers, or for this one."""
+        return not self._is_single or self._consumers.active(self.queue.key) is self
 
     def feed(self) -> None:
         """It has credit again, or may be the active one now."""
@@ -116,12 +117,15 @@ class ConsumerPump:
                     most = self._connection.credit(self.channel, self.tag) if self.is_active else 0
                     if most:
                         name = self.queue.key
-                        await self._deliver(
-                            await self._broker.hold(name, most, wait=math.inf, exclusion=self.exclusion)
+                        held = await self._broker.hold(
+                            name, most, wait=math.inf, exclusion=self.exclusion, precedence=self._precedence
                         )
+                        await self._deliver(held)
                     else:
+                        self._precedence.step_aside()
                         await self._fed.wait()
         finally:
+            self._precedence.step_aside()
             try:
                 await self._give_back(self._damaged)
             finally:
@@ -136,7 +140,7 @@ class ConsumerPump:
         left = deque(messages)
         try:
             while left:
-                await self._room()
+                await self._room(self._precedence.step_aside)
                 ready = await self._read(left)
                 taken = self._connection.deliver(self.channel, self.tag, [arrival for _, arrival in ready])
                 self._sent()

@@ -44,7 +44,7 @@ class Handlers:
         state: AmqpState,
         connection: Connection,
         publish_pump: PublishPump,
-        room: Callable[[], Awaitable[None]],
+        room: Callable[..., Awaitable[None]],
         sent: Callable[[], None],
         start: Callable[[ConsumerPump], None],
     ) -> None:
@@ -217,7 +217,7 @@ class Handlers:
         self._check_single(queue, exclusive=command.exclusive)
         command = replace(command, queue=queue)
         consumer = ConsumerPump(self._broker, consumers, self._connection, command, self._room, self._sent)
-        consumers.add(queue, consumer, exclusive=command.exclusive)
+        consumers.add(queue, consumer, exclusive=command.exclusive, priority=command.priority)
         try:
             if command.exclusive:
                 consumer.exclusion = await self._broker.exclude(queue.key)

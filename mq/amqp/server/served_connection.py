@@ -255,7 +255,10 @@ class ServedConnection:
             return False
         return True
 
-    async def _room_to_send(self) -> None:
+    async def _room_to_send(self, stalled: Callable[[], None] | None = None) -> None:
+        """Wait until the client has read most of what was sent; call `stalled` first if it has not."""
+        if stalled is not None and self._unsent.value >= MOST_BYTES_UNSENT:
+            stalled()
         await self._unsent.wait_value(lambda size: size < MOST_BYTES_UNSENT)
 
     # Time

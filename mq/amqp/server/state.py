@@ -157,9 +157,9 @@ class AmqpState:
         if not self.topology.consumers.remove(queue.key, consumer):
             return  # what has that name now is another queue
         if queue.arguments.get(SINGLE_ACTIVE_CONSUMER):
-            for oldest in self.topology.consumers.of(queue.key)[:1]:
-                assert isinstance(oldest, ConsumerPump)
-                oldest.feed()  # it is the active one from now on
+            active = self.topology.consumers.active(queue.key)
+            if isinstance(active, ConsumerPump):
+                active.feed()
         self.unused.note_use(queue)
         if queue.auto_delete:
             await self.topology_store.change(lambda: self.topology.left(queue.vhost, queue.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,6 +52,89 @@ def wait_for(channel: BlockingChannel, queue: str) -> tuple[Any, Any, bytes]:
     assert method is not None, "no message came"
     channel.cancel()
     return method, properties, body
+
+
+def consume(channel: BlockingChannel, queue: str, priority: object, prefetch: int = 0) -> list[tuple[int, bytes]]:
+    """Consume with a priority. What comes is put into the list: tag and body."""
+    got: list[tuple[int, bytes]] = []
+    channel.basic_qos(prefetch_count=prefetch)
+    arguments = {} if priority is None else {"x-priority": priority}
+    channel.basic_consume(
+        queue, lambda _channel, method, _properties, body: got.append((method.delivery_tag, body)), arguments=arguments
+    )
+    return got
+
+
+def until(is_so: Callable[[], bool], *channels: BlockingChannel) -> None:
+    """Work on the channels' connections until something is so."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        for channel in channels:
+            channel.connection.process_data_events(0.02)
+
+
+def test_higher_consumers_get_what_they_can_take_and_equal_ones_take_turns(
+    connect: Callable[[], BlockingConnection], channel: BlockingChannel, queue: str
+) -> None:
+    channel.queue_declare(queue, durable=True)
+    low, none, high, other = channels = [connect().channel() for _ in range(4)]
+    of_low = consume(low, queue, -3)
+    of_none = consume(none, queue, None, prefetch=1)
+    of_high, of_other = consume(high, queue, 10, prefetch=2), consume(other, queue, 10, prefetch=2)
+    for number in range(7):
+        channel.basic_publish("", queue, b"%d" % number, PERSISTENT)
+    until(lambda: len(of_high + of_other + of_none + of_low) == 7, *channels)
+    assert sorted(body for _, body in of_high + of_other) == [b"0", b"1", b"2", b"3"]
+    assert (len(of_high), len(of_other)) == (2, 2)
+    assert [body for _, body in of_none] == [b"4"]
+    assert [body for _, body in of_low] == [b"5", b"6"]
+    other.basic_ack(of_other[-1][0], multiple=True)
+    other.connection.process_data_events(0.02)
+    other.queue_declare(queue, passive=True)  # then the server knows of the acknowledgement
+    for number in range(7, 9):
+        channel.basic_publish("", queue, b"%d" % number, PERSISTENT)
+    until(lambda: len(of_other) == 4, *channels)
+    assert [body for _, body in of_other[2:]] == [b"7", b"8"]
+    assert len(of_low) == 2
+
+
+def test_one_that_can_take_it_all_leaves_nothing_to_a_lower_one(
+    connect: Callable[[], BlockingConnection], channel: BlockingChannel, queue: str
+) -> None:
+    """Also while it is just being sent others."""
+    channel.queue_declare(queue, durable=True)
+    publisher = connect().channel()
+    channels = [connect().channel() for _ in range(2)]
+    of_low, of_high = consume(channels[0], queue, 0), consume(channels[1], queue, 1)
+    for number in range(1000):
+        publisher.basic_publish("", queue, b"%d" % number, PERSISTENT)
+    until(lambda: len(of_high) == 1000, publisher, *channels)
+    channels[1].connection.close()
+    until(lambda: len(of_low) == 1000, channels[0])
+
+
+def test_a_consumer_priority_is_a_whole_number(channel: BlockingChannel, queue: str) -> None:
+    channel.queue_declare(queue)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+        consume(channel, queue, "high")
+    assert caught.value.reply_code == 406
+    assert "x-priority" in caught.value.reply_text
+
+
+def test_of_one_active_consumer_the_highest_is_next(
+    connect: Callable[[], BlockingConnection], channel: BlockingChannel, queue: str
+) -> None:
+    channel.queue_declare(queue, durable=True, arguments={"x-single-active-consumer": True})
+    first, second, third = channels = [connect().channel() for _ in range(3)]
+    of_first, of_second, of_third = (consume(each, queue, n) for each, n in zip(channels, (0, 1, 7), strict=True))
+    channel.basic_publish("", queue, b"1", PERSISTENT)
+    until(lambda: bool(of_first), *channels)  # a higher one that comes later does not take over
+    first.basic_ack(of_first[0][0])
+    first.connection.close()
+    channel.basic_publish("", queue, b"2", PERSISTENT)
+    until(lambda: bool(of_second or of_third), second, third)
+    assert (of_second, [body for _, body in of_third]) == ([], [b"2"])
 
 
 def test_publish_get_ack(channel: BlockingChannel, queue: str) -> None:
