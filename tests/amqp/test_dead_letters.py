@@ -27,7 +27,7 @@ def read(properties: BasicProperties | bytes) -> methods.Basic.Properties:
 
 
 def die(properties: BasicProperties, queue: str, reason: Reason) -> BasicProperties:
-    return died(properties, queue, reason, "x", "key", TIME)
+    return died(properties, queue, reason, "x", ["key"], TIME)
 
 
 def test_the_first_death() -> None:

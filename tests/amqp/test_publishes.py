@@ -53,6 +53,26 @@ def test_a_message_is_what_was_sent() -> None:
     assert message.body == b"x" * 10_000
 
 
+def test_more_keys_are_routed_by_and_the_hidden_ones_not_told() -> None:
+    peer = ready()
+    for name in "rst":
+        peer.call(methods.Queue.Declare(queue=name))
+    headers = {"a": 1, "CC": ["r", "none", 7], "BCC": ["s", "q"], "cc": ["t"]}
+    peer.send(publish("q", properties=Basic.Properties(headers=headers)))
+    [message] = peer.done[-1].messages
+    assert [queue.name for queue in message.queues] == ["q", "r", "s"]
+    assert message.hidden_keys == ("s", "q")
+    assert message.properties.headers() == {name: value for name, value in headers.items() if name != "BCC"}
+
+
+@pytest.mark.parametrize("headers", [{"CC": "r"}, {"BCC": {"r": 1}}, {"CC": ["r"] * 200, "BCC": ["s"] * 57}])
+def test_keys_that_make_no_sense_or_are_too_many_are_refused(headers: Any) -> None:
+    peer = ready()
+    peer.send(publish("q", properties=Basic.Properties(headers=headers)))
+    [(_, close)] = peer.heard()
+    assert (close.name, close.reply_code) == ("Channel.Close", Code.PRECONDITION_FAILED)
+
+
 def test_a_body_may_be_empty_and_come_in_empty_frames() -> None:
     peer = ready()
     peer.send(publish("q", b""), publish("q", b"ab")[:-10], b"\x03\0\x01\0\0\0\0\xce" * 3, publish("q", b"ab")[-10:])

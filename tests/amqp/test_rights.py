@@ -72,6 +72,17 @@ def test_the_right_to_publish(exchange: str, key: str, fine: bool) -> None:
     assert peer.names() == ([] if fine else ["Channel.Close"])
 
 
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+@pytest.mark.parametrize(
+    ("exchange", "keys", "fine"), [("", ["q"], True), ("", ["q", "r"], False), ("amq.topic", ["r"], True)]
+)
+def test_more_keys_take_the_right_to_publish_there(header: str, exchange: str, keys: list[str], fine: bool) -> None:
+    rights = {Right.PUBLISH: ("q", "amq.topic")}
+    peer = Peer(users={("shop", "s"): User("shop", rights)}).open(response="\0shop\0s")
+    peer.send(publish("q", exchange=exchange, properties=methods.Basic.Properties(headers={header: keys})))
+    assert peer.names() == ([] if fine else ["Channel.Close"])
+
+
 def test_nobody_publishes_as_somebody_else() -> None:
     everything = dict.fromkeys(Right, ("*",))
     peer = Peer(users={("shop", "s"): User("shop", everything)}).open(response="\0shop\0s", channels=2)

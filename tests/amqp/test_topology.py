@@ -94,6 +94,21 @@ def test_the_default_exchange_knows_every_queue() -> None:
     assert refusal(store.topology.queue, "blue", "http") is Code.NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    ("kind", "found"), [("direct", ["a", "b"]), ("topic", ["a", "b"]), ("fanout", ["a", "b", "c"])]
+)
+def test_a_message_goes_by_all_of_its_keys(kind: str, found: list[str]) -> None:
+    store = Store()
+    store.make(exchange("x", ExchangeType(kind), arguments={"alternate-exchange": "amq.fanout"}))
+    for name in "abcd":
+        store.make(queue(name), to_queue("x" if name != "d" else "amq.fanout", name, name))
+    topology = store.topology
+    assert [each.name for each in topology.route("/", "x", "b", nothing, ["none", "a"])] == found
+    alone = topology.route("/", "x", "none", nothing, ["nothing"])  # the other exchange only where no key fits
+    assert [each.name for each in alone] == (["d"] if kind != "fanout" else found)
+    assert [each.name for each in topology.route("/", "", "none", nothing, ["c", "b", "c"])] == ["b", "c"]
+
+
 def test_declaring_again_changes_nothing() -> None:
     store = Store()
     one, other = exchange("x", durable=True), queue("q", durable=True, arguments={"x-max-length": 5, "x-mine": 1})

@@ -18,7 +18,13 @@ _HASH: Final = "#"
 
 
 class Matcher(Protocol):
-    """The bindings of one exchange."""
+    """The bindings of one exchange.
+
+    Attributes:
+        looks_at_keys: whether the routing key matters.
+    """
+
+    looks_at_keys: bool
 
     def add(self, binding: Binding) -> None:
         """Add a binding; nothing happens when it is there already."""
@@ -36,6 +42,8 @@ class Matcher(Protocol):
 
 class Direct:
     """The routing key is that of the binding."""
+
+    looks_at_keys = True
 
     def __init__(self) -> None:
         self._bindings: dict[str, set[Binding]] = {}
@@ -58,6 +66,8 @@ class Direct:
 
 class Fanout:
     """Everything goes everywhere."""
+
+    looks_at_keys = False
 
     def __init__(self) -> None:
         self._bindings: set[Binding] = set()
@@ -88,6 +98,8 @@ class _TrieNode:
 
 class Topic:
     """Words with dots between: ``*`` stands for one word and ``#`` for any number of them, none included."""
+
+    looks_at_keys = True
 
     def __init__(self) -> None:
         self._root = _TrieNode()
@@ -151,6 +163,8 @@ def _with_hashes(places: set[_TrieNode]) -> set[_TrieNode]:
 
 class ByHeaders:
     """The headers of the message are compared with the arguments of the binding."""
+
+    looks_at_keys = False
 
     def __init__(self) -> None:
         self._bindings: set[Binding] = set()

@@ -12,7 +12,7 @@ Plan, keep and apply one change before the next is planned. Nothing here waits, 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -113,7 +113,9 @@ class Topology:
         for vhost in self._vhosts.values():
             yield from vhost.queues.values()
 
-    def route(self, vhost: str, exchange: str, routing_key: str, headers: Headers) -> list[Queue]:
+    def route(
+        self, vhost: str, exchange: str, routing_key: str, headers: Headers, copied_to: Sequence[str] = ()
+    ) -> list[Queue]:
         """The queues that a message comes to, each once, by name. Unsure queues are among them: the store decides
         whether they exist.
 
@@ -122,20 +124,23 @@ class Topology:
             exchange: what it is published to.
             routing_key: as published.
             headers: returns its headers. Only called where an exchange routes by them.
+            copied_to: more keys to route it by.
 
         Raises:
             Refusal: 404, there is no such exchange; 502, the headers are malformed.
         """
-        if not exchange:
+        if not exchange and not copied_to:
             queue = self._target(vhost, routing_key)
             return [] if queue is None else [queue]
-        self.exchange(vhost, exchange)
+        if exchange:
+            self.exchange(vhost, exchange)
+        keys = (routing_key, *copied_to)
         place = self._vhosts[vhost]
         names: set[str] = set()
         seen = {exchange}
         waiting = [exchange]
         while waiting:
-            found = set(self._targets(place, waiting.pop(), routing_key, headers))
+            found = set(self._targets(place, waiting.pop(), keys, headers))
             names |= {target.name for target in found if target.is_queue}
             further = {target.name for target in found if not target.is_queue} - seen
             seen |= further
@@ -143,12 +148,15 @@ class Topology:
         queues = (self._target(vhost, name) for name in sorted(names))
         return [queue for queue in queues if queue is not None]
 
-    def _targets(self, place: Vhost, exchange: str, routing_key: str, headers: Headers) -> Iterator[Destination]:
+    def _targets(
+        self, place: Vhost, exchange: str, routing_keys: Sequence[str], headers: Headers
+    ) -> Iterator[Destination]:
         if not exchange:
-            if self._target(place.name, routing_key):
-                yield Destination(True, routing_key)
+            yield from (Destination(True, key) for key in routing_keys if self._target(place.name, key))
             return
-        fitting = place.matchers[exchange].match(routing_key, headers)
+        matcher = place.matchers[exchange]
+        keys = routing_keys if matcher.looks_at_keys else routing_keys[:1]
+        fitting = [binding for key in keys for binding in matcher.match(key, headers)]
         yield from (binding.to for binding in fitting)
         alternate = place.exchanges[exchange].alternate
         if not fitting and alternate is not None and (not alternate or alternate in place.exchanges):
@@ -429,7 +437,7 @@ class ConsumerRegistry:
         return True
 
     def active(self, queue: QueueName) -> Hashable | None:
-        """The one that gets the messages where only one may: the first that came. When it has ended, it is the one of the
+        """The one that gets the messages where only one may: the first that came. After its end it is the one of the
         highest priority, and of those the oldest."""
         there = self._by_queue.get(queue)
         if there and queue not in self._active:  # not at a removal: all may be on their way out

@@ -55,6 +55,7 @@ class PublishedMessage(NamedTuple):
         body: all of it.
         expiration_ms: milliseconds until it expires; None for what the queue says.
         mandatory: whether it is returned to its publisher where no queue takes it.
+        hidden_keys: the routing keys of its header ``BCC``, which was taken out.
     """
 
     channel: ChannelKey
@@ -66,6 +67,7 @@ class PublishedMessage(NamedTuple):
     body: bytes
     expiration_ms: int | None
     mandatory: bool = False
+    hidden_keys: tuple[str, ...] = ()
 
 
 class Arrival(NamedTuple):

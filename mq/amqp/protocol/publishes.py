@@ -169,7 +169,12 @@ class Publishes:
                 raise Refusal(Code.PRECONDITION_FAILED, "fast reply consumer does not exist")
             properties = properties.replying_to(self.replies.name)
         expiration = properties.expiration_ms
-        queues = session.topology.route(session.vhost, method.exchange, method.routing_key, properties.headers)
+        shown, hidden = self._copied_to(method, properties)
+        if hidden:
+            properties = properties.changed({"BCC": None})
+        queues = session.topology.route(
+            session.vhost, method.exchange, method.routing_key, properties.headers, shown + hidden
+        )
         number = self.confirms.next() if self.mode is Mode.CONFIRM else None
         message = PublishedMessage(
             self._key,
@@ -181,6 +186,7 @@ class Publishes:
             body,
             expiration,
             bool(method.mandatory),
+            hidden,
         )
         if self.mode is Mode.TRANSACTION:
             self._keep(message, is_wanted=bool(queues) or method.mandatory)
@@ -191,6 +197,16 @@ class Publishes:
                 self.give_back(message)
             if number is not None:
                 self.confirms.settle([number], is_stored=True)
+
+    def _copied_to(
+        self, method: methods.Basic.Publish, properties: BasicProperties
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The keys in ``CC`` and ``BCC``, after a check of the right to publish there."""
+        shown, hidden = properties.copied_to()
+        if not method.exchange:
+            for key in shown + hidden:
+                self._session.demand(Right.PUBLISH, "queue", key)
+        return shown, hidden
 
     def _check_user(self, properties: BasicProperties) -> None:
         user = self._session.user

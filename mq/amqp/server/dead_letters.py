@@ -19,7 +19,7 @@ from mq.amqp.model.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KE
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.topology import Topology
 from mq.amqp.server.copies import Copies, Copy
-from mq.amqp.server.message_codec import Publishable, arrival_of
+from mq.amqp.server.message_codec import Publishable, arrival_of, hidden_keys_of
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties
 from mq.errors import CorruptMessage, NoSuchQueue, QueueFull
@@ -60,6 +60,7 @@ class _DeadLetter(NamedTuple):
     properties: BasicProperties
     body: bytes
     expiration_ms: int | None = None
+    hidden_keys: tuple[str, ...] = ()
 
 
 class DeadLetterRouter:
@@ -112,7 +113,8 @@ class DeadLetterRouter:
             except CorruptMessage as error:
                 logger.error("dead letter %s of %s is lost: %s", message.id, queue.name, error)
                 return []
-            publication = _DeadLetter(came.exchange, came.routing_key, BasicProperties(came.properties), body)
+            properties, hidden = BasicProperties(came.properties), hidden_keys_of(attributes)
+            publication = _DeadLetter(came.exchange, came.routing_key, properties, body, hidden_keys=hidden)
             return self._sent_on(queue, publication, reason)
         finally:
             with trio.CancelScope(shield=True):
@@ -130,17 +132,20 @@ class DeadLetterRouter:
         exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)
         if exchange is None:
             return []
-        key = queue.arguments.get(DEAD_LETTER_ROUTING_KEY, publication.routing_key)
+        key, shown, hidden = publication.routing_key, _shown_keys(publication.properties), publication.hidden_keys
+        keys = [key, *shown]
+        if DEAD_LETTER_ROUTING_KEY in queue.arguments:  # it stands for all of them
+            key, shown, hidden = queue.arguments[DEAD_LETTER_ROUTING_KEY], (), ()
         time = datetime.datetime.fromtimestamp(self._clock_ns() // 1_000_000_000, datetime.UTC)
-        properties = died(
-            publication.properties, queue.name, reason, publication.exchange, publication.routing_key, time
-        )
+        properties = died(publication.properties, queue.name, reason, publication.exchange, keys, time)
+        if len(keys) > 1 and not shown:
+            properties = properties.changed({"CC": None})
         try:
-            targets = self._topology.route(queue.vhost, exchange, key, properties.headers)
+            targets = self._topology.route(queue.vhost, exchange, key, properties.headers, shown + hidden)
         except Refusal as refusal:
             logger.warning("dead letters of queue '%s' go nowhere: %s", queue.name, refusal)
             return []
-        dead = _DeadLetter(exchange, key, properties, publication.body)
+        dead = _DeadLetter(exchange, key, properties, publication.body, hidden_keys=hidden)
         return [
             Copy(dead, target, is_dead_letter=True)
             for target in targets
@@ -151,6 +156,14 @@ class DeadLetterRouter:
         for _, error in await self._into.store(copies) if copies else ():
             if error is not None and not isinstance(error, QueueFull | NoSuchQueue):
                 raise error
+
+
+def _shown_keys(properties: BasicProperties) -> tuple[str, ...]:
+    """The keys of its ``CC``; none where earlier releases took what makes no sense."""
+    try:
+        return properties.copied_to()[0]
+    except Refusal:
+        return ()
 
 
 def deaths_of(properties: BasicProperties) -> list[Mapping[str, Any]]:
@@ -177,7 +190,12 @@ def _text(value: Any) -> str:
 
 
 def died(
-    properties: BasicProperties, queue: str, reason: Reason, exchange: str, routing_key: str, time: datetime.datetime
+    properties: BasicProperties,
+    queue: str,
+    reason: Reason,
+    exchange: str,
+    routing_keys: Sequence[str],
+    time: datetime.datetime,
 ) -> BasicProperties:
     """The properties of a message with one more death. They have no expiration any more.
 
@@ -186,7 +204,7 @@ def died(
         queue: where it died.
         reason: why.
         exchange: where it had been published.
-        routing_key: with which key.
+        routing_keys: with which keys.
         time: when it died.
     """
     expires_no_more = frozenset({"expiration"})
@@ -199,7 +217,7 @@ def died(
     if same is None:
         death: dict[str, Any] = {"queue": queue, "reason": reason.value, "exchange": exchange, "count": 1, "time": time}
         expiration = properties.text("expiration")
-        death |= {"routing-keys": [routing_key]} | ({_EXPIRATION: expiration} if expiration else {})
+        death |= {"routing-keys": list(routing_keys)} | ({_EXPIRATION: expiration} if expiration else {})
     else:
         death = {**same, "count": same["count"] + 1}
     headers: dict[str, Any] = {DEATHS: [death, *(one for one in deaths if one is not same)]}

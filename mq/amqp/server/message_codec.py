@@ -47,17 +47,25 @@ class Publishable(Protocol):
     def expiration_ms(self) -> int | None:
         """After so many milliseconds it expires; None for what the queue says."""
 
+    @property
+    def hidden_keys(self) -> tuple[str, ...]:
+        """More keys by which it was routed, of which its consumers do not hear."""
+
 
 def attributes_of(publication: Publishable) -> Mapping[str, Any]:
     """The attributes that the broker stores with a message, as JSON values. HTTP shows its content type and those
     headers that are texts, as far as headers of HTTP can carry them."""
-    return _attributes(publication.properties, publication.exchange, publication.routing_key)
+    return _attributes(publication.properties, publication.exchange, publication.routing_key, publication.hidden_keys)
 
 
 @lru_cache(maxsize=64)
-def _attributes(properties: BasicProperties, exchange: str, routing_key: str) -> Mapping[str, Any]:
+def _attributes(
+    properties: BasicProperties, exchange: str, routing_key: str, hidden_keys: tuple[str, ...]
+) -> Mapping[str, Any]:
     raw = base64.b64encode(properties.raw).decode()  # cached: a publisher's next message mostly has the same properties
-    kept = {"properties": raw, "exchange": exchange, "routing_key": routing_key}
+    kept: dict[str, Any] = {"properties": raw, "exchange": exchange, "routing_key": routing_key}
+    if hidden_keys:
+        kept["hidden_keys"] = hidden_keys
     content_type = properties.text("content_type")
     attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
     if properties.has_headers and (texts := _texts(properties)):
@@ -111,6 +119,13 @@ def arrival_of(
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptMessage("what is noted of it is nothing that mq wrote") from error
     return Arrival(token, exchange, routing_key, raw, body, redelivered)
+
+
+def hidden_keys_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys of a message's ``BCC``, by which it goes on when it dies."""
+    ours = attributes.get(_OURS)
+    kept = ours.get("hidden_keys") if isinstance(ours, dict) else None
+    return tuple(key for key in kept if isinstance(key, str)) if isinstance(kept, list | tuple) else ()
 
 
 def _from_http(id: str, attributes: Mapping[str, Any]) -> bytes:

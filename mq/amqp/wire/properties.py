@@ -19,6 +19,9 @@ PERSISTENT: Final = 2
 LONGEST_EXPIRATION_MS: Final = 315_576_000_000
 """Ten years, as for every other time to live."""
 
+MOST_COPIES: Final = 256
+"""Routing keys in ``CC`` and ``BCC`` together. Each costs as much as a publish, and is not confirmed for itself."""
+
 _SHORT: Final = 0
 _TABLE: Final = -1
 _LAYOUT: Final = (
@@ -101,6 +104,22 @@ class BasicProperties:
         """
         return tables.decoded(self._headers)
 
+    def copied_to(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The routing keys beside its own with which the publisher wants the message routed, too: those in the header
+        ``CC``, and those in ``BCC``, which no consumer may see.
+
+        Raises:
+            Refusal: 502, the table of headers is malformed; 406, one of the two is no list, or they are too many.
+        """
+        # Looked for in the bytes first: most messages have neither, and decoding takes time.
+        if not self.has_headers or (b"\x02CC" not in self._headers and b"\x03BCC" not in self._headers):
+            return (), ()
+        headers = self.headers()
+        shown, hidden = (_keys(name, headers.get(name, [])) for name in ("CC", "BCC"))
+        if len(shown) + len(hidden) > MOST_COPIES:
+            raise Refusal(Code.PRECONDITION_FAILED, f"more than {MOST_COPIES} routing keys in CC and BCC")
+        return shown, hidden
+
     def changed(self, headers: Mapping[str, Any], without: frozenset[str] = frozenset()) -> BasicProperties:
         """The same with these headers, None for "take it out", and without those properties.
 
@@ -126,6 +145,12 @@ class BasicProperties:
     def _octet(self, name: str) -> int:
         start, _ = self._spans.get(name, (-1, 0))
         return self.raw[start] if start >= 0 else 0
+
+
+def _keys(name: str, listed: Any) -> tuple[str, ...]:
+    if not isinstance(listed, list):
+        raise Refusal(Code.PRECONDITION_FAILED, f"invalid message: the header {name} is no list of routing keys")
+    return tuple(key for key in listed if isinstance(key, str))
 
 
 def _joined(parts: Mapping[str, bytes]) -> BasicProperties:

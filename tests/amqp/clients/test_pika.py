@@ -149,6 +149,51 @@ def test_publish_get_ack(channel: BlockingChannel, queue: str) -> None:
     assert channel.basic_get(queue) == (None, None, None)
 
 
+def headers_of(channel: BlockingChannel, queue: str) -> dict[str, Any]:
+    """The headers of the queue's first message."""
+    method, properties, _ = channel.basic_get(queue, auto_ack=True)
+    assert method is not None, f"nothing in {queue}"
+    return dict(properties.headers)
+
+
+def test_more_keys_in_cc_and_bcc(channel: BlockingChannel, queue: str) -> None:
+    names = [f"{queue}.{letter}" for letter in "abc"]
+    channel.queue_declare(queue)
+    for name in names:
+        channel.queue_declare(name)
+    headers = {"CC": [names[0], "nobody's"], "BCC": [names[1]], "mine": 1}
+    channel.basic_publish("", queue, b"x", pika.BasicProperties(headers=headers))
+    seen = {"CC": headers["CC"], "mine": 1}
+    assert [headers_of(channel, name) for name in (queue, *names[:2])] == [seen] * 3
+    assert channel.basic_get(names[2])[0] is None
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+        channel.basic_publish("", queue, b"x", pika.BasicProperties(headers={"CC": names[0]}))
+    assert caught.value.reply_code == 406
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+def test_a_dead_letter_goes_by_all_of_its_keys_unless_it_gets_another(
+    channel: BlockingChannel, queue: str, has_key: bool
+) -> None:
+    shown, hidden, other = (f"{queue}.{name}" for name in ("shown", "hidden", "other"))
+    exchange = f"{queue}.x"
+    channel.exchange_declare(exchange, "direct")
+    for name in (shown, hidden, other):
+        channel.queue_declare(name)
+        channel.queue_bind(name, exchange, f"{name} once dead")
+    key = {"x-dead-letter-routing-key": f"{other} once dead"} if has_key else {}
+    channel.queue_declare(queue, arguments={"x-dead-letter-exchange": exchange, "x-message-ttl": 1, **key})
+    copies = {"CC": [f"{shown} once dead"], "BCC": [f"{hidden} once dead"]}
+    channel.basic_publish("", queue, b"x", pika.BasicProperties(headers=copies))
+    wanted: dict[str, list[str]] = {other: []} if has_key else dict.fromkeys((shown, hidden), copies["CC"])
+    until(lambda: all(channel.queue_declare(name, passive=True).method.message_count for name in wanted), channel)
+    for name, copied_to in wanted.items():
+        headers = headers_of(channel, name)
+        assert headers.get("CC", []) == copied_to
+        assert "BCC" not in headers
+        assert headers["x-death"][0]["routing-keys"] == [queue, *copies["CC"]]
+
+
 def test_properties_come_back_as_they_went(channel: BlockingChannel, queue: str) -> None:
     sent = pika.BasicProperties(
         content_type="text/plain",
