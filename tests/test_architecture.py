@@ -123,6 +123,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "httpx": ("mq.client",),
     "hypercorn": ("mq.web",),
     "inotify_simple": ("mq.storage",),
+    "opentelemetry": ("mq.client.spans",),
     "pamqp": ("mq.amqp", "mq.client.amqp", "mq.cluster.peer_link"),
     "pyarrow": ("mq.observers", "mq.spark"),
     "pyspark": ("mq.spark",),

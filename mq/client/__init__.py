@@ -6,6 +6,7 @@
 * ``retries``: pauses between tries; ``wire``: what httpx is told.
 * ``renewal``: when the lease of a message at hand is extended, and when it is lost; ``trio_lease``, ``thread_lease``:
   the task, and the thread, that do it.
+* ``spans``: what OpenTelemetry hears of it all, where that is installed.
 * ``trio_client``: the client for Trio; ``sync_client``: the one for threads, generated from it.
 * ``webhook``: posts messages to an address of somebody else's.
 * ``amqp``: a third client, over AMQP, which stands by itself.

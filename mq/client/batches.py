@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from mq.client.calls import Call
 from mq.client.errors import Refused
-from mq.client.requests import LONGEST_BATCH, fresh_key, publish_batch
+from mq.client.requests import LONGEST_BATCH, Headers, fresh_key, publish_batch
 from mq.client.values import Outcome, Outgoing, Published
 
 BATCH_BYTES: Final = 4 << 20
@@ -55,10 +56,12 @@ class PublishBatch:
         queue: where it goes.
         messages: its entries.
         keys: whether entries without a key get one, so that they can go again.
+        trace: headers that name the trace they belong to.
     """
 
-    def __init__(self, queue: str, messages: Iterable[Outgoing], *, keys: bool) -> None:
+    def __init__(self, queue: str, messages: Iterable[Outgoing], *, keys: bool, trace: Headers = ()) -> None:
         self.queue = queue
+        self.trace = trace
         self._messages = [
             replace(message, key=fresh_key()) if keys and message.key is None else message for message in messages
         ]
@@ -74,11 +77,12 @@ class PublishBatch:
         """Two smaller batches, for a daemon that takes none of this size. The keys stay."""
         middle = len(self._messages) // 2
         left, right = self._messages[:middle], self._messages[middle:]
-        return PublishBatch(self.queue, left, keys=False), PublishBatch(self.queue, right, keys=False)
+        make = partial(PublishBatch, self.queue, keys=False, trace=self.trace)
+        return make(left), make(right)
 
     def call(self) -> Call[list[Outcome]]:
         """The request for the open entries."""
-        return publish_batch(self.queue, [self._messages[number] for number in self._open])
+        return publish_batch(self.queue, [self._messages[number] for number in self._open], self.trace)
 
     def took(self, outcomes: list[Outcome]) -> bool:
         """Note what became of the open entries. True when some were refused for now and may go again."""

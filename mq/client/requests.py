@@ -15,6 +15,7 @@ from mq.client.errors import NotUnderstood, Refused
 from mq.client.values import Head, Outcome, Outgoing, Page, Published, Queue, Received, Redriven
 
 T = TypeVar("T")
+Headers = tuple[tuple[str, str], ...]
 
 LONGEST_BATCH: Final = 1000
 LONGEST_REASON: Final = 200
@@ -51,26 +52,26 @@ def configure(queue: str, settings: Mapping[str, Any]) -> Call[None]:
     )
 
 
-def publish(queue: str, message: Outgoing, stream: Source | None = None) -> Call[Published]:
-    """One message. With `stream` its body comes from there."""
+def publish(queue: str, message: Outgoing, stream: Source | None = None, trace: Headers = ()) -> Call[Published]:
+    """One message. With `stream` its body comes from there; `trace` names the trace that it belongs to."""
     body = message.body.encode() if isinstance(message.body, str) else message.body
     return Call(
         method="POST",
         target=_target(queue, "messages"),
-        headers=codec.outgoing_headers(message),
+        headers=codec.outgoing_headers(message) + trace,
         body=body if stream is None else stream,
         again=Again.UNSERVED if message.key is None else Again.ALWAYS,
         read=lambda answer: Published(id=_id(answer), is_new=answer.status == 201),
     )
 
 
-def publish_batch(queue: str, messages: Sequence[Outgoing]) -> Call[list[Outcome]]:
+def publish_batch(queue: str, messages: Sequence[Outgoing], trace: Headers = ()) -> Call[list[Outcome]]:
     """Up to :data:`LONGEST_BATCH` messages."""
     keyed = all(message.key is not None for message in messages)
     return Call(
         method="POST",
         target=_target(queue, "messages", "batch"),
-        headers=_LINES,
+        headers=_LINES + trace,
         body=b"".join(map(codec.outgoing_line, messages)),
         again=Again.ALWAYS if keyed else Again.UNSERVED,
         read=lambda answer: codec.outcomes(answer, len(messages)),

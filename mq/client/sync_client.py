@@ -23,6 +23,7 @@ from mq.client.calls import Answer, Call, Source, SyncBody, given
 from mq.client.errors import ClientError, GiveBack, Refused, TooLarge, Unavailable
 from mq.client.renewal import MAX_HANDLING_SECONDS
 from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Retry, Tries
+from mq.client.spans import Spans
 from mq.client.thread_lease import Lease
 from mq.client.values import (
     Head,
@@ -134,6 +135,7 @@ class Client:
         self.access = Access(url=access) if isinstance(access, str) else access or Access()
         self._retry = retry or Retry()
         self._keys = keys
+        self._spans = Spans(self.access.url)
         self._http = httpx.Client(transport=transport, **self.access.options())
 
     def close(self) -> None:
@@ -205,13 +207,20 @@ class Client:
         found = given(body)
         key = requests.fresh_key() if key is None and self._keys else key
         message = Outgoing(found.data, content_type or found.content_type, delay, ttl, attributes or {}, key, priority)
-        return self._run(requests.publish(queue, message, found.source))
+        with self._spans.sending(queue) as sending:
+            published = self._run(requests.publish(queue, message, found.source, sending.headers))
+            sending.stored(published.id)
+        return published
 
     def publish_many(self, queue: str, messages: Iterable[Outgoing | bytes | str]) -> list[Outcome]:
         """Publish messages in batches, each one barrier. An outcome for each, in their order: look at its `ok`."""
         found: list[Outcome] = []
         for batch in cut(message if isinstance(message, Outgoing) else Outgoing(message) for message in messages):
-            found.extend(self._publish_batch(PublishBatch(queue, batch, keys=self._keys)))
+            with self._spans.sending(queue, len(batch)) as sending:
+                publishing = PublishBatch(queue, batch, keys=self._keys, trace=sending.headers)
+                outcomes = self._publish_batch(publishing)
+                sending.done(outcomes)
+            found.extend(outcomes)
         return found
 
     def fetch(self, queue: str, *, wait: float = 0.0, visibility: float | None = None) -> Received | None:
@@ -222,13 +231,19 @@ class Client:
             wait: seconds to wait for one, up to 3,600.
             visibility: length of the lease in seconds; None for the queue's own.
         """
-        return self._run(requests.fetch(queue, wait, visibility))
+        with self._spans.receiving(queue) as receiving:
+            message = self._run(requests.fetch(queue, wait, visibility))
+            receiving.got(message)
+        return message
 
     def fetch_many(
         self, queue: str, limit: int, *, wait: float = 0.0, visibility: float | None = None
     ) -> tuple[Received, ...]:
         """Lease up to `limit` messages, of what is there."""
-        return self._run(requests.fetch_many(queue, limit, wait, visibility))
+        with self._spans.receiving(queue) as receiving:
+            messages = self._run(requests.fetch_many(queue, limit, wait, visibility))
+            receiving.got(*messages)
+        return messages
 
     @contextlib.contextmanager
     def stream(
@@ -236,7 +251,9 @@ class Client:
     ) -> Iterator[Stream | None]:
         """Lease the next message and read its body chunk by chunk, inside this context."""
         call = requests.fetch_head(queue, wait, visibility)
-        response, head = self._begin(call)
+        with self._spans.receiving(queue) as receiving:
+            response, head = self._begin(call)
+            receiving.got(head)
         if head is None:
             response.close()
             yield None
@@ -249,7 +266,10 @@ class Client:
 
     def take(self, queue: str) -> Received | None:
         """Fetch and remove in one step, at most once: if the answer is lost, so is the message."""
-        return self._run(requests.take(queue))
+        with self._spans.receiving(queue) as receiving:
+            message = self._run(requests.take(queue))
+            receiving.got(message)
+        return message
 
     def show(self, queue: str, id: str) -> Received:
         """A message, left where it is."""
@@ -277,14 +297,16 @@ class Client:
             LeaseLost: the lease ran out; the message is, or was, leased by another.
             NotFound: it is not there.
         """
-        self._run(requests.remove(message.queue, message.id, message.receipt))
+        with self._spans.settling("ack", message.queue, [message]):
+            self._run(requests.remove(message.queue, message.id, message.receipt))
 
     def remove_many(self, queue: str, messages: Sequence[str | Head]) -> list[Outcome]:
         """Remove messages by id or by delivery. An outcome for each: 404 is one that is gone already."""
         found: list[Outcome] = []
         for start in range(0, len(messages), requests.LONGEST_BATCH):
             batch = messages[start : start + requests.LONGEST_BATCH]
-            outcomes = self._run(requests.remove_batch(queue, batch))
+            with self._spans.settling("ack", queue, batch):
+                outcomes = self._run(requests.remove_batch(queue, batch))
             found.extend(outcomes)
         return found
 
@@ -309,7 +331,8 @@ class Client:
             LeaseLost: the lease ran out; the message is, or was, leased by another.
             Conflict: the lease ran out.
         """
-        self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
+        with self._spans.settling("nack", message.queue, [message]):
+            self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
 
     @contextlib.contextmanager
     def handling(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> Iterator[Lease]:
@@ -328,7 +351,7 @@ class Client:
         """
         with Lease(message, self._renew, max_handling) as lease:
             try:
-                with lease.guard():
+                with self._spans.processing(message), lease.guard():
                     yield lease
             except GiveBack as wish:
                 self.requeue(message, wish.delay, wish.reason)
@@ -454,8 +477,9 @@ class Client:
 
     def _give_back(self, message: Head, delay: float | None, reason: str = "") -> None:
         call = requests.requeue(message.queue, message.id, message.receipt, delay, reason)
+        settling = self._spans.settling("nack", message.queue, [message])
         # If this fails, the lease ends by itself.
-        with contextlib.suppress(ClientError):
+        with contextlib.suppress(ClientError), settling:
             self._run(call, GIVING_BACK)
 
     def _renew(self, message: Head, seconds: float, limit: float) -> None:
@@ -464,7 +488,7 @@ class Client:
 
     def _publish_batch(self, publishing: PublishBatch) -> list[Outcome]:
         if publishing.only is not None:
-            return [self._publish_alone(publishing.queue, publishing.only)]
+            return [self._publish_alone(publishing.queue, publishing.only, publishing.trace)]
         tries = Tries(publishing.call(), self._retry)
         try:
             while publishing.took(self._run(publishing.call())):
@@ -477,9 +501,9 @@ class Client:
             return self._publish_batch(left) + self._publish_batch(right)
         return publishing.outcomes()
 
-    def _publish_alone(self, queue: str, message: Outgoing) -> Outcome:
+    def _publish_alone(self, queue: str, message: Outgoing, trace: requests.Headers) -> Outcome:
         try:
-            published = self._run(requests.publish(queue, message))
+            published = self._run(requests.publish(queue, message, trace=trace))
         except Refused as error:
             return outcome_alone(error)
         return outcome_alone(published)

@@ -23,6 +23,7 @@ from mq.client.calls import Answer, AsyncBody, Call, Source, asynchronous, given
 from mq.client.errors import ClientError, GiveBack, Refused, TooLarge, Unavailable
 from mq.client.renewal import MAX_HANDLING_SECONDS
 from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Retry, Tries
+from mq.client.spans import Spans
 from mq.client.trio_lease import AsyncLease
 from mq.client.values import (
     Head,
@@ -138,6 +139,7 @@ class AsyncClient:
         self.access = Access(url=access) if isinstance(access, str) else access or Access()
         self._retry = retry or Retry()
         self._keys = keys
+        self._spans = Spans(self.access.url)
         self._http = httpx.AsyncClient(transport=transport, **self.access.options())
 
     async def aclose(self) -> None:
@@ -209,13 +211,20 @@ class AsyncClient:
         found = given(body)
         key = requests.fresh_key() if key is None and self._keys else key
         message = Outgoing(found.data, content_type or found.content_type, delay, ttl, attributes or {}, key, priority)
-        return await self._run(requests.publish(queue, message, found.source))
+        with self._spans.sending(queue) as sending:
+            published = await self._run(requests.publish(queue, message, found.source, sending.headers))
+            sending.stored(published.id)
+        return published
 
     async def publish_many(self, queue: str, messages: Iterable[Outgoing | bytes | str]) -> list[Outcome]:
         """Publish messages in batches, each one barrier. An outcome for each, in their order: look at its `ok`."""
         found: list[Outcome] = []
         for batch in cut(message if isinstance(message, Outgoing) else Outgoing(message) for message in messages):
-            found.extend(await self._publish_batch(PublishBatch(queue, batch, keys=self._keys)))
+            with self._spans.sending(queue, len(batch)) as sending:
+                publishing = PublishBatch(queue, batch, keys=self._keys, trace=sending.headers)
+                outcomes = await self._publish_batch(publishing)
+                sending.done(outcomes)
+            found.extend(outcomes)
         return found
 
     async def fetch(self, queue: str, *, wait: float = 0.0, visibility: float | None = None) -> Received | None:
@@ -226,13 +235,19 @@ class AsyncClient:
             wait: seconds to wait for one, up to 3,600.
             visibility: length of the lease in seconds; None for the queue's own.
         """
-        return await self._run(requests.fetch(queue, wait, visibility))
+        with self._spans.receiving(queue) as receiving:
+            message = await self._run(requests.fetch(queue, wait, visibility))
+            receiving.got(message)
+        return message
 
     async def fetch_many(
         self, queue: str, limit: int, *, wait: float = 0.0, visibility: float | None = None
     ) -> tuple[Received, ...]:
         """Lease up to `limit` messages, of what is there."""
-        return await self._run(requests.fetch_many(queue, limit, wait, visibility))
+        with self._spans.receiving(queue) as receiving:
+            messages = await self._run(requests.fetch_many(queue, limit, wait, visibility))
+            receiving.got(*messages)
+        return messages
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -240,7 +255,9 @@ class AsyncClient:
     ) -> AsyncIterator[AsyncStream | None]:
         """Lease the next message and read its body chunk by chunk, inside this context."""
         call = requests.fetch_head(queue, wait, visibility)
-        response, head = await self._begin(call)
+        with self._spans.receiving(queue) as receiving:
+            response, head = await self._begin(call)
+            receiving.got(head)
         if head is None:
             await response.aclose()
             yield None
@@ -253,7 +270,10 @@ class AsyncClient:
 
     async def take(self, queue: str) -> Received | None:
         """Fetch and remove in one step, at most once: if the answer is lost, so is the message."""
-        return await self._run(requests.take(queue))
+        with self._spans.receiving(queue) as receiving:
+            message = await self._run(requests.take(queue))
+            receiving.got(message)
+        return message
 
     async def show(self, queue: str, id: str) -> Received:
         """A message, left where it is."""
@@ -281,14 +301,16 @@ class AsyncClient:
             LeaseLost: the lease ran out; the message is, or was, leased by another.
             NotFound: it is not there.
         """
-        await self._run(requests.remove(message.queue, message.id, message.receipt))
+        with self._spans.settling("ack", message.queue, [message]):
+            await self._run(requests.remove(message.queue, message.id, message.receipt))
 
     async def remove_many(self, queue: str, messages: Sequence[str | Head]) -> list[Outcome]:
         """Remove messages by id or by delivery. An outcome for each: 404 is one that is gone already."""
         found: list[Outcome] = []
         for start in range(0, len(messages), requests.LONGEST_BATCH):
             batch = messages[start : start + requests.LONGEST_BATCH]
-            outcomes = await self._run(requests.remove_batch(queue, batch))
+            with self._spans.settling("ack", queue, batch):
+                outcomes = await self._run(requests.remove_batch(queue, batch))
             found.extend(outcomes)
         return found
 
@@ -313,7 +335,8 @@ class AsyncClient:
             LeaseLost: the lease ran out; the message is, or was, leased by another.
             Conflict: the lease ran out.
         """
-        await self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
+        with self._spans.settling("nack", message.queue, [message]):
+            await self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
 
     @contextlib.asynccontextmanager
     async def handling(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> AsyncIterator[AsyncLease]:
@@ -332,7 +355,7 @@ class AsyncClient:
         """
         async with AsyncLease(message, self._renew, max_handling) as lease:
             try:
-                with lease.guard():
+                with self._spans.processing(message), lease.guard():
                     yield lease
             except GiveBack as wish:
                 await self.requeue(message, wish.delay, wish.reason)
@@ -458,8 +481,9 @@ class AsyncClient:
 
     async def _give_back(self, message: Head, delay: float | None, reason: str = "") -> None:
         call = requests.requeue(message.queue, message.id, message.receipt, delay, reason)
+        settling = self._spans.settling("nack", message.queue, [message])
         # If this fails, the lease ends by itself.
-        with contextlib.suppress(ClientError), trio.move_on_after(GIVING_BACK.patience, shield=True):
+        with contextlib.suppress(ClientError), trio.move_on_after(GIVING_BACK.patience, shield=True), settling:
             await self._run(call, GIVING_BACK)
 
     async def _renew(self, message: Head, seconds: float, limit: float) -> None:
@@ -468,7 +492,7 @@ class AsyncClient:
 
     async def _publish_batch(self, publishing: PublishBatch) -> list[Outcome]:
         if publishing.only is not None:
-            return [await self._publish_alone(publishing.queue, publishing.only)]
+            return [await self._publish_alone(publishing.queue, publishing.only, publishing.trace)]
         tries = Tries(publishing.call(), self._retry)
         try:
             while publishing.took(await self._run(publishing.call())):
@@ -481,9 +505,9 @@ class AsyncClient:
             return await self._publish_batch(left) + await self._publish_batch(right)
         return publishing.outcomes()
 
-    async def _publish_alone(self, queue: str, message: Outgoing) -> Outcome:
+    async def _publish_alone(self, queue: str, message: Outgoing, trace: requests.Headers) -> Outcome:
         try:
-            published = await self._run(requests.publish(queue, message))
+            published = await self._run(requests.publish(queue, message, trace=trace))
         except Refused as error:
             return outcome_alone(error)
         return outcome_alone(published)

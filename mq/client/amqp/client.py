@@ -17,7 +17,9 @@ from mq.client.amqp.errors import UnknownTag, WrongRole
 from mq.client.amqp.link import CLOSE_SECONDS, ClientChannel, Link
 from mq.client.amqp.values import Declared, Delivery, Role
 from mq.client.calls import given
+from mq.client.codec import TRACE_NAMES
 from mq.client.errors import ClientError, Refused
+from mq.client.spans import Spans
 from mq.message import MessageIds
 
 PREFETCH: Final = 100
@@ -27,6 +29,13 @@ _MOST_GETTING: Final = 64
 _HIGHEST_TAG: Final = 2**63 - 1
 
 
+def _in_trace(headers: Mapping[str, Any] | None, trace: tuple[tuple[str, str], ...]) -> dict[str, Any] | None:
+    """Headers of a message, in a trace where they name none themselves."""
+    if trace and not any(name in TRACE_NAMES for name in headers or ()):
+        return {**(headers or {}), **dict(trace)}
+    return None if headers is None else dict(headers)
+
+
 class AmqpClient:
     """One connection, made by :func:`connect`. Tasks may share it.
 
@@ -34,9 +43,10 @@ class AmqpClient:
     before, Interrupted when it ended meanwhile. A task that is cancelled leaves nothing behind.
     """
 
-    def __init__(self, link: Link, role: Role) -> None:
+    def __init__(self, link: Link, role: Role, url: str = "") -> None:
         self._link = link
         self._role = role
+        self._spans = Spans(url)
         self._tags: Tags[ReceiveChannel] = Tags()
         self._ids = MessageIds()
         self._control: ClientChannel | None = None
@@ -103,15 +113,17 @@ class AmqpClient:
         self._may(Role.PRODUCER)
         found = given(body)
         message_id = str(self._ids.new())
-        properties = methods.Basic.Properties(
-            content_type=content_type or found.content_type,
-            headers=None if headers is None else dict(headers),
-            delivery_mode=PERSISTENT if persistent else 1,
-            message_id=message_id,
-        )
-        marshalled = properties.marshal()
-        channel = await self._publisher()
-        await channel.publish(queue, message_id, marshalled, found.data)
+        with self._spans.sending(queue) as sending:
+            sending.stored(message_id)
+            properties = methods.Basic.Properties(
+                content_type=content_type or found.content_type,
+                headers=_in_trace(headers, sending.headers),
+                delivery_mode=PERSISTENT if persistent else 1,
+                message_id=message_id,
+            )
+            marshalled = properties.marshal()
+            channel = await self._publisher()
+            await channel.publish(queue, message_id, marshalled, found.data)
         return message_id
 
     async def get(self, queue: str) -> Delivery | None:

@@ -114,7 +114,7 @@ async def connect(
     async with connect_link(
         url, role=role.value, user=user, ca=ca, certificate=certificate, timeout=timeout, heartbeat=heartbeat
     ) as link:
-        yield AmqpClient(link, role)
+        yield AmqpClient(link, role, str(parse(url)))
 
 
 @asynccontextmanager
