@@ -13,6 +13,6 @@ A door finds the user by :class:`mq.doors.logins.Logins`, then asks :meth:`User.
 """
 
 from mq.access.rights import Right, User
-from mq.access.user_directory import TokenExpired, UserDirectory
+from mq.access.user_directory import SecretRefused, TokenExpired, UserDirectory
 
-__all__ = ["Right", "TokenExpired", "User", "UserDirectory"]
+__all__ = ["Right", "SecretRefused", "TokenExpired", "User", "UserDirectory"]

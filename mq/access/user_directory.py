@@ -19,8 +19,20 @@ REMEMBERED_SECONDS: Final = 60.0
 """How long a password that was right is taken without computing its hash again."""
 
 
-class TokenExpired(MQError):
+class SecretRefused(MQError):
+    """The secret is not taken, whoever's it is. The text is for the client.
+
+    Attributes:
+        why: the same for the audit log.
+    """
+
+    why = ""
+
+
+class TokenExpired(SecretRefused):
     """It was a token, and is one no more. Only its holder can hear that."""
+
+    why = "expired token"
 
     def __init__(self, expired: int) -> None:
         super().__init__(f"this token has expired on {time_text(expired)}: ask for another one (mq user token)")

@@ -11,10 +11,12 @@ from typing import Final
 
 import trio
 
-from mq.access import User, UserDirectory
+from mq.access import SecretRefused, User, UserDirectory
+from mq.access.exposure import is_loopback
 from mq.access.guesses import Guesses, LoginLine, Rank, place_of
 from mq.access.users_file import is_user_name
 from mq.doors.audit import LoginNotes
+from mq.doors.connections import uid_of
 from mq.errors import MQError
 
 MOST_WAITING: Final = 64
@@ -23,6 +25,20 @@ LONGEST_WAIT_SECONDS: Final = 8.0
 """How long a client waits for its turn; less than what AMQP has for its handshake."""
 RETRY_SECONDS: Final = 1.0
 """After which a client that found no room should ask again."""
+
+
+GUEST: Final = "guest"
+"""The name, and the password, with which clients of AMQP log in that were told nothing else."""
+
+
+class GuestFromElsewhere(SecretRefused):
+    """``guest`` with the password ``guest``, which everybody knows, from another machine."""
+
+    why = "guest from elsewhere"
+
+    def __init__(self) -> None:
+        where = "the machine that mq runs on, and from no other: use a token, or another user"
+        super().__init__(f"user '{GUEST}' with the password '{GUEST}' may log in from {where}")
 
 
 class TryLater(MQError):
@@ -71,10 +87,13 @@ class Logins:
 
         Raises:
             TokenExpired: it was a token of that user's.
+            GuestFromElsewhere: everybody knows this one; whether there is such a user is not told.
             TryLater: others come first, or this client's last secrets were wrong.
         """
         if not is_user_name(name):
             return None  # no user can be called that, so a refusal at once tells no secret
+        if name == secret == GUEST and not _is_this_machine(address):
+            raise GuestFromElsewhere
         user = self.access.recall(name, secret)
         if user is not None:
             return user
@@ -163,6 +182,10 @@ class Logins:
         """Among equals the first that came, for the list is in that order."""
         rank = self._guesses.rank(waiting.line, trio.current_time(), is_known=self.access.knows(waiting.line.name))
         return rank.behind(waiting.of_line, waiting.of_place, waiting.of_name)
+
+
+def _is_this_machine(address: str) -> bool:
+    return uid_of(address) is not None or is_loopback(place_of(address))
 
 
 class _Asked:

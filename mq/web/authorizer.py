@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mq.access import Right, TokenExpired, User
+from mq.access import Right, SecretRefused, User
 from mq.doors.audit import note
 from mq.doors.connections import uid_of
 from mq.doors.logins import Logins, TryLater
@@ -124,8 +124,8 @@ class Authorizer:
             user = await self._logins.user(request.address, name, secret)
         except InvalidRequest as error:
             return problem(400, str(error))
-        except TokenExpired as error:
-            return self._stranger(request.address, name, "expired token", problem(401, str(error), _BEARER))
+        except SecretRefused as error:
+            return self._stranger(request.address, name, error.why, problem(401, str(error), _BEARER))
         except TryLater as error:
             later = problem(503, str(error), ("retry-after", str(error.seconds)))
             return self._stranger(request.address, name, "has to wait", later)
@@ -164,8 +164,8 @@ class Authorizer:
             elif not authorization:  # a failed login must not fall back to the user of the socket
                 uid = uid_of(address)
                 user = None if uid is None else self._logins.access.by_uid(uid)
-        except TokenExpired as error:
-            return self._stranger(address, name, "expired token", problem(401, str(error), *_REALM))
+        except SecretRefused as error:
+            return self._stranger(address, name, error.why, problem(401, str(error), *_REALM))
         except TryLater as error:
             later = problem(503, str(error), ("retry-after", str(error.seconds)))
             return self._stranger(address, name, "has to wait", later)

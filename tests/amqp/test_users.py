@@ -15,16 +15,18 @@ from trio.testing import MockClock
 
 from mq.access import UserDirectory
 from mq.access.certificates import Certificates, TLSFiles
+from mq.access.hashes import PasswordHash, token_hash
 from mq.amqp.server.listener import serve as serve_amqp
 from mq.amqp.wire.frames import PROTOCOL_HEADER
 from mq.doors.logins import Logins
 from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
-from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
+from tests.access.files import CHEAP, OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.amqp.dialling import Client, House, open_house
 from tests.amqp.talking import CAPABILITIES
 from tests.web.talking import ask
 
+GUESTS = "mq_" + "7" * 43
 USERS = """
 [users.alice]
 password = "PASSWORD"
@@ -56,6 +58,43 @@ async def test_names_with_their_secrets_are_let_in(tmp_path: Path) -> None:
         assert await answer_to(house, "bob", OTHER_TOKEN) == "let in"
         for name, secret in (("alice", "wrong"), ("bob", TOKEN), ("guest", "guest"), ("", "")):
             assert await answer_to(house, name, secret) == "403"
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        ("127.0.0.1", "let in"),
+        ("::1", "let in"),
+        ("::ffff:127.0.0.1", "let in"),
+        ("uid:1000", "let in"),
+        ("192.0.2.1", "403"),
+        ("::ffff:192.0.2.1", "403"),
+        ("", "403"),
+    ],
+)
+@pytest.mark.parametrize("has_guest", [True, False])
+async def test_guest_is_let_in_from_this_machine_alone(
+    tmp_path: Path, address: str, answer: str, has_guest: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Real time: passwords are checked in a thread."""
+    caplog.set_level("INFO", "mq.audit")
+    password = f'password = "{PasswordHash.of("guest", CHEAP)}"\n'
+    users = f'{USERS}[users.guest]\n{password if has_guest else ""}tokens = ["{token_hash(GUESTS)}"]\npublish = ["*"]\n'
+    logins = Logins(UserDirectory(write_users(tmp_path / "users", users)))
+    async with open_house(logins=logins) as house:
+        assert await answer_to(house, "guest", "guest", address) == (answer if has_guest else "403")
+        assert await answer_to(house, "guest", GUESTS, address) == "let in"
+        assert await answer_to(house, "alice", TOKEN, address) == "let in"
+        reply = await ask(
+            Authorizer(Endpoints(house.broker, 1024), logins),
+            "POST",
+            "/q",
+            headers={"authorization": f"Basic {base64.b64encode(b'guest:guest').decode()}"},
+            address=address,
+        )
+    is_foreign = answer == "403"
+    assert ("guest from elsewhere" in caplog.text) == is_foreign
+    assert (b"from no other" in (reply.body if isinstance(reply.body, bytes) else b"")) == is_foreign
 
 
 async def test_who_was_wrong_over_one_door_waits_at_the_other(tmp_path: Path) -> None:

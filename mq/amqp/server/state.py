@@ -10,7 +10,7 @@ from typing import Protocol
 import trio
 from trio_util import AsyncValue
 
-from mq.access import TokenExpired, User
+from mq.access import SecretRefused, User
 from mq.amqp.model.arguments import EXPIRES, SINGLE_ACTIVE_CONSUMER
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.topology import Topology
@@ -113,7 +113,8 @@ class AmqpState:
         """Authenticate a client at that address. None where the name is unknown or the secret wrong.
 
         Raises:
-            Refusal: others come first, or the last secrets from there were wrong; or it was a token.
+            Refusal: others come first, or the last secrets from there were wrong; or it was a token,
+                or the secret counts on this machine alone.
         """
         if self._logins is None:
             return Authenticated(None)
@@ -122,8 +123,8 @@ class AmqpState:
                 user = self._logins.access.by_certificate(asked.name)
             else:
                 user = await self._logins.user(address, asked.name, asked.secret)
-        except TokenExpired as error:
-            self._logins.note_failure("amqp", address, asked.name, "expired token")
+        except SecretRefused as error:
+            self._logins.note_failure("amqp", address, asked.name, error.why)
             raise Refusal(Code.ACCESS_REFUSED, str(error)) from None
         except TryLater as error:
             self._logins.note_failure("amqp", address, asked.name, "has to wait")
