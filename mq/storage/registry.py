@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Final
 
 from mq.errors import StorageUnusable
@@ -69,8 +70,15 @@ def make_storage(address: str, options: StorageOptions) -> Storage:
     return _make(_find(name), rest, options)
 
 
+@cache
+def registered() -> EntryPoints:
+    """The backends that are installed."""
+    # looked up once: it reads what every installed package says of itself, 10 ms where there are 200 of them
+    return entry_points(group=GROUP)
+
+
 def _find(name: str) -> EntryPoint:
-    known = entry_points(group=GROUP)
+    known = registered()
     found = [entry_point for entry_point in known if entry_point.name == name]
     if not found:
         names = ", ".join(sorted(known.names)) or "none: install mq, a copied source tree has no entry points"

@@ -73,7 +73,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
             value = target if ":" in target else f"{__name__}:{target}"
             found.append(EntryPoint(name, value, "mq.storage"))
             vars(found[-1])["dist"] = SimpleNamespace(name=package)
-        monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints(found).select(group=group))
+        monkeypatch.setattr(registry, "registered", lambda: EntryPoints(found).select(group=registry.GROUP))
 
     return replace
 
