@@ -189,6 +189,8 @@ class Disk:
             _refuse(errno.ENOTDIR, path)
         elif node.folder and flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
             _refuse(errno.EISDIR, path)
+        elif flags & os.O_TRUNC:
+            node.data = b""
         self._next += 1
         self._open[self._next] = _Open(node, [0], whole)
         return self._next
@@ -450,6 +452,8 @@ class Disk:
         node = self._root if dir_fd is None else self._open[dir_fd].node
         for part in folders:
             node = node.names.get(part) or _refuse(errno.ENOENT, path)
+            if not node.folder:
+                _refuse(errno.ENOTDIR, path)
         return node, name
 
     def _all_nodes(self) -> Iterator[_Node]:

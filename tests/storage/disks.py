@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any, Final
 
 from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
 from mq.storage.checks.whole import check_whole
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind
-from mq.storage.files.fake import make_calls
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.mount import Mount
 from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Write
 from mq.storage.options import StorageOptions
+from mq.testing import disk as simulated
 from mq.testing.calls import FaultyCalls
+from mq.testing.faults import Faults
 
 MOUNTS: Final = {
     "rename": Mount("rename", atomic_rename=True, ordered=True),
@@ -37,6 +39,12 @@ _ids: Final = MessageIds()
 def new_id() -> MessageId:
     """An id that no test has used, younger than all before."""
     return _ids.new()
+
+
+def make_calls() -> simulated.Disk:
+    """Calls on a file system of their own, whose power nobody cuts."""
+    random = Random(0)
+    return simulated.Disk(simulated.Medium.ORDERED, random, Faults(random, lambda told: None))
 
 
 class Disk:

@@ -10,8 +10,8 @@ import pytest
 
 from mq.storage.files.barrier import FEW_FOLDERS, Barrier, SyncCosts, Syncs, sync_folder
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW
-from mq.storage.files.fake import make_calls
 from mq.testing.calls import FaultyCalls
+from tests.storage.disks import make_calls
 
 FOLDERS: Final = tuple("abcdefgh")
 

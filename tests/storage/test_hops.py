@@ -9,13 +9,12 @@ import pytest
 import trio
 
 from mq.lifecycle import State
-from mq.storage.files.fake import make_calls
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.mount import Mount
 from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import Move, Operation, Result, Unlink, Write
 from mq.storage.options import StorageOptions
-from tests.storage.disks import new_id
+from tests.storage.disks import make_calls, new_id
 
 MEMORY = Mount("memory", persistent=False, atomic_rename=True, ordered=True)
 

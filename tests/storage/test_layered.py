@@ -9,11 +9,10 @@ import trio
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.lifecycle import State
-from mq.storage.files.fake import make_calls
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Outcome, Result, Sharing, Storage, Stored, Unlink, Write
 from mq.storage.layered import LayeredStorage, make_layered
 from mq.storage.options import StorageOptions
-from tests.storage.disks import LARGE, MOUNTS, Disk, new_id
+from tests.storage.disks import LARGE, MOUNTS, Disk, make_calls, new_id
 
 LIMIT = 1000
 

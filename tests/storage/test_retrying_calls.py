@@ -11,11 +11,10 @@ from mq.errors import StorageFull, StorageUnsure
 from mq.lifecycle import State
 from mq.storage.files.barrier import MOST_MOVED
 from mq.storage.files.calls import OPEN_NEW, RETRY_SECONDS, RetryingCalls
-from mq.storage.files.fake import make_calls
 from mq.storage.files.mount import Mount
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Write
 from mq.testing.calls import FaultyCalls
-from tests.storage.disks import LEASE, Disk, new_id, open_disk
+from tests.storage.disks import LEASE, Disk, make_calls, new_id, open_disk
 
 FAR = Mount("far", atomic_rename=True, remote=True, folder_syncs=False)
 
