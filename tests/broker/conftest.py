@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, Final
 
 import pytest
@@ -14,9 +15,11 @@ from trio.testing import MockClock
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.lifecycle import LEGAL_MOVES, TRANSITIONS, State, Transition
 from mq.message import MessageIds
+from mq.storage import registry
 from mq.storage.conformance import check_whole
 from mq.storage.interface import Meta, Move, Storage, Write
 from mq.storage.registry import open_storage
+from tests.storage.disks import make_disk
 
 Opener = Callable[..., AbstractAsyncContextManager[Broker]]
 
@@ -89,16 +92,25 @@ def observer() -> Legal:
     return Legal()
 
 
-@pytest.fixture(params=["memory", "fake"])
+@pytest.fixture(scope="session", autouse=True)
+def disk_backend() -> Iterator[None]:
+    """Addresses that begin with ``disk:`` lead to the simulated disk."""
+    backends = [*registry.registered(), EntryPoint("disk", f"{make_disk.__module__}:make_disk", registry.GROUP)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "registered", lambda: EntryPoints(backends))
+        yield
+
+
+@pytest.fixture(params=["memory", "disk"])
 def address(request: pytest.FixtureRequest) -> str:
     """A fresh place in each store that never blocks."""
-    return "memory:" if request.param == "memory" else f"fake:/broker-{next(_roots)}"
+    return "memory:" if request.param == "memory" else f"disk:/broker-{next(_roots)}"
 
 
 @pytest.fixture
-def fake_address() -> str:
-    """A fresh place in the fake file system, which outlives a broker."""
-    return f"fake:/broker-{next(_roots)}"
+def disk_address() -> str:
+    """A fresh place on the simulated disk, which outlives a broker."""
+    return f"disk:/broker-{next(_roots)}"
 
 
 @pytest.fixture

@@ -230,10 +230,10 @@ async def test_a_closed_broker_says_so(address: str, opened: Opener) -> None:
         await broker.create_queue("r")
 
 
-async def test_what_runs_when_the_broker_closes_is_finished(fake_address: str, opened: Opener) -> None:
+async def test_what_runs_when_the_broker_closes_is_finished(disk_address: str, opened: Opener) -> None:
     ids = []
     async with trio.open_nursery() as nursery:
-        async with opened(fake_address) as broker:
+        async with opened(disk_address) as broker:
             await broker.create_queue("q")
 
             async def publish() -> None:

@@ -581,9 +581,9 @@ async def test_a_queue_of_the_same_name_has_other_consumers(broker: Broker) -> N
 
 @pytest.mark.parametrize("config", [{"peers": 1}, {"mover": False}])
 async def test_claims_are_refused_where_others_change_the_store(
-    opened: Opener, fake_address: str, config: dict[str, Any]
+    opened: Opener, disk_address: str, config: dict[str, Any]
 ) -> None:
-    async with opened(fake_address, **config) as broker:
+    async with opened(disk_address, **config) as broker:
         await broker.create_queue("q")
         with pytest.raises(Conflict, match="--peers=0"):
             await broker.claims.start("q", "c")
@@ -591,8 +591,8 @@ async def test_claims_are_refused_where_others_change_the_store(
             await broker.claims.claim("q", "c", 1, 1)
 
 
-async def test_over_a_restart(opened: Opener, fake_address: str) -> None:
-    async with opened(fake_address) as broker:
+async def test_over_a_restart(opened: Opener, disk_address: str) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.create_queue("r")
         await broker.claims.start("r", "other")
@@ -601,7 +601,7 @@ async def test_over_a_restart(opened: Opener, fake_address: str) -> None:
         await broker.claims.claim("q", "c", 1, epoch, most=2)
         await broker.claims.acknowledge("q", "c", 1, epoch)
         await broker.claims.claim("q", "c", 2, epoch, most=2)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.delete_queue("r")
         assert await read(broker, 2, epoch) == bodies[2:4]
         assert (await broker.status("q")).leased == 2
@@ -612,27 +612,27 @@ async def test_over_a_restart(opened: Opener, fake_address: str) -> None:
         assert held.messages == 2
         assert await read(broker, 2, epoch) == bodies[2:4]
         await broker.claims.acknowledge("q", "c", 2, epoch)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert (await broker.claims.consumer("q", "c")).acknowledged == 2
         assert list(await broker._storage.records(KIND)) == ["q/c"]
         assert (await broker.status("q")).ready == 1
 
 
 async def test_what_was_read_and_under_which_checkpoint_is_known_after_a_restart(
-    opened: Opener, fake_address: str
+    opened: Opener, disk_address: str
 ) -> None:
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await fill(broker, 5)
         epoch = (await broker.claims.start("q", "c", "kept")).epoch
         await broker.claims.claim("q", "c", 1, epoch)
         await broker.claims.note_read("q", "c", 1, epoch, 1, 3, 5, "kept")
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         standing = await broker.claims.consumer("q", "c")
         assert (standing.read, standing.checkpoint) == (2, "kept")
         await broker.claims.note_read("q", "c", 1, epoch, 0, 1, 5, "kept")
         await broker.claims.note_read("q", "c", 1, epoch, 3, 5, 5, "kept")
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         with pytest.raises(Conflict, match="goes with checkpoint kept"):
             await broker.claims.start("q", "c", "other")
         epoch = (await broker.claims.start("q", "c", "kept")).epoch
@@ -640,8 +640,8 @@ async def test_what_was_read_and_under_which_checkpoint_is_known_after_a_restart
         assert (await broker.status("q"))[2:5] == (0, 0, 0)
 
 
-async def test_a_record_of_before_has_no_checkpoint_and_nothing_was_read(opened: Opener, fake_address: str) -> None:
-    async with opened(fake_address) as broker:
+async def test_a_record_of_before_has_no_checkpoint_and_nothing_was_read(opened: Opener, disk_address: str) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await fill(broker, 2)
         epoch = (await broker.claims.start("q", "c")).epoch
@@ -649,7 +649,7 @@ async def test_a_record_of_before_has_no_checkpoint_and_nothing_was_read(opened:
         record = dict((await broker._storage.records(KIND))["q/c"])
         del record["checkpoint"]
         await broker._storage.put_record(KIND, "q/c", {**record, "claim": record["claim"][:3]})
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert (await broker.claims.consumer("q", "c"))[1:7] == (epoch, 0, 1, 2, 0, None)
         await broker.claims.acknowledge("q", "c", 1, epoch)
 

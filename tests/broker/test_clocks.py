@@ -33,30 +33,30 @@ def years(request: pytest.FixtureRequest) -> int:
 
 
 async def test_what_is_published_after_the_clock_was_set_is_delivered(
-    fake_address: str, opened: Opener, wall_clock: WallClock, years: int
+    disk_address: str, opened: Opener, wall_clock: WallClock, years: int
 ) -> None:
     """A machine without a clock of its own starts in 1970; or the one that made the queue was years ahead."""
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
     wall_clock.ahead_seconds += years * YEAR_SECONDS
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.publish("q", b"x")
         assert await take(broker) == b"x"
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await trio.sleep(40)
         assert await take(broker) == b"x", "it is there after its lease, and after another start"
 
 
 async def test_what_dies_after_the_clock_was_set_is_in_the_dead_letter_queue(
-    fake_address: str, opened: Opener, wall_clock: WallClock, years: int
+    disk_address: str, opened: Opener, wall_clock: WallClock, years: int
 ) -> None:
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("dead")
         await broker.create_queue("q")
         await broker.change_settings("q", {"dead_letter_queue": "dead", "max_receives": 1})
         await broker.publish("q", b"x")
     wall_clock.ahead_seconds += years * YEAR_SECONDS
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await take(broker) == b"x"
         await trio.sleep(40)
         message = await broker.fetch("dead")
@@ -68,11 +68,11 @@ async def test_what_dies_after_the_clock_was_set_is_in_the_dead_letter_queue(
 
 
 async def test_order_is_kept_whatever_the_clock_shows(
-    fake_address: str, opened: Opener, wall_clock: WallClock, years: int
+    disk_address: str, opened: Opener, wall_clock: WallClock, years: int
 ) -> None:
     """Of each rank, too: a rank is part of a message's order, and no instant that a clock showed."""
     for day in range(3):
-        async with opened(fake_address) as broker:
+        async with opened(disk_address) as broker:
             await broker.create_queue("q")
             await broker.change_settings("q", {"max_priority": 200})
             [_, done] = await broker.publish_many(
@@ -81,30 +81,30 @@ async def test_order_is_kept_whatever_the_clock_shows(
             assert isinstance(done, Published)
             assert done.id.time < 1 << 58, "no id is ahead by a rank"
         wall_clock.ahead_seconds += years * YEAR_SECONDS / 3
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         expected = [b"0", b"1", b"2", b"ranked 0", b"ranked 1", b"ranked 2"]
         assert [await take(broker) for _ in range(6)] == expected
 
 
 async def test_a_deleted_queue_made_again_in_the_past_is_empty(
-    fake_address: str, opened: Opener, wall_clock: WallClock, years: int
+    disk_address: str, opened: Opener, wall_clock: WallClock, years: int
 ) -> None:
     """Also where the broker died before it had removed what the deleted one left."""
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"leased")
         await take(broker)
         await broker.delete_queue("q")
-    async with open_storage(fake_address) as storage:
+    async with open_storage(disk_address) as storage:
         await leave(storage)
     wall_clock.ahead_seconds += years * YEAR_SECONDS
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await trio.sleep(100)
         assert await take(broker) is None
         await broker.publish("q", b"x")
         assert await take(broker) == b"x"
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.purge("q")
         await trio.sleep(50_000)
         assert await take(broker) == b"x", "that one alone: its lease has ended"
@@ -112,25 +112,25 @@ async def test_a_deleted_queue_made_again_in_the_past_is_empty(
 
 
 async def test_a_root_from_before_there_were_incarnations_opens_as_it_is(
-    fake_address: str, opened: Opener, wall_clock: WallClock
+    disk_address: str, opened: Opener, wall_clock: WallClock
 ) -> None:
     """Its messages in NEW and DELAYED are its queue's, whatever they and its record say of the time; so are its keys
     and consumers."""
     id = MessageIds(lambda: wall_clock() - 10**9).new()
     created = MessageIds(wall_clock).new().time
-    async with open_storage(fake_address) as storage:
+    async with open_storage(disk_address) as storage:
         await storage.put_record(QUEUE, "q", {"created": created})
         await leave(storage)
         key = {"entries": {"q/k": [id, wall_clock() // 1_000_000, 1]}}
         await storage.put_record("key", "000000000001-0123456789ab", key)
         for name, of in (("own", created), ("another", created - 1)):
             await storage.put_record("consumer", f"q/{name}", {"created": of, "epoch": 7, "acknowledged": 3})
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await broker.publish("q", b"again", key="k") == id
         assert {each.consumer for each in await broker.claims.consumers("q")} == {"own"}
         assert {await take(broker), await take(broker)} == {b"new", b"leased"}
         await broker.change_settings("q", {"visibility": 60})
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await broker.publish("q", b"again", key="k") == id
         assert {each.consumer for each in await broker.claims.consumers("q")} == {"own"}
         await broker.delete_queue("q")
@@ -238,9 +238,9 @@ async def test_what_a_start_finds_of_no_queue_is_removed_before_that_queue_is_ma
 
 
 async def test_a_key_stands_for_its_window_and_no_longer(
-    fake_address: str, opened: Opener, wall_clock: WallClock, years: int
+    disk_address: str, opened: Opener, wall_clock: WallClock, years: int
 ) -> None:
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.change_settings("q", {"key_window": 600})
         id = await broker.publish("q", b"x", key="k")
@@ -252,15 +252,15 @@ async def test_a_key_stands_for_its_window_and_no_longer(
 
 
 async def test_a_key_from_a_clock_that_was_ahead_ends_a_window_after_the_start(
-    fake_address: str, opened: Opener, wall_clock: WallClock
+    disk_address: str, opened: Opener, wall_clock: WallClock
 ) -> None:
     """Else what is published with it would not be stored, for years."""
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.change_settings("q", {"key_window": 600})
         id = await broker.publish("q", b"x", key="k")
     wall_clock.ahead_seconds -= 2 * YEAR_SECONDS
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await trio.sleep(500)
         assert await broker.publish("q", b"x", key="k") == id
         await trio.sleep(200)
@@ -268,13 +268,13 @@ async def test_a_key_from_a_clock_that_was_ahead_ends_a_window_after_the_start(
 
 
 async def test_an_epoch_is_greater_than_those_before_it_though_the_clock_was_set_back(
-    fake_address: str, opened: Opener, wall_clock: WallClock
+    disk_address: str, opened: Opener, wall_clock: WallClock
 ) -> None:
     """Also where the consumer was forgotten meanwhile."""
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         before = (await broker.claims.start("q", "c")).epoch
     wall_clock.ahead_seconds -= 2 * YEAR_SECONDS
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.claims.forget("q", "c")
         assert (await broker.claims.start("q", "c")).epoch > before

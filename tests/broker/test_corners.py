@@ -65,10 +65,10 @@ async def test_a_message_that_a_peer_moves_meanwhile_is_removed_from_where_it_is
 
 
 async def test_without_a_mover_messages_wait_in_new_for_somebody_elses(
-    fake_address: str, wall_clock: WallClock
+    disk_address: str, wall_clock: WallClock
 ) -> None:
     async with (
-        open_storage(fake_address, sharing=Sharing.WATCHED) as storage,
+        open_storage(disk_address, sharing=Sharing.WATCHED) as storage,
         open_broker(storage, BrokerConfig(mover=False, reaper=False)) as broker,
     ):
         await broker.create_queue("q")
@@ -83,15 +83,15 @@ async def test_without_a_mover_messages_wait_in_new_for_somebody_elses(
         assert [entry.id for entry in await storage.scan(State.REMOVED)] == [id]
 
 
-async def test_a_message_without_a_deadline_is_held_back_for_a_leases_time(fake_address: str, opened: Opener) -> None:
+async def test_a_message_without_a_deadline_is_held_back_for_a_leases_time(disk_address: str, opened: Opener) -> None:
     """Somebody moved it to delay/ by hand: the time counts from the start."""
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         id = await broker.publish("q", b"x")
         await wait_all_tasks_blocked()
-    async with open_storage(fake_address) as storage:
+    async with open_storage(disk_address) as storage:
         await storage.commit([Move(Entry("q", id, State.READY), State.DELAYED, Meta())])
-    async with opened(fake_address, delay_seconds=10) as broker:
+    async with opened(disk_address, delay_seconds=10) as broker:
         await trio.sleep(9.9)
         assert await take(broker) is None
         await trio.sleep(0.2)
@@ -177,12 +177,12 @@ async def test_foreign_files_in_a_deleted_queue_are_left_and_told_once(
 
 
 async def test_messages_of_no_queue_are_left_and_told_once(
-    fake_address: str, opened: Opener, caplog: pytest.LogCaptureFixture
+    disk_address: str, opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_storage(fake_address) as storage:
+    async with open_storage(disk_address) as storage:
         await storage.commit([Write("stranger", MessageIds().new(), b"x") for _ in range(2)])
     with caplog.at_level(logging.WARNING, "mq.broker"):
-        async with opened(fake_address) as broker:
+        async with opened(disk_address) as broker:
             assert not await broker.has_queue("stranger")
     assert caplog.text.count("no such queue") == 1
 

@@ -76,24 +76,24 @@ async def test_what_expires_dies_where_there_is_a_queue_for_the_dead(broker: Bro
     assert (Kind.EXPIRE, None) in kinds
 
 
-async def test_a_history_goes_on_over_queues_and_restarts(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_a_history_goes_on_over_queues_and_restarts(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await make(broker, max_receives=1)
         await broker.create_queue("crypt")
         await broker.change_settings("dead", {"dead_letter_queue": "crypt", "ttl": 100})
         id = await broker.publish("q", b"x")
         assert await take(broker) == b"x"
         await broker.requeue("q", id)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         [seen] = await broker.peek("dead")
         assert told(seen.message) == [("q", "receives", 1)]
         await trio.sleep(101)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         message = await dead(broker, "crypt")
         assert told(message) == [("dead", "expired", 0), ("q", "receives", 1)]
         assert told((await broker.show("crypt", id)).message) == told(message)
         await broker.remove("crypt", id)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert len(broker._wiring._dead_letters._ledger) == 0
 
 
@@ -243,8 +243,8 @@ async def test_histories_of_what_was_removed_take_no_room(wall_clock: WallClock)
         assert len(await store.records("death")) <= 3
 
 
-async def test_peers_tell_of_each_others_dead(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+async def test_peers_tell_of_each_others_dead(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1) as one, opened(disk_address, peers=1) as other:
         await make(one, max_receives=1)
         await other.create_queue("crypt")
         await other.change_settings("dead", {"dead_letter_queue": "crypt", "max_receives": 1})
@@ -261,8 +261,8 @@ async def test_peers_tell_of_each_others_dead(fake_address: str, opened: Opener)
         assert told(message) == [("dead", "receives", 1), ("q", "receives", 1)]
 
 
-async def test_a_peer_that_starts_takes_nobodys_histories_away(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=1) as one:
+async def test_a_peer_that_starts_takes_nobodys_histories_away(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1) as one:
         await make(one, max_receives=1)
         for _ in range(2):
             id = await one.publish("q", b"x")
@@ -270,9 +270,9 @@ async def test_a_peer_that_starts_takes_nobodys_histories_away(fake_address: str
             assert await take(one) == b"x"
             await one.requeue("q", id)
             await wait_all_tasks_blocked()
-            async with opened(fake_address, peers=1) as other:
+            async with opened(disk_address, peers=1) as other:
                 await one.remove("dead", (await dead(other)).id)
                 last = await one.publish("q", b"y", ttl=1)
                 await trio.sleep(2)
-    async with opened(fake_address) as alone:
+    async with opened(disk_address) as alone:
         assert told((await alone.show("dead", last)).message) == [("q", "expired", 0)]

@@ -343,9 +343,9 @@ async def test_who_holds_messages_is_offered_what_is_written(
 
 
 async def test_among_peers_nothing_is_handed_over(
-    fake_address: str, opened: Opener, observer: Legal, nursery: trio.Nursery
+    disk_address: str, opened: Opener, observer: Legal, nursery: trio.Nursery
 ) -> None:
-    async with opened(fake_address, peers=1) as broker:
+    async with opened(disk_address, peers=1) as broker:
         await broker.create_queue("q")
         [asked] = await waiting(broker, nursery, 1)
         id = await broker.publish("q", b"x")

@@ -81,23 +81,23 @@ async def test_what_was_leased_before_is_redelivered(broker: Broker) -> None:
     assert [each.redelivered for each in await hold(broker)] == [True]
 
 
-async def test_what_is_sent_back_is_last_after_a_restart_too(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_what_is_sent_back_is_last_after_a_restart_too(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await publish(broker, b"1", b"2", b"3")
         await broker.put_back(await hold(broker, 2), to_back=True)
         assert [each.redelivered for each in await hold(broker, 3)] == [False, True, True]
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await bodies(await hold(broker, 3)) == [b"3", b"1", b"2"]
 
 
-async def test_what_was_there_before_a_restart_may_have_been_held(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_what_was_there_before_a_restart_may_have_been_held(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await publish(broker, b"held", b"not")
         [message] = await hold(broker)
         assert not message.redelivered
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await publish(broker, b"new")
         again = await hold(broker, 3)
         assert await bodies(again) == [b"held", b"not", b"new"]
@@ -105,12 +105,12 @@ async def test_what_was_there_before_a_restart_may_have_been_held(fake_address: 
         assert [each.message.receives for each in again] == [1, 1, 1]  # a hint, and not counted
 
 
-async def test_all_that_was_held_is_there_after_a_restart(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_all_that_was_held_is_there_after_a_restart(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await publish(broker, b"1", b"2")
         await hold(broker, 2)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await bodies(await hold(broker, 3)) == [b"1", b"2"]
 
 
@@ -378,8 +378,8 @@ async def test_what_is_acknowledged_twice_is_removed_once(broker: Broker, observ
 
 
 @pytest.mark.slow
-async def test_among_peers_a_hold_is_a_lease_that_is_renewed(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=1) as broker:
+async def test_among_peers_a_hold_is_a_lease_that_is_renewed(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1) as broker:
         await broker.create_queue("q")
         await publish(broker, b"1", b"2", b"3")
         held = await hold(broker, 3)
@@ -395,12 +395,12 @@ async def test_among_peers_a_hold_is_a_lease_that_is_renewed(fake_address: str, 
             await broker.exclude("q")
 
 
-async def test_among_peers_a_hold_ends_when_nobody_renews_it(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=1) as broker:
+async def test_among_peers_a_hold_ends_when_nobody_renews_it(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1) as broker:
         await broker.create_queue("q")
         await publish(broker, b"1")
         await hold(broker)
-    async with opened(fake_address, peers=1) as broker:
+    async with opened(disk_address, peers=1) as broker:
         assert not await hold(broker)
         await trio.sleep(40)
         assert await bodies(await hold(broker)) == [b"1"]

@@ -80,8 +80,8 @@ async def _go(broker: Broker, way: str, id: str) -> None:
     await wait_all_tasks_blocked()
 
 
-async def test_for_as_long_as_the_window_says(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_for_as_long_as_the_window_says(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.create_queue("short")
         await broker.change_settings("short", {"key_window": 60})
@@ -90,7 +90,7 @@ async def test_for_as_long_as_the_window_says(fake_address: str, opened: Opener)
         assert await broker.publish("short", b"x", key="k") == ids["short"]
         await trio.sleep(2)
         assert await broker.publish("short", b"x", key="k") != ids["short"]
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await trio.sleep(DAY_SECONDS - 62)
         assert await broker.publish("q", b"x", key="k") == ids["q"]
         await trio.sleep(2)
@@ -105,22 +105,22 @@ async def test_not_for_a_queue_that_is_made_anew(broker: Broker) -> None:
 
 
 async def test_a_key_for_a_body_that_was_there_already_stands_for_that_message(
-    fake_address: str, opened: Opener
+    disk_address: str, opened: Opener
 ) -> None:
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.change_settings("q", {"unique": True})
         id = await broker.publish("q", b"x")
         assert await broker.publish("q", b"x", key="k") == id
         await broker.remove("q", id)
         assert await broker.publish("q", b"x", key="k") == id
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await broker.publish("q", b"x", key="k") == id
 
 
 @pytest.mark.parametrize("config", [{"peers": 1}, {"mover": False, "reaper": False}])
-async def test_they_are_refused_where_others_publish(fake_address: str, opened: Opener, config: dict[str, int]) -> None:
-    async with opened(fake_address, **config) as broker:
+async def test_they_are_refused_where_others_publish(disk_address: str, opened: Opener, config: dict[str, int]) -> None:
+    async with opened(disk_address, **config) as broker:
         await broker.create_queue("q")
         with pytest.raises(Conflict, match="among peers"):
             await broker.publish("q", b"x", key="k")

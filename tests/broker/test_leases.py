@@ -101,17 +101,17 @@ async def test_what_is_not_leased_can_be_neither_extended_nor_given_back(broker:
         await broker.extend("q", message.id, 60)
 
 
-async def test_a_receipt_holds_over_a_restart_and_so_does_an_extended_lease(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_a_receipt_holds_over_a_restart_and_so_does_an_extended_lease(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x")
         message = await fetch(broker)
         await broker.extend("q", message.id, 100, receipt=message.receipt)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await trio.sleep(99.9)
         assert await take(broker) is None
         await broker.extend("q", message.id, 0.5, receipt=message.receipt)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         again = await broker.fetch("q", wait=5)
         assert again is not None
         with pytest.raises(ReceiptMismatch):

@@ -101,14 +101,14 @@ async def test_a_body_over_what_is_left_is_refused_and_a_shorter_one_is_not(brok
 
 
 @pytest.mark.parametrize("limit", [{"max_messages": 3}, {"max_bytes": 3}])
-async def test_a_limit_holds_over_a_restart(fake_address: str, opened: Opener, limit: dict[str, int]) -> None:
-    async with opened(fake_address) as broker:
+async def test_a_limit_holds_over_a_restart(disk_address: str, opened: Opener, limit: dict[str, int]) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.change_settings("q", limit)
         for _ in range(3):
             await broker.publish("q", b"x")
         assert await take(broker) == b"x"
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         with pytest.raises(QueueFull):
             await broker.publish("q", b"x")
         assert await take(broker) == b"x"
@@ -121,10 +121,10 @@ async def test_a_limit_holds_over_a_restart(fake_address: str, opened: Opener, l
 @pytest.mark.parametrize("limit", [{"max_messages": 3}, {"max_bytes": 3}])
 @pytest.mark.parametrize("when", ["before", "after", "restart"])
 async def test_the_oldest_that_nobody_holds_goes(
-    fake_address: str, opened: Opener, limit: dict[str, int], when: str
+    disk_address: str, opened: Opener, limit: dict[str, int], when: str
 ) -> None:
     settings = {**limit, "overflow": "drop-head"}
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         if when != "after":
             await broker.change_settings("q", settings)
@@ -134,7 +134,7 @@ async def test_the_oldest_that_nobody_holds_goes(
         if when == "restart":
             for number in range(1, 3):
                 await broker.publish("q", b"%d" % number)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         for number in range(3 if when == "restart" else 1, 8):
             await broker.publish("q", b"%d" % number)
         if when == "after":

@@ -14,8 +14,8 @@ from tests.broker.conftest import START_NS, Legal, Opener
 from tests.broker.test_broker import take
 
 
-async def test_what_is_taken_is_gone_before_it_is_read(fake_address: str, opened: Opener, observer: Legal) -> None:
-    async with opened(fake_address) as broker:
+async def test_what_is_taken_is_gone_before_it_is_read(disk_address: str, opened: Opener, observer: Legal) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         id = await broker.publish("q", b"x", {"n": 1})
         message = await broker.take("q")
@@ -26,7 +26,7 @@ async def test_what_is_taken_is_gone_before_it_is_read(fake_address: str, opened
         await wait_all_tasks_blocked()
         kinds = [seen.kind for seen in observer.seen]
         assert kinds == [Kind.PUBLISH, Kind.DELIVER, Kind.REMOVE, Kind.REAP]
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await trio.sleep(100)
         assert await take(broker) is None
 

@@ -91,10 +91,10 @@ async def test_when_nobody_waits_any_more_it_is_delivered(
 
 
 async def test_among_peers_it_is_delivered(
-    fake_address: str, opened: Opener, observer: Legal, nursery: trio.Nursery
+    disk_address: str, opened: Opener, observer: Legal, nursery: trio.Nursery
 ) -> None:
     """There a peer may have taken it meanwhile, so what it holds is not taken from memory."""
-    async with opened(fake_address, peers=1) as broker:
+    async with opened(disk_address, peers=1) as broker:
         await broker.create_queue("q")
         waiters = Waiters(broker, nursery)
         await waiters.add()
@@ -167,13 +167,13 @@ async def test_one_that_is_held_from_new_is_put_back_and_delivered(broker: Broke
     assert await take(broker) == b"x"
 
 
-async def test_one_that_is_held_from_new_is_there_after_a_restart(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker, trio.open_nursery() as nursery:
+async def test_one_that_is_held_from_new_is_there_after_a_restart(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker, trio.open_nursery() as nursery:
         await broker.create_queue("q")
         nursery.start_soon(lambda: broker.hold("q", wait=1000))
         await wait_all_tasks_blocked()
         await broker.publish("q", b"x")
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await take(broker) == b"x"
 
 

@@ -28,8 +28,8 @@ from tests.broker.test_broker import take
 from tests.storage.disks import MOUNTS, open_disk
 
 
-async def test_what_one_publishes_the_other_hands_out(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+async def test_what_one_publishes_the_other_hands_out(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1) as one, opened(disk_address, peers=1) as other:
         await one.create_queue("q")
         id = await one.publish("q", b"x")
         await trio.testing.wait_all_tasks_blocked()
@@ -40,7 +40,7 @@ async def test_what_one_publishes_the_other_hands_out(fake_address: str, opened:
             await other.remove("q", id)
 
 
-async def test_every_message_is_leased_once(fake_address: str, opened: Opener) -> None:
+async def test_every_message_is_leased_once(disk_address: str, opened: Opener) -> None:
     got: Counter[bytes] = Counter()
 
     async def consume(broker: Broker) -> None:
@@ -48,7 +48,7 @@ async def test_every_message_is_leased_once(fake_address: str, opened: Opener) -
             got[await message.body.read()] += 1
             await broker.remove("q", message.id)
 
-    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+    async with opened(disk_address, peers=1) as one, opened(disk_address, peers=1) as other:
         await one.create_queue("q")
         for number in range(200):
             await (one if number % 2 else other).publish("q", b"%d" % number)
@@ -59,8 +59,8 @@ async def test_every_message_is_leased_once(fake_address: str, opened: Opener) -
     assert got == Counter(b"%d" % number for number in range(200))
 
 
-async def test_a_candidate_is_chosen_from_the_first_peers_plus_one(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=2) as broker:
+async def test_a_candidate_is_chosen_from_the_first_peers_plus_one(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=2) as broker:
         await broker.create_queue("q")
         for number in range(60):
             await broker.publish("q", b"%d" % number)
@@ -76,11 +76,11 @@ async def test_a_candidate_is_chosen_from_the_first_peers_plus_one(fake_address:
     assert ahead == {0, 1, 2}
 
 
-async def test_a_lease_of_a_dead_peer_ends(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=1) as one:
+async def test_a_lease_of_a_dead_peer_ends(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1) as one:
         await one.create_queue("q")
         await one.publish("q", b"x")
-        async with opened(fake_address, peers=1) as other:
+        async with opened(disk_address, peers=1) as other:
             await trio.testing.wait_all_tasks_blocked()
             assert await take(other) == b"x"
         await trio.sleep(20)
@@ -90,27 +90,27 @@ async def test_a_lease_of_a_dead_peer_ends(fake_address: str, opened: Opener) ->
 
 
 async def test_what_a_dead_peer_left_in_new_is_delivered(
-    fake_address: str, opened: Opener, wall_clock: WallClock
+    disk_address: str, opened: Opener, wall_clock: WallClock
 ) -> None:
-    async with opened(fake_address, peers=1) as broker:
+    async with opened(disk_address, peers=1) as broker:
         await broker.create_queue("q")
-        async with open_storage(fake_address, sharing=Sharing.PEERS) as storage:
+        async with open_storage(disk_address, sharing=Sharing.PEERS) as storage:
             await storage.commit([Write("q", MessageIds(wall_clock).new(), b"stranded")])
         assert await take(broker) is None
         await trio.sleep(3 * STRANDED_SECONDS)
         assert await take(broker) == b"stranded"
-    async with open_storage(fake_address) as storage:
+    async with open_storage(disk_address) as storage:
         assert await storage.scan(State.NEW) == []
 
 
-async def test_one_that_wants_the_store_alone_is_refused(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=1):
+async def test_one_that_wants_the_store_alone_is_refused(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1):
         with pytest.raises(StorageUnusable, match="already served"):
-            async with opened(fake_address):
+            async with opened(disk_address):
                 pass
-    async with opened(fake_address):
+    async with opened(disk_address):
         with pytest.raises(StorageUnusable, match="--peers=0"):
-            async with opened(fake_address, peers=1):
+            async with opened(disk_address, peers=1):
                 pass
 
 
@@ -159,9 +159,9 @@ async def test_a_queue_of_a_peer_is_there_only_when_it_is_durable(wall_clock: Wa
             await broker.create_queue("q")
 
 
-async def test_what_one_sets_the_other_does_not_set_back(fake_address: str, opened: Opener) -> None:
+async def test_what_one_sets_the_other_does_not_set_back(disk_address: str, opened: Opener) -> None:
     """A settings change is a whole record: the other's own, which it had not seen yet, was lost."""
-    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+    async with opened(disk_address, peers=1) as one, opened(disk_address, peers=1) as other:
         await one.create_queue("q")
         assert await other.has_queue("q")
         await one.change_settings("q", {"visibility": 5})
@@ -171,9 +171,9 @@ async def test_what_one_sets_the_other_does_not_set_back(fake_address: str, open
 
 
 async def test_who_waits_hears_of_a_peer_s_message_where_the_medium_does_not_tell(
-    fake_address: str, opened: Opener
+    disk_address: str, opened: Opener
 ) -> None:
-    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+    async with opened(disk_address, peers=1) as one, opened(disk_address, peers=1) as other:
         await one.create_queue("q")
         assert await other.has_queue("q")
         heard: list[float] = []

@@ -40,21 +40,21 @@ def test_every_setting_is_among_those_tried() -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
-async def test_a_setting_is_durable_and_can_be_set_back(fake_address: str, opened: Opener, name: str) -> None:
+async def test_a_setting_is_durable_and_can_be_set_back(disk_address: str, opened: Opener, name: str) -> None:
     patch = {name: SOME[name]}
     if name == "max_receives":
         patch["dead_letter_queue"] = "dead"
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         for queue in ("q", "dead"):
             await broker.create_queue(queue)
         default = (await broker.status("q")).settings
         changed = await broker.change_settings("q", patch)
         assert changed != default
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert (await broker.status("q")).settings == changed
         assert getattr(changed, name) == SOME[name]
         await broker.change_settings("q", dict.fromkeys(patch))
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert (await broker.status("q")).settings == default
 
 
@@ -130,14 +130,14 @@ async def test_settings_of_no_queue(broker: Broker) -> None:
         await broker.change_settings("nowhere", {"delay": 1})
 
 
-async def test_a_queue_that_is_made_again_has_no_settings(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_a_queue_that_is_made_again_has_no_settings(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.change_settings("q", {"paused": True})
         await broker.delete_queue("q")
         await broker.create_queue("q")
         assert (await broker.status("q")).settings == QueueSettings()
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert (await broker.status("q")).settings == QueueSettings()
 
 
@@ -169,8 +169,8 @@ async def test_a_paused_queue_hands_nothing_out_and_takes_everything(broker: Bro
     assert await take(broker) == b"x"
 
 
-async def test_peers_learn_of_each_others_settings(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address, peers=1) as one, opened(fake_address, peers=1) as other:
+async def test_peers_learn_of_each_others_settings(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1) as one, opened(disk_address, peers=1) as other:
         await one.create_queue("q")
         await one.change_settings("q", {"visibility": 5})
         assert (await other.status("q")).settings.visibility == 5

@@ -102,8 +102,8 @@ async def test_who_comes_too_late_may_remove_while_it_waits(broker: Broker) -> N
     await broker.remove("q", id, receipt=message.receipt)
 
 
-async def test_both_waits_outlive_a_restart(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_both_waits_outlive_a_restart(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.change_settings("q", {**WAITS, "visibility": 100})
         failed = await broker.publish("q", b"failed")
@@ -113,7 +113,7 @@ async def test_both_waits_outlive_a_restart(fake_address: str, opened: Opener) -
         await lent(broker)
         began = trio.current_time()
         await trio.sleep(3)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         first, second = await lent(broker, wait=3600), None
         assert (first.id, first.receives) == (failed, 2)
         assert trio.current_time() - began == pytest.approx(10, abs=0.1)
@@ -138,14 +138,14 @@ async def test_the_last_reason_is_told_among_the_dead(broker: Broker) -> None:
     assert [(death["reason"], death["error"]) for death in seen.message.deaths] == [("receives", "the second")]
 
 
-async def test_a_reason_is_kept_over_a_restart_until_it_dies_of_a_lease(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_a_reason_is_kept_over_a_restart_until_it_dies_of_a_lease(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await with_the_dead(broker)
         id = await broker.publish("q", b"x")
         message = await lent(broker)
         await broker.requeue("q", id, receipt=message.receipt, reason="out of paper")
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await lent(broker)
         await trio.sleep(31)
         [seen] = await broker.peek("dead")
@@ -161,8 +161,8 @@ async def test_a_worn_out_message_dies_at_once_and_does_not_wait(broker: Broker)
     assert (await broker.status("dead")).ready == 1
 
 
-async def test_the_reason_of_a_removed_message_is_forgotten(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_the_reason_of_a_removed_message_is_forgotten(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         id = await broker.publish("q", b"x")
         message = await lent(broker)

@@ -31,15 +31,15 @@ async def test_a_delay_is_the_messages_or_else_the_queues(
     assert await comes_after(broker) == pytest.approx(seconds, abs=0.002)
 
 
-async def test_a_delay_goes_on_over_a_restart(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_a_delay_goes_on_over_a_restart(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x", delay=100)
         await trio.sleep(30)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await trio.sleep(30)
     await trio.sleep(30)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert (await broker.status("q")).delayed == 1
         assert await comes_after(broker) == pytest.approx(10, abs=0.002)
 
@@ -76,13 +76,13 @@ async def test_times_out_of_range_are_refused_and_store_nothing(broker: Broker, 
     assert broker._catalog.queues["q"].total == 0
 
 
-async def test_a_time_to_live_goes_on_over_a_restart(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_a_time_to_live_goes_on_over_a_restart(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x", ttl=50)
         await broker.publish("q", b"y", ttl=70)
     await trio.sleep(60)
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await take(broker) == b"y"
         assert await take(broker) is None
 
@@ -106,9 +106,9 @@ async def test_what_expires_before_its_delay_is_over_never_comes(broker: Broker)
 
 
 async def test_what_expires_is_never_handed_out_though_nobody_was_there_to_remove_it(
-    fake_address: str, opened: Opener, wall_clock: WallClock
+    disk_address: str, opened: Opener, wall_clock: WallClock
 ) -> None:
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x", ttl=10)
         await wait_all_tasks_blocked()

@@ -87,14 +87,14 @@ async def test_a_body_can_come_again_when_its_message_is_gone(broker: Broker, wa
     assert await broker.publish("q", b"x") != id
 
 
-async def test_it_is_so_over_a_restart_and_for_what_was_there_before(fake_address: str, opened: Opener) -> None:
-    async with opened(fake_address) as broker:
+async def test_it_is_so_over_a_restart_and_for_what_was_there_before(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         ids = [await broker.publish("q", body) for body in (b"ready", b"leased", b"ready")]
         await broker.change_settings("q", {"unique": True})
         leased = (await broker.fetch_many("q", 2))[1]
         assert leased.id == ids[1]
-    async with opened(fake_address) as broker:
+    async with opened(disk_address) as broker:
         assert await broker.publish("q", b"leased") == ids[1]
         assert await broker.contains("q", b"ready") in (ids[0], ids[2])
         assert await broker.contains("q", b"else") is None
@@ -106,8 +106,8 @@ async def test_only_a_unique_queue_is_asked(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("config", [{"peers": 1}, {"mover": False, "reaper": False}])
-async def test_it_is_refused_where_others_publish(fake_address: str, opened: Opener, config: dict[str, int]) -> None:
-    async with opened(fake_address, **config) as broker:
+async def test_it_is_refused_where_others_publish(disk_address: str, opened: Opener, config: dict[str, int]) -> None:
+    async with opened(disk_address, **config) as broker:
         await broker.create_queue("q")
         with pytest.raises(Conflict):
             await broker.change_settings("q", {"unique": True})

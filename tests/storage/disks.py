@@ -47,6 +47,17 @@ def make_calls() -> simulated.Disk:
     return simulated.Disk(simulated.Medium.ORDERED, random, Faults(random, lambda told: None))
 
 
+_SHARED_CALLS: Final = make_calls()
+
+
+def make_disk(rest: str, options: StorageOptions) -> FolderStorage:
+    """A backend for addresses such as ``disk:/root``: all of a process's share one simulated disk. Not durable."""
+    mount = Mount("disk", persistent=False, atomic_rename=True, ordered=True)
+    return FolderStorage(
+        f"disk:{rest}", rest, _SHARED_CALLS, options, mount=lambda root: mount, hop=inline_hop, syncfs=False
+    )
+
+
 class Disk:
     """A root, the calls by which it is reached, and at most one open store on it.
 
