@@ -173,7 +173,8 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         )
         urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
         if settings.serves_amqp:
-            limits = ConnectionLimits(body_max=min(settings.max_body, ConnectionLimits().body_max))
+            body_max = min(settings.max_body, ConnectionLimits().body_max)
+            limits = ConnectionLimits(body_max=body_max, channel_max=settings.amqp_channel_max)
             amqp = AmqpState(broker, settings.amqp_vhosts, guards.logins, limits, memory=budget, seen=seen)
             exchanges.told_by(partial(declared, amqp.topology))
             DOOR.set("amqp")

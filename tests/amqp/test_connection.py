@@ -134,6 +134,20 @@ def test_tuning(tune: tuple[int, int, int], wrong: str) -> None:
         assert peer.connection.state is ConnectionState.OPENING
 
 
+def test_as_many_channels_as_were_agreed_on() -> None:
+    peer = Peer(channel_max=65_535)
+    peer.begin()
+    peer.log_in()
+    (_, tune) = peer.heard()[-1]
+    assert tune.channel_max == 65_535
+    peer.say(methods.Connection.TuneOk(60_000, 131_072, 0), methods.Connection.Open("/"), channel=0)
+    for number in (2048, 60_000):
+        peer.say(methods.Channel.Open(), channel=number)
+    assert peer.names() == ["Connection.OpenOk", "Channel.OpenOk", "Channel.OpenOk"]
+    peer.say(methods.Channel.Open(), channel=60_001)
+    assert closed_with(peer)[0] == Code.CHANNEL_ERROR
+
+
 def test_an_unknown_vhost() -> None:
     peer = Peer()
     peer.begin()

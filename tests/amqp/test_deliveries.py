@@ -188,27 +188,12 @@ def test_who_settles_as_it_is_sent_knows_no_prefetch() -> None:
     assert refusal(peer, Basic.Ack(1))[0] == Code.PRECONDITION_FAILED
 
 
-def test_the_client_stops_the_flow() -> None:
+def test_a_flow_goes_on_and_is_never_stopped() -> None:
     peer = ready()
-    consume(peer, "t")
-    assert peer.call(methods.Channel.Flow(active=False)).active is False
-    peer.send(publish("q", b"a"))
-    assert serve(peer) == []
-    peer.say(methods.Channel.Flow(active=True))
-    (_, ok), *rest = peer.heard()
-    assert (ok.name, ok.active) == ("Channel.FlowOk", True)
-    peer.said.extend(rest)
-    assert [body for _, _, body in deliveries(peer)] == [b"a"]
-
-
-def test_the_server_stops_the_flow() -> None:
-    peer = ready()
-    peer.connection.flow(peer.done[-1].channel, active=False)  # type: ignore[union-attr]
-    peer.flush()
-    [(_, flow)] = peer.heard()
-    assert (flow.name, flow.active) == ("Channel.Flow", False)
-    peer.say(methods.Channel.FlowOk(active=False))
-    assert peer.heard() == []
+    assert peer.call(methods.Channel.Flow(active=True)).active is True
+    peer.say(methods.Channel.Flow(active=False))
+    [(_, close)] = peer.heard()
+    assert (close.name, close.reply_code) == ("Connection.Close", Code.NOT_IMPLEMENTED)
 
 
 def test_deliveries_beyond_the_credit_are_not_taken() -> None:

@@ -220,11 +220,6 @@ class Channel:
         if self._deliveries.remove(tag) and "consumer_cancel_notify" in self._session.capabilities:
             self._session.send_method(self.key.number, methods.Basic.Cancel, consumer_tag=tag, nowait=True)
 
-    def flow(self, *, active: bool) -> None:
-        """Ask the client to publish nothing for now, or to go on."""
-        if self.state is ChannelState.OPEN:
-            self._session.send_method(self.key.number, methods.Channel.Flow, active=active)
-
     # Methods
 
     def _ask(self, command: ChannelCommand, method: base.Frame) -> None:
@@ -243,11 +238,9 @@ class Channel:
         raise Refusal(Code.CHANNEL_ERROR, "second 'channel.open' seen")
 
     def _flow(self, method: methods.Channel.Flow) -> None:
-        self._deliveries.flow(active=bool(method.active))
-        self._session.send_method(self.key.number, methods.Channel.FlowOk, active=bool(method.active))
-
-    def _flow_ok(self, method: methods.Channel.FlowOk) -> None:
-        """Accept the client's word. What it publishes all the same is stored all the same."""
+        if not method.active:  # as RabbitMQ: a prefetch is what stops deliveries
+            raise Refusal(Code.NOT_IMPLEMENTED, "active=false")
+        self._session.send_method(self.key.number, methods.Channel.FlowOk, active=True)
 
     def _declare(self, make: Callable[[DeclareMethods, Any], ChannelCommand | None], method: base.Frame) -> None:
         command = make(self._declare_methods, method)
@@ -413,7 +406,6 @@ _HANDLERS: Final[Mapping[type[base.Frame], Callable[[Channel, Any], None]]] = {
     methods.Channel.Open: Channel._open_again,
     methods.Channel.Close: Channel._close,
     methods.Channel.Flow: Channel._flow,
-    methods.Channel.FlowOk: Channel._flow_ok,
     methods.Exchange.Declare: _declares(DeclareMethods.declare_exchange),
     methods.Exchange.Delete: _declares(DeclareMethods.delete_exchange),
     methods.Exchange.Bind: _declares(DeclareMethods.bind_exchange),

@@ -261,12 +261,6 @@ class Connection:
             if "connection.blocked" in self._session.capabilities:
                 self._session.send_method(0, method, **values)
 
-    def flow(self, channel: ChannelKey, *, active: bool) -> None:
-        """Ask the client of a channel to stop publishing, or to go on."""
-        found = self._channels.find(channel)
-        if found is not None:
-            found.flow(active=active)
-
     # Frames
 
     def _step(self) -> bool:

@@ -47,12 +47,10 @@ class Deliveries:
 
     Attributes:
         consumers: by tag.
-        is_flowing: False while the client wants nothing sent.
     """
 
     def __init__(self, key: ChannelKey, session: Session) -> None:
         self.consumers: dict[str, ConsumerCredit] = {}
-        self.is_flowing = True
         self._key = key
         self._session = session
         self._last_tag = 0
@@ -113,11 +111,6 @@ class Deliveries:
                 consumer.prefetch = method.prefetch_count
             self.feed()
 
-    def flow(self, *, active: bool) -> None:
-        """Send deliveries, or stop for now, as the client wants."""
-        self.is_flowing = active
-        self.feed()
-
     def credit(self, tag: str) -> int:
         """How many messages a consumer may be sent now. After 0, a Credit follows when that changes."""
         consumer = self.consumers.get(tag)
@@ -128,8 +121,6 @@ class Deliveries:
         return most
 
     def _credit(self, consumer: ConsumerCredit) -> int:
-        if not self.is_flowing:
-            return 0
         if consumer.no_ack:
             return MOST_AT_ONCE
         most = min(MOST_AT_ONCE, self._session.limits.unsettled_max - self._session.unsettled)

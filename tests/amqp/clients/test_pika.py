@@ -194,6 +194,13 @@ def test_a_dead_letter_goes_by_all_of_its_keys_unless_it_gets_another(
         assert headers["x-death"][0]["routing-keys"] == [queue, *copies["CC"]]
 
 
+def test_a_flow_is_never_stopped(channel: BlockingChannel) -> None:
+    assert channel.flow(True) is True
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as caught:
+        channel.flow(False)
+    assert caught.value.reply_code == 540
+
+
 def test_properties_come_back_as_they_went(channel: BlockingChannel, queue: str) -> None:
     sent = pika.BasicProperties(
         content_type="text/plain",
