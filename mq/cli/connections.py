@@ -12,7 +12,7 @@ from mq.cli.remote import Remote, json_option, print_json, print_table, remote
 _HEADER: Final = ("ID", "DOOR", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
 _CONSUMERS: Final = (
     *("CONNECTION", "QUEUE", "DOOR", "USER", "TAG", "PREFETCH", "UNACKED", "DELIVERED"),
-    *("A SECOND", "OPEN", "IDLE"),
+    *("OUT/S", "OPEN", "IDLE"),
 )
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 

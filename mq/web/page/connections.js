@@ -62,9 +62,9 @@ export function consumersView({ onState }) {
       ["Prefetch", (each) => (each.prefetch === null ? "—" : each.prefetch || "any"), true],
       ["Unacknowledged", (each) => number(each.unacknowledged), true],
       ["Delivered", (each) => number(each.delivered), true],
-      ["A second", (each) => (each.door === "amqp" ? rate(each.delivered_per_second) : "—"), true],
-      ["Consumes for", (each) => duration(each.open_seconds), true],
-      ["Idle for", (each) => duration(each.idle_seconds), true],
+      ["Out / s", (each) => (each.door === "amqp" ? rate(each.delivered_per_second) : "—"), true],
+      ["Idle", (each) => duration(each.idle_seconds), true],
+      ["Open", (each) => duration(each.open_seconds), true],
     ],
     onState,
   });
