@@ -547,6 +547,31 @@ async def test_the_dead_go_through_their_exchange(autojump_clock: MockClock, cli
     assert await client.count("graves") == 0
 
 
+async def test_who_was_received_too_often_is_over_the_delivery_limit(
+    autojump_clock: MockClock, house: House, client: Client
+) -> None:
+    """`max_receives` is set over HTTP; what dies of it over HTTP, too, goes through the exchange."""
+    await client.declare("graves")
+    await client.declare(
+        "q", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves"}, durable=True, auto_delete=False
+    )
+    await house.broker.create_queue("buried")  # asked for by the settings; what was declared comes first
+    await house.broker.change_settings("q", {"max_receives": 2, "dead_letter_queue": "buried"})
+    await client.publish("q", b"x", headers={"mine": "kept"})
+    for _ in range(2):
+        message = await house.broker.fetch("q", wait=5, visibility=1)
+        assert message is not None
+        await message.body.aclose()
+        await trio.sleep(3)  # the lease ends, and nobody says why
+    assert (await client.count("q"), await client.count("buried")) == (0, 0)
+    got = await client.get("graves")
+    assert got is not None
+    [death] = got[1].headers["x-death"]
+    assert (death["queue"], death["reason"], death["count"]) == ("q", "delivery_limit", 1)
+    assert got[1].headers["x-first-death-reason"] == "delivery_limit"
+    assert (got[1].headers["mine"], got[2]) == ("kept", b"x")
+
+
 @pytest.mark.parametrize(("arguments", "own"), [({"x-message-ttl": 0}, {}), ({}, {"expiration": "0"})])
 async def test_a_message_without_time_to_live_is_for_who_consumes(
     autojump_clock: MockClock, client: Client, arguments: dict[str, int], own: dict[str, str]
