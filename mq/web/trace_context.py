@@ -11,9 +11,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mq.broker.settings import SettingKind
-from mq.errors import InvalidRequest
 from mq.web.operations import Parameter
-from mq.web.parameters import TRACE_NAMES, TRACEPARENT, TRACESTATE, make_attributes
+from mq.web.parameters import (
+    LARGEST_ATTRIBUTES_BYTES,
+    MOST_ATTRIBUTES,
+    TRACE_NAMES,
+    TRACEPARENT,
+    TRACESTATE,
+)
 
 _IDS: Final = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 """The trace, the parent in it, flags."""
@@ -52,16 +57,19 @@ def with_trace(attributes: Mapping[str, Any], trace: Mapping[str, str]) -> Mappi
     """A message's attributes, as they are kept, with a trace; as they are where they name one, or leave no room.
 
     Args:
-        attributes: of the message.
+        attributes: of the message, checked. They are not checked once more: a batch has up to 64,000 of them.
         trace: what :func:`trace_of` returned.
     """
     texts = attributes.get("attributes", {})
-    if not trace or TRACEPARENT in texts:
+    if not trace or not texts.keys().isdisjoint(TRACE_NAMES) or len(texts) + len(trace) > MOST_ATTRIBUTES:
         return attributes
-    try:
-        return make_attributes(attributes.get("content_type"), {**texts, **trace})
-    except InvalidRequest:
-        return attributes
+    size = len(attributes.get("content_type", "")) + _size(texts) + _size(trace)
+    return attributes if size > LARGEST_ATTRIBUTES_BYTES else {**attributes, "attributes": {**texts, **trace}}
+
+
+def _size(texts: Mapping[str, str]) -> int:
+    """Bytes, as attributes are counted."""
+    return sum(map(len, texts)) + sum(len(text.encode("utf-8", "surrogateescape")) for text in texts.values())
 
 
 def without_trace(headers: Mapping[str, str]) -> Mapping[str, str]:

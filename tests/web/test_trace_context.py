@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
+from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
 from mq.amqp.server.message_codec import arrival_of, attributes_of
 from mq.amqp.wire.properties import BasicProperties
 from mq.broker import Broker
@@ -95,14 +95,29 @@ async def test_it_never_takes_room_from_the_publisher(endpoints: Endpoints) -> N
     found = await published(endpoints, **many, **TRACE)
     assert not traced(found)
     assert found["x-message-attribute-a62"] == "x"
-    long = await published(endpoints, x_message_attribute_a="x" * 16_330, traceparent=PARENT)
-    assert not traced(long)
+
+
+async def test_its_room_is_counted_to_the_byte(endpoints: Endpoints) -> None:
+    """As that of the others is: what has a trace can be published as it came."""
+    fits = 16_384 - len("a") - len("a/b") - len("traceparent") - len(PARENT)
+    for size, is_traced in ((fits, True), (fits + 1, False)):
+        text = "é".encode().decode("latin-1") * (size // 2) + "x" * (size % 2)
+        headers = {"content-type": "a/b", "x-message-attribute-a": text, "traceparent": PARENT}
+        assert (await ask(endpoints, "POST", "/q/messages", b"x", headers=headers)).status == 201
+        found = dict((await ask(endpoints, "POST", "/q/take")).headers)
+        assert bool(traced(found)) == is_traced
+        again = {name: value for name, value in found.items() if name.startswith("x-message-attribute-")}
+        again["content-type"] = found["content-type"]
+        assert (await ask(endpoints, "POST", "/q/messages", b"x", headers=again)).status == 201
+        await ask(endpoints, "POST", "/q/take")
 
 
 async def test_an_attribute_of_the_publisher_counts_before_the_header(endpoints: Endpoints) -> None:
     found = await published(endpoints, x_message_attribute_traceparent=OTHER, **TRACE)
     assert found["traceparent"] == OTHER
     assert "tracestate" not in found  # it belongs to the other one
+    found = await published(endpoints, x_message_attribute_tracestate="mine=1", traceparent=PARENT)
+    assert (found["tracestate"], found.get("traceparent")) == ("mine=1", None)
 
 
 async def test_each_message_of_a_batch_is_in_the_trace_of_its_request_or_its_own(endpoints: Endpoints) -> None:
@@ -151,8 +166,7 @@ async def test_it_goes_from_http_to_amqp_and_back(endpoints: Endpoints, broker: 
     arrived = arrival_of(None, message.id, "q", message.properties.attributes, b"x", redelivered=False)
     properties = BasicProperties(arrived.properties)
     assert properties.headers() == TRACE
-    publication = {"exchange": "", "routing_key": "q", "properties": properties, "body": b"x", "hidden_keys": ()}
-    kept = attributes_of(SimpleNamespace(**publication, expiration_ms=None))
+    kept = attributes_of(PublishedMessage(ChannelKey(1, 1), None, "", "q", (), properties, b"x", None))
     id = MessageIds().new()
     said = dict(headers_of(Message("q", id, BytesBody(b"x"), Properties(1, None, kept), 1, "r")))
     assert TRACE.items() <= said.items()
