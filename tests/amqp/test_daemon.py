@@ -23,6 +23,7 @@ from tests.e2e.daemon import Daemon
 
 pytestmark = pytest.mark.slow
 
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
@@ -93,13 +94,16 @@ def test_a_queue_made_by_either_is_there_for_both(daemon: Daemon, free_port: int
         channel = connection.channel()
         channel.confirm_delivery()
         channel.queue_declare("q", durable=True)
-        channel.basic_publish("", "q", b"from amqp", pika.BasicProperties(content_type="text/x", delivery_mode=2))
+        given = pika.BasicProperties(content_type="text/x", delivery_mode=2, headers=TRACE)
+        channel.basic_publish("", "q", b"from amqp", given)
         status, headers, body = _http(daemon.port, "GET", "/q/messages")
         assert (status, headers["content-type"], body) == (200, "text/x", b"from amqp")
-        status, _, _ = _http(daemon.port, "POST", "/q/messages", b"from http", {"x-message-attribute-a": "b"})
+        assert headers["traceparent"] == TRACE["traceparent"]
+        given = {"x-message-attribute-a": "b", **TRACE}
+        status, _, _ = _http(daemon.port, "POST", "/q/messages", b"from http", given)
         assert status == 201
         _, properties, body = channel.basic_get("q", auto_ack=True)
-        assert (body, properties.headers) == (b"from http", {"a": "b"})
+        assert (body, properties.headers) == (b"from http", {"a": "b", **TRACE})
 
 
 def _http(port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Any:
