@@ -278,7 +278,8 @@ class Claimants:
         batch, epoch, before = known.confirmed + 1, known.epochs[-1], known.planned
         seconds = self._random.choice((0.3, self._lease_seconds, 10 * self._lease_seconds))
         most, most_bytes = self._random.choice((1, 3, 1000)), self._random.choice((None, None, 5))
-        asked = trio.current_time()
+        asked, was_sure = trio.current_time(), known.is_sure
+        known.is_sure = False  # what it lost may be written down, and the power fail before the answer
         held = await self._ask(
             f"claim {batch} for {name}",
             lambda: self._broker.claims.claim(
@@ -288,7 +289,7 @@ class Claimants:
         )
         was_held = before is not None and all(self._ledger.holds(name, id) for id in before)
         self._ledger.letting_go(name, before or [])
-        known.is_sure = known.is_sure and held is not None and not held.lost
+        known.is_sure = was_sure and held is not None and not held.lost
         if held is None:
             if before is not None and patient:
                 self._ledger.violate(f"P1: batch {batch} of {name} was claimed, and there is nothing")
