@@ -13,6 +13,7 @@ _VOLATILE = (
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"), "ID"),
     (re.compile(r",d[0-9]{13}"), ",dDEADLINE"),
     (re.compile(r",c[0-9a-f]{16}"), ",cCLAIM"),
+    (re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z"), "INSTANT"),
     (re.compile(r"^date: .+$", re.MULTILINE), "date: DATE"),
 )
 
@@ -49,7 +50,7 @@ def commands(session: str) -> list[tuple[str, str]]:
 
 
 def mask(text: str) -> str:
-    """The text without what differs each time (ids, deadlines, claims, dates), and without space at ends of lines."""
+    """The text without what differs each time (ids, deadlines, dates), and without space at ends of lines."""
     for pattern, name in _VOLATILE:
         text = pattern.sub(name, text)
     return "\n".join(line.rstrip() for line in text.rstrip().splitlines())

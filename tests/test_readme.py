@@ -1,4 +1,4 @@
-"""What README and tutorial show is what happens: their blocks are pasted in order, in one shell, against one root."""
+"""What README and other pages show is what happens: their blocks are pasted in order, in one shell, on one root."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tests.documents import blocks, commands, fences, mask
 from tests.shell import Shell, write_program
 
 TREE = Path(__file__).resolve().parent.parent
-README, TUTORIAL, CELERY = TREE / "README.md", TREE / "docs" / "tutorial.md", TREE / "docs" / "celery.md"
+README, CELERY = TREE / "README.md", TREE / "docs" / "celery.md"
+SESSIONS = {"tutorial": 16, "backup": 8}
+"""Pages that are one session, and how many of their commands show what they print, at the least."""
 SHOWN_ADDRESS, SHOWN_ROOT = "127.0.0.1:8080", "/tmp/mq"
 PATIENCE_SECONDS = 60
 LOOKS = ("ls", "cat")
@@ -84,17 +86,18 @@ def test_the_readme_fits_a_screen() -> None:
 
 @slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_tutorial_happens(shell: Shell, free_port: int, temp_root: Path) -> None:
-    seen = 0
-    for language, block in zip(fences(TUTORIAL), blocks(TUTORIAL), strict=True):
+@pytest.mark.parametrize("page", SESSIONS)
+def test_a_page_that_is_a_session_happens(page: str, shell: Shell, free_port: int, temp_root: Path) -> None:
+    path, seen = TREE / "docs" / f"{page}.md", 0
+    for language, block in zip(fences(path), blocks(path), strict=True):
         text = moved(block, free_port, temp_root)
         if language == "sh":
             assert shell.paste(text).status == 0, shell.errors
-            continue
-        for command, printed in commands(text):
-            assert mask(looked(shell, command, printed)) == mask(printed), f"{command}\n{shell.errors}"
-            seen += 1
-    assert seen > 15
+        elif language == "console":
+            for command, printed in commands(text):
+                assert mask(looked(shell, command, printed)) == mask(printed), f"{command}\n{shell.errors}"
+                seen += 1
+    assert seen >= SESSIONS[page]
     assert "Traceback" not in shell.errors
 
 

@@ -9,7 +9,8 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``plain``: how they say no. ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``,
   ``messages``, ``queues``, ``archive`` (export, import), ``top``, ``connections``,
   ``logging_level``, ``bench``.
-* ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``vsqs``: a folder as a queue.
+* ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
+  ``vsqs``: a folder as a queue.
 * ``mover``, ``reaper``: programs over a root; ``trust``: their flags. ``pipeline``: programs over the journal.
 """
 
@@ -67,6 +68,8 @@ VERBS: Final = {
     "doctor": CliVerb(
         "mq.cli.doctor:doctor_command", "Check a root: torn and foreign files, and messages in two places."
     ),
+    "backup": CliVerb("mq.cli.backup:backup_command", "Back up a root to FOLDER, also while a daemon serves it."),
+    "restore": CliVerb("mq.cli.backup:restore_command", "Make ROOT, which is empty, of a backup in FOLDER."),
     "bench": CliVerb("mq.cli.bench:bench_command", "Measure a daemon: publish, then fetch and remove."),
     "vsqs": CliVerb("mq.cli.vsqs:vsqs", "Use a folder as a queue, without a daemon."),
 }

@@ -66,7 +66,7 @@ BUGS: Final = {
     "recovery keeps torn messages": Bug("_drop_torn", "if flaw: ...", "if False: ..."),
     "recovery keeps a torn message that was being leased": Bug("_moved_on", "entry.meta.receives == 1", "False"),
     "recovery prefers older places": Bug(
-        "_rank",
+        "rank",
         "return is_removed, entry.joined, place, ..., ..., name",
         "return not is_removed, entry.joined, -place, ..., ..., name",
     ),

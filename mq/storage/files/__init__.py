@@ -23,6 +23,8 @@ In reading order, the verbs first:
 * ``peers``: processes that share a root: which of them live, and the alarm when its medium failed.
 * ``source``: one folder of a root, for mq-mover and mq-reaper.
 * ``doctor``: finds what is wrong in a root, for ``mq doctor``.
+* ``backup``: saves a root as it is at one instant. ``live_names``: the names in it, while brokers change them.
+* ``backup_folder``: where backups lie. ``restore``: makes a root of one.
 * ``mount``: what the file system below keeps over a power cut.
 * ``hop``: how a call that may block is made, in a thread or inline.
 * ``calls``: the system calls, replaceable; which of their errors pass, and which calls are repeated.

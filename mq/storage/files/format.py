@@ -23,6 +23,7 @@ from mq.storage.files.layout import Layout
 WITH_LOG: Final = 2
 """Messages may lie in the log and not yet in the files."""
 _LATEST: Final = WITH_LOG
+_RESTORING: Final = "restoring"
 _LONGEST: Final = 20
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -37,11 +38,11 @@ def check_format(calls: Calls, layout: Layout, root: str) -> bool:
     """
     if not is_in_use(calls, layout):
         return False
-    fd = calls.open(layout.format, OPEN_READ)
-    try:
-        text = calls.read(fd, _LONGEST).decode("ascii", "replace").strip()
-    finally:
-        calls.close(fd)
+    text = _read(calls, layout)
+    if text == _RESTORING:
+        raise StorageUnusable(
+            f"root {shorten(root)} is half restored: run mq restore again, with the same backup and the same root"
+        )
     if not (text.isdigit() and int(text) <= _LATEST):
         raise StorageUnusable(
             f"root {shorten(root)} has the format {shorten(text)}, of a later mq than this one; start that one, and "
@@ -67,6 +68,21 @@ def take_in_use(calls: Calls, layout: Layout) -> None:
     sync_folder(calls, layout.state)
 
 
+def take_to_restore(calls: Calls, layout: Layout) -> None:
+    """Say that a root is half restored, so that no version serves it until it is put to rest. Durable on return."""
+    if not is_half_restored(calls, layout):
+        _write(calls, layout.format, f"{_RESTORING}\n".encode())
+        sync_folder(calls, layout.state)  # the text first, as above
+    if calls.kind(layout.moves_lock) is None:
+        calls.mkdir(layout.moves_lock)
+    sync_folder(calls, layout.state)
+
+
+def is_half_restored(calls: Calls, layout: Layout) -> bool:
+    """Whether a restore of that root did not come to its end."""
+    return is_in_use(calls, layout) and _read(calls, layout) == _RESTORING
+
+
 def put_to_rest(calls: Calls, layout: Layout) -> None:
     """Say that all is in the files, as it is: the log is empty. Durable on return."""
     if calls.kind(layout.moves_lock) is FileKind.FOLDER:
@@ -87,6 +103,14 @@ def open_moves_lock(calls: Calls, layout: Layout, *, make: bool) -> int:
         return calls.open(layout.moves_lock, _LOCK if make else _LOCK & ~os.O_CREAT)
     except IsADirectoryError:
         return calls.open(layout.moves_lock, OPEN_FOLDER)
+
+
+def _read(calls: Calls, layout: Layout) -> str:
+    fd = calls.open(layout.format, OPEN_READ)
+    try:
+        return calls.read(fd, _LONGEST).decode("ascii", "replace").strip()
+    finally:
+        calls.close(fd)
 
 
 def _write(calls: Calls, path: str, content: bytes) -> None:

@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from mq.storage.files.barrier import close_all, sync_folder
-from mq.storage.files.calls import NO_ROOM, Calls, FileKind
+from mq.storage.files.calls import NO_ROOM, OPEN_READ, Calls, FileKind
 
 PAGE: Final = 4096
 SMALLEST: Final = 1 << 20
@@ -58,6 +58,8 @@ _RECORD: Final = struct.Struct(f"<4sIIQQ{_KEY_BYTES}sQ")
 _CHECKED: Final = 8
 """Bytes of a record before those of which it has the CRC."""
 _ZEROS: Final = bytes(1 << 20)
+_LOOKS: Final = 100
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -105,7 +107,7 @@ class Segment:
         self.path = path
         try:
             self.size = calls.file_size(self.fd) or 0
-            self.epoch, self.key, self.life = self._read_header()
+            self.epoch, self.key, self.life = _read_header(calls, self.fd, path)
         except (OSError, LogDamaged):
             close_all(calls, [self.fd])
             raise
@@ -145,17 +147,6 @@ class Segment:
         if zlib.crc32(payload, zlib.crc32(head[_CHECKED:])) != crc:
             return None
         return Record(sequence, payload, flushed)
-
-    def _read_header(self) -> tuple[int, bytes, str]:
-        head = self._calls.read_at(self.fd, _HEADER.size, 0)
-        if len(head) < _HEADER.size:
-            return 0, b"", ""
-        magic, epoch, key, life, crc = _HEADER.unpack(head)
-        if magic == _MAGIC and crc == zlib.crc32(head[:-4]):
-            return epoch, key, life.rstrip(b"\0").decode(errors="replace")
-        if any(head):  # it is in one sector, which a power cut leaves as it was, or as it is to be
-            raise LogDamaged(f"the header of {self.path} cannot be read")
-        return 0, b"", ""
 
     def _make(self, path: str, size: int) -> None:
         fd = self._calls.open(f"{path}.new", _OPEN | os.O_CREAT)
@@ -451,6 +442,43 @@ def read_log(calls: Calls, folder: str) -> list[Record]:
         close_all(calls, (segment.fd for segment in segments))
 
 
+def is_of_earlier_boot(calls: Calls, folder: str, boot_id: str = _BOOT_ID) -> bool:
+    """Whether a log was begun before the machine was last started, so that the files may lack what it says. False where
+    that is not known, too.
+
+    Raises:
+        LogDamaged: its header cannot be read.
+        OSError: it cannot be read.
+    """
+    lives = (_life_in(calls, f"{folder}/{number}") for number in range(2))
+    return any(life and life.partition(":")[0] != _boot(boot_id) for life in lives)
+
+
+def _life_in(calls: Calls, path: str) -> str:
+    """The life of a segment that its daemon may be using."""
+    fd = calls.open(path, OPEN_READ)
+    try:
+        for _ in range(_LOOKS):
+            with contextlib.suppress(LogDamaged):  # half of it may be what a checkpoint writes just now
+                return _read_header(calls, fd, path)[2]
+        return _read_header(calls, fd, path)[2]
+    finally:
+        calls.close(fd)
+
+
+def _read_header(calls: Calls, fd: int, path: str) -> tuple[int, bytes, str]:
+    """Epoch, key and life of a segment."""
+    head = calls.read_at(fd, _HEADER.size, 0)
+    if len(head) < _HEADER.size:
+        return 0, b"", ""
+    magic, epoch, key, life, crc = _HEADER.unpack(head)
+    if magic == _MAGIC and crc == zlib.crc32(head[:-4]):
+        return epoch, key, life.rstrip(b"\0").decode(errors="replace")
+    if any(head):  # it is in one sector, which a power cut leaves as it was, or as it is to be
+        raise LogDamaged(f"the header of {path} cannot be read")
+    return 0, b"", ""
+
+
 def _read(segments: Sequence[Segment]) -> list[Record]:
     found: list[Record] = []
     missing: tuple[int, str] | None = None  # the sequence and the place of the first unreadable record
@@ -488,7 +516,7 @@ def write_all_at(calls: Calls, fd: int, data: bytes, offset: int) -> None:
         written += calls.write_at(fd, data[written:], offset + written)
 
 
-def life_of(root_fd: int, boot_id: str = "/proc/sys/kernel/random/boot_id") -> str:
+def life_of(root_fd: int, boot_id: str = _BOOT_ID) -> str:
     """What tells this boot and this mount from every other: empty where the kernel has no such number of a mount
     (before 6.8), so that all of a log is done again.
 
@@ -496,12 +524,15 @@ def life_of(root_fd: int, boot_id: str = "/proc/sys/kernel/random/boot_id") -> s
         root_fd: an open folder of the file system.
         boot_id: where the kernel tells its own.
     """
-    mount = _unique_mount_id(root_fd)
-    if mount is None:
-        return ""
+    mount, boot = _unique_mount_id(root_fd), _boot(boot_id)
+    return "" if mount is None or not boot else f"{boot}:{mount}"[:_LIFE_BYTES]
+
+
+def _boot(boot_id: str) -> str:
+    """What tells this boot of the machine from every other; empty where nothing does."""
     try:
         with open(boot_id, encoding="ascii") as file:
-            return f"{file.read().strip()}:{mount}"[:_LIFE_BYTES]
+            return file.read().strip()
     except OSError:
         return ""
 

@@ -145,7 +145,7 @@ def _open(
             {folder: opened[folder] for folder in (layout.new, layout.delay, layout.remove)},
             clock,
             syncfs=syncfs,
-            xattrs=_has_xattrs(calls, lock),
+            xattrs=has_xattrs(calls, lock),
             published_whole=options.sharing is not Sharing.ALONE,
             stage=peer_lease.stage if peers and options.sharing is Sharing.PEERS else "",
         )
@@ -393,7 +393,7 @@ def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
                 calls.unlink(name)
 
 
-def _has_xattrs(calls: Calls, lock: int) -> bool:
+def has_xattrs(calls: Calls, lock: int) -> bool:
     """Whether files here can have user extended attributes."""
     # tried on a file that is there, for which a full disk has room
     try:

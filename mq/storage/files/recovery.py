@@ -108,7 +108,7 @@ def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: se
     def compare(entry: Entry) -> None:
         other = best.setdefault(entry.id, entry)
         if other != entry:
-            loser, best[entry.id] = sorted((entry, other), key=_rank)
+            loser, best[entry.id] = sorted((entry, other), key=rank)
             losers.append(loser)
 
     for state in (State.REMOVED, State.DELAYED, State.NEW):
@@ -132,7 +132,7 @@ def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: se
     return len(losers)
 
 
-def _rank(entry: Entry) -> tuple[bool, int, int, int, int, str]:
+def rank(entry: Entry) -> tuple[bool, int, int, int, int, str]:
     """Which of two names of a message counts: that in the queue it joined last, and there the later place."""
     # no two are equal: racers of one batch differ in their receipts, which are in the name
     is_removed = entry.state is State.REMOVED

@@ -1,0 +1,126 @@
+"""The verbs ``backup`` and ``restore``: of a root of files, while a daemon serves it or not."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import click
+from tqdm import tqdm
+
+from mq.cli.remote import NOT_NOW, REFUSED, fail, json_option, print_json, warn
+from mq.cli.trust import trust_options
+from mq.errors import StorageFull, StorageUnusable
+from mq.programs import CANNOT_START
+from mq.storage.files.backup import back_up
+from mq.storage.files.backup_folder import BackupHeader
+from mq.storage.files.restore import list_backups, restore
+from mq.storage.options import StorageOptions
+
+_NAMED: Final = 10
+"""Damaged messages whose ids are told."""
+
+
+class _Bar:
+    """A progress bar of which the end moves, on a terminal."""
+
+    def __init__(self) -> None:
+        self._bar = tqdm(disable=None, unit=" messages", leave=False)
+
+    def told(self, done: int, total: int) -> None:
+        """So many are done, of so many."""
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Take it from the screen."""
+        self._bar.close()
+
+
+@click.command("backup")
+@click.argument("root", envvar="MQ_ROOT", type=click.Path())
+@click.argument("folder", type=click.Path())
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=7,
+    show_default=True,
+    metavar="COUNT",
+    help="How many backups stay in FOLDER; older ones are taken away.",
+)
+@json_option
+def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
+    """Back up a root to FOLDER, also while a daemon serves it.
+
+    The backup is the root as it was at one instant, and is on the disk when this ends with 0. The next one to the same
+    FOLDER copies only what is new.
+    """
+    bar = _Bar()
+    try:
+        header, copied, dropped = back_up(root, folder, keep=keep, told=bar.told)
+    except StorageUnusable as error:
+        fail(str(error), CANNOT_START)
+    except StorageFull as error:
+        fail(str(error), NOT_NOW)
+    finally:
+        bar.close()
+    if as_json:
+        print_json({**header._asdict(), "copied": copied, "dropped": dropped})
+    else:
+        click.echo(f"{_told(header)}; {copied} copied")
+
+
+@click.command("restore")
+@click.argument("folder", type=click.Path())
+@click.argument("root", required=False, envvar="MQ_ROOT", type=click.Path())
+@click.option("--number", type=click.IntRange(1), metavar="NUMBER", help="Which backup; else the newest.")
+@click.option("--list", "lists", is_flag=True, help="Show the backups in FOLDER, and restore none.")
+@json_option
+@trust_options
+def restore_command(
+    folder: str, root: str | None, number: int | None, lists: bool, as_json: bool, options: StorageOptions
+) -> None:
+    """Make ROOT, which is empty, of a backup in FOLDER.
+
+    ROOT is made where it is not there.
+
+    What was acknowledged after the backup is undone: messages that were removed since then come back, and those that
+    were published since then are not there.
+    """
+    bar = _Bar()
+    try:
+        if lists:
+            _show(list_backups(folder), as_json=as_json)
+            return
+        if root is None:
+            raise click.UsageError("missing argument ROOT: the folder to restore to")
+        header, restored, damaged = restore(folder, root, options, number=number, told=bar.told)
+    except StorageUnusable as error:
+        fail(str(error), CANNOT_START)
+    except StorageFull as error:
+        fail(str(error), NOT_NOW)
+    finally:
+        bar.close()
+    if as_json:
+        print_json({**header._asdict(), "restored": restored, "damaged": damaged})
+    else:
+        click.echo(_told(header))
+    if damaged:
+        some = ", ".join(damaged[:_NAMED]) + (", ..." if len(damaged) > _NAMED else "")
+        warn(f"{len(damaged)} of them are damaged or missing in the backup, and not restored: {some}")
+        sys.exit(REFUSED)
+
+
+def _show(headers: list[BackupHeader], *, as_json: bool) -> None:
+    for header in headers:
+        if as_json:
+            print_json(header._asdict())
+        else:
+            click.echo(_told(header))
+
+
+def _told(header: BackupHeader) -> str:
+    return (
+        f"backup {header.number} of {header.instant}: {header.messages} messages in {header.queues} queues, "
+        f"{header.bytes} bytes"
+    )

@@ -1,0 +1,477 @@
+"""A backup of a root that may be served meanwhile: everything as it was at one instant, near the end of the run.
+
+Names change and bytes do not. So bodies are copied, or opened, while the names are followed (``live_names``), until at
+one instant every message that has a name is one of those. That instant is the backup's: all that was acknowledged
+before it is there as it was, as after a power cut just then. What was opened and not copied by then is copied after it.
+
+The log is left alone: files are the truth as long as the machine is up. So a root is refused whose daemon has not ended
+cleanly and does not run: its log may have what its files lack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, NamedTuple
+
+from mq.errors import StorageFull, StorageUnusable
+from mq.lifecycle import State
+from mq.message import MessageId, Properties, shorten
+from mq.storage.files.backup_folder import (
+    CHUNK,
+    FORMAT,
+    Backup,
+    BackupDamaged,
+    BackupFolder,
+    BackupHeader,
+    SavedMessage,
+    open_backups,
+)
+from mq.storage.files.barrier import close_all
+from mq.storage.files.calls import NO_ROOM, OPEN_READ, Calls, FileKind, LinuxCalls
+from mq.storage.files.format import check_format, open_moves_lock
+from mq.storage.files.layout import (
+    ATTRIBUTES,
+    SUM,
+    Layout,
+    Senseless,
+    Sum,
+    decode_side,
+    is_queue_name,
+    parse_flat,
+    parse_leaf,
+)
+from mq.storage.files.live_names import QUEUES, RECORDS, Inotify, LiveNames, Notifier, Overflowed
+from mq.storage.files.log import LogDamaged, is_of_earlier_boot
+from mq.storage.files.mount import mount_of, syncfs_reports_errors
+from mq.storage.files.opening import explain
+from mq.storage.files.recovery import rank
+from mq.storage.interface import Entry
+
+MOST_HELD: Final = 256
+"""Files that are open at a time. What is open cannot be taken away before it is copied."""
+_MOST_OVERFLOWS: Final = 20
+_LOCK_FILE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_STATE_OF: Final = {state.value: state for state in (State.NEW, State.DELAYED, State.REMOVED)}
+
+
+class _Held(NamedTuple):
+    """A message's file that was opened.
+
+    Attributes:
+        id: the message.
+        fd: the file.
+        side: the content of its side file.
+        is_new: whether it was in new/, where it may be half written.
+    """
+
+    id: MessageId
+    fd: int
+    side: bytes | None
+    is_new: bool
+
+
+class BackupReport(NamedTuple):
+    """What a backup did.
+
+    Attributes:
+        header: the backup.
+        copied: how many bodies were not there before.
+        dropped: how many older backups were taken away.
+    """
+
+    header: BackupHeader
+    copied: int
+    dropped: int
+
+
+def back_up(
+    root: str,
+    folder: str,
+    *,
+    keep: int,
+    told: Callable[[int, int], object] = lambda done, total: None,
+) -> BackupReport:
+    """Back up a root, served or not, into a folder of backups.
+
+    Args:
+        root: the root.
+        folder: the folder; made where it is missing.
+        keep: how many backups stay there, this one included.
+        told: called with how many messages are saved, and how many there are, now and then.
+
+    Raises:
+        StorageUnusable: in one line, why not and what to do.
+        StorageFull: there is no room for it; the backups of before are whole.
+    """
+    calls = LinuxCalls()
+    root, folder = os.path.realpath(root), os.path.realpath(folder)
+    if os.path.commonpath([root, folder]) in (root, folder):
+        raise StorageUnusable(f"{shorten(folder, 200)} and the root lie in each other; give a folder elsewhere")
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(servable(calls, root, is_remote=mount_of(root).remote))
+            notifier = Inotify()
+            stack.callback(notifier.close)
+            above = mount_of(os.path.dirname(folder) if calls.kind(folder) is None else folder)
+            syncfs = above.syncfs and syncfs_reports_errors()
+            backups = stack.enter_context(open_backups(calls, folder, make=True, syncfs=syncfs))
+            return save(calls, root, backups, notifier, keep=keep, told=told)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise StorageFull(
+                f"no room for the backup in {shorten(folder, 200)}: make room, or keep fewer (--keep); the backups "
+                "before this one are whole"
+            ) from error
+        where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
+        raise StorageUnusable(f"cannot back up {shorten(root, 200)}: {explain(error)}{where}") from error
+
+
+@contextmanager
+def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
+    """See that the files of a root are all there is of it. Where other machines may change it, keep them from it for
+    the length of the block.
+
+    Raises:
+        StorageUnusable: in one line, why not and what to do.
+    """
+    layout, shown = Layout.under(root), shorten(root, 200)
+    if any(calls.kind(path) is not FileKind.FOLDER for path in (layout.new, layout.queues, layout.state)):
+        raise StorageUnusable(f"{shown} is no root of mq: it has no new/, queues/ and state/")
+    is_in_use = check_format(calls, layout, root)
+    locks: list[int] = []
+    try:
+        is_served = not _lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True)
+        is_repaired = not _lock(calls, partial(open_moves_lock, calls, layout, make=False), locks, exclusive=False)
+        if is_remote and is_served:
+            raise StorageUnusable(
+                f"{shown} is served, and on a file system that tells nothing of what other machines do there: stop all "
+                "brokers, back it up, and start them again"
+            )
+        if is_served and (is_repaired or (is_in_use and _is_of_earlier_boot(calls, layout))):
+            raise StorageUnusable(f"{shown} is being repaired by a daemon that starts; try again in a moment")
+        if is_in_use and not is_served:
+            raise StorageUnusable(
+                f"the daemon of {shown} has not ended cleanly, and its log may have what the files lack: start it, or "
+                "run mq doctor --repair, and back up then"
+            )
+        if not is_remote:
+            close_all(calls, locks)
+            locks.clear()
+        yield
+    finally:
+        close_all(calls, locks)
+
+
+def save(
+    calls: Calls,
+    root: str,
+    backups: BackupFolder,
+    notifier: Notifier,
+    *,
+    keep: int,
+    told: Callable[[int, int], object] = lambda done, total: None,
+    instant: Callable[[], object] = lambda: None,
+) -> BackupReport:
+    """Save a root.
+
+    Args:
+        calls: reach the root.
+        root: the root.
+        backups: where to.
+        notifier: tells what becomes of names in the root.
+        keep: how many backups stay.
+        told: as in :func:`back_up`.
+        instant: called when the instant of the backup is over.
+
+    Raises:
+        StorageUnusable: the folder has another root's backups, or the root changes too fast.
+        OSError: from the system.
+    """
+    before = backups.newest()
+    if before is not None and before.header.root != root:
+        raise StorageUnusable(
+            f"{shorten(backups.path, 200)} has the backups of {shorten(before.header.root, 200)}; give another folder "
+            f"for those of {shorten(root, 200)}"
+        )
+    known = {_id_of(path): saved for path, saved in before.messages.items()} if before is not None else {}
+    number = max(backups.numbers(), default=0) + 1
+    saver = _Saver(calls, Layout.under(root), notifier, backups, known, told)
+    try:
+        saver.reach_instant()
+        moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        instant()
+        saver.finish()
+    finally:
+        saver.close()
+    backup = saver.backup(number, root, moment)
+    backups.commit(backup)
+    return BackupReport(backup.header, saver.copied, _drop_old(backups, backup, keep))
+
+
+def _drop_old(backups: BackupFolder, newest: Backup, keep: int) -> int:
+    numbers = backups.numbers()
+    whole = [number for number in numbers if backups.has_end(number)]
+    kept = set(whole[-keep:])
+    old = [number for number in numbers if number not in kept]
+    if not old:
+        return 0
+    for number in old:
+        backups.drop(number)
+    needed = {_id_of(path) for path in newest.messages}
+    for number in kept - {newest.header.number}:
+        with contextlib.suppress(BackupDamaged):
+            needed.update(_id_of(path) for path in backups.read(number).messages)
+    backups.sweep(needed)
+    return len(old)
+
+
+class _Saver:
+    """One backup, until its instant and after it."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        layout: Layout,
+        notifier: Notifier,
+        backups: BackupFolder,
+        known: Mapping[str, SavedMessage],
+        told: Callable[[int, int], object],
+    ) -> None:
+        self.copied = 0
+        self._calls = calls
+        self._layout = layout
+        self._names = LiveNames(calls, layout, notifier)
+        self._backups = backups
+        self._known = known
+        self._told = told
+        self._saved: dict[str, SavedMessage] = {}
+        self._held: dict[str, _Held] = {}
+        self._torn: dict[str, _Held] = {}
+        self._records: dict[str, bytes] = {}
+        self._torn_records: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        messages = (*self._held.values(), *self._torn.values())
+        close_all(self._calls, [*(held.fd for held in messages), *self._torn_records.values()])
+
+    def reach_instant(self) -> None:
+        """Save what there is, until at one instant all of it is saved, or open."""
+        for _ in range(_MOST_OVERFLOWS):
+            with contextlib.suppress(Overflowed):  # what is saved stays saved
+                self._names.begin()
+                self._names.settle()
+                while self._reach(list(self._names.fresh())):
+                    self._names.settle()
+                return
+        raise StorageUnusable(
+            "the root changes faster than the kernel can tell: raise fs.inotify.max_queued_events, or try again when "
+            "less is going on"
+        )
+
+    def finish(self) -> None:
+        """Copy what was opened, and what was half written when it was copied: it is whole now, or was not acknowledged
+        at the instant."""
+        for held in [*self._held.values(), *self._torn.values()]:
+            self._saved[held.id] = self._save(held)
+        for path, fd in self._torn_records.items():
+            self._records[path] = self._read(fd)
+
+    def backup(self, number: int, root: str, instant: str) -> Backup:
+        """All of it, as it was at the instant."""
+        records: dict[str, str] = {}
+        queues: list[str] = []
+        places: dict[str, tuple[Entry, str]] = {}
+        for folder, names in self._names.files.items():
+            if folder.startswith(RECORDS):
+                paths = [_record(folder, name) for name in names]
+                records.update((path, self._records[path].decode("latin-1")) for path in paths)
+                continue
+            if folder.startswith(QUEUES):
+                queues.append(folder.removeprefix(f"{QUEUES}/"))
+            for name in names:
+                _note_place(places, _parse(folder, name), f"{folder}/{name}")
+        here = [(path, id) for id, (entry, path) in places.items() if entry.state is not State.REMOVED]
+        messages = {path: self._saved[id] for path, id in here}
+        size = sum(saved.size for saved in messages.values())
+        header = BackupHeader(FORMAT, number, root, instant, len(queues), len(messages), size)
+        return Backup(header, records, queues, sorted(self._names.removed_queues), messages)
+
+    # Until the instant
+
+    def _reach(self, fresh: list[tuple[str, str]]) -> bool:
+        """Save or open what has come. Whether that took time, so that the instant is yet to come."""
+        took = False
+        for folder, name in fresh:
+            if folder.startswith(RECORDS):
+                took = True
+                self._save_record(folder, name)
+            else:
+                entry = _parse(folder, name)
+                if entry is not None and entry.state is not State.REMOVED and not self._is_reached(entry.id):
+                    took = True
+                    self._hold(entry, folder, name)
+            if len(self._held) >= MOST_HELD:
+                self._copy_held()
+        return took
+
+    def _is_reached(self, id: str) -> bool:
+        if id not in self._saved and id in self._known:
+            self._saved[id] = self._known[id]
+        return id in self._saved or id in self._held or id in self._torn
+
+    def _hold(self, entry: Entry, folder: str, name: str) -> None:
+        """Open a message, unless it has moved on: then its next name is told."""
+        fd = self._open(folder, name)
+        if fd is None:
+            return
+        noted = self._calls.get_attribute(fd, SUM)
+        # It was there before the message had a name, so it is there now, if the message still is.
+        side = self._read_side(entry.id) if noted is None or noted.endswith(b":f") else None
+        self._held[entry.id] = _Held(entry.id, fd, side, entry.state is State.NEW)
+
+    def _copy_held(self) -> None:
+        """Copy what is open, and keep open what is half written."""
+        while self._held:
+            held = next(iter(self._held.values()))
+            saved = self._save(held, follow=self._names.settle)
+            del self._held[held.id]
+            if held.is_new and _is_torn(saved):
+                self._torn[held.id] = held
+            else:
+                self._saved[held.id] = saved
+                self._calls.close(held.fd)
+            self._told(len(self._saved), sum(map(len, self._names.files.values())))
+
+    def _save_record(self, folder: str, name: str) -> None:
+        fd = self._open(folder, name)
+        if fd is None:
+            return
+        path = _record(folder, name)
+        self._records[path] = self._read(fd)
+        close_all(self._calls, [old for old in [self._torn_records.pop(path, None)] if old is not None])
+        if _is_json(self._records[path]):
+            self._calls.close(fd)
+        else:
+            self._torn_records[path] = fd
+
+    # Reading
+
+    def _open(self, folder: str, name: str) -> int | None:
+        path = self._layout.above(f"{folder}/{name}")
+        try:
+            fd = self._calls.open(path, OPEN_READ)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            self._names.discard(folder, name)  # a link, or a socket
+            return None
+        if self._calls.file_size(fd) is None:
+            self._names.discard(folder, name)
+            self._calls.close(fd)
+            return None
+        return fd
+
+    def _save(self, held: _Held, follow: Callable[[], object] = lambda: None) -> SavedMessage:
+        def read(offset: int) -> bytes:
+            follow()
+            return self._calls.read_at(held.fd, CHUNK, offset)
+
+        size, crc = self._backups.put_body(held.id, read)
+        self.copied += 1
+        noted, attributes = (self._calls.get_attribute(held.fd, name) for name in (SUM, ATTRIBUTES))
+        return SavedMessage(size, crc, _text(noted), _text(attributes), _text(held.side))
+
+    def _read_side(self, id: MessageId) -> bytes | None:
+        try:
+            fd = self._calls.open(f"{self._layout.properties}/{id}", OPEN_READ)
+        except FileNotFoundError:
+            return None
+        try:
+            return self._read(fd)
+        finally:
+            self._calls.close(fd)
+
+    def _read(self, fd: int) -> bytes:
+        content = b""
+        while chunk := self._calls.read_at(fd, CHUNK, len(content)):
+            content += chunk
+        return content
+
+
+def _note_place(places: dict[str, tuple[Entry, str]], entry: Entry | None, path: str) -> None:
+    """Of several names of a message keep the one that a start would keep."""
+    if entry is not None:
+        other = places.get(entry.id)
+        if other is None or rank(entry) > rank(other[0]):
+            places[entry.id] = entry, path
+
+
+def _parse(folder: str, name: str) -> Entry | None:
+    """The message of a name; None where it is not mq's."""
+    state = _STATE_OF.get(folder)
+    if state is not None:
+        return parse_flat(name, state)
+    queue = folder.removeprefix(f"{QUEUES}/")
+    return parse_leaf(name, queue, State.READY) if is_queue_name(queue) else None
+
+
+def _record(folder: str, name: str) -> str:
+    return f"{folder.removeprefix(f'{RECORDS}/')}/{name}"
+
+
+def _id_of(path: str) -> str:
+    return path.rpartition("/")[2].rpartition(":")[2].partition(",")[0]
+
+
+def _is_torn(saved: SavedMessage) -> bool:
+    """Whether a message may be half written yet."""
+    try:
+        if saved.side is not None:
+            told: Sum | Properties | None = decode_side(saved.side.encode("latin-1"))
+        else:
+            told = Sum.decode(None if saved.sum is None else saved.sum.encode("latin-1"))
+    except Senseless:
+        return False
+    return (told.size, told.checksum) != (saved.size, saved.crc) if told is not None else not saved.size
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
+def _lock(calls: Calls, opens: Callable[[], int], locks: list[int], *, exclusive: bool) -> bool:
+    """Take a lock without waiting. False when another process has it."""
+    try:
+        locks.append(fd := opens())
+    except FileNotFoundError:
+        return True  # no daemon has ever been here
+    try:
+        calls.lock(fd, exclusive=exclusive)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_of_earlier_boot(calls: Calls, layout: Layout) -> bool:
+    try:
+        return is_of_earlier_boot(calls, layout.log)
+    except (FileNotFoundError, LogDamaged):
+        return True  # its daemon has just begun with it, or will say what is wrong

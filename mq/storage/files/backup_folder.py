@@ -1,0 +1,441 @@
+"""The folder that backups are written to: what lies there, and when a backup counts.
+
+::
+
+    mq-backup                   says that the folder is one
+    lock                        locked while a backup is made, or restored
+    backups/000007.jsonl        a backup: what was where, at one instant
+    bodies/4a/ID                the bytes of a message, for all backups that have it
+
+A message's bytes never change, so each is copied once, and a backup names those that it needs. It counts when its last
+line is there, with the checksum of all lines before; that line is written when every body that it names is on the
+medium. So one that was killed half-way leaves bodies that no backup names, and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from mq.errors import StorageUnusable
+from mq.message import shorten
+from mq.storage.files.barrier import close_all, make_folder, sync, sync_all, sync_folder
+from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, OPEN_READ, Calls, FileKind, write_all
+
+FORMAT: Final = 1
+_MARK: Final = "mq-backup"
+_BACKUP: Final = re.compile(r"([0-9]{6,12})\.jsonl")
+_LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_LEFT_BY_OTHERS: Final = frozenset({"lost+found"})
+"""What a new file system has in it."""
+_END: Final = re.compile(rb'\n\["end",[0-9]+\]\n\Z')
+_LAST_BYTES: Final = 64
+CHUNK: Final = 1 << 20
+_LINES_AT_ONCE: Final = 1000
+
+
+class SavedMessage(NamedTuple):
+    """A message in a backup.
+
+    Attributes:
+        size: bytes that were copied.
+        crc: their CRC-32.
+        sum: its extended attribute of that name; None where it had none. Bytes are text here by Latin-1.
+        attributes: likewise.
+        side: the content of its side file; None where it had none.
+    """
+
+    size: int
+    crc: int
+    sum: str | None
+    attributes: str | None
+    side: str | None
+
+
+class BackupHeader(NamedTuple):
+    """What a backup says of itself, in its first line.
+
+    Attributes:
+        format: of the folder.
+        number: of the backup; a later one has a higher.
+        root: whose it is.
+        instant: the moment at which the root was as it is here, UTC, by the clock of this machine.
+        queues: how many.
+        messages: how many.
+        bytes: of their bodies.
+    """
+
+    format: int
+    number: int
+    root: str
+    instant: str
+    queues: int
+    messages: int
+    bytes: int
+
+
+class Backup(NamedTuple):
+    """A backup, read.
+
+    Attributes:
+        header: what it says of itself.
+        records: path below state/records/ -> content.
+        queues: their names.
+        removed_queues: the names of their folders in remove/.
+        messages: path below the root -> what was saved of it.
+    """
+
+    header: BackupHeader
+    records: dict[str, str]
+    queues: list[str]
+    removed_queues: list[str]
+    messages: dict[str, SavedMessage]
+
+
+class BackupDamaged(Exception):
+    """The file of a backup is not whole."""
+
+
+class BackupFolder:
+    """A folder of backups, locked.
+
+    Args:
+        calls: the system.
+        path: the folder.
+        syncfs: whether one call brings the whole file system to the medium.
+    """
+
+    def __init__(self, calls: Calls, path: str, *, syncfs: bool) -> None:
+        self.path = path
+        self._calls = calls
+        self._syncfs = syncfs
+        self._fd = calls.open(path, OPEN_FOLDER)  # before anything is written: it hears of every error since
+        self._unsynced: set[str] = set()
+
+    def close(self) -> None:
+        """Let go of it."""
+        close_all(self._calls, [self._fd])
+
+    # What is there
+
+    def numbers(self) -> list[int]:
+        """The numbers of the backups, whole or not, in their order."""
+        names = (_BACKUP.fullmatch(name) for name, kind in self._names("backups") if kind is FileKind.FILE)
+        return sorted(int(match[1]) for match in names if match is not None)
+
+    def has_end(self, number: int) -> bool:
+        """Whether a backup was written to its last line."""
+        fd = self._calls.open(self._backup(number), OPEN_READ)
+        try:
+            size = self._calls.file_size(fd) or 0
+            return _END.search(self._calls.read_at(fd, _LAST_BYTES, max(0, size - _LAST_BYTES))) is not None
+        finally:
+            self._calls.close(fd)
+
+    def read(self, number: int) -> Backup:
+        """Read a backup.
+
+        Raises:
+            BackupDamaged: it is not whole.
+            OSError: from the system.
+        """
+        lines = self._lines(self._backup(number))
+        try:
+            header = BackupHeader(**next(lines))
+            backup = Backup(header, {}, [], [], {})
+            for kind, *values in lines:
+                if kind == "m":
+                    backup.messages[values[0]] = SavedMessage(*values[1:])
+                elif kind == "r":
+                    backup.records[values[0]] = values[1]
+                else:
+                    (backup.queues if kind == "q" else backup.removed_queues).append(values[0])
+        except (ValueError, TypeError, IndexError, StopIteration) as error:
+            raise BackupDamaged(f"it makes no sense: {error}") from error
+        if (header.format, header.number) != (FORMAT, number):
+            raise BackupDamaged(f"it is number {header.number} of format {header.format}")
+        return backup
+
+    def header(self, number: int) -> BackupHeader:
+        """What a backup says of itself; the rest is not looked at.
+
+        Raises:
+            BackupDamaged: it makes no sense.
+        """
+        lines = self._lines(self._backup(number))
+        try:
+            return BackupHeader(**next(lines))
+        except (ValueError, TypeError, StopIteration) as error:
+            raise BackupDamaged(f"it makes no sense: {error}") from error
+        finally:
+            lines.close()
+
+    def newest(self) -> Backup | None:
+        """The newest that is whole; None where there is none."""
+        for number in reversed(self.numbers()):
+            with contextlib.suppress(BackupDamaged):
+                return self.read(number)
+        return None
+
+    def body(self, id: str) -> Generator[bytes]:
+        """The bytes of a body, piece by piece; none where it is not there."""
+        fd = self._open_body(id)
+        if fd is not None:
+            try:
+                while chunk := self._calls.read(fd, CHUNK):
+                    yield chunk
+            finally:
+                self._calls.close(fd)
+
+    def has_body(self, id: str, saved: SavedMessage) -> bool:
+        """Whether the body of a message is there as it was copied."""
+        size = crc = 0
+        for chunk in self.body(id):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+        return (size, crc) == (saved.size, saved.crc)
+
+    # What is written
+
+    def put_body(self, id: str, read: Callable[[int], bytes]) -> tuple[int, int]:
+        """Copy a body. It is on the medium after the next :meth:`commit`.
+
+        Args:
+            id: the message.
+            read: its next bytes from an offset on; empty at its end.
+
+        Returns:
+            Its size and its CRC-32.
+        """
+        chunk = read(0)
+        if not chunk:
+            return 0, 0
+        there = self._compare(id, read)
+        if there is not None:
+            return there
+        fd = self._new(self._body(id))
+        try:
+            size = crc = 0
+            while chunk:
+                write_all(self._calls, fd, chunk)
+                size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+                chunk = read(size)
+            if not self._syncfs:
+                sync(self._calls, fd)
+        finally:
+            self._calls.close(fd)
+        return size, crc
+
+    def _compare(self, id: str, read: Callable[[int], bytes]) -> tuple[int, int] | None:
+        """Size and CRC-32 of a body that is there and the same; None where there is none, or another."""
+        # An older backup may name it, or a run that was killed has left it.
+        fd = self._open_body(id)
+        if fd is None:
+            return None
+        try:
+            size = crc = 0
+            while chunk := read(size):
+                if self._calls.read(fd, len(chunk)) != chunk:
+                    return None
+                size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+            if self._calls.read(fd, 1):
+                return None
+            if not self._syncfs:
+                sync(self._calls, fd)
+        finally:
+            self._calls.close(fd)
+        self._unsynced.add(os.path.dirname(self._body(id)))
+        return size, crc
+
+    def commit(self, backup: Backup) -> None:
+        """Write a backup down. Durable on return, with every body that it names."""
+        if self._syncfs:
+            sync_all(self._calls, self._fd)
+        else:
+            for folder in sorted(self._unsynced):
+                sync_folder(self._calls, folder)
+        self._unsynced.clear()
+        fd = self._new(self._backup(backup.header.number))
+        try:
+            crc = 0
+            for lines in _batched(_encode(backup), _LINES_AT_ONCE):
+                data = b"".join(lines)
+                crc = zlib.crc32(data, crc)
+                write_all(self._calls, fd, data)
+            sync(self._calls, fd)  # all else first: what is here must not end with its last line by chance
+            write_all(self._calls, fd, _line(["end", crc]))
+            sync(self._calls, fd)
+        finally:
+            self._calls.close(fd)
+        sync_folder(self._calls, f"{self.path}/backups")
+
+    def drop(self, number: int) -> None:
+        """Take a backup away, and leave its bodies."""
+        with contextlib.suppress(FileNotFoundError):
+            self._calls.unlink(self._backup(number))
+
+    def sweep(self, needed: set[str]) -> int:
+        """Take away all bodies but those that are needed, once the backups that were dropped cannot come back."""
+        sync_folder(self._calls, f"{self.path}/backups")
+        taken = 0
+        for folder, kind in self._names("bodies"):
+            if kind is FileKind.FOLDER:
+                for name, _ in self._names(f"bodies/{folder}"):
+                    if name not in needed:
+                        self._calls.unlink(f"{self.path}/bodies/{folder}/{name}")
+                        taken += 1
+        return taken
+
+    def _open_body(self, id: str) -> int | None:
+        try:
+            return self._calls.open(self._body(id), OPEN_READ)
+        except FileNotFoundError:
+            return None
+
+    def _new(self, path: str) -> int:
+        """A new file in the place of what no backup names."""
+        folder = os.path.dirname(path)
+        if self._calls.kind(folder) is None:
+            make_folder(self._calls, folder)
+            self._unsynced.add(os.path.dirname(folder))
+        self._unsynced.add(folder)
+        try:
+            return self._calls.open(path, OPEN_NEW)
+        except FileExistsError:
+            self._calls.unlink(path)
+            return self._calls.open(path, OPEN_NEW)
+
+    def _lines(self, path: str) -> Generator[Any]:
+        """The lines of a backup but the last, which has to be right."""
+        crc, rest = 0, b""
+        line: Any = None
+        fd = self._calls.open(path, OPEN_READ)
+        try:
+            while chunk := self._calls.read(fd, CHUNK):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for text in lines:
+                    if line is not None:
+                        yield line
+                    line = json.loads(text)
+                    if not (isinstance(line, list) and line[0] == "end"):
+                        crc = zlib.crc32(text + b"\n", crc)
+        finally:
+            self._calls.close(fd)
+        if rest or line != ["end", crc]:
+            raise BackupDamaged("its last line is missing, or wrong")
+
+    def _names(self, folder: str) -> list[tuple[str, FileKind]]:
+        try:
+            return self._calls.names(f"{self.path}/{folder}")
+        except FileNotFoundError:
+            return []
+
+    def _backup(self, number: int) -> str:
+        return f"{self.path}/backups/{number:06}.jsonl"
+
+    def _body(self, id: str) -> str:
+        return f"{self.path}/bodies/{id[6:8]}/{id}"
+
+
+@contextmanager
+def open_backups(calls: Calls, path: str, *, make: bool, syncfs: bool = False) -> Iterator[BackupFolder]:
+    """Open a folder of backups, and lock it.
+
+    Args:
+        calls: the system.
+        path: the folder.
+        make: make it, where it is missing or empty, to write to it.
+        syncfs: whether one call brings the whole file system to the medium.
+
+    Raises:
+        StorageUnusable: it is something else, or another process is at work there.
+        OSError: from the system.
+    """
+    shown = shorten(path, 200)
+    if make:
+        _make(calls, path)
+    elif calls.kind(f"{path}/{_MARK}") is not FileKind.FILE:
+        raise StorageUnusable(f"{shown} is no folder of backups: it has no file {_MARK}; give the one of mq backup")
+    with contextlib.ExitStack() as stack:
+        lock = calls.open(f"{path}/lock", _LOCK if make else OPEN_READ)
+        stack.callback(close_all, calls, [lock])
+        try:
+            calls.lock(lock, exclusive=make)
+        except BlockingIOError as error:
+            raise StorageUnusable(f"another backup or restore is at work in {shown}; let it end") from error
+        folder = BackupFolder(calls, path, syncfs=syncfs)
+        stack.callback(folder.close)
+        yield folder
+
+
+def is_vacant(calls: Calls, path: str) -> bool:
+    """Whether a folder has nothing of anybody's in it."""
+    return all(name in _LEFT_BY_OTHERS for name, _ in calls.names(path))
+
+
+def _make(calls: Calls, path: str) -> None:
+    kind = calls.kind(path)
+    if kind not in (None, FileKind.FOLDER):
+        raise StorageUnusable(f"{shorten(path, 200)} is no folder; give one that is empty, or is not there")
+    if kind is None:
+        make_folder(calls, path)
+        sync_folder(calls, os.path.dirname(path))
+    folders = f"{path}/backups", f"{path}/bodies"
+    there = [folder for folder in folders if calls.kind(folder) is FileKind.FOLDER]
+    mark = f"{path}/{_MARK}"
+    if calls.kind(mark) is not FileKind.FILE:
+        _check_begun(calls, path, there)
+    for folder in folders:
+        if folder not in there:
+            make_folder(calls, folder)
+    calls.close(calls.open(f"{path}/lock", _LOCK))
+    if calls.kind(mark) is None:
+        fd = calls.open(mark, OPEN_NEW)
+        try:
+            write_all(calls, fd, f"backups of mq, format {FORMAT}: see docs/backup.md\n".encode())
+            sync(calls, fd)
+        finally:
+            calls.close(fd)
+    sync_folder(calls, path)  # also where nothing was missing: who made it may have been killed before this
+
+
+def _check_begun(calls: Calls, path: str, folders: Iterable[str]) -> None:
+    """See that in a folder without the mark is nothing but what a first backup has begun with."""
+    ours = {"backups", "bodies", "lock", *_LEFT_BY_OTHERS}
+    if any(name not in ours for name, _ in calls.names(path)) or any(calls.names(folder) for folder in folders):
+        raise StorageUnusable(
+            f"{shorten(path, 200)} has other things in it, and no file {_MARK}: give a folder that is empty, or is not "
+            "there, or one of earlier backups"
+        )
+
+
+def _encode(backup: Backup) -> Iterator[bytes]:
+    yield _line(backup.header._asdict())
+    for path, content in sorted(backup.records.items()):
+        yield _line(["r", path, content])
+    for name in sorted(backup.queues):
+        yield _line(["q", name])
+    for name in sorted(backup.removed_queues):
+        yield _line(["d", name])
+    for path, saved in backup.messages.items():
+        yield _line(["m", path, *saved])
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _batched(lines: Iterable[bytes], count: int) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) >= count:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

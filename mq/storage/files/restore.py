@@ -1,0 +1,304 @@
+"""A backup becomes a root again: a folder that was empty, and that no daemon takes before all of it is on the medium.
+
+The root says that it is half restored (``format``) before the first message is written, and until the last one is
+durable. A restore that was killed is begun anew in the same folder, which it empties first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from mq.errors import StorageFull, StorageUnusable
+from mq.message import Properties, shorten
+from mq.storage.files.backup_folder import (
+    Backup,
+    BackupDamaged,
+    BackupFolder,
+    BackupHeader,
+    SavedMessage,
+    is_vacant,
+    open_backups,
+)
+from mq.storage.files.barrier import make_folder, sync, sync_all, sync_folder
+from mq.storage.files.calls import NO_ROOM, OPEN_FOLDER, OPEN_NEW, Calls, FileKind, LinuxCalls, write_all
+from mq.storage.files.format import is_half_restored, put_to_rest, take_to_restore
+from mq.storage.files.layout import ATTRIBUTES, SUM, Layout, Senseless, Sum, decode_attributes, encode_side
+from mq.storage.files.mount import mount_of, syncfs_reports_errors
+from mq.storage.files.opening import explain, has_xattrs
+from mq.storage.files.ownership import check_root
+from mq.storage.options import StorageOptions
+
+_LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_KEPT: Final = frozenset({"format", "lock", "lock-moves"})
+_BEGUN: Final = frozenset({"format.new", "lock"})
+
+
+class RestoreReport(NamedTuple):
+    """What a restore did.
+
+    Attributes:
+        header: the backup.
+        restored: how many messages are in the root.
+        damaged: ids of messages whose bytes in the backup are missing, or not those that were copied.
+    """
+
+    header: BackupHeader
+    restored: int
+    damaged: tuple[str, ...]
+
+
+def list_backups(folder: str) -> list[BackupHeader]:
+    """The backups in a folder that are whole, the oldest first.
+
+    Raises:
+        StorageUnusable: it is no folder of backups.
+    """
+    calls = LinuxCalls()
+    try:
+        with open_backups(calls, os.path.realpath(folder), make=False) as backups:
+            return list(_headers(backups))
+    except OSError as error:
+        raise StorageUnusable(f"cannot read {shorten(folder, 200)}: {error.strerror}") from error
+
+
+def _headers(backups: BackupFolder) -> Iterator[BackupHeader]:
+    for number in backups.numbers():
+        with contextlib.suppress(BackupDamaged):
+            if backups.has_end(number):
+                yield backups.header(number)
+
+
+def restore(
+    folder: str,
+    root: str,
+    options: StorageOptions,
+    *,
+    number: int | None = None,
+    told: Callable[[int, int], object] = lambda done, total: None,
+) -> RestoreReport:
+    """Make a root of a backup.
+
+    Args:
+        folder: a folder of backups.
+        root: a folder that is empty, or not there.
+        options: whom to trust with the root.
+        number: of the backup; where not given, the newest.
+        told: called with how many messages are restored, and how many there are, now and then.
+
+    Raises:
+        StorageUnusable: in one line, why not and what to do.
+        StorageFull: there is no room for the root.
+    """
+    calls = LinuxCalls()
+    folder, root = os.path.realpath(folder), os.path.realpath(root)
+    if os.path.commonpath([root, folder]) in (root, folder):
+        raise StorageUnusable(f"{shorten(folder, 200)} and the root lie in each other; give a root elsewhere")
+    try:
+        above = root if calls.kind(root) is FileKind.FOLDER else os.path.dirname(root)
+        mount = mount_of(above)
+        if mount.flaw:
+            raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
+        if calls.kind(root) is FileKind.FOLDER:
+            check_root(calls, root, options, mount)
+        with open_backups(calls, folder, make=False) as backups:
+            backup = _find(backups, number)
+            syncfs = mount.syncfs and syncfs_reports_errors()
+            return bring_back(calls, backups, backup, root, syncfs=syncfs, told=told)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise StorageFull(
+                f"no room for the root {shorten(root, 200)}: make room, and run the same command again"
+            ) from error
+        where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
+        raise StorageUnusable(f"cannot restore {shorten(root, 200)}: {explain(error)}{where}") from error
+
+
+def _find(backups: BackupFolder, number: int | None) -> Backup:
+    shown = shorten(backups.path, 200)
+    if number is None:
+        newest = backups.newest()
+        if newest is None:
+            raise StorageUnusable(f"{shown} has no backup that is whole: mq backup has not come to its end there")
+        return newest
+    if number not in backups.numbers():
+        raise StorageUnusable(f"{shown} has no backup {number}: mq restore --list shows those it has")
+    try:
+        return backups.read(number)
+    except BackupDamaged as error:
+        raise StorageUnusable(f"backup {number} in {shown} is damaged ({error}): restore another") from error
+
+
+def bring_back(
+    calls: Calls,
+    backups: BackupFolder,
+    backup: Backup,
+    root: str,
+    *,
+    syncfs: bool,
+    told: Callable[[int, int], object] = lambda done, total: None,
+) -> RestoreReport:
+    """Make a root of a backup that was read. Durable on return.
+
+    Raises:
+        StorageUnusable: something is in its place.
+        OSError: from the system.
+    """
+    layout = Layout.under(root)
+    with contextlib.ExitStack() as stack:
+        _begin(calls, layout, root)
+        lock = calls.open(layout.lock, _LOCK_FILE)
+        stack.callback(calls.close, lock)
+        try:
+            calls.lock(lock, exclusive=True)
+        except BlockingIOError as error:
+            raise StorageUnusable(f"another restore, or a daemon, has {shorten(root, 200)}; let it end") from error
+        root_fd = calls.open(root, OPEN_FOLDER)  # before anything is written: it hears of every error since
+        stack.callback(calls.close, root_fd)
+        _empty(calls, layout, root)
+        writer = _Writer(calls, layout, backups, syncfs=syncfs, xattrs=has_xattrs(calls, lock))
+        writer.write_all(backup, told)
+        if syncfs:
+            sync_all(calls, root_fd)
+        else:
+            for folder in (root, layout.state, *writer.folders):
+                sync_folder(calls, folder)
+        put_to_rest(calls, layout)
+    return RestoreReport(backup.header, len(backup.messages) - len(writer.damaged), tuple(writer.damaged))
+
+
+def _begin(calls: Calls, layout: Layout, root: str) -> None:
+    """Say that the root is half restored.
+
+    Raises:
+        StorageUnusable: something else is there.
+    """
+    kind = calls.kind(root)
+    if kind is None:
+        make_folder(calls, root)
+        sync_folder(calls, os.path.dirname(root))
+    elif kind is not FileKind.FOLDER:
+        raise StorageUnusable(f"{shorten(root, 200)} is no folder; give one that is empty, or is not there")
+    elif not (is_vacant(calls, root) or is_half_restored(calls, layout) or _has_just_begun(calls, layout, root)):
+        raise StorageUnusable(
+            f"{shorten(root, 200)} is not empty: move it away (a root's messages would be mixed with older ones), or "
+            "give a folder that is empty, or is not there"
+        )
+    if calls.kind(layout.state) is None:
+        make_folder(calls, layout.state)
+        sync_folder(calls, root)
+    take_to_restore(calls, layout)
+
+
+def _has_just_begun(calls: Calls, layout: Layout, root: str) -> bool:
+    """Whether a restore was ended before it could say that it was one."""
+    if [name for name, _ in calls.names(root)] != ["state"]:
+        return False
+    return all(name in _BEGUN for name, _ in calls.names(layout.state))
+
+
+def _empty(calls: Calls, layout: Layout, root: str) -> None:
+    """Take away what a restore that was ended has left."""
+    for folder in layout.all():
+        if os.path.dirname(folder) == root and folder != layout.state:
+            _take_away(calls, folder)
+    for name, kind in calls.names(layout.state):
+        if name not in _KEPT:
+            path = f"{layout.state}/{name}"
+            _take_away(calls, path) if kind is FileKind.FOLDER else calls.unlink(path)
+
+
+def _take_away(calls: Calls, folder: str) -> None:
+    if calls.kind(folder) is None:
+        return
+    for name, kind in calls.names(folder):
+        if kind is FileKind.FOLDER:
+            _take_away(calls, f"{folder}/{name}")
+        else:
+            calls.unlink(f"{folder}/{name}")
+    calls.rmdir(folder)
+
+
+class _Writer:
+    """Writes the files of a root.
+
+    Attributes:
+        folders: those that were made.
+        damaged: messages that the backup does not have as they were.
+    """
+
+    def __init__(self, calls: Calls, layout: Layout, backups: BackupFolder, *, syncfs: bool, xattrs: bool) -> None:
+        self.folders: list[str] = []
+        self.damaged: list[str] = []
+        self._calls = calls
+        self._layout = layout
+        self._backups = backups
+        self._syncfs = syncfs
+        self._xattrs = xattrs
+
+    def write_all(self, backup: Backup, told: Callable[[int, int], object]) -> None:
+        """Folders, records, messages."""
+        for folder in self._layout.all():
+            if folder != self._layout.state:
+                self._make(folder)
+        for kind in sorted({path.partition("/")[0] for path in backup.records}):
+            self._make(f"{self._layout.records}/{kind}")
+        for path, content in backup.records.items():
+            self._write(f"{self._layout.records}/{path}", [content.encode("latin-1")])
+        for queue in backup.queues:
+            self._make(f"{self._layout.queues}/{queue}")
+        for name in backup.removed_queues:
+            self._make(f"{self._layout.remove}/{name}")
+        for done, (path, saved) in enumerate(backup.messages.items(), 1):
+            self._write_message(path, saved)
+            told(done, len(backup.messages))
+
+    def _write_message(self, path: str, saved: SavedMessage) -> None:
+        id = path.rpartition("/")[2].rpartition(":")[2].partition(",")[0]
+        if saved.size and not self._backups.has_body(id, saved):
+            self.damaged.append(id)
+            return
+        side = self._side_of(saved)
+        if side is not None:
+            self._write(f"{self._layout.properties}/{id}", [side])
+        body = self._backups.body(id) if saved.size else ()
+        self._write(self._layout.above(path), body, saved)
+
+    def _note(self, fd: int, saved: SavedMessage) -> None:
+        """Attributes first, as when it was published: where the sum is, all is there."""
+        if self._xattrs:
+            for name, value in ((ATTRIBUTES, saved.attributes), (SUM, saved.sum)):
+                if value is not None:
+                    self._calls.set_attribute(fd, name, value.encode("latin-1"))
+
+    def _side_of(self, saved: SavedMessage) -> bytes | None:
+        """The content of its side file, which takes the attributes' place where there can be none."""
+        if saved.side is not None:
+            return saved.side.encode("latin-1")
+        if self._xattrs or saved.sum is None:
+            return None
+        try:
+            noted = Sum.decode(saved.sum.encode("latin-1"))
+            attributes = {} if saved.attributes is None else decode_attributes(saved.attributes.encode("latin-1"))
+        except Senseless:
+            return None
+        return None if noted is None else encode_side(Properties(noted.size, noted.checksum, attributes))
+
+    def _make(self, folder: str) -> None:
+        with contextlib.suppress(FileExistsError):  # a daemon was started, made its folders, and found the root locked
+            make_folder(self._calls, folder)
+        self.folders.append(folder)
+
+    def _write(self, path: str, content: Iterable[bytes], saved: SavedMessage | None = None) -> None:
+        fd = self._calls.open(path, OPEN_NEW)
+        try:
+            if saved is not None:
+                self._note(fd, saved)
+            for chunk in content:
+                write_all(self._calls, fd, chunk)
+            if not self._syncfs:
+                sync(self._calls, fd)
+        finally:
+            self._calls.close(fd)

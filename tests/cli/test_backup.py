@@ -1,0 +1,127 @@
+"""The verbs backup and restore: what they say. What they do is tested with the store, and end to end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.broker import open_broker
+from mq.storage.files import backup
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.mount import Mount
+from tests.cli.conftest import Mq
+
+
+@pytest.fixture
+def root(temp_root: Path) -> Path:
+    """A root with a message."""
+
+    async def fill() -> None:
+        async with open_broker(f"posix:{temp_root}") as broker:
+            await broker.create_queue("a")
+            await broker.publish("a", b"one")
+
+    trio.run(fill)
+    return temp_root
+
+
+@pytest.fixture
+def backups(tmp_path: Path) -> Path:
+    return tmp_path / "backups"
+
+
+def test_a_backup_and_its_restore(mq: Mq, root: Path, backups: Path, tmp_path: Path) -> None:
+    done = mq("backup", root, backups)
+    assert (done.status, done.error) == (0, "")
+    assert done.out.startswith("backup 1 of 20")
+    assert done.out.endswith("Z: 1 messages in 1 queues, 3 bytes; 1 copied\n")
+    [again] = mq("backup", root, backups, "--json", "--keep", 1).json
+    assert (again["number"], again["copied"], again["dropped"]) == (2, 0, 1)
+    assert [line["number"] for line in mq("restore", backups, "--list", "--json").json] == [2]
+    done = mq("restore", backups, tmp_path / "restored")
+    assert (done.status, done.error) == (0, "")
+    assert done.out.startswith("backup 2 of 20")
+    assert mq("doctor", tmp_path / "restored").out == "1 messages, 0 without a checksum: all is well\n"
+
+
+def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: Path) -> None:
+    mq("backup", root, backups)
+    [body] = (backups / "bodies").glob("*/*")
+    body.write_bytes(b"0ne")
+    done = mq("restore", backups, tmp_path / "restored")
+    assert done.status == 1
+    assert done.error == f"mq: 1 of them are damaged or missing in the backup, and not restored: {body.name}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("backup", "there", "backups"), "no root of mq"),
+        (("backup", "root", "root/backups"), "give a folder elsewhere"),
+        (("backup", "root", "there"), "give a folder that is empty"),
+        (("restore", "there", "new"), "no folder of backups"),
+        (("restore", "nowhere", "new"), "no folder of backups"),
+        (("restore", "backups", "there"), "is not empty: move it away"),
+        (("restore", "backups", "backups/root"), "give a root elsewhere"),
+        (("restore", "backups", "new", "--number", 7), "no backup 7: mq restore --list shows"),
+        (("restore", "backups"), "missing argument ROOT"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(
+    mq: Mq, root: Path, backups: Path, tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    mq("backup", root, backups)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "thing").touch()
+    places = {"root": root, "root/backups": root / "backups"}
+    given = [places.get(word, tmp_path / word) if index else word for index, word in enumerate(arguments[:3])]
+    done = mq(*given, *arguments[3:])
+    assert (done.status, done.out) == (2, "")
+    assert told in done.error
+    assert len(done.error.splitlines()) == 1
+    assert os.listdir(tmp_path / "there") == ["thing"]
+
+
+def test_a_folder_without_a_whole_backup(mq: Mq, root: Path, backups: Path, tmp_path: Path) -> None:
+    mq("backup", root, backups)
+    (backups / "backups" / "000001.jsonl").write_text("")
+    assert "has not come to its end" in mq("restore", backups, tmp_path / "new").error
+    assert "is damaged" in mq("restore", backups, tmp_path / "new", "--number", 1).error
+    assert mq("restore", backups, "--list").out == ""
+
+
+def test_another_users_root_is_refused_at_a_restore(
+    mq: Mq, root: Path, backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mq("backup", root, backups)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new").chmod(0o777)
+    done = mq("restore", backups, tmp_path / "new")
+    assert done.status == 2
+    assert "everybody on this machine may write" in done.error
+
+
+def test_no_room_is_said_and_may_pass(mq: Mq, root: Path, backups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LinuxCalls, "write", full)
+    done = mq("backup", root, backups)
+    assert done.status == 4
+    assert "make room, or keep fewer (--keep); the backups before this one are whole" in done.error
+
+
+def test_a_root_of_several_machines_has_to_be_at_rest(
+    mq: Mq, root: Path, backups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "mount_of", lambda path: Mount("nfs", remote=True))
+    assert mq("backup", root, backups).status == 0
+
+
+def test_links_to_the_places_are_followed(mq: Mq, root: Path, backups: Path, tmp_path: Path) -> None:
+    os.symlink(root, tmp_path / "link")
+    assert mq("backup", tmp_path / "link", backups).status == 0
+    assert mq("backup", root, backups).status == 0
