@@ -1,9 +1,11 @@
-"""What is declared over AMQP, for those who look on at another door: exchanges, bindings, ways of dead letters."""
+"""What is declared over AMQP, for another door: exchanges, bindings, ways of dead letters; and publishing there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from mq.errors import CallerError, MQError, NoSuchQueue
 
 
 class DeclaredExchange(NamedTuple):
@@ -62,10 +64,41 @@ class Declared(NamedTuple):
     dead_letters: tuple[DeadLetterWay, ...] = ()
 
 
+class NoSuchExchange(NoSuchQueue):
+    """There is no such exchange, or AMQP is not served."""
+
+
+class InternalExchange(CallerError):
+    """The exchange takes messages from other exchanges, and from no client."""
+
+
+class ExchangePublisher(Protocol):
+    """Publishes to exchanges."""
+
+    def name_of(self, vhost: str, exchange: str) -> str:
+        """The name on which a user has the right to publish."""
+
+    async def publish(self, vhost: str, exchange: str, routing_key: str, drafts: Sequence[Any]) -> list[bool | MQError]:
+        """Publish messages: the broker's drafts, whose bodies are bytes.
+
+        Returns:
+            For each whether a queue takes it; an error where one refuses it. Where others have taken it, it is unsure.
+
+        Raises:
+            NoSuchExchange: there is none of that name.
+            InternalExchange: it takes none from clients.
+        """
+
+
 class Exchanges:
-    """What the AMQP door tells of what is declared there; nothing where it is not open."""
+    """What the AMQP door tells of what is declared there; nothing where it is not open.
+
+    Attributes:
+        publisher: publishes there; None where it is not open.
+    """
 
     def __init__(self) -> None:
+        self.publisher: ExchangePublisher | None = None
         self._tell: Callable[[], Declared] = Declared
 
     def told_by(self, tell: Callable[[], Declared]) -> None:

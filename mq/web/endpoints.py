@@ -26,6 +26,7 @@ from mq.web import (
     admin_operations,
     connection_operations,
     consumer_operations,
+    exchange_operations,
     message_operations,
     page_operations,
     queue_operations,
@@ -76,6 +77,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rate_operations.OPERATIONS,
     *message_operations.OPERATIONS,
     *consumer_operations.OPERATIONS,
+    *exchange_operations.OPERATIONS,
     *page_operations.OPERATIONS,
 )
 """All operations of the HTTP door."""

@@ -49,22 +49,31 @@ from mq.web.trace_context import TRACE_HEADERS, trace_of, with_trace
 async def publish(context: RequestContext) -> Reply:
     """Publish a message."""
     queue = await known_queue(context.broker, context.queue)
-    headers = context.request.headers
-    said = (
-        with_trace(attributes_of(headers), trace_of(headers)),
-        read_header(headers, MESSAGE_DELAY),
-        read_header(headers, MESSAGE_TTL),
-        read_header(headers, IDEMPOTENCY_KEY),
-    )
-    priority = read_header(headers, MESSAGE_PRIORITY) or 0
+    draft = draft_of(context.request.headers)
     body = LimitedBody(context.request, context.max_body)
     small = await body.read_small()
     # a staged body is the broker's to discard once it is given to publish
-    draft = Draft(await context.broker.stage(body) if small is None else small, *said, priority=priority)
+    draft = draft._replace(body=await context.broker.stage(body) if small is None else small)
     [outcome] = await context.broker.publish_many(queue, [draft])
     if isinstance(outcome, MQError):
         raise outcome
     return empty(201 if outcome.is_new else 200, ("x-message-id", outcome.id))
+
+
+def draft_of(headers: Mapping[str, str]) -> Draft:
+    """What the headers of a publish say of its message, which has no body yet.
+
+    Raises:
+        InvalidRequest: one of them makes no sense.
+    """
+    return Draft(
+        b"",
+        with_trace(attributes_of(headers), trace_of(headers)),
+        read_header(headers, MESSAGE_DELAY),
+        read_header(headers, MESSAGE_TTL),
+        read_header(headers, IDEMPOTENCY_KEY),
+        priority=read_header(headers, MESSAGE_PRIORITY) or 0,
+    )
 
 
 async def publish_batch(context: RequestContext) -> Reply:
@@ -73,9 +82,10 @@ async def publish_batch(context: RequestContext) -> Reply:
     refuse_message_headers(context.request.headers)
     entries = draft_entries(context.request.headers.get("content-type", ""))
     with context.budget.reserve() as room:
-        drafts = await read_entries(context.request, entries, context.max_body, room, context.turn)
-        if trace := trace_of(context.request.headers):
-            drafts = [_in_trace(draft, trace) for draft in drafts]
+        drafts = in_trace(
+            context.request.headers,
+            await read_entries(context.request, entries, context.max_body, room, context.turn),
+        )
         good = [draft for draft in drafts if isinstance(draft, Draft)]
         outcomes = iter(await context.broker.publish_many(queue, good))
     lines = []
@@ -88,9 +98,15 @@ async def publish_batch(context: RequestContext) -> Reply:
     return outcomes_reply(lines)
 
 
-def _in_trace(draft: Draft | MQError, trace: Mapping[str, str]) -> Draft | MQError:
-    """An entry of a batch, in the trace of its request where it names none itself."""
-    return draft._replace(attributes=with_trace(draft.attributes, trace)) if isinstance(draft, Draft) else draft
+def in_trace(headers: Mapping[str, str], drafts: list[Draft | MQError]) -> list[Draft | MQError]:
+    """The entries of a batch, in the trace of their request where they name none themselves."""
+    trace = trace_of(headers)
+    if not trace:
+        return drafts
+    return [
+        draft._replace(attributes=with_trace(draft.attributes, trace)) if isinstance(draft, Draft) else draft
+        for draft in drafts
+    ]
 
 
 async def contains(context: RequestContext) -> Reply:

@@ -39,6 +39,7 @@ _PATH: Final = {
     "QUEUE": {"name": "queue", "in": "path", "required": True, "schema": QUEUE.schema},
     "CONSUMER": {"name": "consumer", "in": "path", "required": True, "schema": QUEUE.schema},
     "CONNECTION": {"name": "connection", "in": "path", "required": True, "schema": {"type": "string"}},
+    "EXCHANGE": {"name": "exchange", "in": "path", "required": True, "schema": {"type": "string"}},
     "ID": {"name": "id", "in": "path", "required": True, "schema": ID.schema},
     "VERSION": {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}},
     "FILE": {"name": "file", "in": "path", "required": True, "schema": {"type": "string"}},

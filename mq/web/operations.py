@@ -34,7 +34,7 @@ KNOWN: Final = "user"
 """To be a user. What the user has rights on is the handler's to look at: it shows that and nothing else."""
 NO_RIGHT: Final = "none"
 """Not even a name: for probes, to find out how to ask, and for the page itself, which holds no data."""
-ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER", "CONNECTION", "VERSION", "FILE")
+ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER", "CONNECTION", "EXCHANGE", "VERSION", "FILE")
 """Segments of an operation's path that stand for any."""
 
 
@@ -53,7 +53,7 @@ class RequestContext(NamedTuple):
         request: as it came.
         query: its parameters, checked; absent ones have their defaults.
         queue: the queue in the path, as it came.
-        id: the message, the consumer, the connection or the file in the path, as it came.
+        id: the message, the consumer, the connection, the exchange or the file in the path, as it came.
     """
 
     broker: BrokerAPI
@@ -119,7 +119,7 @@ class Operation(NamedTuple):
     Attributes:
         method: in capitals.
         path: ``QUEUE``, ``ID``, ``CONSUMER`` and ``CONNECTION`` stand for any name, any id, any consumer's name and any
-            connection's id, ``VERSION`` and ``FILE`` for the page's.
+            connection's id, ``EXCHANGE`` for any exchange's name, ``VERSION`` and ``FILE`` for the page's.
         right: what its user needs: a :class:`mq.access.Right`, :data:`ANY_RIGHT`, :data:`KNOWN` or :data:`NO_RIGHT`.
             HEAD needs what GET needs.
         handle: carries it out.

@@ -243,7 +243,10 @@ SCHEMAS: Final[dict[str, Schema]] = {
         {"queue": QUEUE.schema, "reason": TEXT, "receives": COUNT, "time": {"type": "number"}}, {"error": TEXT}
     ),
     "Removal": record({"id": TEXT}, {"receipt": or_null(TEXT)}),
-    "Outcome": record({"status": {"type": "integer"}}, {"id": ID.schema, "detail": TEXT, "outcome": _UNSURE}),
+    "Outcome": record(
+        {"status": {"type": "integer"}},
+        {"id": ID.schema, "detail": TEXT, "outcome": _UNSURE, "routed": {"type": "boolean"}},
+    ),
     "Connection": _CONNECTION,
     "Consumer": _CONSUMER,
     "ConsumerAtWork": _CONSUMER_AT_WORK,

@@ -13,9 +13,11 @@ import trio
 
 from mq.access import UserDirectory
 from mq.access.certificates import Certificates
-from mq.broker import BrokerConfig, open_broker
+from mq.broker import BrokerConfig, Draft, open_broker
+from mq.doors.exchanges import Exchanges, NoSuchExchange
 from mq.doors.logins import Logins
 from mq.doors.open_connections import OpenConnections
+from mq.errors import MQError
 from mq.storage.memory import MemoryStorage
 from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
@@ -92,6 +94,20 @@ class World:
 Worlds = tuple[World, World]
 
 
+class TakesAll:
+    """An AMQP door with the one exchange ``x``."""
+
+    def name_of(self, vhost: str, exchange: str) -> str:
+        return exchange
+
+    async def publish(
+        self, vhost: str, exchange: str, routing_key: str, drafts: Sequence[Draft]
+    ) -> list[bool | MQError]:
+        if exchange != "x":
+            raise NoSuchExchange("no such exchange")
+        return [routing_key == "k"] * len(drafts)
+
+
 async def make_worlds(
     stack: AsyncExitStack,
     nursery: trio.Nursery,
@@ -119,7 +135,9 @@ async def make_worlds(
         broker = await stack.enter_async_context(open_broker(store, BrokerConfig(max_body=MAX_BODY)))
         await broker.create_queue("q")
         seen = OpenConnections()
-        endpoints = handler or Endpoints(broker, MAX_BODY, connections=seen)
+        exchanges = Exchanges()
+        exchanges.publisher = TakesAll()
+        endpoints = handler or Endpoints(broker, MAX_BODY, connections=seen, exchanges=exchanges)
         gate = endpoints if access is None else Authorizer(endpoints, Logins(access))
         server = await start_server(nursery, gate, fast_lane=fast_lane, certificates=certificates, seen=seen)
         stack.callback(server.stop.set)

@@ -29,11 +29,15 @@ class Copy(NamedTuple):
         publication: the message.
         queue: where it goes.
         is_dead_letter: whether it died in another queue.
+        asked: what else its publisher at another door wants, such as a delay; None for nothing.
+        number: tells its message from others, where the caller needs that.
     """
 
     publication: Publishable
     queue: Queue
     is_dead_letter: bool = False
+    asked: Draft | None = None
+    number: int = 0
 
 
 class Copies:
@@ -102,8 +106,8 @@ class Copies:
 
 def _draft_of(copy: Copy, *, is_consumed: bool) -> Draft:
     """What the broker stores: in memory alone where the message or its queue is not durable."""
-    publication, queue, is_dead_letter = copy
-    return Draft(
+    publication, queue, is_dead_letter, asked, _ = copy
+    draft = Draft(
         publication.body,
         attributes_of(publication),
         ttl=_seconds(publication.expiration_ms, queue.arguments.get(MESSAGE_TTL), is_consumed=is_consumed),
@@ -111,6 +115,10 @@ def _draft_of(copy: Copy, *, is_consumed: bool) -> Draft:
         priority=publication.properties.priority,
         is_dead_letter=is_dead_letter,
     )
+    if asked is None:
+        return draft
+    attributes = {**draft.attributes, **asked.attributes}  # of texts another door takes more
+    return draft._replace(attributes=attributes, delay=asked.delay, key=asked.key)
 
 
 def _seconds(own_ms: int | None, queue_ms: int | None, *, is_consumed: bool) -> float | None:

@@ -16,6 +16,7 @@ from pamqp import commands as methods
 from mq.amqp.protocol.commands import Arrival
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import PERSISTENT, BasicProperties
+from mq.broker import Draft
 from mq.errors import CorruptMessage
 from mq.message import SharedAttributes
 
@@ -128,7 +129,17 @@ def hidden_keys_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(key for key in kept if isinstance(key, str)) if isinstance(kept, list | tuple) else ()
 
 
+def properties_of(draft: Draft) -> BasicProperties:
+    """The properties of a message that another door publishes to an exchange."""
+    expiration = None if draft.ttl is None else str(max(1, round(draft.ttl * 1000)))
+    return BasicProperties(_written(draft.attributes, priority=draft.priority or None, expiration=expiration))
+
+
 def _from_http(id: str, attributes: Mapping[str, Any]) -> bytes:
+    return _written(attributes, message_id=id)
+
+
+def _written(attributes: Mapping[str, Any], **more: Any) -> bytes:
     texts = attributes.get("attributes")
     headers = {_text(name): _text(text) for name, text in texts.items()} if isinstance(texts, dict) else {}
     content_type = _text(attributes.get("content_type") or "").encode()[:255].decode("utf-8", "ignore")
@@ -136,7 +147,7 @@ def _from_http(id: str, attributes: Mapping[str, Any]) -> bytes:
         content_type=content_type or None,
         headers=dict(headers) or None,
         delivery_mode=PERSISTENT,
-        message_id=id,
+        **more,
     )
     return properties.marshal()
 

@@ -1,0 +1,97 @@
+"""Publishing to an exchange for other doors: a message becomes one of AMQP, is routed, and stored in each queue."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mq.amqp.model.arguments import OVERFLOW
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.names import encode
+from mq.amqp.model.topology import Topology
+from mq.amqp.server.copies import Copies, Copy
+from mq.amqp.server.dead_letters import DeadLetterRouter, Reason
+from mq.amqp.server.message_codec import properties_of
+from mq.amqp.wire.errors import Refusal
+from mq.amqp.wire.properties import BasicProperties
+from mq.broker import Draft
+from mq.doors.exchanges import InternalExchange, NoSuchExchange
+from mq.errors import MQError, NoSuchQueue, QueueFull, StorageUnsure
+
+
+class _Publication(NamedTuple):
+    exchange: str
+    routing_key: str
+    properties: BasicProperties
+    body: bytes
+    expiration_ms: int | None
+    hidden_keys: tuple[str, ...] = ()
+
+
+class ExchangePublisher:
+    """As :class:`mq.doors.exchanges.ExchangePublisher`.
+
+    Args:
+        topology: routes.
+        copies: brings messages into their queues.
+        dead_letters: gets what a full queue refuses, where that queue dead-letters its refusals.
+    """
+
+    def __init__(self, topology: Topology, copies: Copies, dead_letters: DeadLetterRouter) -> None:
+        self._topology = topology
+        self._copies = copies
+        self._dead_letters = dead_letters
+
+    def name_of(self, vhost: str, exchange: str) -> str:
+        """The name on which the rights are."""
+        return encode(vhost, exchange)
+
+    async def publish(
+        self, vhost: str, exchange: str, routing_key: str, drafts: Sequence[Draft]
+    ) -> list[bool | MQError]:
+        """Route and store messages, those of each queue in their order."""
+        self._check(vhost, exchange)
+        copies: list[Copy] = []
+        for number, draft in enumerate(drafts):
+            assert isinstance(draft.body, bytes), "an upload lasts for one queue alone"
+            properties = properties_of(draft)
+            publication = _Publication(exchange, routing_key, properties, draft.body, properties.expiration_ms)
+            copies += [
+                Copy(publication, queue, asked=_of_queue(draft, queue, exchange, routing_key), number=number)
+                for queue in self._topology.route(vhost, exchange, routing_key, properties.headers)
+            ]
+        found: list[list[MQError | None]] = [[] for _ in drafts]
+        for copy, error in await self._copies.store(copies) if copies else ():
+            if isinstance(error, QueueFull) and copy.queue.arguments.get(OVERFLOW) == "reject-publish-dlx":
+                await self._dead_letters.send(copy.queue, copy.publication, Reason.MAXLEN)
+            if not isinstance(error, NoSuchQueue):  # deleted just now
+                found[copy.number].append(error)
+        return [_outcome(errors) for errors in found]
+
+    def _check(self, vhost: str, exchange: str) -> None:
+        try:
+            if not self._topology.has_vhost(vhost):
+                raise NoSuchExchange(f"no vhost '{vhost}'")
+            if self._topology.exchange(vhost, exchange).internal:
+                raise InternalExchange(f"exchange '{exchange}' in vhost '{vhost}' takes messages from exchanges alone")
+        except Refusal as refusal:
+            raise NoSuchExchange(f"{refusal}: it is declared over AMQP") from refusal
+
+
+def _of_queue(draft: Draft, queue: Queue, exchange: str, routing_key: str) -> Draft:
+    """The draft for one of its queues. A key is one message's: each queue has its own."""
+    if draft.key is None:
+        return draft
+    written = "\0".join((queue.key, exchange, routing_key, draft.key))
+    return draft._replace(key=hashlib.sha256(written.encode()).hexdigest())
+
+
+def _outcome(errors: Sequence[MQError | None]) -> bool | MQError:
+    """Whether a queue has taken the message; an error where one of them has not."""
+    failed = [error for error in errors if error is not None]
+    if not failed:
+        return bool(errors)
+    if len(failed) == len(errors):
+        return failed[0]
+    return StorageUnsure(f"{len(errors) - len(failed)} of {len(errors)} queues have it, another refused: {failed[0]}")

@@ -1,0 +1,147 @@
+"""Operations on exchanges, which are declared over AMQP: publishing there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from mq.access import Right
+from mq.broker import Draft
+from mq.broker.settings import SettingKind
+from mq.doors.exchanges import ExchangePublisher, InternalExchange, NoSuchExchange
+from mq.errors import MQError
+from mq.message import shorten
+from mq.web.batches import draft_entries, read_entries, refused_line
+from mq.web.exchange import Reply, document, problem
+from mq.web.message_operations import draft_of, in_trace
+from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
+from mq.web.parameters import IDEMPOTENCY_KEY, MESSAGE_DELAY, MESSAGE_PRIORITY, MESSAGE_TTL, refuse_message_headers
+from mq.web.refusals import refusal_of
+from mq.web.replies import outcomes_reply
+from mq.web.request_body import LimitedBody, making_room
+from mq.web.schemas import BYTES, DRAFTS, OUTCOMES, as_json, record
+from mq.web.trace_context import TRACE_HEADERS
+
+LONGEST_NAME: Final = 255
+"""Bytes of a name, or a key, of AMQP."""
+
+
+async def publish_to_exchange(context: RequestContext) -> Reply:
+    """Publish a message to an exchange."""
+    publisher, refusal = _publisher(context)
+    if publisher is None:
+        return refusal
+    draft = draft_of(context.request.headers)
+    body = LimitedBody(context.request, context.max_body)
+    with context.budget.reserve() as room:
+        announced = context.request.content_length or 0
+        room.cover(announced)
+        whole = bytearray()
+        with making_room(body, room) as chunks:
+            async for chunk in chunks:
+                room.cover(max(announced, len(whole) + len(chunk)))
+                whole += chunk
+        found = await _publish(context, publisher, [draft._replace(body=bytes(whole))])
+    if isinstance(found, Reply):
+        return found
+    [outcome] = found
+    if isinstance(outcome, MQError):
+        raise outcome
+    return document(201 if outcome else 200, {"routed": outcome})
+
+
+async def publish_batch_to_exchange(context: RequestContext) -> Reply:
+    """Publish many to an exchange."""
+    publisher, refusal = _publisher(context)
+    if publisher is None:
+        return refusal
+    headers = context.request.headers
+    refuse_message_headers(headers)
+    entries = draft_entries(headers.get("content-type", ""))
+    with context.budget.reserve() as room:
+        drafts = in_trace(headers, await read_entries(context.request, entries, context.max_body, room, context.turn))
+        found = await _publish(context, publisher, [draft for draft in drafts if isinstance(draft, Draft)])
+    if isinstance(found, Reply):
+        return found
+    outcomes = iter(found)
+    lines = []
+    for draft in drafts:
+        outcome = next(outcomes) if isinstance(draft, Draft) else draft
+        lines.append(refused_line(outcome) if isinstance(outcome, MQError) else _routed_line(is_routed=outcome))
+    return outcomes_reply(lines)
+
+
+def _publisher(context: RequestContext) -> tuple[ExchangePublisher | None, Reply]:
+    """Who publishes; or nobody, and the reply that says why. Whoever has no right on an exchange hears the same whether
+    it is there or not."""
+    missing = refusal_of(NoSuchExchange(f"no exchange {shorten(context.id)}: exchanges are declared over AMQP"))
+    publisher = context.overview.exchanges.publisher
+    try:
+        is_name = 0 < len(context.id.encode()) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        is_name = False
+    if publisher is None or not is_name:
+        return None, missing
+    if not context.may(Right.PUBLISH, publisher.name_of(context.query["vhost"], context.id)):
+        text = f"that takes the right to {Right.PUBLISH} on exchange {shorten(context.id)}"
+        return None, problem(403, text)
+    return publisher, missing
+
+
+async def _publish(
+    context: RequestContext, publisher: ExchangePublisher, drafts: list[Draft]
+) -> list[bool | MQError] | Reply:
+    query = context.query
+    try:
+        return await publisher.publish(query["vhost"], context.id, query["routing_key"], drafts)
+    except InternalExchange as error:
+        return problem(403, str(error))
+
+
+def _routed_line(*, is_routed: bool) -> str:
+    return f"{json.dumps({'status': 201 if is_routed else 200, 'routed': is_routed})}\n"
+
+
+def _parse_name(value: Any) -> str:
+    if not isinstance(value, str) or len(value.encode()) > LONGEST_NAME:  # UnicodeEncodeError is a ValueError
+        raise ValueError
+    return value
+
+
+_NAME: Final = SettingKind(
+    _parse_name, f"a text of at most {LONGEST_NAME} bytes", {"type": "string", "maxLength": LONGEST_NAME}
+)
+_WHERE: Final = (
+    Parameter("routing_key", _NAME, "by which the exchange chooses the queues", ""),
+    Parameter("vhost", _NAME, "where the exchange is", "/"),
+)
+_ROUTED: Final = as_json(record({"routed": {"type": "boolean"}}))
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "POST",
+        "/-/exchanges/EXCHANGE/messages",
+        KNOWN,
+        publish_to_exchange,
+        "publishes a message to an exchange that was declared over AMQP",
+        {201: Success("stored in each queue", _ROUTED), 200: Success("no queue takes it: it is gone", _ROUTED)},
+        refusals=(404, 408, 409, 413, 429, 503),
+        query=_WHERE,
+        headers=(MESSAGE_DELAY, MESSAGE_TTL, MESSAGE_PRIORITY, IDEMPOTENCY_KEY, *TRACE_HEADERS),
+        body=BYTES,
+        needs_body=False,
+    ),
+    Operation(
+        "POST",
+        "/-/exchanges/EXCHANGE/messages/batch",
+        KNOWN,
+        publish_batch_to_exchange,
+        "publishes many to an exchange",
+        {200: Success("one line for each entry", OUTCOMES)},
+        refusals=(404, 408, 413, 503),
+        query=_WHERE,
+        headers=TRACE_HEADERS,
+        body=DRAFTS,
+    ),
+)
+"""Publishing to exchanges."""
