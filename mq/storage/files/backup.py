@@ -339,6 +339,7 @@ class _Saver:
 
     def _copy_held(self) -> None:
         """Copy what is open, and keep open what is half written."""
+        total = sum(map(len, self._names.files.values()))
         while self._held:
             held = next(iter(self._held.values()))
             saved = self._save(held, follow=self._names.settle)
@@ -348,7 +349,7 @@ class _Saver:
             else:
                 self._saved[held.id] = saved
                 self._calls.close(held.fd)
-            self._told(len(self._saved), sum(map(len, self._names.files.values())))
+            self._told(len(self._saved), total)
 
     def _save_record(self, folder: str, name: str) -> None:
         fd = self._open(folder, name)
