@@ -301,7 +301,7 @@ class BackupFolder:
         """A new file in the place of what no backup names."""
         folder = os.path.dirname(path)
         if self._calls.kind(folder) is None:
-            make_folder(self._calls, folder)
+            self._calls.mkdir(folder) if self._syncfs else make_folder(self._calls, folder)
             self._unsynced.add(os.path.dirname(folder))
         self._unsynced.add(folder)
         try:

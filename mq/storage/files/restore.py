@@ -288,7 +288,7 @@ class _Writer:
 
     def _make(self, folder: str) -> None:
         with contextlib.suppress(FileExistsError):  # a daemon was started, made its folders, and found the root locked
-            make_folder(self._calls, folder)
+            self._calls.mkdir(folder) if self._syncfs else make_folder(self._calls, folder)
         self.folders.append(folder)
 
     def _write(self, path: str, content: Iterable[bytes], saved: SavedMessage | None = None) -> None:
