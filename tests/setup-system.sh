@@ -24,6 +24,11 @@ packages=(
     etcd-server # the server of plugins/mq-etcd
     rabbitmq-server # what clients of AMQP are held to beside mq (tests/amqp/clients)
     nodejs      # a client from there (tests/amqp/clients)
+    amqp-tools  # clients of other languages (tests/amqp/clients): rabbitmq-c's, PHP's, Java's
+    php-cli
+    php-amqplib
+    default-jdk-headless
+    librabbitmq-client-java
     beanstalkd  # peers that the benchmarks start (tests/benchmarks)
     redis-server
     nats-server
