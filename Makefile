@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -n $(WORKERS) --dist=loadfile
 # Or else each of the many processes that tests start compiles all of mq anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup dev run quick test proof judge lint format types docs dist deb locked sbom compiled bench simulate oracle oracle-renew planted torture powercut crowd shared chaos fuzz coverage clean
+.PHONY: help setup dev run quick test proof judge lint format types docs site dist deb locked sbom compiled bench simulate oracle oracle-renew planted torture powercut crowd shared chaos fuzz coverage clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,10 @@ types: $(READY) ## strict types
 
 docs: $(READY) ## are the pages true: links, examples, the table of seeds
 	$(BIN)/pytest tests/test_docs.py
+
+site: $(READY) ## make the site of the docs in build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open it by: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 dist: $(READY) ## build the wheel and the one-file program into dist/
 	$(BIN)/python tools/dist.py dist
