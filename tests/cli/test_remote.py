@@ -18,7 +18,8 @@ from tests.cli.conftest import Mq
 from tests.client.inside import Inside
 from tests.client.scripted import Script, refused
 
-REMOTE = [name for name in VERBS if name not in ("serve", "vsqs", "user", "doctor", "certificate")]
+LOCAL = ("serve", "vsqs", "user", "doctor", "backup", "restore", "certificate")
+REMOTE = [name for name in VERBS if name not in LOCAL]
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def completed(words: str, **environment: str) -> list[str]:
 
 
 def test_verbs_and_flags_are_completed() -> None:
-    assert completed("mq re") == ["receive", "resume", "redrive"]
+    assert completed("mq re") == ["receive", "resume", "redrive", "restore"]
     assert completed("mq queue s") == ["set", "show"]
     assert "--visibility" in completed("mq receive q --vis")
 
