@@ -296,7 +296,7 @@ def cut_disk(medium: Medium, random: Random) -> tuple[CutDisk, Faults]:
     return CutDisk(medium, random, faults), faults
 
 
-each_cut = pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.proof)])
+each_cut = pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.proof)])
 """At every call, or at some, others with each commit."""
 
 
