@@ -238,7 +238,7 @@ class FetchWorker:
         Raises:
             StorageError: the store cannot be read.
         """
-        if index.deleted or not wait_queue.requests:
+        if index.deleted or wait_queue.is_empty:
             return
         # Or else a message that was delivered a batch before one of a higher priority would be handed out first.
         is_ranked = index.settings.max_priority > 0
