@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import tomllib
@@ -178,6 +179,21 @@ def test_the_page_of_types_has_their_fields(name: str, told: str) -> None:
 
 def test_the_page_of_types_is_read() -> None:
     assert len(DATA_ROWS) > 30
+
+
+LIMITS = re.findall(
+    r"^\| .+? \| ([\d,]+) .*?\| `(mq[\w.]+)` \|$", (TREE / "docs" / "limits.md").read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(("told", "name"), LIMITS)
+def test_the_page_of_limits_has_those_of_the_code(told: str, name: str) -> None:
+    module, _, constant = name.rpartition(".")
+    assert int(told.replace(",", "")) == getattr(importlib.import_module(module), constant)
+
+
+def test_the_page_of_limits_is_read() -> None:
+    assert len(LIMITS) > 15
 
 
 def test_the_page_of_the_house_is_short() -> None:
