@@ -419,11 +419,7 @@ async def test_a_body_that_was_damaged_in_the_backup_is_named_and_left_out(disk:
 @on_one_disk
 async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk) -> None:
     layout = Layout.under(disk.root)
-    with servable(disk.calls, disk.root, is_remote=False):
-        pass  # it is served
     await disk.storage.aclose()
-    with servable(disk.calls, disk.root, is_remote=True), pytest.raises(StorageUnusable, match="already served"):
-        await disk.another().open()  # nobody serves it, and as long nobody can begin to
     take_in_use(disk.inner, layout)
     with (
         pytest.raises(StorageUnusable, match="its log may have what the files lack"),
@@ -435,6 +431,56 @@ async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk) -> None:
 
 
 @on_one_disk
+async def test_a_root_with_a_log_that_is_served_is_not_refused(disk: Disk) -> None:
+    take_in_use(disk.inner, Layout.under(disk.root))
+    with servable(disk.calls, disk.root, is_remote=False):
+        pass
+    put_to_rest(disk.inner, Layout.under(disk.root))
+
+
+@on_one_disk
+@pytest.mark.parametrize(("life", "is_refused"), [("another-boot:7", True), ("this-boot:7", False), ("", False)])
+async def test_a_log_of_before_is_not_yet_in_the_files(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, life: str, is_refused: bool
+) -> None:
+    """The daemon holds the root, and has not begun to repair it."""
+    monkeypatch.setattr(backup, "lives_of", lambda calls, folder: {life})
+    monkeypatch.setattr(backup, "is_of_this_boot", lambda life: not life or life.startswith("this-boot:"))
+    monkeypatch.setattr(backup, "life_of", lambda fd: "this-boot:8")  # seen from another container
+    take_in_use(disk.inner, Layout.under(disk.root))
+    expected = pytest.raises(StorageUnusable, match="in a moment") if is_refused else contextlib.nullcontext()
+    with expected, servable(disk.calls, disk.root, is_remote=False):
+        pass
+    put_to_rest(disk.inner, Layout.under(disk.root))
+
+
+@on_one_disk
+async def test_no_lock_is_tried_that_a_start_could_meet(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that finds its root locked says that it is served, and stays down."""
+    monkeypatch.setattr(backup, "lives_of", lambda calls, folder: {"this-boot:8"})
+    monkeypatch.setattr(backup, "life_of", lambda fd: "this-boot:8")
+    disk.calls.log.clear()
+    with servable(disk.calls, disk.root, is_remote=False):
+        pass
+    take_in_use(disk.inner, Layout.under(disk.root))
+    with servable(disk.calls, disk.root, is_remote=False):
+        pass
+    assert disk.calls.said("lock") == []
+    put_to_rest(disk.inner, Layout.under(disk.root))
+
+
+@on_one_disk
+async def test_what_other_machines_could_change_is_kept_from_them(disk: Disk) -> None:
+    await disk.storage.aclose()
+    with (
+        servable(disk.calls, disk.root, is_remote=True),
+        pytest.raises(StorageUnusable, match="already served"),
+    ):
+        await disk.another().open()
+    await disk.open()
+
+
+@on_one_disk
 async def test_a_root_that_is_shared_by_machines_is_refused_while_it_is_served(disk: Disk) -> None:
     with pytest.raises(StorageUnusable, match="stop all brokers"), servable(disk.calls, disk.root, is_remote=True):
         pass
@@ -442,7 +488,9 @@ async def test_a_root_that_is_shared_by_machines_is_refused_while_it_is_served(d
 
 @on_one_disk
 async def test_a_root_under_repair_is_refused(disk: Disk) -> None:
-    fd = open_moves_lock(disk.inner, Layout.under(disk.root), make=True)
+    layout = Layout.under(disk.root)
+    take_in_use(disk.inner, layout)
+    fd = open_moves_lock(disk.inner, layout, make=True)
     disk.inner.lock(fd, exclusive=True)
     with (
         pytest.raises(StorageUnusable, match="try again in a moment"),
@@ -450,6 +498,7 @@ async def test_a_root_under_repair_is_refused(disk: Disk) -> None:
     ):
         pass
     disk.inner.close(fd)
+    put_to_rest(disk.inner, layout)
 
 
 @on_one_disk

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,6 +147,7 @@ def test_records_are_followed_by_kind(watched: Watched) -> None:
     assert watched.files() == {"state/records/queue/kq.1"}
 
 
+@pytest.mark.proof
 def test_too_many_changes_are_told_and_it_begins_again(watched: Watched) -> None:
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if limit > 1 << 17:
@@ -159,3 +163,48 @@ def test_too_many_changes_are_told_and_it_begins_again(watched: Watched) -> None
     watched.names.begin()
     watched.names.settle()
     assert set(watched.names.files) >= {"new", "delay", "queues/q0"}
+
+
+CHURN = """
+import os, random, sys
+root, first = sys.argv[1], int(sys.argv[2])
+places = {number: f"{root}/new/q:{number}" for number in range(first, 40, 3)}
+for path in places.values():
+    open(path, "w").close()
+print("began", flush=True)
+while True:
+    number = random.choice(list(places))
+    queue = random.randrange(20)
+    to = random.choice([f"{root}/new/q:{number}", f"{root}/delay/q:{number}", f"{root}/queues/q{queue}/{number}"])
+    if to != places[number]:
+        os.rename(places[number], to)
+        places[number] = to
+"""
+"""Moves its third of 40 messages about, as fast as it can."""
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(120)
+def test_among_real_moves_each_message_is_in_one_place_at_each_instant(watched: Watched) -> None:
+    for number in range(20):
+        (watched.root / "queues" / f"q{number}").mkdir()
+    command = [sys.executable, "-c", CHURN, str(watched.root)]
+    churns = [subprocess.Popen([*command, str(first)], stdout=subprocess.PIPE) for first in range(3)]
+    try:
+        for churn in churns:
+            assert churn.stdout is not None
+            churn.stdout.readline()
+        names = LiveNames(LinuxCalls(), Layout.under(str(watched.root)), watched.notifier)
+        for _ in range(20):
+            names.begin()
+            for _ in range(1000):
+                with contextlib.suppress(Overflowed):
+                    names.settle()
+                    found = [name.rpartition(":")[2] for there in names.files.values() for name in there]
+                    assert sorted(map(int, found)) == list(range(40))
+                    continue
+                names.begin()
+    finally:
+        for churn in churns:
+            churn.kill()
+            churn.communicate()

@@ -34,7 +34,7 @@ from mq.storage.files.backup_folder import (
     open_backups,
 )
 from mq.storage.files.barrier import close_all
-from mq.storage.files.calls import NO_ROOM, OPEN_READ, Calls, FileKind, LinuxCalls
+from mq.storage.files.calls import NO_PERMISSION, NO_ROOM, OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
 from mq.storage.files.format import check_format, open_moves_lock
 from mq.storage.files.layout import (
     ATTRIBUTES,
@@ -48,9 +48,8 @@ from mq.storage.files.layout import (
     parse_leaf,
 )
 from mq.storage.files.live_names import QUEUES, RECORDS, Inotify, LiveNames, Notifier, Overflowed
-from mq.storage.files.log import LogDamaged, is_of_earlier_boot
+from mq.storage.files.log import LogDamaged, is_of_this_boot, life_of, lives_of
 from mq.storage.files.mount import mount_of, syncfs_reports_errors
-from mq.storage.files.opening import explain
 from mq.storage.files.recovery import rank
 from mq.storage.interface import Entry
 
@@ -130,7 +129,8 @@ def back_up(
                 "before this one are whole"
             ) from error
         where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
-        raise StorageUnusable(f"cannot back up {shorten(root, 200)}: {explain(error)}{where}") from error
+        who = "; run it as the user who serves the root, or as root" if error.errno in NO_PERMISSION else ""
+        raise StorageUnusable(f"cannot back up {shorten(root, 200)}: {error.strerror}{where}{who}") from error
 
 
 @contextmanager
@@ -144,29 +144,50 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
     layout, shown = Layout.under(root), shorten(root, 200)
     if any(calls.kind(path) is not FileKind.FOLDER for path in (layout.new, layout.queues, layout.state)):
         raise StorageUnusable(f"{shown} is no root of mq: it has no new/, queues/ and state/")
-    is_in_use = check_format(calls, layout, root)
+    if check_format(calls, layout, root):
+        _check_log(calls, layout, shown)
     locks: list[int] = []
     try:
-        is_served = not _lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True)
-        is_repaired = not _lock(calls, partial(open_moves_lock, calls, layout, make=False), locks, exclusive=False)
-        if is_remote and is_served:
+        if is_remote and not _lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True):
             raise StorageUnusable(
                 f"{shown} is served, and on a file system that tells nothing of what other machines do there: stop all "
                 "brokers, back it up, and start them again"
             )
-        if is_served and (is_repaired or (is_in_use and _is_of_earlier_boot(calls, layout))):
-            raise StorageUnusable(f"{shown} is being repaired by a daemon that starts; try again in a moment")
-        if is_in_use and not is_served:
-            raise StorageUnusable(
-                f"the daemon of {shown} has not ended cleanly, and its log may have what the files lack: start it, or "
-                "run mq doctor --repair, and back up then"
-            )
-        if not is_remote:
-            close_all(calls, locks)
-            locks.clear()
         yield
     finally:
         close_all(calls, locks)
+
+
+def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
+    """See that the files have all that a log in use says.
+
+    Raises:
+        StorageUnusable: they may not.
+    """
+    state = calls.open(layout.state, OPEN_FOLDER)
+    try:
+        life = life_of(state)
+    finally:
+        calls.close(state)
+    try:
+        lives = lives_of(calls, layout.log)
+    except (FileNotFoundError, LogDamaged):
+        lives = {""}  # its daemon has just begun with it, or will say what is wrong
+    if life and lives == {life}:
+        return  # all that was done since the log was begun is in the kernel; no lock is tried, which a start could meet
+    locks: list[int] = []
+    try:
+        is_served = not _lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True)
+        is_repaired = not _lock(calls, partial(open_moves_lock, calls, layout, make=False), locks, exclusive=False)
+    finally:
+        close_all(calls, locks)
+    if not is_served:
+        raise StorageUnusable(
+            f"the daemon of {shown} has not ended cleanly, and its log may have what the files lack: start it, or run "
+            "mq doctor --repair, and back up then"
+        )
+    if is_repaired or not all(map(is_of_this_boot, lives)):
+        raise StorageUnusable(f"{shown} is being repaired by a daemon that starts; try again in a moment")
 
 
 def save(
@@ -469,10 +490,3 @@ def _lock(calls: Calls, opens: Callable[[], int], locks: list[int], *, exclusive
     except BlockingIOError:
         return False
     return True
-
-
-def _is_of_earlier_boot(calls: Calls, layout: Layout) -> bool:
-    try:
-        return is_of_earlier_boot(calls, layout.log)
-    except (FileNotFoundError, LogDamaged):
-        return True  # its daemon has just begun with it, or will say what is wrong

@@ -442,20 +442,22 @@ def read_log(calls: Calls, folder: str) -> list[Record]:
         close_all(calls, (segment.fd for segment in segments))
 
 
-def is_of_earlier_boot(calls: Calls, folder: str, boot_id: str = _BOOT_ID) -> bool:
-    """Whether a log was begun before the machine was last started, so that the files may lack what it says. False where
-    that is not known, too.
+def lives_of(calls: Calls, folder: str) -> set[str]:
+    """In which lives (:func:`life_of`) the segments of a log were begun, which its daemon may be using.
 
     Raises:
-        LogDamaged: its header cannot be read.
+        LogDamaged: a header cannot be read.
         OSError: it cannot be read.
     """
-    lives = (_life_in(calls, f"{folder}/{number}") for number in range(2))
-    return any(life and life.partition(":")[0] != _boot(boot_id) for life in lives)
+    return {_life_in(calls, f"{folder}/{number}") for number in range(2)}
+
+
+def is_of_this_boot(life: str, boot_id: str = _BOOT_ID) -> bool:
+    """Whether the machine was not started anew since a life began; True where that is not known, too."""
+    return not life or life.partition(":")[0] == _boot(boot_id)
 
 
 def _life_in(calls: Calls, path: str) -> str:
-    """The life of a segment that its daemon may be using."""
     fd = calls.open(path, OPEN_READ)
     try:
         for _ in range(_LOOKS):
