@@ -22,6 +22,7 @@ packages=(
     glusterfs-client
     memcached   # the server of plugins/mq-memcached
     etcd-server # the server of plugins/mq-etcd
+    postgresql  # the server of plugins/mq-postgres
     rabbitmq-server # what clients of AMQP are held to beside mq (tests/amqp/clients)
     nodejs      # a client from there (tests/amqp/clients)
     amqp-tools  # clients of other languages (tests/amqp/clients): rabbitmq-c's, PHP's, Java's
@@ -46,6 +47,10 @@ else
     done
     if [ ${#missing[@]} -gt 0 ]; then
         apt-get update -qq
+        # tests start servers of their own: Debian is not to start one for the system
+        mkdir -p /etc/postgresql-common
+        grep -qs '^create_main_cluster' /etc/postgresql-common/createcluster.conf ||
+            echo 'create_main_cluster = false' >>/etc/postgresql-common/createcluster.conf
         DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}"
     fi
 fi

@@ -1,0 +1,142 @@
+"""What an address may say: ``postgres://USER@HOST:PORT/DATABASE?schema=orders``. Never a password."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from psycopg import pq
+
+from mq.errors import StorageUnusable
+from mq.message import shorten
+
+DEFAULT_SCHEMA: Final = "mq"
+DEADLINE_SECONDS: Final = 10.0
+_TLS: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+_KNOWN: Final = ("schema", "host", "password-file", "deadline", *_TLS)
+_SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+_SCHEMA: Final = re.compile("[a-z_][a-z0-9_]{0,62}")
+_LOCAL: Final = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|::1|")
+_HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(:(?P<port>[0-9]{1,5}))?")
+_SYSTEM_AUTHORITIES: Final = 160000
+"""The first libpq that takes the system's authorities."""
+_EXAMPLE: Final = "postgres://mq@db.example/mq"
+
+
+class Address(NamedTuple):
+    """Where a store is.
+
+    Attributes:
+        parameters: of the connection, as libpq calls them. No password.
+        schema: that holds the store's tables.
+        password_file: whose first line is the password; None where libpq's own PGPASSFILE has it, or none is asked for.
+        deadline: how long a change or a look may take, in seconds.
+    """
+
+    parameters: dict[str, str]
+    schema: str = DEFAULT_SCHEMA
+    password_file: str | None = None
+    deadline: float = DEADLINE_SECONDS
+
+    def password(self) -> str | None:
+        """Read the file.
+
+        Raises:
+            StorageUnusable: it cannot be read, or every user of the machine can.
+        """
+        if self.password_file is None:
+            return None
+        try:
+            with open(self.password_file, encoding="utf-8") as file:
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IROTH:
+                    raise StorageUnusable(
+                        f"every user of this machine can read {shorten(self.password_file)}: "
+                        "chmod it to 600, or to 640 with a group of mq's own"
+                    )
+                return file.readline().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StorageUnusable(f"cannot read the password file {shorten(self.password_file)}: {error}") from error
+
+
+def parse_address(rest: str) -> Address:
+    """What follows ``postgres:``.
+
+    Raises:
+        StorageUnusable: it makes no sense; the text says what would. It never repeats a password.
+    """
+    try:
+        parts = urlsplit(f"postgres:{rest}")
+    except ValueError:
+        raise StorageUnusable(f"not an address of PostgreSQL. Write {_EXAMPLE}") from None
+    user, _, hosts = parts.netloc.rpartition("@")
+    if ":" in user or "password" in parts.query.replace("password-file", ""):
+        raise StorageUnusable(
+            "an address takes no password, for lists of processes and logs show it: name a file with password-file=, "
+            "or set PGPASSFILE"
+        )
+    if not rest.startswith("//") or not parts.path.strip("/") or parts.fragment:
+        raise StorageUnusable(f"postgres: wants a host and a database. Write {_EXAMPLE}")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(_KNOWN))
+    if unknown:
+        raise StorageUnusable(f"postgres: does not know {shorten(unknown[0])}. There are {', '.join(_KNOWN)}")
+    parameters = {"dbname": unquote(parts.path.removeprefix("/"))} | _hosts(hosts, options.get("host"))
+    if user:
+        parameters["user"] = unquote(user)
+    parameters |= _tls(options, parameters.get("host", ""))
+    return Address(
+        parameters, _schema(options.get("schema", DEFAULT_SCHEMA)), options.get("password-file"), _seconds(options)
+    )
+
+
+def connection_parameters(address: Address) -> dict[str, Any]:
+    """What libpq is to be told, password and all. Not for logs."""
+    password = address.password()
+    return {**address.parameters, **({} if password is None else {"password": password})}
+
+
+def _hosts(text: str, folder: str | None) -> dict[str, str]:
+    if folder is not None:
+        if text or not folder.startswith("/"):
+            raise StorageUnusable(
+                "host= is for the folder of a socket alone. Write postgres:///mq?host=/run/postgresql"
+            )
+        return {"host": folder}
+    if not text:
+        return {}
+    found = [_HOST.fullmatch(each) for each in text.split(",")]
+    if not all(match is not None and match["host"] for match in found):
+        raise StorageUnusable(f"not hosts of PostgreSQL: {shorten(text)}. Write {_EXAMPLE}")
+    # of several hosts one takes changes at a time; which, only asking tells
+    hosts = {"host": ",".join(match["host"].strip("[]") for match in found if match)}
+    ports = {"port": ",".join(match["port"] or "" for match in found if match)}
+    return hosts | (ports if ports["port"].strip(",") else {}) | {"target_session_attrs": "read-write"}
+
+
+def _tls(options: dict[str, str], hosts: str) -> dict[str, str]:
+    is_local = hosts.startswith("/") or all(_LOCAL.fullmatch(host) for host in hosts.split(","))
+    mode = options.get("sslmode", "prefer" if is_local else "verify-full")
+    if mode not in _SSL_MODES:
+        raise StorageUnusable(f"not an sslmode: {shorten(mode)}. There are {', '.join(_SSL_MODES)}")
+    given: dict[str, str] = {name: options[name] for name in _TLS if name in options}
+    # libpq itself looks for a file in the home of the user, which a service hardly has
+    authorities = {"sslrootcert": "system"} if mode == "verify-full" and pq.version() >= _SYSTEM_AUTHORITIES else {}
+    return {**authorities, **given, "sslmode": mode}
+
+
+def _schema(text: str) -> str:
+    if _SCHEMA.fullmatch(text) is None or text.startswith("pg_"):
+        raise StorageUnusable(f"not a schema for mq: {shorten(text)}. Use a-z, 0-9 and _, beginning with a letter")
+    return text
+
+
+def _seconds(options: dict[str, str]) -> float:
+    text = options.get("deadline")
+    if text is None:
+        return DEADLINE_SECONDS
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None or not float(text):
+        raise StorageUnusable(f"deadline is not a number of seconds: {shorten(text)}. Write deadline=10")
+    return float(text)

@@ -1,0 +1,173 @@
+"""One session: what it sets, what it checks, and how its errors are told apart.
+
+All of it runs in threads, one at a time; :meth:`Link.cut` alone is for others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors
+
+from mq.errors import StorageFenced, StorageUnusable
+from mq_postgres.address import Address, connection_parameters
+from mq_postgres.schema import check_server
+
+SETTINGS: Final = {
+    "synchronous_commit": "on",
+    "default_transaction_isolation": "read\\ committed",  # the fence waits for a successor and looks again
+    "idle_in_transaction_session_timeout": "10s",
+    "lock_timeout": "10s",
+    # a broker that vanished holds nothing up for longer than its successor waits for the store
+    "tcp_keepalives_idle": "4",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10s",
+    # A fresh table has no statistics, and a plan made without them reads all of it. Every statement goes by an index.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+    "work_mem": "64MB",
+}
+_CONNECT_SECONDS: Final = 5
+_ENDED: Final = "57P"
+"""Class of the errors with which a server ends a session: shutdown, crash, not up yet."""
+FENCED: Final = "MQ001"
+PASSING: Final = ("53", "55P03", "25006", "40")
+"""SQLSTATEs after which nothing was changed and which can pass: no room, no memory, no connection free; a lock that is
+held for too long; a server that became read-only; a deadlock."""
+
+
+class Lost(Exception):
+    """The connection is gone. What was asked for may have been done, or may be done still."""
+
+
+class NotNow(Exception):
+    """Nothing was changed; it may pass."""
+
+
+class Link:
+    """A session with PostgreSQL, made anew when it is gone.
+
+    Attributes:
+        process: the server's process of this session; 0 without one.
+
+    Args:
+        address: of the store.
+        session: tells this opening of the store from all others.
+    """
+
+    def __init__(self, address: Address, session: str) -> None:
+        self._address = address
+        self._name = application_name(session)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._warnings: list[str] = []
+        self.process = 0
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """The connection, or a new one.
+
+        Raises:
+            Lost: there is none to be had.
+            StorageUnusable: the server cannot keep mq's promises, or the password file cannot be read.
+        """
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        self.close()
+        settings = {**SETTINGS, "search_path": self._address.schema}
+        try:
+            connection = psycopg.connect(
+                **connection_parameters(self._address),
+                application_name=self._name,
+                options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
+                connect_timeout=_CONNECT_SECONDS,
+                client_encoding="utf8",
+                autocommit=True,
+                prepare_threshold=0,
+            )
+        except psycopg.Error as error:
+            raise Lost(in_one_line(error)) from error
+        try:
+            check_server(connection)
+        except psycopg.Error as error:
+            connection.close()
+            raise Lost(in_one_line(error)) from error
+        except StorageUnusable:
+            connection.close()
+            raise
+        connection.add_notice_handler(self._note)
+        self._connection, self.process = connection, connection.info.backend_pid
+        return connection
+
+    @contextmanager
+    def asking(self) -> Iterator[psycopg.Connection[Any]]:
+        """The connection for the length of the block, whose errors are translated.
+
+        Raises:
+            Lost: it is gone, or the server has warned: of a commit that did not wait for its standby, it does no more.
+            NotNow: nothing was changed, and it may pass.
+            StorageFenced: another broker has the store.
+            psycopg.Error: nothing was changed, and it does not pass.
+        """
+        connection = self.connect()
+        self._warnings.clear()
+        try:
+            yield connection
+        except psycopg.Error as error:
+            raise self._translated(connection, error) from error
+        if self._warnings:
+            warning = self._warnings[0]
+            self.close()
+            raise Lost(f"PostgreSQL warned: {warning}")
+
+    def cut(self) -> None:
+        """End whatever the session is waiting for. From any thread."""
+        connection = self._connection
+        if connection is None or connection.closed:
+            return
+        # it may be closed at this very moment
+        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the session. Safe to call twice."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _note(self, diagnostic: errors.Diagnostic) -> None:
+        if diagnostic.severity_nonlocalized == "WARNING":
+            self._warnings.append(diagnostic.message_primary or "")
+
+    def _translated(self, connection: psycopg.Connection[Any], error: psycopg.Error) -> Exception:
+        state = error.sqlstate or ""
+        if connection.closed or not state or state.startswith((_ENDED, "08")):
+            self.close()
+            return Lost(in_one_line(error))
+        try:
+            connection.rollback()
+        except psycopg.Error:
+            self.close()
+        if state == FENCED:
+            return StorageFenced("another broker has taken the store: this one changes nothing more. Start mq again")
+        if state.startswith(PASSING):
+            return NotNow(in_one_line(error))
+        return error
+
+
+def application_name(session: str) -> str:
+    """By which a successor finds the sessions of this opening."""
+    return f"mq-{session}"
+
+
+def in_one_line(error: psycopg.Error) -> str:
+    """What PostgreSQL says, without its hints' line ends."""
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__

@@ -1,0 +1,87 @@
+"""Who has a store: one broker at a time, by a lease that it renews, and an epoch that its successor counts up.
+
+The lease says whether the one before is alive, by the server's clock alone: then a second broker is refused. It
+protects nothing. What protects is the epoch: each transaction holds it FOR SHARE, so a successor waits for what is
+under way, and whatever comes later finds another epoch and is undone as a whole. Sessions of the one before are ended
+first, so that one that hangs in the middle of a transaction holds nobody up.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from mq_postgres.link import Link, application_name
+
+LEASE_SECONDS: Final = 10.0
+TRY_AGAIN_SECONDS: Final = 0.25
+
+_HOLDER: Final = "SELECT holder, session, until::text, until <= clock_timestamp() FROM lease FOR UPDATE"
+_END_SESSIONS: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE application_name = %s AND usename = current_user AND pid <> pg_backend_pid()
+"""
+_TAKE: Final = "UPDATE lease SET holder = %s, session = %s, until = clock_timestamp() + %s * interval '1 second'"
+_RENEW: Final = "UPDATE lease SET until = clock_timestamp() + %s * interval '1 second' WHERE session = %s"
+
+
+class Held(NamedTuple):
+    """Somebody else has the store.
+
+    Attributes:
+        holder: who, in words.
+        until: changes whenever they renew their lease.
+    """
+
+    holder: str
+    until: str
+
+
+class Taken(NamedTuple):
+    """The store is ours.
+
+    Attributes:
+        epoch: of every change.
+        change: the number of the last one that was tried.
+    """
+
+    epoch: int
+    change: int
+
+
+def take(link: Link, session: str) -> Taken | Held:
+    """Take the store, or say who has it.
+
+    Raises:
+        As :meth:`Link.asking`.
+    """
+    with link.asking() as connection, connection.transaction():
+        holder, before, until, is_over = _row(connection, _HOLDER)
+        if not is_over:
+            return Held(holder, until)
+        if before:
+            connection.execute(_END_SESSIONS, (application_name(before),))
+        [epoch] = _row(connection, "UPDATE fence SET epoch = epoch + 1 RETURNING epoch")
+        here = f"{socket.gethostname()}, process {os.getpid()}"
+        connection.execute(_TAKE, (here, session, LEASE_SECONDS))
+        [change] = _row(connection, "SELECT number FROM lane FOR UPDATE")
+    return Taken(epoch, change)
+
+
+def renew(link: Link, session: str, seconds: float = LEASE_SECONDS) -> None:
+    """Keep it for so long; 0 gives it back. Whether it is lost, the epoch tells.
+
+    Raises:
+        As :meth:`Link.asking`.
+    """
+    with link.asking() as connection:
+        connection.execute(_RENEW, (seconds, session))
+
+
+def _row(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
+    row = connection.execute(query).fetchone()
+    assert row is not None, "a table of one row is empty"
+    return tuple(row)

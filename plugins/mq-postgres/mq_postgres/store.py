@@ -1,0 +1,376 @@
+"""The verbs of a store on PostgreSQL, each with a hop to a thread.
+
+There are three sessions: one changes, one looks, and one renews the lease, so that neither a long scan nor a long
+commit lets it end.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import outcome
+import psycopg
+import trio
+
+from mq.errors import StorageError, StorageFailed, StorageFenced, StorageFull, StorageUnsure, StorageUnusable
+from mq.lifecycle import State
+from mq.message import MessageId, checksum
+from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Sharing, Staged, Stored, Unlink, Write
+from mq.storage.options import StorageOptions
+from mq_postgres import batches, looking, owner, records
+from mq_postgres.address import Address, parse_address
+from mq_postgres.bodies import CHUNK_BYTES, StagedBody
+from mq_postgres.changes import Changes, InDoubt, Refusals, Statement
+from mq_postgres.link import Link, Lost, NotNow, in_one_line
+from mq_postgres.schema import make_ready
+
+_T = TypeVar("_T")
+
+_FAREWELL_SECONDS: Final = 2.0
+_GRACE_SECONDS: Final = 1.0
+"""After the deadline, until a session is cut: first it may give up by itself."""
+
+_STAGE: Final = """
+WITH given AS (SELECT %s::bigint AS change, %s::bigint AS number, %s::int AS part, %s::bytea AS data),
+begun AS (INSERT INTO staged (number) SELECT number FROM given WHERE part = 0),
+kept AS (INSERT INTO chunk (number, part, data) SELECT number, part, data FROM given)
+SELECT 0, 'done' WHERE false
+"""
+_UNSTAGE: Final = """
+WITH given AS (SELECT %s::bigint AS change, %s::bigint AS number),
+dropped AS (DELETE FROM staged s USING given g WHERE g.number IS NULL OR s.number = g.number RETURNING s.number),
+gone AS (DELETE FROM chunk c USING dropped d WHERE c.number = d.number)
+SELECT 0, 'done' WHERE false
+"""
+"""Without a number: all that was staged and never written."""
+
+
+def make_postgres(rest: str, options: StorageOptions) -> PostgresStorage:
+    """The factory of ``postgres:``, as in ``postgres://mq@db.example/mq?schema=orders``.
+
+    Raises:
+        StorageUnusable: the address makes no sense, or other processes are to take part.
+    """
+    if options.sharing is not Sharing.ALONE:
+        raise StorageUnusable(
+            "postgres: serves one broker at a time: run without peers, mover and reaper inside. "
+            "Another broker takes over when that one has ended"
+        )
+    return PostgresStorage(f"postgres:{rest}", parse_address(rest))
+
+
+class PostgresStorage:
+    """A :class:`~mq.storage.interface.Storage` on PostgreSQL.
+
+    Args:
+        name: the store's address.
+        address: what it says.
+    """
+
+    def __init__(self, name: str, address: Address) -> None:
+        self._name = name
+        self._address = address
+        self._session = secrets.token_hex(6)
+        self._writer, self._reader, self._keeper = (Link(address, self._session) for _ in range(3))
+        self._one_writes, self._one_reads, self._one_keeps = (trio.CapacityLimiter(1) for _ in range(3))
+        self._open_changes: Changes | None = None
+        self._keeping: trio.CancelScope | None = None
+        self._kept = trio.Event()
+        self._is_taken = False
+
+    @property
+    def description(self) -> Description:
+        """What it is."""
+        return Description(self._name, durable=True, shared=False, ordered=True, max_body=None, journaled=True)
+
+    async def open(self) -> None:
+        """Make the tables where there are none, and take the store.
+
+        Raises:
+            StorageUnusable: PostgreSQL does not answer, cannot keep mq's promises, or somebody else has the store.
+        """
+        try:
+            await self._write(self._make_ready)
+            taken = await self._take()
+            self._is_taken = True
+            self._open_changes = Changes(self._writer, taken.epoch, taken.change, self._address.deadline)
+            await self._change([Statement(_UNSTAGE, (None,))])
+        except (Lost, NotNow) as error:
+            raise StorageUnusable(f"cannot use {self._name}: {error}") from error
+        except psycopg.Error as error:
+            raise StorageUnusable(f"cannot use {self._name}: {in_one_line(error)}") from error
+        except StorageUnusable:
+            raise
+        except StorageError as error:
+            raise StorageUnusable(f"cannot use {self._name}: {error}") from error
+        self._keeping = trio.CancelScope()
+        trio.lowlevel.spawn_system_task(self._keep, self._keeping, name="mq-postgres keeps its lease")
+
+    async def aclose(self) -> None:
+        """Give the store back, and let go of the sessions."""
+        with trio.CancelScope(shield=True):
+            if self._keeping is not None:
+                self._keeping.cancel()
+                if self._one_keeps.borrowed_tokens:
+                    self._keeper.cut()
+                await self._kept.wait()
+                self._keeping = None
+            if self._is_taken:
+                self._is_taken = False
+                await self._renewed(0, _FAREWELL_SECONDS)
+            self._open_changes = None
+            for link, limiter in self._links:
+                await trio.to_thread.run_sync(link.close, limiter=limiter)
+
+    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        """Keep a record.
+
+        Raises:
+            StorageFull: PostgreSQL does not answer, or has no room; nothing was changed.
+            StorageUnsure: it may have been kept.
+            StorageFenced: somebody else is in charge.
+        """
+        return await self._record(records.put, kind, key, value)
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        """Forget a record; with a queue's, its READY messages await the reaper. Raises as :meth:`put_record` does."""
+        return await self._record(records.drop, kind, key)
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """All records of a kind."""
+        return await self._look(lambda connection: records.all_records(connection, kind))
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
+        """Bring a large body to the server, a mebibyte at a time; one of less waits in memory.
+
+        Raises:
+            StorageFull: no room, or no answer.
+        """
+        number: int | None = None
+        data, size, crc, part = bytearray(), 0, 0, 0
+        try:
+            async for chunk in chunks:
+                data += chunk
+                size, crc = size + len(chunk), checksum(chunk, crc)
+                while len(data) > CHUNK_BYTES:
+                    number = await self._new_number() if number is None else number
+                    await self._stage_chunk(number, part, bytes(data[:CHUNK_BYTES]))
+                    del data[:CHUNK_BYTES]
+                    part += 1
+            if number is None:
+                return StagedBody(bytes(data), None, size, crc, self._unstage)
+            await self._stage_chunk(number, part, bytes(data))
+            return StagedBody(None, number, size, crc, self._unstage)
+        except BaseException:
+            if number is not None:
+                with trio.CancelScope(shield=True):
+                    await self._unstage(number)
+            raise
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do a batch. Once begun it is not cancelled: it ends by itself, within the deadline and a little."""
+        await trio.lowlevel.checkpoint()
+        if not operations:
+            return []
+        with trio.CancelScope(shield=True):
+            try:
+                outcomes = await self._commit(operations)
+            except StorageFenced as error:
+                outcomes = [Outcome(Result.FENCED, reason=str(error))] * len(operations)
+            except (StorageFull, StorageUnsure) as error:  # of what had to be staged first: nothing was changed
+                outcomes = [Outcome(Result.FULL, reason=str(error))] * len(operations)
+            except StorageError as error:
+                outcomes = [Outcome(Result.FAILED, reason=str(error))] * len(operations)
+        return outcomes
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        """The messages at these places."""
+        return await self._look(lambda connection: looking.read(connection, entries, self._chunk))
+
+    async def find(self, queue: str, id: MessageId) -> Entry | None:
+        """Where that message is."""
+        return await self._look(lambda connection: looking.find(connection, queue, id))
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """Entries in a state."""
+        entries = await self._look(lambda connection: looking.scan(connection, state, queue, limit))
+        if state is State.REMOVED and (limit is None or len(entries) < limit):
+            entries += await self._look(lambda connection: records.graves(connection, queue))
+        return entries[:limit]
+
+    def changes(self) -> None:
+        """Nobody else changes it."""
+
+    # -- taking and keeping it
+
+    @property
+    def _links(self) -> list[tuple[Link, trio.CapacityLimiter]]:
+        return [
+            (self._writer, self._one_writes),
+            (self._reader, self._one_reads),
+            (self._keeper, self._one_keeps),
+        ]
+
+    def _make_ready(self) -> None:
+        with self._writer.asking() as connection:
+            make_ready(connection, self._address.schema)
+
+    async def _take(self) -> owner.Taken:
+        """Wait until whoever was killed with the store in hand has lost it, then take it."""
+        first: owner.Held | None = None
+        with trio.move_on_after(owner.LEASE_SECONDS + 2):
+            while True:
+                found = await self._write(owner.take, self._writer, self._session)
+                if isinstance(found, owner.Taken):
+                    return found
+                if first is not None and found.until != first.until:
+                    break  # whoever renews it lives
+                first = found
+                await trio.sleep(owner.TRY_AGAIN_SECONDS)
+        raise StorageUnusable(
+            f"the store at {self._name} is in use by {first and first.holder}. "
+            "Stop that broker first, or give this one a schema of its own"
+        )
+
+    async def _keep(self, scope: trio.CancelScope) -> None:
+        """As a task of the system's, for a store has no nursery. Whether the lease has ended, the fence tells."""
+        with scope:
+            while True:
+                await trio.sleep(owner.LEASE_SECONDS / 4)
+                await self._renewed(owner.LEASE_SECONDS, self._address.deadline)
+        self._kept.set()
+
+    async def _renewed(self, seconds: float, deadline: float) -> None:
+        try:
+            await self._hop(
+                (self._keeper, self._one_keeps), deadline, owner.renew, self._keeper, self._session, seconds
+            )
+        except (Lost, NotNow, StorageUnusable, psycopg.Error):
+            return  # tried again soon; meanwhile the lease runs on, and behind it stands the epoch
+
+    # -- changing
+
+    @property
+    def _changes(self) -> Changes:
+        if self._open_changes is None:
+            raise StorageFailed(f"{self._name} is not open")
+        return self._open_changes
+
+    async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        numbered: list[tuple[int, Operation]] = []
+        staged: dict[int, Staged] = {}
+        for number, operation in enumerate(operations):
+            body = operation.body if isinstance(operation, Write) else None
+            if isinstance(operation, Unlink) and records.life_of(operation.entry) is not None:
+                outcomes[number] = await self._level(operation.entry)
+            elif isinstance(body, StagedBody) and body.is_discarded:
+                outcomes[number] = Outcome(Result.GONE)
+            elif isinstance(operation, Write) and isinstance(body, bytes) and len(body) > CHUNK_BYTES:
+                staged[number] = await self.stage(_once(body))
+                numbered.append((number, operation._replace(body=staged[number])))
+            else:
+                numbered.append((number, operation))
+        if numbered:
+            done = await self._write(batches.commit, self._changes, [operation for _, operation in numbered])
+            outcomes |= {number: each for (number, _), each in zip(numbered, done, strict=True)}
+        for number, body in staged.items():
+            if outcomes[number].result not in (Result.DONE, Result.UNKNOWN):
+                await body.discard()
+        return [outcomes[number] for number in range(len(operations))]
+
+    async def _level(self, entry: Entry) -> Outcome:
+        try:
+            return await self._translated(records.level, self._changes, entry)
+        except StorageUnsure as error:
+            return Outcome(Result.UNKNOWN, reason=str(error))
+        except StorageFull as error:
+            return Outcome(Result.FULL, reason=str(error))
+
+    async def _record(self, change: Callable[..., bool], *arguments: object) -> bool:
+        return await self._translated(change, self._changes, *arguments)
+
+    async def _change(self, statements: Sequence[Statement]) -> Refusals:
+        return await self._translated(self._changes.change, statements, lambda refused: [])
+
+    async def _translated(self, verb: Callable[..., _T], *arguments: object) -> _T:
+        try:
+            return await self._write(verb, *arguments)
+        except InDoubt as error:
+            raise StorageUnsure(f"it may have been done, or not: {error}. Try again") from error
+        except NotNow as error:
+            raise StorageFull(f"PostgreSQL: {error}. Try again later") from error
+
+    # -- large bodies
+
+    async def _new_number(self) -> int:
+        def number(connection: psycopg.Connection[Any]) -> int:
+            row = connection.execute("SELECT nextval('number')").fetchone()
+            assert row is not None, "a SELECT without a row"
+            return int(row[0])
+
+        return await self._look(number)
+
+    async def _stage_chunk(self, number: int, part: int, data: bytes) -> None:
+        await self._change([Statement(_STAGE, (number, part, data))])
+
+    async def _unstage(self, number: int) -> None:
+        """What cannot be taken away now is when the store is opened the next time."""
+        try:
+            await self._change([Statement(_UNSTAGE, (number,))])
+        except StorageError:
+            return
+
+    async def _chunk(self, number: int, part: int) -> bytes | None:
+        return await self._look(lambda connection: looking.chunk(connection, number, part))
+
+    # -- underneath
+
+    async def _write(self, verb: Callable[..., _T], *arguments: object) -> _T:
+        return await self._hop((self._writer, self._one_writes), self._address.deadline, verb, *arguments)
+
+    async def _look(self, verb: Callable[[psycopg.Connection[Any]], _T]) -> _T:
+        """Ask, and once more where the session was gone: looking may be repeated."""
+
+        def ask() -> _T:
+            with self._reader.asking() as connection:
+                return verb(connection)
+
+        with trio.CancelScope() as scope:
+            scope.deadline = trio.current_time() + self._address.deadline
+            while True:
+                try:
+                    return await self._hop((self._reader, self._one_reads), self._address.deadline, ask)
+                except (Lost, NotNow, StorageUnusable) as error:
+                    if trio.current_time() + owner.TRY_AGAIN_SECONDS > scope.deadline:
+                        raise StorageFull(f"PostgreSQL: {error}. Try again later") from error
+                except psycopg.Error as error:
+                    raise StorageFailed(f"PostgreSQL: {in_one_line(error)}") from error
+                await trio.sleep(owner.TRY_AGAIN_SECONDS)
+        raise StorageFull("PostgreSQL does not answer. Try again later")
+
+    async def _hop(
+        self, by: tuple[Link, trio.CapacityLimiter], deadline: float, verb: Callable[..., _T], *arguments: object
+    ) -> _T:
+        """Run it in the thread of that session. A thread that waits for a server in vain is cut off."""
+        link, limiter = by
+
+        async def cut() -> None:
+            while True:
+                await trio.sleep(deadline + _GRACE_SECONDS)
+                link.cut()
+
+        async with limiter:
+            with trio.CancelScope(shield=True):  # a thread is waited for, and cut off, whatever becomes of its caller
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(cut)
+                    captured = await trio.to_thread.run_sync(outcome.capture, lambda: verb(*arguments))
+                    nursery.cancel_scope.cancel()
+        result: _T = captured.unwrap()
+        return result
+
+
+async def _once(data: bytes) -> Any:
+    yield data

@@ -1,0 +1,1 @@
+"""For tests: a PostgreSQL of one's own, and a wire that cuts."""

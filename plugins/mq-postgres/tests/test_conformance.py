@@ -1,0 +1,17 @@
+"""The promises of a store, checked by mq's own checks, as a role that may do nothing but make schemas."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.storage.conformance import CHECKS, REOPENING_CHECKS, Check, ReopeningCheck, run_check, run_reopening_check
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_promise_is_kept(place, check: Check) -> None:
+    await run_check(check, place.make)
+
+
+@pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
+async def test_promise_is_kept_over_reopening(place, check: ReopeningCheck) -> None:
+    await run_reopening_check(check, place.make, place.reopen)
