@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
@@ -20,6 +22,7 @@ from mq.amqp.server.publish_pump import MOST_TOGETHER
 from mq.amqp.server.shielded import PATIENCE_SECONDS
 from mq.amqp.server.state import UnusedQueues
 from mq.broker import Held
+from mq.doors.budget import PATIENCE_SECONDS as SLOW_SECONDS
 from mq.doors.budget import Budget
 from mq.errors import MQError, QueueHeld
 from mq.message import QueueName
@@ -112,6 +115,52 @@ async def test_what_is_announced_has_its_memory_before_it_comes(autojump_clock: 
         await first.stream.send_all(frame.marshal(ContentBody(bytes(59_990)), 1))
         assert await first.count() == 1
         assert house.door.memory.free == 100_000
+
+
+async def test_a_message_that_comes_slowly_is_given_up_when_others_want_its_memory(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    async with open_house(memory=Budget(100_000)) as house:
+        slow, fast = [await house.connect() for _ in range(2)]
+        await fast.declare()
+        await slow.stream.send_all(begun(60_000, 10))
+
+        async def drip() -> None:
+            with suppress(trio.BrokenResourceError):
+                while True:
+                    await trio.sleep(1)
+                    await slow.stream.send_all(frame.marshal(ContentBody(b"x"), 1))
+
+        nursery.start_soon(drip)
+        await trio.sleep(SLOW_SECONDS + 2)
+        assert house.door.memory.free == 40_000
+        await fast.stream.send_all(begun(60_000, 10))
+        assert (await fast.hear()).reply_code == 506
+        closed = await slow.hear()
+        assert (closed.name, closed.reply_code) == ("Connection.Close", 506)
+        assert "came more slowly than 128 KiB a second" in closed.reply_text
+        assert house.door.memory.free == 100_000
+        again = await house.connect()
+        await again.stream.send_all(begun(60_000, 60_000))
+        assert await again.count() == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_messages_that_follow_one_another_are_not_slow(autojump_clock: MockClock) -> None:
+    async with open_house(memory=Budget(100_000)) as house:
+        first, second = [await house.connect() for _ in range(2)]
+        await first.declare()
+        for _ in range(5):
+            await first.stream.send_all(begun(60_000, 10))
+            await trio.sleep(SLOW_SECONDS - 1)
+            await first.stream.send_all(frame.marshal(ContentBody(bytes(59_990)), 1))
+            await trio.lowlevel.checkpoint()
+        await first.stream.send_all(begun(60_000, 10))
+        await trio.sleep(SLOW_SECONDS - 1)
+        await second.stream.send_all(begun(60_000, 10))
+        assert (await second.hear()).reply_code == 506
+        await first.stream.send_all(frame.marshal(ContentBody(bytes(59_990)), 1))
+        assert await first.count() == 6
 
 
 @pytest.mark.parametrize("is_polite", [True, False])

@@ -141,6 +141,7 @@ class Publishes:
         if isinstance(frame, HeaderFrame):
             content.take_header(frame, self._session.limits.body_max)
             content.buffered = content.missing  # room for all of it now, so that no message gets stuck half-way
+            self._session.unfinished += content.buffered
             self._session.buffer(content.buffered)
         else:
             content.take_body(frame)
@@ -250,6 +251,7 @@ class Publishes:
 
     def _drop_content(self) -> None:
         if self._content is not None:
+            self._session.unfinished -= self._content.buffered
             self._session.buffer(-self._content.buffered)
             self._content = None
 

@@ -66,6 +66,7 @@ class Session:
         send: bytes for the client.
         room: their reservation in the memory that all requests of the daemon share.
         buffered: bytes that count for ``buffered_max``.
+        unfinished: how many of them are of messages that have begun to come and are not all here.
         unsettled: deliveries that count for ``unsettled_max``.
         consumers: how many there are.
     """
@@ -84,6 +85,7 @@ class Session:
     follows_text: bool = False
     room: Room = field(default_factory=lambda: Budget().reserve())
     buffered: int = 0
+    unfinished: int = 0
     unsettled: int = 0
     consumers: int = 0
 

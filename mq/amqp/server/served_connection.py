@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 import trio
@@ -21,6 +21,7 @@ from mq.amqp.server.publish_pump import PublishPump, Unstored
 from mq.amqp.server.shielded import shielded
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
+from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, Arrival
 from mq.doors.connections import Peer
 from mq.doors.listening import TLSStream
 from mq.doors.open_connections import ConnectionStatus, ConsumerStatus
@@ -76,6 +77,8 @@ class ServedConnection:
         self._reading = trio.CancelScope()
         self._sleep = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
+        self._arrival: Arrival | None = None
+        self._arrivals = ExitStack()
 
     async def run(self) -> None:
         """Serve it to its end. Closes the stream."""
@@ -98,6 +101,7 @@ class ServedConnection:
                     self._nursery = None  # it takes no task any more once its last one has ended
                 nursery.cancel_scope.cancel()
         finally:
+            self._arrivals.close()
             await self._release(self._handlers.give_back)
             await self._release(self._handlers.disconnect)
             self._state.connections.discard(self)
@@ -163,7 +167,7 @@ class ServedConnection:
                 await self._room_to_send()
                 await self._room_to_store()
             try:
-                data = await self._stream.receive_some(READ_BYTES)
+                data = await self._receive()
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return
             if not data:
@@ -173,6 +177,28 @@ class ServedConnection:
                 self._renew_rights()
                 self._connection.receive(bytes(data))
                 await self._work()
+
+    async def _receive(self) -> bytes | bytearray:
+        """What the client sends next; nothing at its end. A message that has begun to come and comes slowly is given up
+        when others want its memory."""
+        if not self._connection.session.unfinished:
+            self._arrivals.close()
+            self._arrival = None
+            return await self._stream.receive_some(READ_BYTES)
+        if self._arrival is None:
+            arriving = self._state.memory.arriving(_Received(self._stream), self._give_up)
+            self._arrival = self._arrivals.enter_context(arriving)
+        return await anext(self._arrival, b"")
+
+    def _give_up(self) -> None:
+        if self._nursery is not None:  # not at once: who wants the memory may be this connection, at work
+            self._nursery.start_soon(self._end_slowness)
+
+    async def _end_slowness(self) -> None:
+        slowest = f"{ENOUGH_BYTES_PER_SECOND >> 10} KiB a second"
+        why = f"a message came more slowly than {slowest}, and others want the memory that it reserves"
+        if self._connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
+            self._fail(Refusal(Code.RESOURCE_ERROR, why))
 
     def _renew_rights(self) -> None:
         """Take up changes of the users file since the last read. The connection of a removed user is closed."""
@@ -333,3 +359,19 @@ class ServedConnection:
                 await part()
         except MQError as error:
             logger.warning("AMQP client %s left something behind: %s", self._peer, error)
+
+
+class _Received:
+    """What a client sends, until its end."""
+
+    def __init__(self, stream: trio.SocketStream | TLSStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> _Received:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data = await self._stream.receive_some(READ_BYTES)
+        if not data:
+            raise StopAsyncIteration
+        return bytes(data)
