@@ -23,6 +23,7 @@ from mq.storage.files.fake import make_calls
 from mq.storage.files.format import check_format, open_moves_lock, put_to_rest, take_in_use, take_to_restore
 from mq.storage.files.layout import Layout
 from mq.storage.files.live_names import NameChange, Overflowed
+from mq.storage.files.log import Record
 from mq.storage.files.mount import Mount
 from mq.storage.files.restore import RestoreReport, bring_back
 from mq.storage.interface import Entry, Meta, Move, Write
@@ -417,10 +418,13 @@ async def test_a_body_that_was_damaged_in_the_backup_is_named_and_left_out(disk:
 
 
 @on_one_disk
-async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk) -> None:
+async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout.under(disk.root)
     await disk.storage.aclose()
     take_in_use(disk.inner, layout)
+    with servable(disk.calls, disk.root, is_remote=False):
+        pass  # the log has nothing to say, and mq doctor --repair nothing to do
+    monkeypatch.setattr(backup, "read_log", lambda calls, folder: [Record(1, b"", 0)])
     with (
         pytest.raises(StorageUnusable, match="its log may have what the files lack"),
         servable(disk.calls, disk.root, is_remote=False),

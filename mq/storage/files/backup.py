@@ -48,7 +48,7 @@ from mq.storage.files.layout import (
     parse_leaf,
 )
 from mq.storage.files.live_names import QUEUES, RECORDS, Inotify, LiveNames, Notifier, Overflowed
-from mq.storage.files.log import LogDamaged, is_of_this_boot, life_of, lives_of
+from mq.storage.files.log import LogDamaged, is_of_this_boot, life_of, lives_of, read_log
 from mq.storage.files.mount import mount_of, syncfs_reports_errors
 from mq.storage.files.recovery import rank
 from mq.storage.interface import Entry
@@ -181,13 +181,21 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
         is_repaired = not _lock(calls, partial(open_moves_lock, calls, layout, make=False), locks, exclusive=False)
     finally:
         close_all(calls, locks)
-    if not is_served:
+    if not is_served and _has_records(calls, layout):
         raise StorageUnusable(
             f"the daemon of {shown} has not ended cleanly, and its log may have what the files lack: start it, or run "
             "mq doctor --repair, and back up then"
         )
-    if is_repaired or not all(map(is_of_this_boot, lives)):
+    if is_served and (is_repaired or not all(map(is_of_this_boot, lives))):
         raise StorageUnusable(f"{shown} is being repaired by a daemon that starts; try again in a moment")
+
+
+def _has_records(calls: Calls, layout: Layout) -> bool:
+    """Whether a log that nobody uses has anything to say."""
+    try:
+        return bool(read_log(calls, layout.log))
+    except LogDamaged:
+        return True
 
 
 def save(
