@@ -38,7 +38,7 @@ class Budget:
     def __init__(self, most: int = DEFAULT_BYTES) -> None:
         self.most = most
         self.free = most
-        self._arriving: set[Arrival] = set()
+        self._arriving: set[PacedChunks] = set()
 
     def reserve(self, size: int = 0) -> Room:
         """Bytes for one request: give them back with :meth:`Room.give_back`, or at the end of the block.
@@ -52,14 +52,14 @@ class Budget:
         return room
 
     @contextmanager
-    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> Iterator[Arrival]:
+    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> Iterator[PacedChunks]:
         """In this block a client sends what memory was reserved for.
 
         Args:
             chunks: what it sends.
             let_go: called at most once: the client is slow, and others want the memory. Ends the block soon.
         """
-        arrival = Arrival(chunks, let_go)
+        arrival = PacedChunks(chunks, let_go)
         self._arriving.add(arrival)
         try:
             yield arrival
@@ -73,7 +73,7 @@ class Budget:
             arrival.let_go()
 
 
-class Arrival:
+class PacedChunks:
     """The chunks of something large, as they come from a client. The time spent waiting for them is the client's.
 
     Args:
@@ -88,7 +88,7 @@ class Arrival:
         self._waited = 0.0
         self._waits_since: float | None = None
 
-    def __aiter__(self) -> Arrival:
+    def __aiter__(self) -> PacedChunks:
         return self
 
     async def __anext__(self) -> bytes:
@@ -154,7 +154,7 @@ class Room:
             self._budget.free += self.size - size
             self.size = size
 
-    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> AbstractContextManager[Arrival]:
+    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> AbstractContextManager[PacedChunks]:
         """As :meth:`Budget.arriving`, of what is to fill this room."""
         return self._budget.arriving(chunks, let_go)
 

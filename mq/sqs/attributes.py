@@ -15,7 +15,7 @@ from mq.broker.queues import QueueStatus
 from mq.broker.settings import SHORTEST_SECONDS, QueueSettings
 from mq.message import shorten
 from mq.sqs.errors import SqsError
-from mq.sqs.names import Names, queue_of_arn
+from mq.sqs.names import QueueNames, queue_of_arn
 from mq.sqs.notes import Notes
 
 LARGEST_MESSAGE: Final = 1 << 20
@@ -44,7 +44,7 @@ _WITHOUT_EFFECT: Final = ("Policy", "KmsMasterKeyId", "KmsDataKeyReusePeriodSeco
 _OF_FIFO: Final = ("FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
 
 
-class Change(NamedTuple):
+class AttributeChange(NamedTuple):
     """What attributes ask for.
 
     Attributes:
@@ -56,7 +56,7 @@ class Change(NamedTuple):
     notes: Mapping[str, str]
 
 
-def read_change(given: Mapping[str, str]) -> Change:
+def read_change(given: Mapping[str, str]) -> AttributeChange:
     """The change that attributes ask for.
 
     Args:
@@ -74,10 +74,10 @@ def read_change(given: Mapping[str, str]) -> Change:
             notes[name] = _NOTED[name](name, text)
         else:
             _refuse(name, text)
-    return Change(settings, notes)
+    return AttributeChange(settings, notes)
 
 
-def with_defaults(change: Change) -> Change:
+def with_defaults(change: AttributeChange) -> AttributeChange:
     """The change that makes a new queue: what it does not say is as AWS has it."""
     return change._replace(settings={"ttl": float(_DEFAULT_RETENTION), **change.settings})
 
@@ -227,7 +227,7 @@ def allows_source(notes: Notes, queue: str) -> bool:
     return any(queue_of_arn(arn, REDRIVE_ALLOW) == queue for arn in policy["sourceQueueArns"])
 
 
-def shown_attributes(status: QueueStatus, notes: Notes, names: Names, lease_seconds: float) -> dict[str, str]:
+def shown_attributes(status: QueueStatus, notes: Notes, names: QueueNames, lease_seconds: float) -> dict[str, str]:
     """All attributes of a queue, as GetQueueAttributes answers them; those that it does not have are left out.
 
     Args:
@@ -280,7 +280,7 @@ def _whole(seconds: float) -> str:
     return str(int(seconds))
 
 
-def _shown_redrive(settings: QueueSettings, names: Names) -> str | None:
+def _shown_redrive(settings: QueueSettings, names: QueueNames) -> str | None:
     target, most = settings.dead_letter_queue, settings.max_receives
     if target is None or most is None:
         return None

@@ -14,7 +14,7 @@ from mq.doors.budget import Budget, Room
 from mq.message import QueueName
 from mq.sqs.errors import SqsError
 from mq.sqs.move_tasks import MoveTasks
-from mq.sqs.names import Names, queue_of_url
+from mq.sqs.names import QueueNames, queue_of_url
 from mq.sqs.notes import NoteBook
 from mq.sqs.shapes import Struct, needed, number
 from mq.web.exchange import Request
@@ -46,7 +46,7 @@ class Desk(NamedTuple):
     lease_seconds: float
 
 
-class Call(NamedTuple):
+class ActionCall(NamedTuple):
     """One request for one action.
 
     Attributes:
@@ -62,7 +62,7 @@ class Call(NamedTuple):
     desk: Desk
     action: str
     wanted: Mapping[str, Any]
-    names: Names
+    names: QueueNames
     request: Request
     room: Room
     user: User | None = None
@@ -149,4 +149,4 @@ class Action(NamedTuple):
     name: str
     input: Struct
     output: Struct
-    handle: Callable[[Call], Awaitable[Mapping[str, Any]]]
+    handle: Callable[[ActionCall], Awaitable[Mapping[str, Any]]]

@@ -22,10 +22,10 @@ from mq.doors.logins import Logins
 from mq.errors import MQError
 from mq.lifecycle import DOOR
 from mq.sqs import message_actions, queue_actions
-from mq.sqs.calls import Action, Call, Desk
+from mq.sqs.calls import Action, ActionCall, Desk
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.move_tasks import MoveTasks
-from mq.sqs.names import REGION, Names, queue_of_path
+from mq.sqs.names import REGION, QueueNames, queue_of_path
 from mq.sqs.notes import NoteBook
 from mq.sqs.protocol import FORM, PREFIX, TARGET, VERSION, JsonSpeech, QuerySpeech, Speech, fields_of
 from mq.sqs.signatures import ALGORITHM, SIGNED, check_time, is_signed_by, signature_of
@@ -151,8 +151,8 @@ class SqsDoor:
         user, region = self._signer(request, body)
         asked = speech.read(ACTIONS)
         door = DOOR.set("sqs")  # the connection's task goes on, and its next request may be for another door
-        names = Names(f"{self._scheme}://{_authority(request)}", region)
-        call = Call(self._desk, asked.action.name, asked.wanted, names, request, room, user)
+        names = QueueNames(f"{self._scheme}://{_authority(request)}", region)
+        call = ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, user)
         try:
             return speech.answer(asked.action, await asked.action.handle(call), id)
         finally:

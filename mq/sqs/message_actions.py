@@ -16,7 +16,7 @@ from mq.errors import CorruptMessage, MQError, NoSuchMessage, NotLeased, Receipt
 from mq.message import BytesBody, Message, QueueName, shorten
 from mq.sqs.attributes import LARGEST_MESSAGE, LONGEST, LONGEST_DELAY, LONGEST_LEASE, LONGEST_WAIT, WAIT, lease_seconds
 from mq.sqs.attributes import noted as noted_attribute
-from mq.sqs.calls import Action, Call
+from mq.sqs.calls import Action, ActionCall
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.messages import (
     SYSTEM_ATTRIBUTES,
@@ -49,7 +49,7 @@ _WRITTEN: Final = 4
 # Sent
 
 
-class Outgoing:
+class OutgoingMessage:
     """A message that is to be sent, checked.
 
     Args:
@@ -65,7 +65,7 @@ class Outgoing:
         SqsError: it is not as SQS has it.
     """
 
-    def __init__(self, call: Call, wanted: Mapping[str, Any], longest: int) -> None:
+    def __init__(self, call: ActionCall, wanted: Mapping[str, Any], longest: int) -> None:
         body = read_body(wanted)
         self._attributes = read_attributes(wanted.get("MessageAttributes", {}))
         self._system = read_system_attributes(wanted.get("MessageSystemAttributes", {}))
@@ -91,25 +91,25 @@ class Outgoing:
         return said
 
 
-async def send(call: Call) -> Mapping[str, Any]:
+async def send(call: ActionCall) -> Mapping[str, Any]:
     """Send a message."""
     queue = await call.known_queue(Right.PUBLISH)
-    outgoing = Outgoing(call, call.wanted, await _longest(call, queue))
+    outgoing = OutgoingMessage(call, call.wanted, await _longest(call, queue))
     [outcome] = await call.desk.broker.publish_many(queue, [outgoing.draft])
     if isinstance(outcome, MQError):
         raise outcome
     return outgoing.answer(outcome.id)
 
 
-async def send_batch(call: Call) -> Mapping[str, Any]:
+async def send_batch(call: ActionCall) -> Mapping[str, Any]:
     """Send up to ten messages, under one barrier."""
     queue = await call.known_queue(Right.PUBLISH)
     entries, batch = _entries(call), _Batch()
     longest = await _longest(call, queue)
-    sent: dict[str, Outgoing] = {}
+    sent: dict[str, OutgoingMessage] = {}
     for entry in entries:
         with batch.noting(entry["Id"]):
-            sent[entry["Id"]] = Outgoing(call, entry, longest)
+            sent[entry["Id"]] = OutgoingMessage(call, entry, longest)
     if sum(outgoing.size for outgoing in sent.values()) > LARGEST_MESSAGE:
         raise SqsError(
             "BatchRequestTooLong", f"Batch requests cannot be longer than {LARGEST_MESSAGE} bytes: send less at once."
@@ -123,14 +123,14 @@ async def send_batch(call: Call) -> Mapping[str, Any]:
     return batch.answer(entries)
 
 
-async def _longest(call: Call, queue: QueueName) -> int:
+async def _longest(call: ActionCall, queue: QueueName) -> int:
     return int(noted_attribute(await call.desk.notes.read(queue), LONGEST))
 
 
 # Received
 
 
-async def receive(call: Call) -> Mapping[str, Any]:
+async def receive(call: ActionCall) -> Mapping[str, Any]:
     """Lease up to ten messages; wait for the first."""
     queue = await call.known_queue(Right.CONSUME)
     most = call.number("MaxNumberOfMessages", 1, LARGEST_BATCH) or 1
@@ -154,7 +154,7 @@ async def receive(call: Call) -> Mapping[str, Any]:
     return {"Messages": messages} if messages else {}
 
 
-def _wanted(call: Call) -> Wanted:
+def _wanted(call: ActionCall) -> Wanted:
     system = {*call.wanted.get("AttributeNames", ()), *call.wanted.get("MessageSystemAttributeNames", ())}
     for name in system:
         if name not in SYSTEM_ATTRIBUTES:
@@ -162,7 +162,7 @@ def _wanted(call: Call) -> Wanted:
     return Wanted(system, call.wanted.get("MessageAttributeNames", ()))
 
 
-async def _read(call: Call, messages: Sequence[Message]) -> list[tuple[Message, bytes]]:
+async def _read(call: ActionCall, messages: Sequence[Message]) -> list[tuple[Message, bytes]]:
     """Messages with their bodies, as far as there is memory; the others are given back, as if they had not been handed
     out. One that is damaged keeps its lease, so that the next ones come.
 
@@ -206,7 +206,7 @@ async def _body(message: Message) -> bytes:
 # Deleted
 
 
-async def delete(call: Call) -> Mapping[str, Any]:
+async def delete(call: ActionCall) -> Mapping[str, Any]:
     """Delete a message. One that is gone was deleted before."""
     queue = await call.known_queue(Right.CONSUME)
     handle = ReceiptHandle.parse(call.needed("ReceiptHandle"))
@@ -217,7 +217,7 @@ async def delete(call: Call) -> Mapping[str, Any]:
     return {}
 
 
-async def delete_batch(call: Call) -> Mapping[str, Any]:
+async def delete_batch(call: ActionCall) -> Mapping[str, Any]:
     """Delete up to ten messages, under one barrier."""
     queue = await call.known_queue(Right.CONSUME)
     entries, batch = _entries(call), _Batch()
@@ -235,7 +235,7 @@ async def delete_batch(call: Call) -> Mapping[str, Any]:
     return batch.answer(entries)
 
 
-async def _delete_late(call: Call, queue: QueueName, handle: ReceiptHandle, error: MQError) -> None:
+async def _delete_late(call: ActionCall, queue: QueueName, handle: ReceiptHandle, error: MQError) -> None:
     """Delete a message whose lease has run out, if it was not handed out since: what was to be done is done. If it was,
     or is gone, nothing has to be done, and SQS says so to nobody.
 
@@ -257,13 +257,13 @@ async def _delete_late(call: Call, queue: QueueName, handle: ReceiptHandle, erro
 # Leases
 
 
-async def change_visibility(call: Call) -> Mapping[str, Any]:
+async def change_visibility(call: ActionCall) -> Mapping[str, Any]:
     """Let a lease end later, or earlier."""
     await _change_visibility(call, await call.known_queue(Right.CONSUME), call.wanted)
     return {}
 
 
-async def change_visibility_batch(call: Call) -> Mapping[str, Any]:
+async def change_visibility_batch(call: ActionCall) -> Mapping[str, Any]:
     """The same for up to ten messages, side by side."""
     queue = await call.known_queue(Right.CONSUME)
     entries, batch = _entries(call), _Batch()
@@ -279,7 +279,7 @@ async def change_visibility_batch(call: Call) -> Mapping[str, Any]:
     return batch.answer(entries)
 
 
-async def _change_visibility(call: Call, queue: QueueName, entry: Mapping[str, Any]) -> None:
+async def _change_visibility(call: ActionCall, queue: QueueName, entry: Mapping[str, Any]) -> None:
     handle = _handle(entry)
     needed(entry, "VisibilityTimeout")
     seconds = number(entry, "VisibilityTimeout", 0, LONGEST_LEASE)
@@ -303,7 +303,7 @@ def _handle(entry: Mapping[str, Any]) -> ReceiptHandle:
 # Batches
 
 
-def _entries(call: Call) -> list[Mapping[str, Any]]:
+def _entries(call: ActionCall) -> list[Mapping[str, Any]]:
     """The entries of a batch, each with an id of its own.
 
     Raises:
@@ -419,7 +419,7 @@ def _batch_of(
     name: str,
     entry: Mapping[str, Shape],
     result: Mapping[str, Shape],
-    handle: Callable[[Call], Awaitable[Mapping[str, Any]]],
+    handle: Callable[[ActionCall], Awaitable[Mapping[str, Any]]],
 ) -> Action:
     """The line of a batch, whose entries and results have ids."""
     entries = ListOf(Struct({"Id": TEXT, **entry}), f"{name}RequestEntry")

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from mq.errors import InvalidId
 from mq.message import Message, MessageId, shorten
 from mq.sqs.errors import SqsError
-from mq.sqs.names import Names
+from mq.sqs.names import QueueNames
 from mq.sqs.shapes import needed
 
 MOST_ATTRIBUTES: Final = 10
@@ -217,7 +217,7 @@ class Wanted(NamedTuple):
 _ALL: Final = ("All", ".*")
 
 
-def shown_message(message: Message, body: bytes, wanted: Wanted, names: Names) -> dict[str, Any]:
+def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNames) -> dict[str, Any]:
     """A message as a receive answers it.
 
     Args:
@@ -301,25 +301,25 @@ def _is_wanted(name: str, wanted: Sequence[str]) -> bool:
     return any(each in _ALL or each == name or (each.endswith(".*") and name.startswith(each[:-1])) for each in wanted)
 
 
-def _text_of_ours(key: str) -> Callable[[Message, Names], str | None]:
-    def find(message: Message, names: Names) -> str | None:
+def _text_of_ours(key: str) -> Callable[[Message, QueueNames], str | None]:
+    def find(message: Message, names: QueueNames) -> str | None:
         value = _ours(message).get(key)
         return value if isinstance(value, str) else None
 
     return find
 
 
-def _first_receive(message: Message, names: Names) -> str | None:
+def _first_receive(message: Message, names: QueueNames) -> str | None:
     """Known at the first one only: mq keeps how often, and not when."""
     return str(time.time_ns() // 1_000_000) if message.receives == 1 else None
 
 
-def _source_arn(message: Message, names: Names) -> str | None:
+def _source_arn(message: Message, names: QueueNames) -> str | None:
     queue = message.deaths[0].get("queue") if message.deaths else None
     return names.arn(queue) if isinstance(queue, str) else None
 
 
-_SYSTEM: Final[Mapping[str, Callable[[Message, Names], str | None]]] = {
+_SYSTEM: Final[Mapping[str, Callable[[Message, QueueNames], str | None]]] = {
     "SenderId": _text_of_ours("sender"),
     "SentTimestamp": lambda message, names: str(message.id.published_ns // 1_000_000),
     "ApproximateReceiveCount": lambda message, names: str(message.receives),

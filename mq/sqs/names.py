@@ -22,7 +22,7 @@ _NEW: Final = re.compile(r"[A-Za-z0-9_-]{1,80}(?:\.fifo)?")
 _FIFO: Final = ".fifo"
 
 
-class Names:
+class QueueNames:
     """The names of queues as one client sees them.
 
     Args:
@@ -79,7 +79,9 @@ def queue_of_arn(arn: str, what: str) -> QueueName:
     """
     matched = _ARN.fullmatch(arn)
     if matched is None:
-        raise SqsError("InvalidParameterValue", f"{what} must be a queue's ARN, such as {Names('').arn('my-queue')}")
+        raise SqsError(
+            "InvalidParameterValue", f"{what} must be a queue's ARN, such as {QueueNames('').arn('my-queue')}"
+        )
     return known_name(matched[1])
 
 

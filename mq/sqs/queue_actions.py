@@ -13,7 +13,7 @@ from mq.access import Right
 from mq.errors import Conflict, InvalidSetting
 from mq.message import QueueName, shorten
 from mq.sqs.attributes import (
-    Change,
+    AttributeChange,
     allows_source,
     noted,
     read_change,
@@ -21,7 +21,7 @@ from mq.sqs.attributes import (
     wanted_attributes,
     with_defaults,
 )
-from mq.sqs.calls import ANY_RIGHT, Action, Call
+from mq.sqs.calls import ANY_RIGHT, Action, ActionCall
 from mq.sqs.errors import SqsError
 from mq.sqs.move_tasks import MOST_SHOWN, MoveTask
 from mq.sqs.names import known_name, new_name, queue_of_arn
@@ -39,7 +39,7 @@ _DEAD_LETTERS: Final = "dead_letter_queue"
 # Made, found, deleted
 
 
-async def create_queue(call: Call) -> Mapping[str, Any]:
+async def create_queue(call: ActionCall) -> Mapping[str, Any]:
     """Make a queue; or find that it is there, with these attributes."""
     name = new_name(call.needed("QueueName"))
     call.allow(Right.CONFIGURE, name)
@@ -53,7 +53,7 @@ async def create_queue(call: Call) -> Mapping[str, Any]:
     return {"QueueUrl": call.names.url(name)}
 
 
-async def _create(call: Call, name: QueueName, change: Change, tags: Mapping[str, str]) -> None:
+async def _create(call: ActionCall, name: QueueName, change: AttributeChange, tags: Mapping[str, str]) -> None:
     target = change.settings.get(_DEAD_LETTERS)
     if target is not None:
         await _check_target(call, name, target)
@@ -69,7 +69,7 @@ async def _create(call: Call, name: QueueName, change: Change, tags: Mapping[str
     call.audit("queue-created", name)
 
 
-async def _check_same(call: Call, name: QueueName, change: Change) -> None:
+async def _check_same(call: ActionCall, name: QueueName, change: AttributeChange) -> None:
     """Check that a queue has the attributes that a client would make it with.
 
     Raises:
@@ -88,7 +88,7 @@ async def _check_same(call: Call, name: QueueName, change: Change) -> None:
         )
 
 
-async def _check_target(call: Call, queue: QueueName, target: str) -> None:
+async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None:
     """Check that a queue's dead messages may go to another one.
 
     Raises:
@@ -116,7 +116,7 @@ def _wrong_policy(reason: str) -> SqsError:
     return SqsError("InvalidParameterValue", f"Value for parameter RedrivePolicy is invalid. Reason: {reason}")
 
 
-async def get_queue_url(call: Call) -> Mapping[str, Any]:
+async def get_queue_url(call: ActionCall) -> Mapping[str, Any]:
     """The URL of a queue that is there."""
     name = known_name(call.needed("QueueName"))
     call.allow(ANY_RIGHT, name)
@@ -124,21 +124,21 @@ async def get_queue_url(call: Call) -> Mapping[str, Any]:
     return {"QueueUrl": call.names.url(name)}
 
 
-async def list_queues(call: Call) -> Mapping[str, Any]:
+async def list_queues(call: ActionCall) -> Mapping[str, Any]:
     """Queues by the beginning of their names."""
     prefix = call.wanted.get("QueueNamePrefix", "")
     found = [status.name for status in await call.desk.broker.queues()]
     return _page(call, "QueueUrls", [name for name in found if name.startswith(prefix) and call.sees(name)])
 
 
-async def list_sources(call: Call) -> Mapping[str, Any]:
+async def list_sources(call: ActionCall) -> Mapping[str, Any]:
     """Queues whose dead messages go to this one."""
     target = await call.known_queue(ANY_RIGHT)
     found = [each.name for each in await call.desk.broker.queues() if each.settings.dead_letter_queue == target]
     return _page(call, "queueUrls", [name for name in found if call.sees(name)])
 
 
-def _page(call: Call, member: str, queues: Sequence[str]) -> dict[str, Any]:
+def _page(call: ActionCall, member: str, queues: Sequence[str]) -> dict[str, Any]:
     """A page of queues, which are sorted; without a wish for pages it is one of the longest."""
     most = call.number("MaxResults", 1, LONGEST_LIST)
     token = call.wanted.get("NextToken")
@@ -158,7 +158,7 @@ def _after(token: str) -> str:
         raise SqsError("InvalidParameterValue", "NextToken must be one that this action has answered") from None
 
 
-async def delete_queue(call: Call) -> Mapping[str, Any]:
+async def delete_queue(call: ActionCall) -> Mapping[str, Any]:
     """Delete a queue and all its messages."""
     async with call.desk.changing:
         queue = await call.known_queue(Right.CONFIGURE)
@@ -168,7 +168,7 @@ async def delete_queue(call: Call) -> Mapping[str, Any]:
     return {}
 
 
-async def purge_queue(call: Call) -> Mapping[str, Any]:
+async def purge_queue(call: ActionCall) -> Mapping[str, Any]:
     """Remove all messages that are not leased."""
     queue = await call.known_queue(Right.CONFIGURE)
     await call.desk.broker.purge(queue)
@@ -179,7 +179,7 @@ async def purge_queue(call: Call) -> Mapping[str, Any]:
 # Attributes and tags
 
 
-async def get_attributes(call: Call) -> Mapping[str, Any]:
+async def get_attributes(call: ActionCall) -> Mapping[str, Any]:
     """The attributes that were asked for."""
     queue = await call.known_queue(ANY_RIGHT)
     is_wanted = wanted_attributes(call.wanted.get("AttributeNames", ()))
@@ -189,7 +189,7 @@ async def get_attributes(call: Call) -> Mapping[str, Any]:
     return {"Attributes": found} if found else {}
 
 
-async def set_attributes(call: Call) -> Mapping[str, Any]:
+async def set_attributes(call: ActionCall) -> Mapping[str, Any]:
     """Change attributes: all of them, or none."""
     change = read_change(call.needed("Attributes"))
     async with call.desk.changing:
@@ -209,11 +209,11 @@ async def set_attributes(call: Call) -> Mapping[str, Any]:
     return {}
 
 
-async def _write(call: Call, queue: QueueName, notes: Notes) -> None:
+async def _write(call: ActionCall, queue: QueueName, notes: Notes) -> None:
     await call.desk.notes.write(queue, notes, (await call.desk.broker.status(queue)).created_ns)
 
 
-async def tag_queue(call: Call) -> Mapping[str, Any]:
+async def tag_queue(call: ActionCall) -> Mapping[str, Any]:
     """Set tags."""
     tags = _checked_tags(call.needed("Tags"))
     async with call.desk.changing:
@@ -223,7 +223,7 @@ async def tag_queue(call: Call) -> Mapping[str, Any]:
     return {}
 
 
-async def untag_queue(call: Call) -> Mapping[str, Any]:
+async def untag_queue(call: ActionCall) -> Mapping[str, Any]:
     """Take tags away."""
     gone = call.needed("TagKeys")
     async with call.desk.changing:
@@ -235,7 +235,7 @@ async def untag_queue(call: Call) -> Mapping[str, Any]:
     return {}
 
 
-async def list_tags(call: Call) -> Mapping[str, Any]:
+async def list_tags(call: ActionCall) -> Mapping[str, Any]:
     """All tags."""
     notes = await call.desk.notes.read(await call.known_queue(ANY_RIGHT))
     return {"Tags": dict(notes.tags)} if notes.tags else {}
@@ -254,7 +254,7 @@ def _checked_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
     return tags
 
 
-async def no_permissions(call: Call) -> Mapping[str, Any]:
+async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
     """Permissions are mq's users' rights."""
     call.queue(Right.CONFIGURE)
     raise SqsError(
@@ -265,7 +265,7 @@ async def no_permissions(call: Call) -> Mapping[str, Any]:
 # Dead letters
 
 
-async def start_move(call: Call) -> Mapping[str, Any]:
+async def start_move(call: ActionCall) -> Mapping[str, Any]:
     """Begin to move the messages of a dead-letter queue."""
     source = queue_of_arn(call.needed("SourceArn"), "SourceArn")
     call.allow(Right.CONFIGURE, source)
@@ -283,7 +283,7 @@ async def start_move(call: Call) -> Mapping[str, Any]:
     return {"TaskHandle": task.handle}
 
 
-async def _check_move(call: Call, source: QueueName, target: QueueName | None) -> None:
+async def _check_move(call: ActionCall, source: QueueName, target: QueueName | None) -> None:
     broker = call.desk.broker
     for queue in (source, target):
         if queue is not None and not await broker.has_queue(queue):
@@ -294,7 +294,7 @@ async def _check_move(call: Call, source: QueueName, target: QueueName | None) -
         raise SqsError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
 
 
-async def list_moves(call: Call) -> Mapping[str, Any]:
+async def list_moves(call: ActionCall) -> Mapping[str, Any]:
     """The latest tasks of a queue."""
     source = queue_of_arn(call.needed("SourceArn"), "SourceArn")
     call.allow(ANY_RIGHT, source)
@@ -305,12 +305,12 @@ async def list_moves(call: Call) -> Mapping[str, Any]:
     return {"Results": [_shown_task(call, task) for task in tasks]} if tasks else {}
 
 
-def _shown_task(call: Call, task: MoveTask) -> dict[str, Any]:
+def _shown_task(call: ActionCall, task: MoveTask) -> dict[str, Any]:
     target = {} if task.target is None else {"DestinationArn": call.names.arn(task.target)}
     return {**task.shown(), "SourceArn": call.names.arn(task.source), **target}
 
 
-async def cancel_move(call: Call) -> Mapping[str, Any]:
+async def cancel_move(call: ActionCall) -> Mapping[str, Any]:
     """End a task; what it has moved stays moved."""
     task = call.desk.tasks.running(call.needed("TaskHandle"))
     call.allow(Right.CONFIGURE, task.source)

@@ -21,7 +21,7 @@ from mq.message import shorten
 from mq.web.exchange import Reply, document, problem
 from mq.web.operations import NO_RIGHT, Operation, RequestContext, Success
 from mq.web.parameters import LEVEL
-from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, Snapshot, page
+from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, Scrape, page
 from mq.web.refusals import retry_after
 from mq.web.replies import NOT_CACHED, age_of, shown_queue
 from mq.web.request_body import read_object
@@ -67,7 +67,7 @@ async def metrics(context: RequestContext) -> Reply:
     durations = context.metrics.durations()
     now_ns, connections = time.time_ns(), {"http": 0, "amqp": 0} | context.connections.by_door()
     elsewhere = _led_elsewhere(context.broker, queues)
-    snapshot = Snapshot(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)
+    snapshot = Scrape(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)
     body = await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
     return Reply(200, (("content-type", CONTENT_TYPE), ("content-length", str(len(body))), NOT_CACHED), body)
 
@@ -79,7 +79,7 @@ def _led_elsewhere(broker: BrokerAPI, queues: Sequence[QueueStatus]) -> Set[str]
     return {status.name for status in queues} - {each.queue for each in broker.inventory()}
 
 
-def _metrics_page(snapshot: Snapshot, folder: str) -> bytes:
+def _metrics_page(snapshot: Scrape, folder: str) -> bytes:
     """In a thread, where a file system that does not answer stops nobody else."""
     if folder:
         with contextlib.suppress(OSError):  # it tells the rest all the same

@@ -48,7 +48,7 @@ TIMED: Final = {
 """Durations that are shown: the name of the histogram, and its help."""
 
 
-class Snapshot(NamedTuple):
+class Scrape(NamedTuple):
     """What a page is made of.
 
     Attributes:
@@ -74,7 +74,7 @@ class Snapshot(NamedTuple):
     led_elsewhere: Set[str] = frozenset()
 
 
-def page(snapshot: Snapshot) -> bytes:
+def page(snapshot: Scrape) -> bytes:
     """The page, in the text format. It takes its time with many queues: call it in a thread."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(lambda: _families(snapshot)))
@@ -89,7 +89,7 @@ class _Collector:
         self.collect = collect
 
 
-def _families(snapshot: Snapshot) -> Iterator[Metric]:
+def _families(snapshot: Scrape) -> Iterator[Metric]:
     yield InfoMetricFamily("mq_build", "which mq this is", {"version": snapshot.version})
     yield GaugeMetricFamily("mq_store_ready", "1 while the store takes changes, else 0", float(snapshot.is_ready))
     yield GaugeMetricFamily("mq_queues", "queues there are", len(snapshot.queues))
@@ -126,7 +126,7 @@ def _counters(totals: Totals) -> Iterator[Metric]:
     yield published
 
 
-def _depths(snapshot: Snapshot) -> Iterator[Metric]:
+def _depths(snapshot: Scrape) -> Iterator[Metric]:
     depths = GaugeMetricFamily(
         "mq_queue_messages", "messages in a queue, by what they wait for", labels=["queue", "state"]
     )

@@ -30,7 +30,7 @@ _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 _PORT: Final = re.compile(r":([0-9]{1,5})$")
 
 
-class Session(NamedTuple):
+class LoginSession(NamedTuple):
     """A session.
 
     Attributes:
@@ -61,9 +61,9 @@ class Sessions:
 
     def __init__(self, access: UserDirectory) -> None:
         self._access = access
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
 
-    def begin(self, user: User, secret: str) -> tuple[str, Session]:
+    def begin(self, user: User, secret: str) -> tuple[str, LoginSession]:
         """A new session, and its secret.
 
         Args:
@@ -73,13 +73,13 @@ class Sessions:
         cookie = secrets.token_urlsafe(32)
         token = secret if token_hash(secret) is not None else None
         ends = trio.current_time() + LASTS_SECONDS
-        session = Session(user, secrets.token_urlsafe(32), ends, token, self._access.stamp(user))
+        session = LoginSession(user, secrets.token_urlsafe(32), ends, token, self._access.stamp(user))
         self._sessions[_key(cookie)] = session
         if len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)
         return cookie, session
 
-    def find(self, cookie: str) -> Session | None:
+    def find(self, cookie: str) -> LoginSession | None:
         """The session of a secret, with its user as the file has them now; None where there is none any more."""
         session = self._sessions.get(_key(cookie))
         if session is None:
@@ -94,7 +94,7 @@ class Sessions:
         """End a session, if there is one."""
         self._sessions.pop(_key(cookie), None)
 
-    def _user(self, session: Session) -> User | None:
+    def _user(self, session: LoginSession) -> User | None:
         if session.token is None:
             return self._access.again(session.user) if self._access.stamp(session.user) == session.stamp else None
         try:

@@ -21,7 +21,7 @@ from mq.observers.histograms import Histogram
 from mq.observers.metrics import OTHERS, Metrics
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
-from mq.web.prometheus import COUNTED, MOST_QUEUES, Snapshot, page
+from mq.web.prometheus import COUNTED, MOST_QUEUES, Scrape, page
 from tests.web.talking import MAX_BODY, ask, publish
 
 TREE: Final = Path(__file__).resolve().parent.parent.parent
@@ -54,7 +54,7 @@ def happened(metrics: Metrics, kind: Kind, queue: str, times: int = 1) -> None:
 
 def scraped(metrics: Metrics, *queues: QueueStatus, most: int = MOST_QUEUES) -> Samples:
     totals = metrics.totals({queue.name for queue in queues}, most)
-    return samples(page(Snapshot("1", totals, queues, True, None, 20_000_000_000)).decode())
+    return samples(page(Scrape("1", totals, queues, True, None, 20_000_000_000)).decode())
 
 
 async def test_a_scrape_has_counts_depths_and_room(store: MemoryStorage, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_depths_that_another_node_tells_are_left_to_it() -> None:
     metrics = Metrics()
     queues = [status("here", ready=2), status("there", ready=3)]
     totals = metrics.totals({"here", "there"}, MOST_QUEUES)
-    text = page(Snapshot("1", totals, queues, True, None, 0, led_elsewhere={"there"})).decode()
+    text = page(Scrape("1", totals, queues, True, None, 0, led_elsewhere={"there"})).decode()
     found = samples(text)
     assert {queue for name, queue, _ in found if name == "mq_queue_messages"} == {"here", OTHERS}
     assert {queue for name, queue, _ in found if name == "mq_queue_oldest_seconds"} == {"here", OTHERS}
@@ -168,7 +168,7 @@ def everything() -> str:
         happened(metrics, kind, "q")
     totals = metrics.totals({"q"}, 1)
     room = os.statvfs("/")
-    return page(Snapshot("1", totals, [status("q")], True, room, 0, metrics.durations(), {"http": 1})).decode()
+    return page(Scrape("1", totals, [status("q")], True, room, 0, metrics.durations(), {"http": 1})).decode()
 
 
 def shown() -> set[str]:

@@ -21,7 +21,7 @@ from mq.amqp.server.publish_pump import PublishPump, Unstored
 from mq.amqp.server.shielded import shielded
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
-from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, Arrival
+from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PacedChunks
 from mq.doors.connections import Peer
 from mq.doors.listening import TLSStream
 from mq.doors.open_connections import ConnectionStatus, ConsumerStatus
@@ -77,7 +77,7 @@ class ServedConnection:
         self._reading = trio.CancelScope()
         self._sleep = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._arrival: Arrival | None = None
+        self._arrival: PacedChunks | None = None
         self._arrivals = ExitStack()
 
     async def run(self) -> None:
