@@ -26,6 +26,7 @@ from mq.message import MessageId, Properties, shorten
 from mq.storage.files.backup_folder import (
     CHUNK,
     FORMAT,
+    THREADS,
     Backup,
     BackupDamaged,
     BackupFolder,
@@ -120,7 +121,7 @@ def back_up(
             stack.callback(notifier.close)
             above = mount_of(os.path.dirname(folder) if calls.kind(folder) is None else folder)
             syncfs = above.syncfs and syncfs_reports_errors()
-            backups = stack.enter_context(open_backups(calls, folder, make=True, syncfs=syncfs))
+            backups = stack.enter_context(open_backups(calls, folder, make=True, syncfs=syncfs, threads=THREADS))
             return save(calls, root, backups, notifier, keep=keep, told=told)
     except OSError as error:
         if error.errno in NO_ROOM:

@@ -20,7 +20,9 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageUnusable
@@ -38,6 +40,10 @@ _END: Final = re.compile(rb'\n\["end",[0-9]+\]\n\Z')
 _LAST_BYTES: Final = 64
 CHUNK: Final = 1 << 20
 _LINES_AT_ONCE: Final = 1000
+THREADS: Final = 16
+"""So many files are synced at a time on a real file system."""
+_MOST_WAITING: Final = 128
+"""Files that are written, open, and not synced yet."""
 
 
 class SavedMessage(NamedTuple):
@@ -102,6 +108,49 @@ class BackupDamaged(Exception):
     """The file of a backup is not whole."""
 
 
+class FileSyncs:
+    """Brings files that were written to the medium, several at a time: a disk, or a server, takes as long for ten.
+
+    Args:
+        calls: the system.
+        syncfs: whether one call brings the whole file system there, later; then files are closed, and no more.
+        threads: how many are synced at a time.
+    """
+
+    def __init__(self, calls: Calls, *, syncfs: bool, threads: int) -> None:
+        self._calls = calls
+        self._syncfs = syncfs
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 and not syncfs else None
+        self._waiting: list[int] = []
+
+    def add(self, fd: int) -> None:
+        """Take an open file that is written, to be closed here."""
+        if self._syncfs:
+            self._calls.close(fd)
+            return
+        self._waiting.append(fd)
+        if len(self._waiting) >= _MOST_WAITING:
+            self.finish()
+
+    def finish(self) -> None:
+        """Return when all that was added is on the medium.
+
+        Raises:
+            SyncFailed: some of it is not known to be.
+        """
+        fds, self._waiting = self._waiting, []
+        try:
+            list((map if self._pool is None else self._pool.map)(partial(sync, self._calls), fds))
+        finally:
+            close_all(self._calls, fds)
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        close_all(self._calls, self._waiting)
+
+
 class BackupFolder:
     """A folder of backups, locked.
 
@@ -109,17 +158,20 @@ class BackupFolder:
         calls: the system.
         path: the folder.
         syncfs: whether one call brings the whole file system to the medium.
+        threads: where it does not: how many files are synced at a time.
     """
 
-    def __init__(self, calls: Calls, path: str, *, syncfs: bool) -> None:
+    def __init__(self, calls: Calls, path: str, *, syncfs: bool, threads: int) -> None:
         self.path = path
         self._calls = calls
         self._syncfs = syncfs
+        self._syncs = FileSyncs(calls, syncfs=syncfs, threads=threads)
         self._fd = calls.open(path, OPEN_FOLDER)  # before anything is written: it hears of every error since
         self._unsynced: set[str] = set()
 
     def close(self) -> None:
         """Let go of it."""
+        self._syncs.close()
         close_all(self._calls, [self._fd])
 
     # What is there
@@ -225,10 +277,10 @@ class BackupFolder:
                 write_all(self._calls, fd, chunk)
                 size, crc = size + len(chunk), zlib.crc32(chunk, crc)
                 chunk = read(size)
-            if not self._syncfs:
-                sync(self._calls, fd)
-        finally:
-            self._calls.close(fd)
+        except BaseException:
+            close_all(self._calls, [fd])
+            raise
+        self._syncs.add(fd)
         return size, crc
 
     def _compare(self, id: str, read: Callable[[int], bytes]) -> tuple[int, int] | None:
@@ -237,7 +289,8 @@ class BackupFolder:
         fd = self._open_body(id)
         if fd is None:
             return None
-        try:
+        with contextlib.ExitStack() as unless_same:
+            unless_same.callback(close_all, self._calls, [fd])
             size = crc = 0
             while chunk := read(size):
                 if self._calls.read(fd, len(chunk)) != chunk:
@@ -245,15 +298,14 @@ class BackupFolder:
                 size, crc = size + len(chunk), zlib.crc32(chunk, crc)
             if self._calls.read(fd, 1):
                 return None
-            if not self._syncfs:
-                sync(self._calls, fd)
-        finally:
-            self._calls.close(fd)
+            unless_same.pop_all()
+        self._syncs.add(fd)
         self._unsynced.add(os.path.dirname(self._body(id)))
         return size, crc
 
     def commit(self, backup: Backup) -> None:
         """Write a backup down. Durable on return, with every body that it names."""
+        self._syncs.finish()
         if self._syncfs:
             sync_all(self._calls, self._fd)
         else:
@@ -343,7 +395,9 @@ class BackupFolder:
 
 
 @contextmanager
-def open_backups(calls: Calls, path: str, *, make: bool, syncfs: bool = False) -> Iterator[BackupFolder]:
+def open_backups(
+    calls: Calls, path: str, *, make: bool, syncfs: bool = False, threads: int = 1
+) -> Iterator[BackupFolder]:
     """Open a folder of backups, and lock it.
 
     Args:
@@ -351,6 +405,7 @@ def open_backups(calls: Calls, path: str, *, make: bool, syncfs: bool = False) -
         path: the folder.
         make: make it, where it is missing or empty, to write to it.
         syncfs: whether one call brings the whole file system to the medium.
+        threads: where it does not: how many files are synced at a time.
 
     Raises:
         StorageUnusable: it is something else, or another process is at work there.
@@ -368,7 +423,7 @@ def open_backups(calls: Calls, path: str, *, make: bool, syncfs: bool = False) -
             calls.lock(lock, exclusive=make)
         except BlockingIOError as error:
             raise StorageUnusable(f"another backup or restore is at work in {shown}; let it end") from error
-        folder = BackupFolder(calls, path, syncfs=syncfs)
+        folder = BackupFolder(calls, path, syncfs=syncfs, threads=threads)
         stack.callback(folder.close)
         yield folder
 

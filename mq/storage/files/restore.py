@@ -14,15 +14,17 @@ from typing import Final, NamedTuple
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import Properties, shorten
 from mq.storage.files.backup_folder import (
+    THREADS,
     Backup,
     BackupDamaged,
     BackupFolder,
     BackupHeader,
+    FileSyncs,
     SavedMessage,
     is_vacant,
     open_backups,
 )
-from mq.storage.files.barrier import make_folder, sync, sync_all, sync_folder
+from mq.storage.files.barrier import close_all, make_folder, sync_all, sync_folder
 from mq.storage.files.calls import NO_ROOM, OPEN_FOLDER, OPEN_NEW, Calls, FileKind, LinuxCalls, write_all
 from mq.storage.files.format import is_half_restored, put_to_rest, take_to_restore
 from mq.storage.files.layout import ATTRIBUTES, SUM, Layout, Senseless, Sum, decode_attributes, encode_side
@@ -106,7 +108,7 @@ def restore(
         with open_backups(calls, folder, make=False) as backups:
             backup = _find(backups, number)
             syncfs = mount.syncfs and syncfs_reports_errors()
-            return bring_back(calls, backups, backup, root, syncfs=syncfs, told=told)
+            return bring_back(calls, backups, backup, root, syncfs=syncfs, threads=THREADS, told=told)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StorageFull(
@@ -138,9 +140,19 @@ def bring_back(
     root: str,
     *,
     syncfs: bool,
+    threads: int = 1,
     told: Callable[[int, int], object] = lambda done, total: None,
 ) -> RestoreReport:
     """Make a root of a backup that was read. Durable on return.
+
+    Args:
+        calls: reach the root.
+        backups: the folder.
+        backup: the backup.
+        root: the root.
+        syncfs: whether one call brings the whole file system of the root to the medium.
+        threads: where it does not: how many files are synced at a time.
+        told: as in :func:`restore`.
 
     Raises:
         StorageUnusable: something is in its place.
@@ -158,8 +170,11 @@ def bring_back(
         root_fd = calls.open(root, OPEN_FOLDER)  # before anything is written: it hears of every error since
         stack.callback(calls.close, root_fd)
         _empty(calls, layout, root)
-        writer = _Writer(calls, layout, backups, syncfs=syncfs, xattrs=has_xattrs(calls, lock))
+        syncs = FileSyncs(calls, syncfs=syncfs, threads=threads)
+        stack.callback(syncs.close)
+        writer = _Writer(calls, layout, backups, syncs, syncfs=syncfs, xattrs=has_xattrs(calls, lock))
         writer.write_all(backup, told)
+        syncs.finish()
         if syncfs:
             sync_all(calls, root_fd)
         else:
@@ -229,12 +244,15 @@ class _Writer:
         damaged: messages that the backup does not have as they were.
     """
 
-    def __init__(self, calls: Calls, layout: Layout, backups: BackupFolder, *, syncfs: bool, xattrs: bool) -> None:
+    def __init__(
+        self, calls: Calls, layout: Layout, backups: BackupFolder, syncs: FileSyncs, *, syncfs: bool, xattrs: bool
+    ) -> None:
         self.folders: list[str] = []
         self.damaged: list[str] = []
         self._calls = calls
         self._layout = layout
         self._backups = backups
+        self._syncs = syncs
         self._syncfs = syncfs
         self._xattrs = xattrs
 
@@ -298,7 +316,7 @@ class _Writer:
                 self._note(fd, saved)
             for chunk in content:
                 write_all(self._calls, fd, chunk)
-            if not self._syncfs:
-                sync(self._calls, fd)
-        finally:
-            self._calls.close(fd)
+        except BaseException:
+            close_all(self._calls, [fd])
+            raise
+        self._syncs.add(fd)
