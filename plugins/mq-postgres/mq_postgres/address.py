@@ -72,14 +72,14 @@ def parse_address(rest: str) -> Address:
     except ValueError:
         raise StorageUnusable(f"not an address of PostgreSQL. Write {_EXAMPLE}") from None
     user, _, hosts = parts.netloc.rpartition("@")
-    if ":" in user or "password" in parts.query.replace("password-file", ""):
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if ":" in user or "password" in options:
         raise StorageUnusable(
             "an address takes no password, for lists of processes and logs show it: name a file with password-file=, "
             "or set PGPASSFILE"
         )
     if not rest.startswith("//") or not parts.path.strip("/") or parts.fragment:
         raise StorageUnusable(f"postgres: wants a host and a database. Write {_EXAMPLE}")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise StorageUnusable(f"postgres: does not know {shorten(unknown[0])}. There are {', '.join(_KNOWN)}")

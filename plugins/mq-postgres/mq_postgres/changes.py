@@ -102,18 +102,16 @@ class Changes:
             return
         number, undo = self._doubt
         landed = self._withdrawn(number, ends)
-        if landed is not None:
-            while True:
-                self._number += 1
-                try:
-                    self._send(self._number, undo(landed))
+        while landed is not None:
+            self._number += 1
+            try:
+                self._send(self._number, undo(landed))
+                break
+            except Lost as error:
+                if self._withdrawn(self._number, ends) is not None:
                     break
-                except Lost as error:
-                    mine, latest = self._number, self._withdrawn(self._number, ends)
-                    if latest is not None and mine != number:
-                        break
-                    if time.monotonic() > ends:
-                        raise NotNow(str(error)) from error
+                if time.monotonic() > ends:
+                    raise NotNow(str(error)) from error
         self._doubt = None
 
     def _done(self, statements: Sequence[Statement], undo: Undo, ends: float) -> Refusals:
@@ -126,7 +124,7 @@ class Changes:
                 reason = str(error)
             try:
                 landed = self._withdrawn(number, ends)
-            except NotNow as error:
+            except (NotNow, StorageFenced) as error:  # a successor says nothing of what we did before it came
                 self._doubt = number, undo
                 raise InDoubt(f"{reason}; since then {error}") from error
             if landed is not None:

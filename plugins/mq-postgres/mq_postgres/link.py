@@ -24,6 +24,7 @@ SETTINGS: Final = {
     "default_transaction_isolation": "read\\ committed",  # the fence waits for a successor and looks again
     "idle_in_transaction_session_timeout": "10s",
     "lock_timeout": "10s",
+    "statement_timeout": "0",  # it would cut a wait for the standby short; the client's deadline ends the session
     # a broker that vanished holds nothing up for longer than its successor waits for the store
     "tcp_keepalives_idle": "4",
     "tcp_keepalives_interval": "2",
@@ -38,12 +39,12 @@ SETTINGS: Final = {
     "work_mem": "64MB",
 }
 _CONNECT_SECONDS: Final = 5
-_ENDED: Final = "57P"
-"""Class of the errors with which a server ends a session: shutdown, crash, not up yet."""
+_ENDED: Final = ("57P", "08", "25P")
+"""Of the SQLSTATEs with which a server ends a session: shutdown, crash, not up yet, idle for too long."""
 FENCED: Final = "MQ001"
-PASSING: Final = ("53", "55P03", "25006", "40")
+PASSING: Final = ("53", "55P03", "25006", "40", "57014")
 """SQLSTATEs after which nothing was changed and which can pass: no room, no memory, no connection free; a lock that is
-held for too long; a server that became read-only; a deadlock."""
+held for too long; a server that became read-only; a deadlock; a statement that an administrator cancelled."""
 
 
 class Lost(Exception):
@@ -149,7 +150,7 @@ class Link:
 
     def _translated(self, connection: psycopg.Connection[Any], error: psycopg.Error) -> Exception:
         state = error.sqlstate or ""
-        if connection.closed or not state or state.startswith((_ENDED, "08")):
+        if connection.closed or not state or state.startswith(_ENDED):
             self.close()
             return Lost(in_one_line(error))
         try:

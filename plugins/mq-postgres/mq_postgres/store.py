@@ -219,20 +219,19 @@ class PostgresStorage:
 
     async def _take(self) -> owner.Taken:
         """Wait until whoever was killed with the store in hand has lost it, then take it."""
-        first: owner.Held | None = None
-        with trio.move_on_after(owner.LEASE_SECONDS + 2):
-            while True:
-                found = await self._write(owner.take, self._writer, self._session)
-                if isinstance(found, owner.Taken):
-                    return found
-                if first is not None and found.until != first.until:
-                    break  # whoever renews it lives
-                first = found
-                await trio.sleep(owner.TRY_AGAIN_SECONDS)
-        raise StorageUnusable(
-            f"the store at {self._name} is in use by {first and first.holder}. "
-            "Stop that broker first, or give this one a schema of its own"
-        )
+        first = found = await self._write(owner.take, self._writer, self._session)
+        waits_until = trio.current_time() + owner.LEASE_SECONDS + 2
+        while isinstance(found, owner.Held) and isinstance(first, owner.Held):
+            if found.until != first.until:  # whoever renews it lives
+                raise StorageUnusable(
+                    f"the store at {self._name} is in use by {first.holder}. "
+                    "Stop that broker first, or give this one a schema of its own"
+                )
+            await trio.sleep(owner.TRY_AGAIN_SECONDS)
+            ended = found.until if trio.current_time() > waits_until else ""
+            found = await self._write(owner.take, self._writer, self._session, ended)
+        assert isinstance(found, owner.Taken), "neither ours nor anybody else's"
+        return found
 
     async def _keep(self, scope: trio.CancelScope) -> None:
         """As a task of the system's, for a store has no nursery. Whether the lease has ended, the fence tells."""

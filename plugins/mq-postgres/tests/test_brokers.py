@@ -1,0 +1,141 @@
+"""The broker on PostgreSQL, whole: what it answered is so after a restart, its own or the server's."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+
+from mq.broker import Broker, open_broker
+from mq.errors import NoSuchMessage, StorageError
+from mq.storage.registry import open_storage
+
+
+async def test_what_was_answered_is_there_after_a_restart(place) -> None:
+    large = b"".join(number.to_bytes(8, "big") for number in range((5 << 20) // 16))
+    async with open_broker(place.address) as broker:
+        await broker.create_queue("orders")
+        ids = [await broker.publish("orders", b"%d" % number, {"n": number}) for number in range(20)]
+        held = await broker.fetch("orders")
+        assert held is not None
+        done = await broker.fetch("orders")
+        assert done is not None
+        await broker.remove("orders", done.id, receipt=done.receipt)
+        last = await broker.publish("orders", large)
+    async with open_broker(place.address) as broker:
+        assert [status.name for status in await broker.queues()] == ["orders"]
+        rest = await broker.fetch_many("orders", 100)
+        assert [message.id for message in rest] == [*ids[2:], last], "in order, without what is leased or removed"
+        bodies = [(await message.body.read(), message.properties.attributes) for message in rest]
+        assert bodies[:-1] == [(b"%d" % number, {"n": number}) for number in range(2, 20)]
+        assert bodies[-1][0] == large
+        await broker.requeue("orders", held.id, receipt=held.receipt)
+        again = await broker.fetch("orders")
+        assert again is not None
+        assert (again.id, again.receives) == (held.id, 2)
+        await broker.delete_queue("orders")
+    async with open_broker(place.address) as broker:
+        assert await broker.queues() == []
+
+
+async def test_nothing_is_left_of_bodies_that_left(place) -> None:
+    """Of large ones neither, nor of those that were staged and never written."""
+
+    async def chunks():
+        for _ in range(3):
+            yield bytes(1 << 20)
+
+    async with open_broker(place.address) as broker:
+        await broker.create_queue("orders")
+        await broker.publish("orders", bytes(3 << 20))
+        message = await broker.fetch("orders")
+        assert message is not None
+        await broker.remove("orders", message.id, receipt=message.receipt)
+        await broker.publish("orders", bytes(3 << 20))
+        ready = await broker.fetch("orders", wait=10)
+        assert ready is not None
+        await broker.requeue("orders", ready.id, receipt=ready.receipt)
+        await broker.delete_queue("orders")
+    async with open_storage(place.address) as storage:
+        await storage.stage(chunks())
+    async with open_broker(place.address):
+        with place.server.admin() as admin:
+            tables = [f"(SELECT count(*) FROM {place.schema}.{name})" for name in ("body", "chunk", "place")]
+            await wait_until(lambda: admin.execute(f"SELECT {', '.join(tables)}".encode()).fetchone(), (0, 0, 0))
+
+
+async def wait_until(ask, answer) -> None:
+    """Ask until that is the answer."""
+    found = None
+    with trio.move_on_after(20):
+        while (found := ask()) != answer:
+            await trio.sleep(0.02)
+    assert found == answer
+
+
+class Load:
+    """Publishers and consumers who ask again whenever they are told to."""
+
+    def __init__(self, broker: Broker, most: int) -> None:
+        self._broker = broker
+        self._most = most
+        self.acknowledged: set[bytes] = set()
+        self.got: list[bytes] = []
+
+    async def publish(self, worker: int, workers: int) -> None:
+        for number in range(worker, self._most, workers):
+            body = b"%d" % number
+            await until_done(lambda body=body: self._broker.publish("orders", body, key=body.decode()))
+            self.acknowledged.add(body)
+
+    async def fetch(self) -> None:
+        while len(self.got) < self._most:
+            message = await until_done(lambda: self._broker.fetch("orders", wait=0.5))
+            if message is None:
+                continue
+            body = await until_done(message.body.read)
+            with suppress(NoSuchMessage):  # it was removed, and the answer said that this was not known
+                await until_done(lambda m=message: self._broker.remove("orders", m.id, receipt=m.receipt))
+            self.got.append(body)
+
+
+async def until_done(ask):
+    while True:
+        try:
+            return await ask()
+        except StorageError:
+            await trio.sleep(0.05)  # Retry-After
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "asleep"])
+async def test_a_server_that_goes_costs_no_message(own_server, how: str) -> None:
+    """Killed with SIGKILL and started again, or asleep for longer than the deadline, under load. The broker goes on."""
+    address = f"postgres://mq@127.0.0.1:{own_server.port}/mq?deadline=1"
+    most, rounds = 240, 3
+    with trio.fail_after(90):
+        async with open_broker(address) as broker:
+            load = Load(broker, most)
+            await broker.create_queue("orders")
+            async with trio.open_nursery() as nursery:
+                for worker in range(4):
+                    nursery.start_soon(load.publish, worker, 4)
+                for _ in range(2):
+                    nursery.start_soon(load.fetch)
+                for number in range(1, rounds + 1):
+                    while len(load.acknowledged) < most * number // (rounds + 1):
+                        await trio.sleep(0.01)
+                    if how == "killed":
+                        await trio.to_thread.run_sync(own_server.kill)
+                        await trio.to_thread.run_sync(own_server.start)
+                    else:
+                        own_server.pause()
+                        await trio.sleep(1.5)
+                        own_server.resume()
+            assert await broker.fetch("orders") is None
+        async with open_broker(address) as broker:
+            assert await broker.fetch("orders") is None, "a removed message came back"
+    assert len(load.acknowledged) == most
+    assert set(load.got) == load.acknowledged
+    assert len(load.got) == most, "none was handed out twice: no lease ended"
