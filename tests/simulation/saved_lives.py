@@ -17,7 +17,7 @@ from mq.broker import Broker
 from mq.storage.files.backup import save
 from mq.storage.files.backup_folder import open_backups
 from mq.storage.files.calls import FileKind
-from mq.storage.files.live_names import NameChange
+from mq.storage.files.live_names import NameEvent
 from mq.storage.files.restore import bring_back
 from mq.testing.calls import StepByStep
 from mq.testing.disk import Disk, Medium, _Node, _Part
@@ -119,7 +119,7 @@ class DiskNotifier:
         self._random = random
         self._inner = disk._change
         self._watched: dict[int, tuple[int, _Node]] = {}
-        self._told: list[NameChange] = []
+        self._told: list[NameEvent] = []
         self._next = 1
         self._looks = -1
         disk._change = self._changed  # type: ignore[method-assign]
@@ -136,7 +136,7 @@ class DiskNotifier:
     def forget(self, watch: int) -> None:
         self._watched = {key: found for key, found in self._watched.items() if found[0] != watch}
 
-    def changes(self) -> list[NameChange]:
+    def changes(self) -> list[NameEvent]:
         told, self._told = self._told, []
         if told and told[-1].move and told[-1].appeared and self._looks != self._reader.looks:
             self._looks = self._reader.looks + 1  # it comes when this one was looked up, or anything happens
@@ -154,7 +154,7 @@ class DiskNotifier:
             watch = self._watched.get(id(folder))
             known = node or folder.names.get(name)
             if watch is not None and known is not None:
-                self._told.append(NameChange(watch[0], name, node is not None, known.folder, move))
+                self._told.append(NameEvent(watch[0], name, node is not None, known.folder, move))
         self._inner(*parts)
 
 

@@ -22,7 +22,7 @@ from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, LinuxCalls
 from mq.storage.files.fake import make_calls
 from mq.storage.files.format import check_format, open_moves_lock, put_to_rest, take_in_use, take_to_restore
 from mq.storage.files.layout import Layout
-from mq.storage.files.live_names import NameChange, Overflowed
+from mq.storage.files.live_names import NameEvent, Overflowed
 from mq.storage.files.log import Record
 from mq.storage.files.mount import Mount
 from mq.storage.files.restore import RestoreReport, bring_back
@@ -43,7 +43,7 @@ class Still:
 
     def __init__(self) -> None:
         self.paths: list[str] = []
-        self.told: list[NameChange] = []
+        self.told: list[NameEvent] = []
         self.overflows = 0
 
     def watch(self, path: str) -> int:
@@ -53,7 +53,7 @@ class Still:
     def forget(self, watch: int) -> None:
         pass
 
-    def changes(self) -> list[NameChange]:
+    def changes(self) -> list[NameEvent]:
         if self.overflows:
             self.overflows -= 1
             raise Overflowed
@@ -65,7 +65,7 @@ class Still:
 
     def tell(self, folder: str, name: str, *, appeared: bool) -> None:
         watch = max(number for number, path in enumerate(self.paths, 1) if path.endswith(f"/{folder}"))
-        self.told.append(NameChange(watch, name, appeared))
+        self.told.append(NameEvent(watch, name, appeared))
 
 
 @pytest.fixture(params=sorted(MOUNTS))

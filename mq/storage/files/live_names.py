@@ -29,7 +29,7 @@ _VANISHED: Final = _FLAGS.DELETE | _FLAGS.MOVED_FROM
 _MASK: Final = _APPEARED | _VANISHED | _FLAGS.ONLYDIR | _FLAGS.DONT_FOLLOW
 
 
-class NameChange(NamedTuple):
+class NameEvent(NamedTuple):
     """A name came into a folder, or left it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Notifier(Protocol):
     def forget(self, watch: int) -> None:
         """Tell of that folder no more."""
 
-    def changes(self) -> list[NameChange]:
+    def changes(self) -> list[NameEvent]:
         """What happened since the last call, without waiting.
 
         Raises:
@@ -99,14 +99,14 @@ class Inotify:
         with contextlib.suppress(OSError):  # it went with its folder
             self._inner.rm_watch(watch)
 
-    def changes(self) -> list[NameChange]:
+    def changes(self) -> list[NameEvent]:
         """As in Notifier."""
-        found: list[NameChange] = []
+        found: list[NameEvent] = []
         for watch, mask, move, name in self._inner.read(timeout=0):
             if mask & _FLAGS.Q_OVERFLOW:
                 raise Overflowed
             if mask & (_APPEARED | _VANISHED):
-                found.append(NameChange(watch, name, bool(mask & _APPEARED), bool(mask & _FLAGS.ISDIR), move))
+                found.append(NameEvent(watch, name, bool(mask & _APPEARED), bool(mask & _FLAGS.ISDIR), move))
         return found
 
     def close(self) -> None:
