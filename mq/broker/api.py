@@ -220,6 +220,10 @@ class BrokerAPI(Protocol):
         self, queue: str, id: str, *, receipt: str | None = None, delay: float | None = 0.0, reason: str = ""
     ) -> None: ...
 
+    async def reschedule(
+        self, queue: str, id: str, *, receipt: str | None = None, delay: float = 0.0, at_ms: int | None = None
+    ) -> None: ...
+
     async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None: ...
 
     async def hold(

@@ -307,6 +307,28 @@ class Broker:
         with self._in_flight:
             await self._consuming.requeue(await self._queues.get(queue), id, receipt, delay, reason)
 
+    async def reschedule(
+        self, queue: str, id: str, *, receipt: str | None = None, delay: float = 0.0, at_ms: int | None = None
+    ) -> None:
+        """Change when a delayed message that no delivery holds can be fetched.
+
+        Args:
+            queue: the queue's name.
+            id: the message.
+            receipt: of a delivery that must still hold it; but then it has no such time.
+            delay: seconds from now; 0 for at once.
+            at_ms: an instant instead, in milliseconds since 1970; at once where it is over.
+
+        Raises:
+            NoSuchMessage: the message is not in it.
+            NotLeased: it is not delayed.
+            ReceiptMismatch: that delivery does not hold it.
+            InvalidSetting: the time is out of its range.
+        """
+        check_value("delay", delay, DELAY)
+        with self._in_flight:
+            await self._consuming.reschedule(await self._queues.get(queue), id, receipt, delay, at_ms)
+
     async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None:
         """Let a message's lease end `seconds` from now.
 

@@ -22,6 +22,7 @@ from mq.broker.dispatch import Holds
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
+from mq.broker.settings import check_time
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch
@@ -70,6 +71,7 @@ class Consumption:
     ) -> None:
         self._storage = core.storage
         self._catalog = core.catalog
+        self._clock_ns = core.clock_ns
         self._waiters = waiters
         self._jobs = core.jobs
         self._upkeep = upkeep
@@ -226,6 +228,41 @@ class Consumption:
             seconds = index.settings.retry_seconds(receives, self._random) if delay is None else delay
             if seconds > 0:
                 job = self._begin(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "hold the message back")
+            else:
+                job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
+            try:
+                await job.future.get()
+                return
+            except NoSuchMessage:
+                if not self._config.others_move:
+                    raise
+
+    async def reschedule(
+        self, index: QueueIndex, id: str, receipt: str | None, seconds: float, at_ms: int | None = None
+    ) -> None:
+        """Let a delayed message that no delivery holds be there in `seconds`, or at `at_ms`; at once for 0.
+
+        Raises:
+            NoSuchMessage: it is not in the queue.
+            ReceiptMismatch: the delivery of that receipt does not hold it.
+            NotLeased: it is not delayed, either.
+            InvalidSetting: `at_ms` is too far away.
+        """
+        now_ms = self._clock_ns() // 1_000_000
+        if at_ms is not None and check_time(at_ms, now_ms) <= now_ms:
+            seconds, at_ms = 0.0, None
+        while True:
+            entry = await self._locate(index, MessageId(id), receipt)
+            if entry.state is State.NEW and entry.meta.deadline_ms is not None and self._config.mover:
+                await self._upkeep.settle(index)  # it is on its way to DELAYED
+                continue
+            if entry.state is not State.DELAYED or entry.meta.receipt is not None:
+                raise NotLeased(f"message {id} of queue {index.name} is not delayed: it has no time to change")
+            if seconds > 0 or at_ms is not None:
+                move = self._leases.delayed(entry, seconds, entry.meta.receives, at_ms)
+                if move.meta == entry.meta:
+                    return
+                job = self._begin(move, Kind.DELAY, "hold the message back")
             else:
                 job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
             try:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from mq.broker.bodies import BodyStats
+from mq.broker.far_off import FarOff
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.lifecycle import State
 from mq.message import MessageId
@@ -52,6 +53,7 @@ class QueueIndex:
         bodies: the body stats, where the settings need them.
         new: messages in NEW.
         delayed: messages in DELAYED, by a lease or a delay.
+        far_off: those of them that are due in more than half a day.
         held: READY messages that connections hold, in memory only.
         returned: messages that a connection has held, and has put back.
         exclusion: of the one consumer that has the queue alone; None without one.
@@ -86,6 +88,7 @@ class QueueIndex:
         self.bodies: BodyStats | None = None
         self.new: dict[MessageId, Entry] = {}
         self.delayed: dict[MessageId, Entry] = {}
+        self.far_off = FarOff(name)
         self.held: dict[MessageId, Entry] = {}
         self.returned: set[MessageId] = set()
         self.exclusion: object | None = None
@@ -117,7 +120,8 @@ class QueueIndex:
     @property
     def total(self) -> int:
         """How many messages the queue has, with those that are being published or moved within it."""
-        return len(self.new) + len(self._ready) + len(self.held) + len(self.delayed) + self.moving + self.reserved
+        there = len(self.new) + len(self._ready) + len(self.held) + len(self.delayed) + len(self.far_off)
+        return there + self.moving + self.reserved
 
     @property
     def counted(self) -> int:
@@ -134,6 +138,16 @@ class QueueIndex:
             self.leased += (entry.meta.receipt is not None) - (before is not None and before.meta.receipt is not None)
         elif entry.state is State.READY:
             self._add_ready(entry)
+
+    def put_off(self, entry: Entry) -> None:
+        """Note that a delayed message, which was just added, is far off."""
+        del self.delayed[entry.id]
+        self.far_off.add(entry)
+
+    def all_delayed(self) -> Iterator[Entry]:
+        """The messages in DELAYED, in no order."""
+        yield from self.delayed.values()
+        yield from self.far_off
 
     def take(self) -> Entry | None:
         """Take the first READY message out of the index; None without one."""
@@ -158,15 +172,16 @@ class QueueIndex:
     def oldest(self) -> Entry | None:
         """The READY or delayed message that has been in the queue for longest, not held or leased; None without one."""
         held_back = next((entry for entry in self.delayed.values() if entry.meta.receipt is None), None)
+        far = next(iter(self.far_off), None)
         first = next(iter(self.first(1)), None)
-        return min((entry for entry in (held_back, first) if entry is not None), key=_joined, default=None)
+        return min((entry for entry in (held_back, far, first) if entry is not None), key=_joined, default=None)
 
     def find(self, id: MessageId) -> Entry | None:
         """Where the message is, as far as the index knows; None without it."""
         key = self._key(id)
         if key is not None:
             return self._entry(key)
-        return self.new.get(id) or self.delayed.get(id) or self.held.get(id)
+        return self.new.get(id) or self.delayed.get(id) or self.held.get(id) or self.far_off.find(id)
 
     def hold(self, entry: Entry) -> None:
         """Note that a connection holds a message that was just taken out."""
@@ -176,7 +191,9 @@ class QueueIndex:
         """The messages in a state."""
         if state is State.READY:
             return {self._entry(key).id for key in self._ready}
-        return set(self.new if state is State.NEW else self.delayed)
+        if state is State.NEW:
+            return set(self.new)
+        return {entry.id for entry in self.all_delayed()}
 
     def after(self, id: MessageId | None, count: int) -> list[Entry]:
         """The first `count` READY messages after `id` (None: from the start). Takes time in proportion to the queue."""
@@ -209,7 +226,7 @@ class QueueIndex:
         yield from self.new.values()
         yield from self.held.values()
         yield from (self._entry(key) for key in self._ready)
-        yield from self.delayed.values()
+        yield from self.all_delayed()
 
     def expiring(self) -> list[MessageId]:
         """The ids of the READY messages that expire."""
@@ -228,7 +245,7 @@ class QueueIndex:
             entry = self.delayed.pop(id)
             self.leased -= entry.meta.receipt is not None
             return entry
-        return self.new.pop(id, None)
+        return self.new.pop(id, None) or self.far_off.discard(id)
 
     def _add_ready(self, entry: Entry) -> None:
         key = own = entry.id.key

@@ -68,9 +68,10 @@ class Leases:
             return Move(entry, State.REMOVED)
         return Move(entry, State.DELAYED, self.meta(entry, self.seconds(request) + allowance), reads=reads)
 
-    def delayed(self, entry: Entry, seconds: float, receives: int) -> Move:
-        """The move that ends a message's lease, or a hold, and holds the message back for so many seconds."""
-        deadline_ms = self._clock_ns() // 1_000_000 + max(1, round(seconds * 1000))
+    def delayed(self, entry: Entry, seconds: float, receives: int, at_ms: int | None = None) -> Move:
+        """The move that ends a message's lease, or a hold, and holds the message back for so many seconds, or until
+        `at_ms`."""
+        deadline_ms = self._clock_ns() // 1_000_000 + max(1, round(seconds * 1000)) if at_ms is None else at_ms
         meta = entry.meta.at_rest()._replace(deadline_ms=deadline_ms, receives=receives)
         return Move(entry, State.DELAYED, meta)
 

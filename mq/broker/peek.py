@@ -94,6 +94,8 @@ class Peek:
             there = [each for each in index.delayed.values() if state_of(each) == state and each.id.key > start]
             if state == LEASED:
                 there += [each for each in index.held.values() if each.id.key > start]
+            else:
+                there += index.far_off.after(start, most)
             entries = heapq.nsmallest(most, there, key=lambda entry: entry.id.key)
         return await self.see(index, entries)
 

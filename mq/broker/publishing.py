@@ -23,8 +23,17 @@ from mq.broker.index import RANK_TICKS, QueueIndex
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
 from mq.broker.offers import Offers
-from mq.broker.settings import DELAY, REJECT, TTL, check_value
-from mq.errors import BodyTooLarge, BrokerClosed, Conflict, MQError, NoSuchQueue, PublishPaused, QueueFull
+from mq.broker.settings import DELAY, REJECT, TTL, QueueSettings, check_time, check_value
+from mq.errors import (
+    BodyTooLarge,
+    BrokerClosed,
+    Conflict,
+    InvalidSetting,
+    MQError,
+    NoSuchQueue,
+    PublishPaused,
+    QueueFull,
+)
 from mq.lifecycle import DOOR, Kind
 from mq.message import MessageId
 from mq.storage.interface import FRESH, Meta, Operation, Outcome, Result, Staged, Storage, Write
@@ -46,6 +55,7 @@ class Draft(NamedTuple):
         priority: from 0 to 255; messages of a higher one come first, where the queue has priorities.
         id: of its message, where the caller has chosen one; then it does not tell when the message joins the queue.
         is_dead_letter: whether it died in another queue, and no client publishes it.
+        at_ms: when it can be fetched, in milliseconds since 1970; then it has no `delay`.
     """
 
     body: bytes | Upload
@@ -57,6 +67,7 @@ class Draft(NamedTuple):
     priority: int = 0
     id: MessageId | None = None
     is_dead_letter: bool = False
+    at_ms: int | None = None
 
 
 class Published(NamedTuple):
@@ -209,19 +220,29 @@ class Publisher:
 
     def _meta(self, index: QueueIndex, draft: Draft) -> Meta:
         settings = index.settings
-        if draft.delay is None and draft.ttl is None and settings.ttl is None and not settings.delay:
+        is_timed = draft.delay is not None or draft.ttl is not None or draft.at_ms is not None
+        if not is_timed and settings.ttl is None and not settings.delay:
             return FRESH
-        delay = settings.delay if draft.delay is None else check_value("delay", draft.delay, DELAY)
         ttls = [ttl for ttl in (settings.ttl, draft.ttl) if ttl is not None]
         if draft.ttl is not None:
             check_value("ttl", draft.ttl, TTL)
-        if not delay and not ttls:
-            return FRESH
         now_ms = self._clock_ns() // 1_000_000
+        due_ms = self._due_ms(settings, draft, now_ms)
+        if due_ms is None and not ttls:
+            return FRESH
         return Meta(
-            deadline_ms=now_ms + round(delay * 1000) if delay else None,
+            deadline_ms=due_ms,
             expires_ms=now_ms + max(1, round(min(ttls) * 1000)) if ttls else None,
         )
+
+    def _due_ms(self, settings: QueueSettings, draft: Draft, now_ms: int) -> int | None:
+        """When the message can be fetched; None for at once."""
+        if draft.at_ms is not None:
+            if draft.delay is not None:
+                raise InvalidSetting("say when the message can be fetched, or after which delay: not both")
+            return check_time(draft.at_ms, now_ms) if draft.at_ms > now_ms else None
+        delay = settings.delay if draft.delay is None else check_value("delay", draft.delay, DELAY)
+        return now_ms + round(delay * 1000) if delay else None
 
     async def _note_keys(self, index: QueueIndex, drafts: Sequence[Draft], prepared: list[_Prepared]) -> None:
         """Make the keys of new messages durable; jobs whose keys cannot be kept fail."""

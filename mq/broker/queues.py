@@ -190,12 +190,12 @@ class Queues:
         """
         async with self._changing:
             index = await self.get(queue)
-            before = {*index.new.values(), *index.delayed.values()} if self._config.others_move else None
+            before = {*index.new.values(), *index.all_delayed()} if self._config.others_move else None
             index.is_going = True
             try:
                 with self._committer.noting_failure():
                     dropped = await self._storage.drop_record(QUEUE, queue)
-                left = [*index.new.values(), *index.delayed.values()]
+                left = [*index.new.values(), *index.all_delayed()]
                 if before is not None:  # a later one may belong to a queue that a peer has made anew
                     left = [entry for entry in left if entry in before]
                 self._upkeep.forget(index, left, is_ours=dropped)
@@ -239,7 +239,7 @@ class Queues:
             index.settings,
             ready=index.ready + index.delivering + len(index.new) - held_back,
             leased=index.leased + len(index.held) + index.moving - index.delivering,
-            delayed=len(index.delayed) - index.leased + held_back,
+            delayed=len(index.delayed) + len(index.far_off) - index.leased + held_back,
             oldest_ns=MessageId.time_ns(first[0].joined) if first else None,
             created_ns=MessageId.time_ns(index.created),
         )

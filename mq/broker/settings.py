@@ -16,6 +16,7 @@ from mq.message import QUEUE_NAME_PATTERN, QueueName, shorten
 SHORTEST_SECONDS: Final = 0.001
 LONGEST_TTL_SECONDS: Final = 315_576_000.0
 """Ten years."""
+LONGEST_DELAY_SECONDS: Final = LONGEST_TTL_SECONDS
 LONGEST_KEY_WINDOW_SECONDS: Final = 2_592_000.0
 """Thirty days."""
 _MOST_DOUBLINGS: Final = 100
@@ -99,7 +100,8 @@ _OVERFLOW: Final = SettingKind(
     _parse_overflow, f'"{REJECT}" or "{DROP_HEAD}"', {"type": "string", "enum": [REJECT, DROP_HEAD]}
 )
 VISIBILITY: Final = seconds(SHORTEST_SECONDS, LONGEST_LEASE_SECONDS)
-DELAY: Final = seconds(0, LONGEST_LEASE_SECONDS)
+DELAY: Final = seconds(0, LONGEST_DELAY_SECONDS)
+RETRY: Final = seconds(0, LONGEST_LEASE_SECONDS)
 PRIORITY: Final = count(255, 0)
 TTL: Final = seconds(SHORTEST_SECONDS, LONGEST_TTL_SECONDS)
 
@@ -144,7 +146,7 @@ class QueueSettings:
     paused: bool = _setting(False, SWITCH)
     publish_paused: bool = _setting(False, SWITCH)
     key_window: float = _setting(86_400.0, seconds(1, LONGEST_KEY_WINDOW_SECONDS))
-    retry_delay: float = _setting(0.0, DELAY)
+    retry_delay: float = _setting(0.0, RETRY)
     retry_factor: float = _setting(2.0, number(1, 100))
     retry_jitter: float = _setting(0.1, number(0, 1))
     retry_max: float = _setting(3600.0, VISIBILITY)
@@ -234,3 +236,18 @@ def check_value(name: str, value: Any, kind: SettingKind) -> Any:
         return kind.parse(value)
     except (ValueError, TypeError):
         raise InvalidSetting(f"{name} must be {kind.needs}, got {shorten(repr(value))}") from None
+
+
+def check_time(at_ms: int, now_ms: int) -> int:
+    """The instant at which a message is to be there, which is not too far away.
+
+    Args:
+        at_ms: the instant, in milliseconds since 1970.
+        now_ms: how late it is.
+
+    Raises:
+        InvalidSetting: it is further away than the longest delay.
+    """
+    if at_ms - now_ms > LONGEST_DELAY_SECONDS * 1000:
+        raise InvalidSetting("at must be a time within the next ten years")
+    return at_ms

@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from mq.broker.calendar import Calendar
 from mq.broker.catalog import CatalogEvents
 from mq.broker.commit import Future
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
@@ -117,11 +118,13 @@ class Upkeep(CatalogEvents):
         self._random = core.random
         self.clock_ns = core.clock_ns
         self._mover = Mover(core.committer.commit, self._begin_move, self._end_move, _aim)
+        self._calendar = Calendar(core.catalog, core.ids, core.clock_ns, self._is_near)
         self._expiry = Expiry(self._expire, core.clock_ns)
         self._reaper = Reaper(core.committer.commit, self._end_reap)
         self._stuck: dict[MessageId, tuple[Entry, QueueIndex | None]] = {}
         self._is_stuck = trio.Event()
         self._delivering: dict[MessageId, QueueIndex] = {}
+        self._is_delivery = False
         core.catalog.events = self
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -129,6 +132,7 @@ class Upkeep(CatalogEvents):
         nursery.start_soon(self._retry_orphans)
         nursery.start_soon(self._dead_letters.run)
         nursery.start_soon(self._expiry.run)
+        self._calendar.start(nursery if self._config.mover else None)
         if self._config.mover:
             nursery.start_soon(self._mover.run)
         if self._config.reaper:
@@ -279,11 +283,16 @@ class Upkeep(CatalogEvents):
             self._mover.add(entry)
 
     def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
-        if self._config.mover:
+        if self._calendar.add(index, entry, is_new=self._is_delivery):
+            pass  # it has no timer yet
+        elif self._config.mover:
             due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
             self._mover.add(entry, due + self._retry_seconds(index, entry))
         if entry.meta.receipt is None:
             self.trim(index)
+
+    def _is_near(self, index: QueueIndex, entry: Entry, seconds: float) -> None:
+        self._mover.add(entry, trio.current_time() + seconds)
 
     def _retry_seconds(self, index: QueueIndex, entry: Entry) -> float:
         """How much longer than its lease a message is held back: a lease that ends by itself is a failure, too."""
@@ -293,7 +302,7 @@ class Upkeep(CatalogEvents):
         return index.settings.retry_seconds(entry.meta.receives, self._random)
 
     def _remaining_seconds(self, entry: Entry) -> float:
-        """How long a lease from the store still runs, by the wall clock and within the longest lease."""
+        """How long a lease or a short delay still runs, by the wall clock and within the longest lease."""
         if entry.meta.deadline_ms is None:
             return self._config.delay_seconds
         remaining_ns = entry.meta.deadline_ms * 1_000_000 - self.clock_ns()
@@ -321,7 +330,9 @@ class Upkeep(CatalogEvents):
             self._delivering.pop(entry.id).delivering -= 1  # that queue may be another one of the same name by now
         index = self._catalog.queues.get(entry.queue)
         if outcome.result is Result.DONE:
+            self._is_delivery = entry.state is State.NEW
             self._catalog.end(entry, outcome.entry, kind)
+            self._is_delivery = False
         elif outcome.result is Result.GONE:
             self._catalog.end(entry, None, kind)
         else:

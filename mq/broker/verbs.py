@@ -66,6 +66,7 @@ _ROWS: Final = (
     Verb("remove", was_done=NoSuchMessage),
     Verb("remove_many"),
     Verb("requeue", was_done=NotLeased),
+    Verb("reschedule"),
     Verb("extend"),
     Verb("hold", Repeat.NEVER),
     Verb("exclude", Repeat.NEVER),

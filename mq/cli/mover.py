@@ -60,7 +60,7 @@ class _Program:
     """Feeds a mover from what is in a folder: by a look at the start, then by what the folder tells."""
 
     def __init__(self, folder: SourceFolder, delay: float) -> None:
-        self.mover = Mover(folder.commit, lambda entry: True, self._ended)
+        self.mover = Mover(folder.commit, self._is_due, self._ended)
         self._folder = folder
         self._delay = delay
         self._told: set[str] = set()
@@ -105,6 +105,16 @@ class _Program:
             return min(remaining_ns / 1e9, LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
         arrived_ns = await self._folder.arrived_ns(entry)
         return None if arrived_ns is None else min((arrived_ns - time.time_ns()) / 1e9, 0.0) + self._delay
+
+    def _is_due(self, entry: Entry) -> bool:
+        """Whether it is time by the wall clock, too: a delay of years is waited for in pieces."""
+        if entry.meta.deadline_ms is None or entry.meta.receipt is not None:
+            return True
+        remaining = entry.meta.deadline_ms / 1e3 - time.time()
+        if remaining <= RETRY_SECONDS:
+            return True
+        self.mover.add(entry, trio.current_time() + min(remaining, LONGEST_LEASE_SECONDS))
+        return False
 
     def _ended(self, entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.FAILED:

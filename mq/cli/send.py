@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -28,6 +29,7 @@ class Fields(NamedTuple):
     ttl: float | None
     priority: int | None
     attributes: dict[str, str]
+    at: datetime | None
 
 
 def _attributes(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -37,13 +39,23 @@ def _attributes(context: click.Context, parameter: click.Parameter, given: tuple
     return {name.lower(): value for name, _, value in pairs}
 
 
+def _time(context: click.Context, parameter: click.Parameter, given: str | None) -> datetime | None:
+    try:
+        return None if given is None else datetime.fromisoformat(given).astimezone()  # of this machine, without a zone
+    except (ValueError, OverflowError):
+        raise click.BadParameter("write 2030-05-01T09:00, of this machine's zone, or 2030-05-01T09:00+02:00") from None
+
+
 @click.command("send")
 @queue_argument
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE]...")
 @click.option("-m", "--message", help="The body itself, instead of files.")
 @click.option("--lines", is_flag=True, help="Each line is a message, without its end. Empty ones are left out.")
 @click.option("--content-type", metavar="TYPE", help="What the bodies are.")
-@click.option("--delay", type=click.FloatRange(0, 43_200), metavar="SECONDS", help="Time before they can be fetched.")
+@click.option(
+    "--delay", type=click.FloatRange(0, 315_576_000), metavar="SECONDS", help="Time until they can be fetched."
+)
+@click.option("--at", callback=_time, metavar="TIME", help="When they can be fetched, as 2030-05-01T09:00.")
 @click.option("--ttl", type=click.FloatRange(0.001), metavar="SECONDS", help="Time after which they expire.")
 @click.option(
     "--priority",

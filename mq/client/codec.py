@@ -7,6 +7,7 @@ import binascii
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from mq.client.calls import Answer
@@ -33,11 +34,24 @@ def seconds(name: str, value: float) -> str:
     return f"{value:.6f}".rstrip("0").rstrip(".")
 
 
+def time(at: datetime) -> str:
+    """A time as the protocol writes it.
+
+    Raises:
+        ValueError: it does not say its zone.
+    """
+    if at.utcoffset() is None:
+        raise ValueError(f"at must say its zone, got {at!r}: with tzinfo=UTC, or .astimezone() for this machine's")
+    return at.astimezone(UTC).isoformat()
+
+
 def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
     """What stands beside a body that is published alone."""
     headers = [("content-type", message.content_type)] if message.content_type else []
     if message.delay is not None:
         headers.append(("x-message-delay", seconds("delay", message.delay)))
+    if message.at is not None:
+        headers.append(("x-message-at", time(message.at)))
     if message.ttl is not None:
         headers.append(("x-message-ttl", seconds("ttl", message.ttl)))
     if message.priority is not None:
@@ -55,6 +69,8 @@ def outgoing_line(message: Outgoing) -> bytes:
         value = getattr(message, name)
         if value is not None:
             entry[name] = value
+    if message.at is not None:
+        entry["at"] = time(message.at)
     if message.attributes:
         entry["attributes"] = dict(message.attributes)
     return json_line(entry)

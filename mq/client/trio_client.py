@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -194,6 +195,7 @@ class AsyncClient:
         attributes: Mapping[str, str] | None = None,
         key: str | None = None,
         priority: int | None = None,
+        at: datetime | None = None,
     ) -> Published:
         """Publish a message. When this returns, it is durable.
 
@@ -207,10 +209,12 @@ class AsyncClient:
             attributes: text kept with it; names in small letters.
             key: an idempotency key of your own, for the case that this program dies and does it all again.
             priority: from 0 to 255; higher ones are handed out first, where the queue has a `max_priority`.
+            at: when it can be fetched, instead of a delay; a time with its zone.
         """
         found = given(body)
         key = requests.fresh_key() if key is None and self._keys else key
-        message = Outgoing(found.data, content_type or found.content_type, delay, ttl, attributes or {}, key, priority)
+        type = content_type or found.content_type
+        message = Outgoing(found.data, type, delay, ttl, attributes or {}, key, priority, at)
         with self._spans.sending(queue) as sending:
             published = await self._run(requests.publish(queue, message, found.source, sending.headers))
             sending.stored(published.id)

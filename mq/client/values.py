@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypedDict
 
 
@@ -104,6 +105,7 @@ class Outgoing:
         attributes: text kept with it, by name; names in small letters.
         key: its idempotency key; None for a fresh one.
         priority: from 0 to 255; higher ones are handed out first, where the queue has a max_priority. None for 0.
+        at: when it can be fetched, instead of a delay; a time with its zone.
     """
 
     body: bytes | str
@@ -113,6 +115,7 @@ class Outgoing:
     attributes: Mapping[str, str] = field(default_factory=dict)
     key: str | None = None
     priority: int | None = None
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,10 +32,12 @@ from mq.web.parameters import (
     IDEMPOTENCY_KEY,
     KEY,
     LARGEST_BATCH,
+    MESSAGE_AT,
     MESSAGE_DELAY,
     MESSAGE_PRIORITY,
     MESSAGE_TTL,
     OF_ANSWERS,
+    TIME,
     attributes_of,
     content_type_of,
     headers_of,
@@ -55,7 +57,7 @@ FORMATS: Final = (JSON_LINES[0], MULTIPART)
 """Content types of a batch."""
 
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
-_DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "ttl", "priority", "key", "attributes")
+_DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "at", "ttl", "priority", "key", "attributes")
 _KNOWN: Final = frozenset(_DRAFT_KEYS)
 _REMOVAL_KEYS: Final = frozenset({"id", "receipt"})
 
@@ -290,6 +292,7 @@ def _draft_of_line(value: Mapping[str, Any]) -> Draft:
         _checked_value(value, "ttl", TTL),
         _checked_value(value, "key", KEY),
         priority=_checked_value(value, "priority", PRIORITY) or 0,
+        at_ms=_checked_value(value, "at", TIME),
     )
 
 
@@ -375,6 +378,7 @@ def _draft_of_part(part: Part) -> Draft:
         read_header(headers, MESSAGE_TTL),
         read_header(headers, IDEMPOTENCY_KEY),
         priority=read_header(headers, MESSAGE_PRIORITY) or 0,
+        at_ms=read_header(headers, MESSAGE_AT),
     )
 
 

@@ -9,7 +9,7 @@ from mq.access import Right
 from mq.broker import Draft, Removal, Seen
 from mq.broker.peek import READY
 from mq.broker.settings import VISIBILITY, check_value
-from mq.errors import InvalidRequest, MQError
+from mq.errors import InvalidRequest, MQError, NotLeased
 from mq.message import Message, MessageId, QueueName
 from mq.web.batches import (
     MOST_BESIDE,
@@ -29,12 +29,15 @@ from mq.web.parameters import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
     LARGEST_BATCH,
+    MESSAGE_AT,
     MESSAGE_DELAY,
     MESSAGE_PRIORITY,
+    MESSAGE_TIMES,
     MESSAGE_TTL,
     MOST,
     REASON,
     STATE,
+    TIME,
     WAIT,
     attributes_of,
     read_header,
@@ -73,6 +76,7 @@ def draft_of(headers: Mapping[str, str]) -> Draft:
         read_header(headers, MESSAGE_TTL),
         read_header(headers, IDEMPOTENCY_KEY),
         priority=read_header(headers, MESSAGE_PRIORITY) or 0,
+        at_ms=read_header(headers, MESSAGE_AT),
     )
 
 
@@ -200,17 +204,26 @@ async def remove_batch(context: RequestContext) -> Reply:
 
 
 async def change_message(context: RequestContext) -> Reply:
-    """End or extend a lease."""
+    """End or extend a lease, or change when a delayed message can be fetched."""
     queue, id, receipt = QueueName(context.queue), MessageId(context.id), read_header(context.request.headers, IF_MATCH)
     wanted = await read_object(context.request)
     if "delay" in wanted and wanted.keys() <= {"delay", "reason"}:
         delay, reason = wanted["delay"], check_value("reason", wanted.get("reason", ""), REASON)
-        await context.broker.requeue(queue, id, receipt=receipt, delay=delay, reason=reason)
+        try:
+            await context.broker.requeue(queue, id, receipt=receipt, delay=delay, reason=reason)
+        except NotLeased:
+            if delay is None or reason:
+                raise  # a consumer's, and it comes too late
+            await context.broker.reschedule(queue, id, receipt=receipt, delay=delay)
         return document(200, {"id": id, "delay": delay})
+    if wanted.keys() == {"at"}:
+        await context.broker.reschedule(queue, id, receipt=receipt, at_ms=check_value("at", wanted["at"], TIME))
+        return document(200, {"id": id, "at": wanted["at"]})
     if wanted.keys() != {"visibility"}:
         raise InvalidRequest(
             'say how long the lease has to go on: {"visibility": seconds}, 0 to end it. Or give the message back: '
-            '{"delay": seconds, "reason": text}, null for the delay that the queue says'
+            '{"delay": seconds, "reason": text}, null for the delay that the queue says. Or say when a delayed message '
+            'that nobody has can be fetched: {"delay": seconds} or {"at": time}'
         )
     seconds = wanted["visibility"]
     if seconds == 0 and not isinstance(seconds, bool):
@@ -270,7 +283,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             200: Success("it was there already: the same key, or in a unique queue the same body", {}, _STORED),
         },
         refusals=(404, 408, 409, 413, 429, 503),
-        headers=(MESSAGE_DELAY, MESSAGE_TTL, MESSAGE_PRIORITY, IDEMPOTENCY_KEY, *TRACE_HEADERS),
+        headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, IDEMPOTENCY_KEY, *TRACE_HEADERS),
         body=BYTES,
         needs_body=False,
     ),
@@ -338,7 +351,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/messages/ID",
         Right.CONSUME,
         change_message,
-        "ends or extends a lease",
+        "ends or extends a lease, or changes when a delayed message can be fetched",
         {200: Success("done", as_json(reference("Leased")))},
         refusals=(404, 408, 409, 412, 413, 503),
         headers=(IF_MATCH,),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -35,6 +36,8 @@ _LONGEST_FILTER: Final = 100
 _HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 _ATTRIBUTE_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _KEY: Final = re.compile(r"[!-~]{1,255}")
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ETAG: Final = re.compile(r'(?:W/)?"([!#-~]{0,255})"')
 
 
@@ -76,6 +79,12 @@ def _parse_reason(value: Any) -> str:
     return value
 
 
+def _parse_time(value: Any) -> int:
+    if not isinstance(value, str) or _TIME.fullmatch(value) is None:
+        raise ValueError
+    return (datetime.fromisoformat(value.upper()) - _EPOCH) // timedelta(milliseconds=1)
+
+
 def _parse_receipt(value: Any) -> str | None:
     if value == "*":
         return None
@@ -98,6 +107,11 @@ REASON: Final = SettingKind(
     f"text of at most {LONGEST_REASON} characters",
     {"type": "string", "maxLength": LONGEST_REASON},
 )
+TIME: Final = SettingKind(
+    _parse_time,
+    "a time with its zone (RFC 3339), such as 2030-05-01T09:00:00Z",
+    {"type": "string", "format": "date-time"},
+)
 SKIP: Final = count(10**9, 0)
 FILTER: Final = SettingKind(
     _parse_filter, f"at most {_LONGEST_FILTER} characters", {"type": "string", "maxLength": _LONGEST_FILTER}
@@ -117,6 +131,9 @@ RECEIPT: Final = SettingKind(
 )
 
 MESSAGE_DELAY: Final = Parameter("X-Message-Delay", DELAY, "seconds before it can be fetched; else the queue's delay")
+MESSAGE_AT: Final = Parameter(
+    "X-Message-At", TIME, "when it can be fetched, instead of a delay: a time with its zone (RFC 3339)"
+)
 MESSAGE_TTL: Final = Parameter(
     "X-Message-TTL", TTL, "seconds after which it expires; where the queue has a ttl, too, the shorter one counts"
 )
@@ -125,12 +142,15 @@ MESSAGE_PRIORITY: Final = Parameter(
 )
 IDEMPOTENCY_KEY: Final = Parameter("Idempotency-Key", KEY, "what is sent again with the same key is the same message")
 _OF_MESSAGES: Final = "x-message-"
-_KNOWN_HEADERS: Final = "known here: X-Message-Delay, X-Message-TTL, X-Message-Priority, X-Message-Attribute-NAME"
+_KNOWN_HEADERS: Final = (
+    "known here: X-Message-Delay, X-Message-At, X-Message-TTL, X-Message-Priority, X-Message-Attribute-NAME"
+)
 OF_ANSWERS: Final = frozenset(
     f"x-message-{what}" for what in ("id", "receives", "lease", "deaths", "state", "sequence")
 )
 """What an answer says of a message: its parts may come in again as they are."""
-_OF_DRAFTS: Final = frozenset(parameter.name.lower() for parameter in (MESSAGE_DELAY, MESSAGE_TTL, MESSAGE_PRIORITY))
+MESSAGE_TIMES: Final = (MESSAGE_DELAY, MESSAGE_AT, MESSAGE_TTL)
+_OF_DRAFTS: Final = frozenset(parameter.name.lower() for parameter in (*MESSAGE_TIMES, MESSAGE_PRIORITY))
 IF_MATCH: Final = Parameter("If-Match", RECEIPT, "only if this delivery still holds the message")
 
 

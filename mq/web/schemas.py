@@ -9,7 +9,7 @@ from mq.lifecycle import Kind
 from mq.observers.rates import MINUTES, SHOWN, SLOTS
 from mq.web.batches import JSON_LINES, MULTIPART
 from mq.web.operations import Contents, Schema
-from mq.web.parameters import ID, KEY, LEVEL, MOST, REASON, STATE
+from mq.web.parameters import ID, KEY, LEVEL, MOST, REASON, STATE, TIME
 
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 TEXT: Final[Schema] = {"type": "string"}
@@ -197,11 +197,18 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "uptime_seconds": _SECONDS,
         }
     ),
-    "Lease": {"anyOf": [_VISIBILITY, record({"delay": or_null(DELAY.schema)}, {"reason": REASON.schema})]},
+    "Lease": {
+        "anyOf": [
+            _VISIBILITY,
+            record({"delay": or_null(DELAY.schema)}, {"reason": REASON.schema}),
+            record({"at": TIME.schema}),
+        ]
+    },
     "Leased": {
         "anyOf": [
             record({"id": ID.schema, "visibility": {"type": "number"}}),
             record({"id": ID.schema, "delay": or_null(DELAY.schema)}),
+            record({"id": ID.schema, "at": TIME.schema}),
         ]
     },
     "Redrive": {
@@ -219,6 +226,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         | {
             "content_type": or_null(TEXT),
             "delay": or_null(DELAY.schema),
+            "at": or_null(TIME.schema),
             "ttl": or_null(TTL.schema),
             "priority": or_null(PRIORITY.schema),
             "key": or_null(KEY.schema),

@@ -76,7 +76,7 @@ async def test_who_gave_it_back_has_it_no_more(broker: Broker) -> None:
     await broker.remove("q", id)
 
 
-@pytest.mark.parametrize("delay", [-1, 43_201, "soon", True])
+@pytest.mark.parametrize("delay", [-1, 315_576_001, "soon", True])
 async def test_a_delay_that_makes_no_sense_changes_nothing(broker: Broker, delay: Any) -> None:
     id = await broker.publish("q", b"x")
     message = await lent(broker)

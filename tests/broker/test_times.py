@@ -69,7 +69,7 @@ async def test_a_time_to_live_is_the_shorter_of_both(
     assert await take(broker) is None
 
 
-@pytest.mark.parametrize("wrong", [{"delay": -0.1}, {"delay": 43_200.1}, {"ttl": 0}, {"ttl": 315_576_001}])
+@pytest.mark.parametrize("wrong", [{"delay": -0.1}, {"delay": 315_576_001}, {"ttl": 0}, {"ttl": 315_576_001}])
 async def test_times_out_of_range_are_refused_and_store_nothing(broker: Broker, wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):
         await broker.publish("q", b"x", **wrong)
@@ -140,3 +140,35 @@ async def test_a_thousand_delayed_and_expiring_messages_need_no_task_each(broker
     assert len(await broker.fetch_many("q", 500)) == 500
     after = trio.lowlevel.current_statistics().tasks_living
     assert after == before
+
+
+# At a time
+
+
+@pytest.mark.parametrize("seconds", [0.5, 60, 3 * 86_400])
+async def test_at_a_time_it_can_be_fetched_whatever_the_queues_delay_is(
+    broker: Broker, wall_clock: WallClock, seconds: float
+) -> None:
+    await broker.change_settings("q", {"delay": 5})
+    await broker.publish_many("q", [Draft(b"x", at_ms=wall_clock() // 1_000_000 + round(seconds * 1000))])
+    started = trio.current_time()
+    await trio.sleep(max(0.0, seconds - 10))
+    await comes_after(broker)
+    assert trio.current_time() - started == pytest.approx(seconds, abs=0.002)
+
+
+async def test_a_time_that_is_over_is_at_once(broker: Broker, wall_clock: WallClock) -> None:
+    for at_ms in (wall_clock() // 1_000_000, 0, -5):
+        await broker.publish_many("q", [Draft(b"x", at_ms=at_ms)])
+        assert await take(broker) == b"x"
+
+
+async def test_a_time_and_a_delay_or_one_too_far_away_are_refused(broker: Broker, wall_clock: WallClock) -> None:
+    now_ms = wall_clock() // 1_000_000
+    drafts = [Draft(b"x", delay=0, at_ms=now_ms + 1000), Draft(b"x", at_ms=now_ms + 315_576_001_000)]
+    both, far = await broker.publish_many("q", drafts)
+    assert isinstance(both, InvalidSetting)
+    assert "not both" in str(both)
+    assert isinstance(far, InvalidSetting)
+    assert "ten years" in str(far)
+    assert broker._catalog.queues["q"].total == 0

@@ -310,3 +310,9 @@ def test_a_command_that_is_stopped_gives_back(client: Client, mq: Mq, tmp_path: 
     assert done.status == 143
     assert time.monotonic() - begun < 15
     assert bodies(client) == [b"hello"]
+
+
+def test_what_is_sent_for_a_time_is_delayed_and_one_that_is_none_is_refused(client: Client, mq: Mq) -> None:
+    assert mq("send", "q", "--message", "x", "--at", "2031-05-01T09:00").status == 0
+    assert [message.state for message in client.browse("q", state="delayed")] == ["delayed"]
+    assert mq("send", "q", "--message", "x", "--at", "soon").status == 2

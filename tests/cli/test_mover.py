@@ -58,6 +58,22 @@ def test_a_deadline(ahead_ns: int, seconds: float) -> None:
     assert due(meta, Folder()) == pytest.approx(seconds, abs=2)
 
 
+def test_a_delay_of_years_is_waited_for_in_pieces() -> None:
+    """No timer is longer than half a day, and no message leaves because one has ended."""
+
+    async def look() -> list[bool]:
+        program = _Program(Folder(), DELAY)  # type: ignore[arg-type]
+        now_ms = time.time_ns() // 1_000_000
+        moved = []
+        for meta in (Meta(now_ms + 10**10), Meta(now_ms - 5), Meta(now_ms + 10**10, 1, "0" * 16), Meta()):
+            entry = Entry("q", MessageIds().new(), State.DELAYED, meta)
+            moved.append(program._is_due(entry))
+            assert moved[-1] or program.mover._next_due() - trio.current_time() == LONGEST_LEASE_SECONDS
+        return moved
+
+    assert run_on_virtual_time(look) == [False, True, True, True]
+
+
 @pytest.mark.parametrize(("ahead_ns", "seconds"), [(0, DELAY), (YEARS_NS, DELAY), (-YEARS_NS, 0.0)])
 def test_an_arrival(ahead_ns: int, seconds: float) -> None:
     """What has no deadline waits from its arrival: not longer, though that lies in the future."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 import httpx
@@ -237,6 +238,14 @@ CASES = {
             "x-message-attribute-colour": "blue",
             "idempotency-key": "k",
         },
+    ),
+    "publish for a time": Case(
+        lambda c: c.publish("q", b"ho", at=datetime(2030, 5, 1, 9, 0, tzinfo=timezone(timedelta(hours=2)))),
+        "POST",
+        "/q/messages",
+        lambda: empty(201, x_message_id=ID),
+        Published(id=ID),
+        headers={"x-message-at": "2030-05-01T07:00:00+00:00"},
     ),
     "publish what is there": Case(
         lambda c: c.publish("q", b"ho"),

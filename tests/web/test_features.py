@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker
 from mq.broker.settings import QueueSettings
@@ -175,7 +177,7 @@ async def test_an_unknown_header_of_messages_is_refused_as_an_unknown_parameter_
 ) -> None:
     status, said = await call(endpoints, "POST /q/messages", b"x", **{name: "5"})
     assert status == 400
-    assert f'unknown header "{name.replace("_", "-")}"; known here: X-Message-Delay, X-Message-TTL' in said
+    assert f'unknown header "{name.replace("_", "-")}"; known here: X-Message-Delay, X-Message-At' in said
     status, said = await call(endpoints, "POST /q/messages/batch", b'{"body": "x"}', **{name: "5"})
     assert status == 400
     assert "a batch has them with each of its messages" in said
@@ -251,7 +253,7 @@ async def test_a_lease_is_ended_and_extended(endpoints: Endpoints) -> None:
     [
         *({}, {"visibility": -1}, {"visibility": 0.0001}, {"visibility": 43201}, {"visibility": False}),
         *({"visibility": "1"}, {"visibility": None}, {"visibility": 1, "more": 2}, b"", b"[]", b"x"),
-        *({"delay": -1}, {"delay": 43201}, {"delay": "1"}, {"delay": 1, "visibility": 1}, {"reason": "no delay"}),
+        *({"delay": -1}, {"delay": 315_576_001}, {"delay": "1"}, {"delay": 1, "visibility": 1}, {"reason": "no delay"}),
         *({"delay": 1, "reason": 7}, {"delay": 1, "reason": "x" * 201}, b'{"delay": 1, "reason": "\\ud800"}'),
     ],
 )
@@ -272,6 +274,56 @@ async def test_a_message_is_given_back_for_later_with_the_reason(endpoints: Endp
     assert (await call(endpoints, f"PATCH /q/messages/{id}", {"delay": 90, "reason": "no ink"}))[0] == 200
     [death] = json.loads((await call(endpoints, "GET /dead/messages"))[1]["x-message-deaths"])
     assert (death["reason"], death["error"]) == ("receives", "no ink")
+
+
+# Later
+
+
+async def test_what_is_delayed_is_cancelled_and_its_time_changed(endpoints: Endpoints) -> None:
+    year = str(365 * 86_400)
+    ids = [(await call(endpoints, "POST /q/messages", b"x", x_message_delay=year))[1]["x-message-id"] for _ in range(3)]
+    assert (await call(endpoints, f"GET /q/messages/{ids[0]}"))[1]["x-message-state"] == "delayed"
+    assert (await call(endpoints, f"DELETE /q/messages/{ids[0]}"))[0] == 202
+    assert (await call(endpoints, f"DELETE /q/messages/{ids[0]}"))[0] == 404
+    status, why = await call(endpoints, f"PATCH /q/messages/{ids[1]}", {"at": "2999-01-01T00:00:00Z"})
+    assert (status, why) == (400, "at must be a time within the next ten years")
+    assert await call(endpoints, f"PATCH /q/messages/{ids[1]}", {"delay": 7}) == (200, {"id": ids[1], "delay": 7})
+    for refused in ({"visibility": 0}, {"delay": None}, {"delay": 5, "reason": "a worker's"}):
+        assert (await call(endpoints, f"PATCH /q/messages/{ids[1]}", refused))[0] == 409
+    assert (await call(endpoints, f"PATCH /q/messages/{ids[1]}", {"delay": 0}, if_match='"0123456789abcdef"'))[0] == 412
+    assert (await call(endpoints, f"PATCH /q/messages/{ids[1]}", {"delay": 0}))[0] == 200
+    then = {"at": "1999-12-31t23:59:59.5+02:00"}
+    assert await call(endpoints, f"PATCH /q/messages/{ids[2]}", then) == (200, {"id": ids[2]} | then)
+    for id in ids[1:]:
+        assert (await call(endpoints, "GET /q/messages"))[1]["x-message-id"] == id
+    assert (await call(endpoints, f"PATCH /q/messages/{ids[2]}", then))[0] == 409, "it is leased"
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        *("", "soon", "5", "2030-05-01", "2030-05-01T09:00:00", "2030-05-01T09:00Z", "2030-02-30T09:00:00Z"),
+        *("2030-05-01T24:00:00Z", "2030-05-01T09:00:00.1234567Z", "2030-05-01T09:00:00+25:00", "0000-01-01T00:00:00Z"),
+    ],
+)
+async def test_a_time_without_its_zone_or_that_is_none_is_refused(endpoints: Endpoints, time: str) -> None:
+    assert (await call(endpoints, "POST /q/messages", b"x", x_message_at=time))[0] == 400
+    reply = await ask(endpoints, "POST", "/q/messages/batch", json.dumps({"body": "x", "at": time}).encode())
+    assert json.loads(reply.body)["status"] == 400
+    id = await publish(endpoints, "q", b"x")
+    assert (await call(endpoints, f"PATCH /q/messages/{id}", {"at": time}))[0] == 400
+
+
+async def test_a_message_is_published_for_a_time(endpoints: Endpoints) -> None:
+    at = (datetime.now(UTC) + timedelta(days=400)).isoformat(timespec="milliseconds")
+    assert (await call(endpoints, "POST /q/messages", b"x", x_message_at=at))[0] == 201
+    assert (await call(endpoints, "POST /q/messages", b"x", x_message_at=at, x_message_delay="0"))[0] == 400
+    lines = [{"body": "a", "at": at}, {"body": "b", "at": at, "delay": 5}, {"body": "c", "at": "1970-01-01T00:00:00Z"}]
+    reply = await ask(endpoints, "POST", "/q/messages/batch", "\n".join(map(json.dumps, lines)).encode())
+    assert [json.loads(line)["status"] for line in reply.body.splitlines()] == [201, 400, 201]
+    await wait_all_tasks_blocked()  # they are delivered
+    shown = (await call(endpoints, "GET /q"))[1]
+    assert (shown["delayed"], shown["ready"]) == (2, 1)
 
 
 # Looking, and moving what is there

@@ -118,7 +118,7 @@ def _draft_of(copy: Copy, *, is_consumed: bool) -> Draft:
     if asked is None:
         return draft
     attributes = {**draft.attributes, **asked.attributes}  # of texts another door takes more
-    return draft._replace(attributes=attributes, delay=asked.delay, key=asked.key)
+    return draft._replace(attributes=attributes, delay=asked.delay, key=asked.key, at_ms=asked.at_ms)
 
 
 def _seconds(own_ms: int | None, queue_ms: int | None, *, is_consumed: bool) -> float | None:

@@ -1,0 +1,282 @@
+"""What is far off: delays of years, times that were said, and clocks that are years wrong meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import tracemalloc
+from typing import Final
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from mq.broker import Broker, open_broker
+from mq.broker.calendar import DOUBT_SECONDS, LOOK_SECONDS, NEAR_SECONDS
+from mq.broker.far_off import FarOff
+from mq.errors import InvalidSetting, NoSuchMessage, NotLeased
+from mq.lifecycle import State
+from mq.message import MessageIds
+from mq.storage.interface import Entry, Meta
+from mq.storage.memory import MemoryStorage
+from tests.broker.conftest import Opener, WallClock
+from tests.broker.test_broker import take
+
+DAY: Final = 86_400.0
+YEAR: Final = 365 * DAY
+_LONGEST: Final = 315_576_000
+
+
+async def delayed(broker: Broker) -> int:
+    await wait_all_tasks_blocked()
+    return (await broker.status("q")).delayed
+
+
+def far_off(broker: Broker) -> int:
+    return len(broker._catalog.queues["q"].far_off)
+
+
+async def test_a_delay_of_days_comes_when_it_is_time(broker: Broker) -> None:
+    await broker.publish("q", b"x", delay=3 * DAY)
+    await wait_all_tasks_blocked()
+    assert far_off(broker) == 1
+    await trio.sleep(3 * DAY - 1)
+    assert await take(broker) is None
+    assert far_off(broker) == 0, "for half a day it has had a timer"
+    await trio.sleep(1.1)
+    assert await take(broker) == b"x"
+
+
+async def test_the_longest_delay_goes_on_over_restarts(
+    disk_address: str, opened: Opener, wall_clock: WallClock
+) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x", delay=_LONGEST)
+    for _ in range(3):
+        wall_clock.ahead_seconds += _LONGEST / 3 - DAY
+        async with opened(disk_address) as broker:
+            await trio.sleep(2 * DOUBT_SECONDS)
+            assert await delayed(broker) == 1
+    wall_clock.ahead_seconds += 3 * DAY
+    async with opened(disk_address) as broker:
+        await trio.sleep(2 * DOUBT_SECONDS)
+        assert await take(broker) == b"x"
+
+
+@pytest.mark.parametrize("years", [-53, -2])
+async def test_behind_a_clock_that_is_set_back_all_waits_until_it_is_right(
+    disk_address: str, opened: Opener, wall_clock: WallClock, years: int
+) -> None:
+    """A machine that starts in 1970, and hears later how late it is."""
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"soon", delay=3 * DAY)
+        await broker.publish("q", b"later", delay=5 * DAY)
+    wall_clock.ahead_seconds = years * YEAR + 4 * DAY
+    async with opened(disk_address) as broker:
+        await trio.sleep(DAY)
+        assert await delayed(broker) == 2
+        wall_clock.ahead_seconds = 2.5 * DAY
+        await trio.sleep(LOOK_SECONDS + 1)
+        soon = await broker.fetch("q")
+        assert soon is not None
+        assert await soon.body.read() == b"soon"
+        assert await delayed(broker) == 1
+        await broker.remove("q", soon.id, receipt=soon.receipt)
+        await trio.sleep(1.5 * DAY)
+        assert await take(broker) == b"later"
+
+
+@pytest.mark.parametrize("is_delivered", [False, True])
+@pytest.mark.parametrize("years", [2, 80])
+async def test_a_clock_that_starts_years_ahead_and_is_set_releases_nothing(
+    disk_address: str, opened: Opener, wall_clock: WallClock, years: int, is_delivered: bool
+) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x", delay=3 * DAY)
+        if is_delivered:
+            await wait_all_tasks_blocked()
+    wall_clock.ahead_seconds = years * YEAR
+    async with opened(disk_address) as broker:
+        await broker.publish("q", b"with an id of the wrong time")
+        assert await take(broker) == b"with an id of the wrong time"
+        await trio.sleep(2 * LOOK_SECONDS)
+        assert await delayed(broker) == 1
+        wall_clock.ahead_seconds = 0
+        await trio.sleep(2 * DAY)
+        assert await delayed(broker) == 1
+        await trio.sleep(DAY)
+        assert await delayed(broker) == 0
+
+
+async def test_a_clock_that_stays_years_ahead_is_believed_and_that_is_told(
+    disk_address: str, opened: Opener, wall_clock: WallClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon was off for so long: nothing is lost."""
+    caplog.set_level(logging.WARNING)
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x", delay=30 * DAY)
+        await broker.publish("q", b"much later", delay=3 * YEAR)
+    wall_clock.ahead_seconds = 2 * YEAR
+    async with opened(disk_address) as broker:
+        await trio.sleep(DOUBT_SECONDS - 1)
+        assert await take(broker) is None
+        assert "730 days ahead" in caplog.text
+        await trio.sleep(LOOK_SECONDS + 1)
+        assert await take(broker) == b"x"
+        assert "has not been set" in caplog.text
+        assert await delayed(broker) == 1
+        assert caplog.text.count("days ahead") == 1
+        await trio.sleep(DAY)
+        assert caplog.text.count("days ahead") == 1
+
+
+@pytest.mark.parametrize("seconds", [-2 * YEAR, 2 * YEAR])
+async def test_a_clock_that_steps_for_a_while_in_a_life_moves_nothing(
+    broker: Broker, wall_clock: WallClock, seconds: float
+) -> None:
+    await broker.publish("q", b"x", delay=3 * DAY)
+    await trio.sleep(DAY / 2)
+    wall_clock.ahead_seconds = seconds
+    await trio.sleep(DOUBT_SECONDS / 2)
+    wall_clock.ahead_seconds = 0
+    await trio.sleep(2.4 * DAY)
+    assert await take(broker) is None
+    await trio.sleep(0.1 * DAY)
+    assert await take(broker) == b"x"
+
+
+async def test_a_small_step_counts_at_once(broker: Broker, wall_clock: WallClock) -> None:
+    await broker.publish("q", b"x", delay=3 * DAY)
+    await wait_all_tasks_blocked()
+    wall_clock.ahead_seconds = 3 * DAY
+    await trio.sleep(LOOK_SECONDS + 1)
+    assert await take(broker) == b"x"
+
+
+async def test_a_lease_from_a_clock_that_was_ahead_lasts_half_a_day_at_the_longest(
+    disk_address: str, opened: Opener, wall_clock: WallClock
+) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x")
+        await take(broker)
+    wall_clock.ahead_seconds = -2 * YEAR
+    async with opened(disk_address) as broker:
+        assert far_off(broker) == 0
+        await trio.sleep(NEAR_SECONDS + 1)
+        assert await take(broker) == b"x"
+
+
+# What can be done with one that waits
+
+
+async def test_what_is_far_off_is_seen_and_counted_and_can_be_removed(broker: Broker) -> None:
+    ids = [await broker.publish("q", b"%d" % number, delay=YEAR, ttl=2 * YEAR) for number in range(3)]
+    assert await delayed(broker) == 3
+    assert [seen.message.id for seen in await broker.peek("q", state="delayed")] == ids
+    assert [seen.message.id for seen in await broker.peek("q", state="delayed", after=ids[0], most=1)] == ids[1:2]
+    assert (await broker.show("q", ids[1])).state == "delayed"
+    await broker.remove("q", ids[1])
+    with pytest.raises(NoSuchMessage):
+        await broker.remove("q", ids[1])
+    assert await delayed(broker) == 2
+    assert await broker.purge("q") == 2
+    assert broker._catalog.queues["q"].total == 0
+
+
+async def test_what_is_far_off_counts_for_limits_and_goes_with_its_queue(broker: Broker) -> None:
+    await broker.change_settings("q", {"max_messages": 2, "overflow": "drop-head"})
+    for number in range(3):
+        await broker.publish("q", b"%d" % number, delay=YEAR)
+    assert await delayed(broker) == 2
+    await broker.delete_queue("q")
+    await broker.create_queue("q")
+    await wait_all_tasks_blocked()
+    assert broker._catalog.queues["q"].total == 0
+
+
+@pytest.mark.parametrize("before", [60, 2 * DAY])
+@pytest.mark.parametrize("after", [0, 30, 3 * DAY])
+async def test_the_time_of_one_that_waits_can_be_changed(
+    broker: Broker, wall_clock: WallClock, before: float, after: float
+) -> None:
+    id = await broker.publish("q", b"x", delay=before)
+    await broker.reschedule("q", id, delay=after)
+    await trio.sleep(max(0.0, after - 0.01))
+    assert await take(broker) is None or not after
+    await trio.sleep(0.02)
+    if after:
+        assert await take(broker) == b"x"
+    assert (await broker.status("q")).delayed == 0
+
+
+async def test_a_changed_time_goes_on_over_a_restart(disk_address: str, opened: Opener, wall_clock: WallClock) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        id = await broker.publish("q", b"x", delay=YEAR)
+        await broker.reschedule("q", id, at_ms=wall_clock() // 1_000_000 + 5000)
+    async with opened(disk_address) as broker:
+        assert await take(broker) is None
+        await trio.sleep(5.1)
+        assert await take(broker) == b"x"
+
+
+async def test_only_what_waits_has_a_time_to_change(broker: Broker) -> None:
+    id = await broker.publish("q", b"x")
+    with pytest.raises(NotLeased, match="has no time to change"):
+        await broker.reschedule("q", id, delay=5)
+    await take(broker)
+    with pytest.raises(NotLeased):
+        await broker.reschedule("q", id, delay=5)
+    with pytest.raises(NoSuchMessage):
+        await broker.reschedule("q", MessageIds().new(), delay=5)
+    for wrong in (-1.0, _LONGEST + 1.0):
+        with pytest.raises(InvalidSetting):
+            await broker.reschedule("q", id, delay=wrong)
+
+
+async def test_many_that_are_far_off_come_in_their_order_whatever_was_taken_out() -> None:
+    ids = MessageIds()
+    there = FarOff("q")
+    entries = [Entry("q", ids.new(), State.DELAYED, Meta(1000 + number % 7, number % 2)) for number in range(500)]
+    for entry in entries:
+        there.add(entry)
+        there.add(entry._replace(meta=entry.meta._replace(deadline_ms=2000)))
+        there.add(entry)
+    for entry in entries[100:]:
+        assert there.discard(entry.id) == entry
+        assert there.find(entry.id) is None
+    left = entries[:100]
+    assert sorted(there) == sorted(left)
+    assert there.after(left[49].id.key, 10) == left[50:60]
+    assert there.take(999, 100) == []
+    first = there.take(1003, 50)
+    assert len(first) == 50
+    assert first + there.take(5000, 1000) == sorted(left, key=lambda entry: (entry.meta.deadline_ms, entry.id.key))
+    assert len(there) == 0
+    assert there.discard(left[0].id) is None
+
+
+async def test_one_that_is_far_off_takes_at_most_300_bytes(wall_clock: WallClock) -> None:
+    """A million for a year fit into 300 MB. Counted in a broker's index, at a number just above a dictionary's resize,
+    where it is at its largest."""
+    count = 175_000 // 8
+    ids = MessageIds(wall_clock)
+    async with open_broker(MemoryStorage(), clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        catalog = broker._catalog
+        deadline_ms = wall_clock() // 1_000_000 + round(YEAR * 1000)
+        await broker.publish("q", b"x", delay=YEAR)
+        await wait_all_tasks_blocked()
+        tracemalloc.start()
+        try:
+            for number in range(count):
+                catalog.place(Entry("q", ids.new(), State.DELAYED, Meta(deadline_ms + number)))
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert far_off(broker) == count + 1
+        assert taken / count <= 300
