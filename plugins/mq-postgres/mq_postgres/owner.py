@@ -19,7 +19,11 @@ from mq_postgres.link import Link, application_name
 LEASE_SECONDS: Final = 10.0
 TRY_AGAIN_SECONDS: Final = 0.25
 
+SILENT_SECONDS: Final = 3.0
+"""Of a broker without a session for so long the store is free sooner: one that lives makes another when it renews."""
+
 _HOLDER: Final = "SELECT holder, session, until::text, until <= clock_timestamp() FROM lease FOR UPDATE"
+_HAS_SESSION: Final = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s)"
 _END_SESSIONS: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE application_name = %s AND usename = current_user AND pid <> pg_backend_pid()
@@ -34,10 +38,12 @@ class Held(NamedTuple):
     Attributes:
         holder: who, in words.
         until: changes whenever they renew their lease.
+        has_session: whether they are connected.
     """
 
     holder: str
     until: str
+    has_session: bool
 
 
 class Taken(NamedTuple):
@@ -58,8 +64,8 @@ def take(link: Link, session: str, ended: str = "") -> Taken | Held:
     Args:
         link: to the server.
         session: tells this opening of the store from all others.
-        ended: the `until` of a lease that was not renewed for so long that it counts as ended, whatever the server's
-            clock says, which may have been set back by years.
+        ended: the `until` of a lease that counts as ended, whatever the server's clock says, which may have been set
+            back by years.
 
     Raises:
         As :meth:`Link.asking`.
@@ -67,7 +73,8 @@ def take(link: Link, session: str, ended: str = "") -> Taken | Held:
     with link.asking() as connection, connection.transaction():
         holder, before, until, is_over = _row(connection, _HOLDER)
         if not is_over and until != ended:
-            return Held(holder, until)
+            [has_session] = _row(connection, _HAS_SESSION, application_name(before))
+            return Held(holder, until, has_session)
         if before:
             connection.execute(_END_SESSIONS, (application_name(before),))
         [epoch] = _row(connection, "UPDATE fence SET epoch = epoch + 1 RETURNING epoch")
@@ -87,7 +94,7 @@ def renew(link: Link, session: str, seconds: float = LEASE_SECONDS) -> None:
         connection.execute(_RENEW, (seconds, session))
 
 
-def _row(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
-    row = connection.execute(query).fetchone()
+def _row(connection: psycopg.Connection[Any], query: str, *values: str) -> tuple[Any, ...]:
+    row = connection.execute(query, values).fetchone()
     assert row is not None, "a table of one row is empty"
     return tuple(row)

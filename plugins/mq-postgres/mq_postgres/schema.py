@@ -121,8 +121,7 @@ def make_ready(connection: psycopg.Connection[Any], schema: str) -> None:
         if not _exists(connection, "SELECT 1 FROM pg_namespace WHERE nspname = %s", schema):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         if not _exists(connection, "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'version'", schema):
-            for statement in _TABLES:
-                connection.execute(statement)
+            connection.execute(";\n".join(_TABLES), prepare=False)
             connection.execute("INSERT INTO version (number) VALUES (%s)", (VERSION,))
     _check_tables(connection, schema)
 

@@ -218,9 +218,13 @@ class PostgresStorage:
             make_ready(connection, self._address.schema)
 
     async def _take(self) -> owner.Taken:
-        """Wait until whoever was killed with the store in hand has lost it, then take it."""
+        """Wait until whoever was killed with the store in hand has lost it, then take it.
+
+        Raises:
+            StorageUnusable: somebody has it, and lives.
+        """
         first = found = await self._write(owner.take, self._writer, self._session)
-        waits_until = trio.current_time() + owner.LEASE_SECONDS + 2
+        began = heard = trio.current_time()
         while isinstance(found, owner.Held) and isinstance(first, owner.Held):
             if found.until != first.until:  # whoever renews it lives
                 raise StorageUnusable(
@@ -228,8 +232,10 @@ class PostgresStorage:
                     "Stop that broker first, or give this one a schema of its own"
                 )
             await trio.sleep(owner.TRY_AGAIN_SECONDS)
-            ended = found.until if trio.current_time() > waits_until else ""
-            found = await self._write(owner.take, self._writer, self._session, ended)
+            now = trio.current_time()
+            heard = now if found.has_session else heard
+            is_over = now - began > owner.LEASE_SECONDS + 2 or now - heard > owner.SILENT_SECONDS
+            found = await self._write(owner.take, self._writer, self._session, found.until if is_over else "")
         assert isinstance(found, owner.Taken), "neither ours nor anybody else's"
         return found
 

@@ -109,7 +109,7 @@ async def until_done(ask):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "asleep"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("asleep", marks=pytest.mark.proof)])
 async def test_a_server_that_goes_costs_no_message(own_server, how: str) -> None:
     """Killed with SIGKILL and started again, or asleep for longer than the deadline, under load. The broker goes on."""
     address = f"postgres://mq@127.0.0.1:{own_server.port}/mq?deadline=1"

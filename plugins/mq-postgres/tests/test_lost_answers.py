@@ -140,7 +140,7 @@ async def test_an_undoing_that_is_cut_is_undone_once(place) -> None:
 
 async def test_records_survive_cuts(place) -> None:
     async with wired(place) as (wire, storage):
-        for messages in range(30):
+        for messages in range(0, 30, 2):
             wire.asks = messages
             assert await storage.put_record("exchange", f"{messages}", {"n": messages})
             wire.asks, wire.answers = None, messages
@@ -149,7 +149,7 @@ async def test_records_survive_cuts(place) -> None:
             wire.answers, wire.asks = None, messages
             assert await storage.put_record(QUEUE, "orders", {"created": 0})
             wire.asks = None
-        assert await storage.records("exchange") == {f"{n}": {"n": -n} for n in range(30)}
+        assert await storage.records("exchange") == {f"{n}": {"n": -n} for n in range(0, 30, 2)}
         assert wire.cuts > 20
 
 
@@ -167,7 +167,7 @@ async def test_a_record_in_doubt_says_so(place) -> None:
         assert await storage.records("exchange") == {"a": {"b": 1}}
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 async def test_a_broker_gets_over_any_cut(place) -> None:
     """Without a restart: what it acknowledged is handed out, and what was removed does not come back."""
     async with wire_to(place.server.port) as wire:
