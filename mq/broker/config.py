@@ -13,6 +13,9 @@ MARGIN_SECONDS: Final = 2.0
 barrier; a slower one gives no lease. So a lease outlives a restart, too, for as long as was said."""
 LONGEST_LEASE_SECONDS: Final = 43200.0
 """No lease is longer; a deadline further off than that is a clock's mistake."""
+GRACE_SECONDS: Final = 5.0
+"""How long after a start nobody else gets a message whose lease was there before. Who has it could not extend it while
+no broker was there, and a start may take longer than a short lease."""
 RETRY_SECONDS: Final = 1.0
 """How long the mover and the reaper wait before they try again what the medium refused for now."""
 POLL_SECONDS: Final = 1.0

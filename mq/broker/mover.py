@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -70,6 +70,13 @@ class Mover:
         self._compact()
         if self._heap[0][1] == self._count:
             self._changed.set()
+
+    def postpone(self, entries: Iterable[Entry], until: float) -> None:
+        """Move none of these before that instant."""
+        for entry in entries:
+            due, _, known = self._due.get(entry.id, (math.inf, 0, entry))
+            if due < until and known == entry:
+                self.add(entry, until)
 
     def cancel(self, id: MessageId) -> None:
         """Remove a timer."""

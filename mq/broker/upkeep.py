@@ -18,7 +18,7 @@ import trio
 from mq.broker.calendar import Calendar
 from mq.broker.catalog import CatalogEvents
 from mq.broker.commit import Future
-from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
+from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dead_letters import DROPPED, EXPIRED, RECEIVES, DeadLetters
 from mq.broker.index import QueueIndex
@@ -125,10 +125,15 @@ class Upkeep(CatalogEvents):
         self._is_stuck = trio.Event()
         self._delivering: dict[MessageId, QueueIndex] = {}
         self._is_delivery = False
+        self._has_started = False
+        self._leased_before: list[Entry] = []
         core.catalog.events = self
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Start the tasks."""
+        """Start the tasks. Leases that were in the store get their grace from now on."""
+        self._has_started = True
+        self._mover.postpone(self._leased_before, trio.current_time() + GRACE_SECONDS)
+        self._leased_before = []
         nursery.start_soon(self._retry_orphans)
         nursery.start_soon(self._dead_letters.run)
         nursery.start_soon(self._expiry.run)
@@ -288,6 +293,8 @@ class Upkeep(CatalogEvents):
         elif self._config.mover:
             due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
             self._mover.add(entry, due + self._retry_seconds(index, entry))
+            if not self._has_started and entry.meta.receipt is not None and not self._config.peers:
+                self._leased_before.append(entry)  # among peers another one may end it anyway
         if entry.meta.receipt is None:
             self.trim(index)
 

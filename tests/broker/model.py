@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS
+from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS
 from mq.message import MessageId
 
 LEASE_SECONDS: Final = 30.25
@@ -63,9 +63,10 @@ class Model:
         return message
 
     def restart(self) -> None:
-        """Leases that run go by what their names say, on a wall clock that may have been set since, by years."""
+        """Leases that run go by what their names say, on a wall clock that may have been set since, by years; and for
+        the grace of a start at the least."""
         for messages in self.queues.values():
             for message in messages.values():
                 if message.due > self.now:
                     left = message.deadline - self.now - self.ahead
-                    message.due = self.now + min(max(left, 0.0), LONGEST_SECONDS)
+                    message.due = self.now + min(max(left, GRACE_SECONDS), LONGEST_SECONDS)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, Draft, Published, open_broker
-from mq.broker.config import RETRY_SECONDS
+from mq.broker.config import GRACE_SECONDS, RETRY_SECONDS
 from mq.errors import NoSuchMessage, NoSuchQueue, StorageFull
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import QUEUE, Operation, Outcome, State
@@ -128,6 +128,7 @@ async def test_a_root_from_before_there_were_incarnations_opens_as_it_is(
     async with opened(disk_address) as broker:
         assert await broker.publish("q", b"again", key="k") == id
         assert {each.consumer for each in await broker.claims.consumers("q")} == {"own"}
+        await trio.sleep(GRACE_SECONDS)
         assert {await take(broker), await take(broker)} == {b"new", b"leased"}
         await broker.change_settings("q", {"visibility": 60})
     async with opened(disk_address) as broker:

@@ -6,9 +6,10 @@ import pytest
 import trio
 
 from mq.broker import Broker, Removal
+from mq.broker.config import GRACE_SECONDS
 from mq.errors import InvalidSetting, NoSuchMessage, NotLeased, ReceiptMismatch
 from mq.message import Message
-from tests.broker.conftest import Opener
+from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
 
 
@@ -112,11 +113,53 @@ async def test_a_receipt_holds_over_a_restart_and_so_does_an_extended_lease(disk
         assert await take(broker) is None
         await broker.extend("q", message.id, 0.5, receipt=message.receipt)
     async with opened(disk_address) as broker:
-        again = await broker.fetch("q", wait=5)
+        again = await broker.fetch("q", wait=GRACE_SECONDS + 1)
         assert again is not None
         with pytest.raises(ReceiptMismatch):
             await broker.remove("q", message.id, receipt=message.receipt)
         await broker.remove("q", again.id, receipt=again.receipt)
+
+
+@pytest.mark.parametrize("ahead_seconds", [0.0, 3 * 365 * 86_400.0, -3 * 365 * 86_400.0])
+@pytest.mark.parametrize("away_seconds", [0.0, 3.5, 100_000.0])
+async def test_who_lives_finds_its_lease_after_a_start_that_outlasted_it(
+    disk_address: str, opened: Opener, wall_clock: WallClock, away_seconds: float, ahead_seconds: float
+) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x")
+        message = await fetch(broker, 1)
+    await trio.sleep(away_seconds)
+    wall_clock.ahead_seconds = ahead_seconds
+    async with opened(disk_address) as broker:
+        await trio.sleep(GRACE_SECONDS - 0.01)
+        assert await take(broker) is None
+        await broker.extend("q", message.id, 1, receipt=message.receipt)
+        await trio.sleep(0.99)
+        assert await take(broker) is None
+        await broker.remove("q", message.id, receipt=message.receipt)
+
+
+async def test_whose_holder_does_not_come_back_is_anybodys_after_the_grace(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x")
+        await fetch(broker, 1)
+        await broker.publish("q", b"later", delay=1)
+    await trio.sleep(100)
+    async with opened(disk_address) as broker:
+        await trio.testing.wait_all_tasks_blocked()
+        assert await take(broker) == b"later"  # it was nobody's
+        assert await lasts(broker, GRACE_SECONDS)
+
+
+async def test_a_short_lease_given_after_the_start_has_no_grace(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x")
+    async with opened(disk_address) as broker:
+        await fetch(broker, 0.5)
+        assert await lasts(broker, 0.5)
 
 
 async def test_messages_given_back_are_not_counted_and_only_by_their_holder(broker: Broker) -> None:

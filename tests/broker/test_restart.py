@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from mq.broker.config import GRACE_SECONDS
 from mq.message import MessageIds
 from mq.storage.interface import Meta, Move, State, Write
 from mq.storage.registry import open_storage
@@ -62,8 +63,7 @@ async def test_what_a_crash_left_in_new_and_delay_is_delivered(disk_address: str
         await storage.commit([Move(outcomes[1].entry, State.DELAYED, Meta(0, 7, "0" * 16))])
     async with opened(disk_address) as broker:
         assert await take(broker) == b"stranded"
-        await trio.testing.wait_all_tasks_blocked()
-        message = await broker.fetch("q")
+        message = await broker.fetch("q", wait=GRACE_SECONDS + 1)
         assert message is not None
         assert (await message.body.read(), message.receives) == (b"leased", 8)
 
