@@ -40,7 +40,8 @@ class FarOff:
         """Add a delayed message that no delivery holds, or replace its entry."""
         key, meta = entry.id.key, entry.meta
         deadline_ms = _deadline_ms(entry)
-        self._there[key] = deadline_ms if meta == Meta(deadline_ms) else entry
+        is_plain = not meta.receives and meta.order is None and meta.expires_ms is None
+        self._there[key] = deadline_ms if is_plain else entry
         heapq.heappush(self._heap, deadline_ms << _KEY_BITS | key)
 
     def find(self, id: MessageId) -> Entry | None:

@@ -312,6 +312,8 @@ def rank_of(entry: Entry) -> int:
 
 def without_rank(entry: Entry) -> int:
     """When a message came into its queue, in UUID ticks, whatever its rank."""
+    if entry.meta.order is None:
+        return entry.id.time  # a start asks this of every message
     return entry.joined - rank_of(entry) * RANK_TICKS
 
 
