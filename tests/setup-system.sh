@@ -22,7 +22,7 @@ packages=(
     glusterfs-client
     memcached   # the server of plugins/mq-memcached
     etcd-server # the server of plugins/mq-etcd
-    postgresql  # the server of plugins/mq-postgres
+    postgresql # the server of plugins/mq-postgres
     rabbitmq-server # what clients of AMQP are held to beside mq (tests/amqp/clients)
     nodejs      # a client from there (tests/amqp/clients)
     amqp-tools  # clients of other languages (tests/amqp/clients): rabbitmq-c's, PHP's, Java's
