@@ -17,10 +17,10 @@ import trio
 
 from mq import __version__, log_lines
 from mq.amqp.protocol.session import ConnectionLimits
-from mq.amqp.server.exchange_publisher import ExchangePublisher
 from mq.amqp.server.listener import serve as serve_amqp
 from mq.amqp.server.shown import declared
 from mq.amqp.server.state import AmqpState
+from mq.amqp.server.topology_publisher import TopologyPublisher
 from mq.broker import BrokerConfig, open_broker
 from mq.cli.clustering import cluster_of, clustered
 from mq.cli.flags import settings_options
@@ -178,7 +178,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
             limits = ConnectionLimits(body_max=body_max, channel_max=settings.amqp_channel_max)
             amqp = AmqpState(broker, settings.amqp_vhosts, guards.logins, limits, memory=budget, seen=seen)
             exchanges.told_by(partial(declared, amqp.topology))
-            exchanges.publisher = ExchangePublisher(amqp.topology, amqp.copies, amqp.dead_letters)
+            exchanges.publisher = TopologyPublisher(amqp.topology, amqp.copies, amqp.dead_letters)
             DOOR.set("amqp")
             is_node = cluster is not None  # others know it by its port
             urls += await _open_amqp(nursery, settings, amqp, guards, crowd, stop, needs_port=is_node)

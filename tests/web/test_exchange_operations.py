@@ -11,7 +11,7 @@ from pamqp import commands
 from trio.testing import MockClock
 
 from mq.access import Right, User
-from mq.amqp.server.exchange_publisher import ExchangePublisher
+from mq.amqp.server.topology_publisher import TopologyPublisher
 from mq.doors.exchanges import Exchanges
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
@@ -26,7 +26,7 @@ class Web:
 
     def __init__(self, house: House, client: Client) -> None:
         exchanges = Exchanges()
-        exchanges.publisher = ExchangePublisher(house.door.topology, house.door.copies, house.door.dead_letters)
+        exchanges.publisher = TopologyPublisher(house.door.topology, house.door.copies, house.door.dead_letters)
         self.client = client
         self._endpoints = Endpoints(house.broker, 1 << 20, exchanges=exchanges)
 

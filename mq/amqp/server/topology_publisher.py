@@ -29,7 +29,7 @@ class _Publication(NamedTuple):
     hidden_keys: tuple[str, ...] = ()
 
 
-class ExchangePublisher:
+class TopologyPublisher:
     """As :class:`mq.doors.exchanges.ExchangePublisher`.
 
     Args:
