@@ -82,6 +82,7 @@ class Server:
             "shared_buffers": "32MB",
             "max_connections": 40,
             "autovacuum": "off",
+            "dynamic_shared_memory_type": "mmap",  # in its folder: nothing else is left of one that was killed
             "max_wal_size": "256MB",
         }
         given = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -143,6 +144,17 @@ class Server:
             self._process.wait()
             self._process = None
 
+    def stop(self) -> None:
+        """At once, but so that no shared memory is left on the machine."""
+        if self._process is not None:
+            self.resume()
+            self._process.send_signal(signal.SIGQUIT)
+            try:
+                self._process.wait(PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         postmaster = self._process.pid
@@ -201,4 +213,4 @@ def running(*flags: str, folder: Path | None = None) -> Iterator[Server]:
                 connection.execute(f"GRANT CREATE ON DATABASE {ROLE} TO {ROLE}".encode())
             yield server
         finally:
-            server.kill()
+            server.stop()
