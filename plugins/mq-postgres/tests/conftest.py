@@ -25,14 +25,7 @@ def installed() -> None:
 
 @pytest.fixture(scope="session")
 def server(installed: None) -> Iterator[Server]:
-    """One server, for tests that need only a schema of their own and leave it running."""
-    with running() as server:
-        yield server
-
-
-@pytest.fixture
-def own_server(installed: None) -> Iterator[Server]:
-    """For a test that kills it."""
+    """One server, for tests that need only a schema of their own. Who kills it starts it again."""
     with running() as server:
         yield server
 

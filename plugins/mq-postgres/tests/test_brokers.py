@@ -110,9 +110,10 @@ async def until_done(ask):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", pytest.param("asleep", marks=pytest.mark.proof)])
-async def test_a_server_that_goes_costs_no_message(own_server, how: str) -> None:
+async def test_a_server_that_goes_costs_no_message(place, how: str) -> None:
     """Killed with SIGKILL and started again, or asleep for longer than the deadline, under load. The broker goes on."""
-    address = f"postgres://mq@127.0.0.1:{own_server.port}/mq?deadline=1"
+    place.options = "&deadline=1"
+    server, address = place.server, place.address
     most, rounds = 240, 3
     with trio.fail_after(90):
         async with open_broker(address) as broker:
@@ -127,12 +128,12 @@ async def test_a_server_that_goes_costs_no_message(own_server, how: str) -> None
                     while len(load.acknowledged) < most * number // (rounds + 1):
                         await trio.sleep(0.01)
                     if how == "killed":
-                        await trio.to_thread.run_sync(own_server.kill)
-                        await trio.to_thread.run_sync(own_server.start)
+                        await trio.to_thread.run_sync(server.kill)
+                        await trio.to_thread.run_sync(server.start)
                     else:
-                        own_server.pause()
+                        server.pause()
                         await trio.sleep(1.5)
-                        own_server.resume()
+                        server.resume()
             assert await broker.fetch("orders") is None
         async with open_broker(address) as broker:
             assert await broker.fetch("orders") is None, "a removed message came back"
