@@ -240,11 +240,12 @@ class FetchWorker:
         """
         if index.deleted or wait_queue.is_empty:
             return
-        # Or else a message that was delivered a batch before one of a higher priority would be handed out first.
-        is_ranked = index.settings.max_priority > 0
+        # Or else a message that was delivered a batch before one of a higher priority, or before an earlier one that
+        # was handed out from NEW and put back, would be handed out first.
+        has_earlier = index.settings.max_priority > 0 or index.is_returning
         # A request that waits needs nothing else of this: its queue is called when a message is READY.
         wanted = sum(request.count for request in wait_queue.nonblocking)
-        if index.undelivered and (is_ranked or index.ready < wanted):
+        if index.undelivered and (has_earlier or index.ready < wanted):
             await self._upkeep.settle(index)
         if not wait_queue.nonblocking:
             return

@@ -113,6 +113,11 @@ class QueueIndex:
         return bool(self.new) or self.delivering > 0
 
     @property
+    def is_returning(self) -> bool:
+        """Whether messages that were put back may be in NEW, or being moved from there."""
+        return bool(self.returned) and (self.delivering > 0 or not self.new.keys().isdisjoint(self.returned))
+
+    @property
     def ready(self) -> int:
         """How many messages are READY and not held."""
         return len(self._ready)

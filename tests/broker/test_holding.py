@@ -451,3 +451,27 @@ async def _publish_and_hold(broker: Broker) -> None:
     with suppress(NoSuchQueue):
         await publish(broker, *[READ] * 5)
         await hold(broker, 5)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_what_is_put_back_comes_before_what_was_published_later(broker: Broker, turns: int) -> None:
+    """Also what was handed out before it was delivered: its mover is slower than that of the later ones."""
+    held: list[Held] = []
+
+    async def consume() -> None:
+        while len(held) < 20:
+            held.extend(await broker.hold("q", 5, wait=5))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(consume)
+        for _ in range(20):
+            await broker.publish("q", b"x")
+    await broker.publish_many("q", [Draft(b"later")] * 5)
+    for _ in range(turns):
+        await trio.lowlevel.checkpoint()
+    await broker.put_back(held)
+    again: list[Held] = []
+    while len(again) < 25:
+        again += await broker.hold("q", 30, wait=5)
+    ids = [each.message.id for each in again]
+    assert ids == sorted(ids)
