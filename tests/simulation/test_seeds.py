@@ -71,6 +71,7 @@ WITH_LOG_REGRESSIONS = {
     1296: "a message was moved into a new queue, and the medium had the move without the queue's folder",
     1656: "a message that no flushed record had moved stood under its older name, too",
     5824: "none: the checker took a fetch that waited while the clock was set back for one that came too late",
+    816872510324: "a record's file was changed, no handle was left for its folder, and the log called it refused",
     427: "of two records that no flush had brought the second came alone: taken for damage",
 }
 """Seeds that found a bug of the log, and which."""

@@ -320,6 +320,23 @@ def test_where_it_was_proven(tmp_path: Path) -> None:
     assert not on("ext4", "/dev/vdb1")  # no journal
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_record_outlives_a_cut_though_its_folder_cannot_be_opened(seed: int, ordered: bool) -> None:
+    """What the log has said needs no sync, and so no handle: the old file is gone when one would be missing."""
+    disk = CutDisk(seed, ordered=ordered)
+    await disk.open()
+    await disk.storage.put_record("key", "k", {"n": 1})
+    await disk.open()  # from now on it is in the files alone
+    disk.calls.fail("open", errno.EMFILE, path="state/records/key", times=None)
+    await disk.storage.put_record("key", "k", {"n": 2})
+    await disk.storage.drop_record("key", "none")
+    disk.calls.faults.clear()
+    await disk.cut()
+    assert await disk.storage.records("key") == {"k": {"n": 2}}
+    await disk.check_whole()
+
+
 async def test_while_a_log_is_in_use_versions_that_know_none_refuse_the_root() -> None:
     """They open state/lock-moves as a file, before they change anything."""
     disk = CutDisk()
