@@ -14,7 +14,7 @@ TREE: Final = Path(__file__).resolve().parent.parent
 
 BOUNDS: Final = {
     "HTTP publish": (44, 360),
-    "HTTP fetch with wait, and the publish that ends it": (49, 420),
+    "HTTP fetch with wait, and the publish that ends it": (51, 430),
     "AMQP publish, with its confirm": (49, 450),
     "HTTP remove": (40, 250),
 }

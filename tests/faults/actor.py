@@ -15,7 +15,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.broker.config import MARGIN_SECONDS, RETRY_SECONDS
+from mq.broker.config import GRACE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.errors import (
     CorruptMessage,
     NoSuchMessage,
@@ -206,7 +206,7 @@ class Actor:
             await self._ask(thing.queue, lambda: self.broker.requeue(thing.queue, id))
 
     async def let_leases_end(self) -> None:
-        await trio.sleep(LEASE_SECONDS + MARGIN_SECONDS + RETRY_SECONDS)
+        await trio.sleep(LEASE_SECONDS + GRACE_SECONDS + MARGIN_SECONDS + RETRY_SECONDS)
 
     async def drain(self, queue: str) -> list[Thing]:
         """Fetch until there is nothing more."""
