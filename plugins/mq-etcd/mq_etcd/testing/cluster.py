@@ -109,7 +109,9 @@ class Member:
 
     def pause(self) -> None:
         """It does not answer any more, and its ports stay open."""
+        assert self._process is not None
         self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # until then it may still answer
 
     def resume(self) -> None:
         """It answers again."""

@@ -67,6 +67,7 @@ class Server:
         """It does not answer any more, and its port stays open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # until then it may still answer
 
     def resume(self) -> None:
         """It answers again."""
