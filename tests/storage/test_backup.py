@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
@@ -16,7 +18,7 @@ import pytest
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.storage.files import backup
-from mq.storage.files.backup import BackupReport, save, servable
+from mq.storage.files.backup import BackupReport, back_up, save, servable
 from mq.storage.files.backup_folder import open_backups
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, LinuxCalls
 from mq.storage.files.fake import make_calls
@@ -25,8 +27,9 @@ from mq.storage.files.layout import Layout
 from mq.storage.files.live_names import NameEvent, Overflowed
 from mq.storage.files.log import Record
 from mq.storage.files.mount import Mount
-from mq.storage.files.restore import RestoreReport, bring_back
+from mq.storage.files.restore import RestoreReport, bring_back, restore
 from mq.storage.interface import Entry, Meta, Move, Write
+from mq.storage.options import StorageOptions
 from mq.testing.calls import FaultyCalls
 from mq.testing.disk import Disk as CutDisk
 from mq.testing.disk import Medium
@@ -587,3 +590,36 @@ async def test_a_mount_point_is_empty_enough(disk: Disk) -> None:
     calls.mkdir(f"{RESTORED}/lost+found")
     restored(target, calls)
     assert calls.kind(f"{RESTORED}/lost+found") is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["r", "../../../evil", "x"],
+        ["r", "key/../../../../evil", "x"],
+        ["r", "/evil", "x"],
+        ["q", "../../evil"],
+        ["q", ".."],
+        ["x", "../evil"],
+        ["m", "../evil", 0, 0, None, None, None],
+        ["m", "queues/../../evil", 0, 0, None, None, None],
+        ["m", "state/evil", 0, 0, None, None, None],
+        ["m", "remove/q:evil", 0, 0, None, None, None],
+        ["m", "new/e\0vil", 0, 0, None, None, None],
+        ["q", 7],
+    ],
+    ids=str,
+)
+def test_a_backup_that_leads_out_of_its_root_is_refused(tmp_path: Path, line: list[Any]) -> None:
+    """It may come from somebody else, and be restored by one who may write everywhere."""
+    root, folder = tmp_path / "root", tmp_path / "backups"
+    for place in ("new", "queues/q", "delay", "remove", "state"):
+        (root / place).mkdir(parents=True)
+    root.chmod(0o700)
+    back_up(str(root), str(folder), keep=1)
+    file = folder / "backups" / "000001.jsonl"
+    whole = "".join(file.read_text().splitlines(keepends=True)[:-1]) + json.dumps(line) + "\n"
+    file.write_text(f'{whole}["end",{zlib.crc32(whole.encode())}]\n')
+    with pytest.raises(StorageUnusable, match=r"backup 1 .* is damaged .*no place in a root.* restore another"):
+        restore(str(folder), str(tmp_path / "restored"), StorageOptions(), number=1)
+    assert not list(tmp_path.rglob("*evil*"))

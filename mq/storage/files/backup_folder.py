@@ -38,6 +38,8 @@ _LEFT_BY_OTHERS: Final = frozenset({"lost+found"})
 """What a new file system has in it."""
 _END: Final = re.compile(rb'\n\["end",[0-9]+\]\n\Z')
 _LAST_BYTES: Final = 64
+_DEPTHS: Final = {"new": 2, "delay": 2, "queues": 3}
+"""Folder of a root -> parts of the path of a message in it."""
 CHUNK: Final = 1 << 20
 _LINES_AT_ONCE: Final = 1000
 THREADS: Final = 16
@@ -212,6 +214,7 @@ class BackupFolder:
             raise BackupDamaged(f"it makes no sense: {error}") from error
         if (header.format, header.number) != (FORMAT, number):
             raise BackupDamaged(f"it is number {header.number} of format {header.format}")
+        _check_places(backup)
         return backup
 
     def header(self, number: int) -> BackupHeader:
@@ -426,6 +429,21 @@ def open_backups(
         folder = BackupFolder(calls, path, syncfs=syncfs, threads=threads)
         stack.callback(folder.close)
         yield folder
+
+
+def _check_places(backup: Backup) -> None:
+    """See that nothing leads out of a root: a backup may come from somebody else.
+
+    Raises:
+        BackupDamaged: something does.
+    """
+    places = [(name, 1) for name in (*backup.queues, *backup.removed_queues)]
+    places += [(path, 2) for path in backup.records]
+    places += [(path, _DEPTHS.get(str(path).partition("/")[0], 0)) for path in backup.messages]
+    for path, depth in places:
+        parts = path.split("/") if isinstance(path, str) else []
+        if len(parts) != depth or any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise BackupDamaged(f"it names {shorten(str(path))}, which is no place in a root")
 
 
 def is_vacant(calls: Calls, path: str) -> bool:
