@@ -48,6 +48,9 @@ VERBS: Final = {
     "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
     "peek": CliVerb("mq.cli.messages:peek_command", "Show messages and leave them where they are."),
     "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by their ids."),
+    "reschedule": CliVerb(
+        "mq.cli.messages:reschedule_command", "Change when a delayed message can be fetched; mq delete cancels it."
+    ),
     "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue that nobody holds."),
     "queues": CliVerb("mq.cli.queues:queues_command", "List all queues and what is in them."),
     "queue": CliVerb("mq.cli.queues:queue_command", "Make, show, set and delete a queue."),

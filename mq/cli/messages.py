@@ -1,9 +1,10 @@
-"""The verbs on messages: ``peek``, ``delete``, ``purge``, ``redrive`` and ``move``."""
+"""The verbs on messages: ``peek``, ``delete``, ``reschedule``, ``purge``, ``redrive`` and ``move``."""
 
 from __future__ import annotations
 
 import itertools
 import sys
+from datetime import datetime
 from typing import Final
 
 import click
@@ -23,6 +24,7 @@ from mq.cli.remote import (
     warn,
     yes_option,
 )
+from mq.cli.send import time_of
 from mq.client import Client, Head, Received
 from mq.client.requests import LONGEST_BATCH
 
@@ -91,6 +93,20 @@ def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: st
     for id, detail in refused:
         warn(f"{id}: {detail}")
     sys.exit(REFUSED if refused else 0)
+
+
+@click.command("reschedule")
+@queue_argument
+@click.argument("id")
+@click.option("--delay", type=click.FloatRange(0, 315_576_000), metavar="SECONDS", help="From now; 0 for at once.")
+@click.option("--at", callback=time_of, metavar="TIME", help="The time, as 2030-05-01T09:00.")
+@remote
+def reschedule_command(remote: Remote, queue: str, id: str, delay: float | None, at: datetime | None) -> None:
+    """Change when a delayed message can be fetched; mq delete cancels it."""
+    if (delay is None) == (at is None):
+        raise click.UsageError("say either --delay SECONDS or --at TIME")
+    with remote.client() as client:
+        client.reschedule(queue, id, delay=delay, at=at)
 
 
 @click.command("purge")

@@ -39,7 +39,12 @@ def _attributes(context: click.Context, parameter: click.Parameter, given: tuple
     return {name.lower(): value for name, _, value in pairs}
 
 
-def _time(context: click.Context, parameter: click.Parameter, given: str | None) -> datetime | None:
+def time_of(context: click.Context, parameter: click.Parameter, given: str | None) -> datetime | None:
+    """The value of an option that is a time.
+
+    Raises:
+        click.BadParameter: it is none.
+    """
     try:
         return None if given is None else datetime.fromisoformat(given).astimezone()  # of this machine, without a zone
     except (ValueError, OverflowError):
@@ -55,7 +60,7 @@ def _time(context: click.Context, parameter: click.Parameter, given: str | None)
 @click.option(
     "--delay", type=click.FloatRange(0, 315_576_000), metavar="SECONDS", help="Time until they can be fetched."
 )
-@click.option("--at", callback=_time, metavar="TIME", help="When they can be fetched, as 2030-05-01T09:00.")
+@click.option("--at", callback=time_of, metavar="TIME", help="When they can be fetched, as 2030-05-01T09:00.")
 @click.option("--ttl", type=click.FloatRange(0.001), metavar="SECONDS", help="Time after which they expire.")
 @click.option(
     "--priority",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -158,6 +159,19 @@ def requeue(queue: str, id: str, receipt: str, delay: float | None, reason: str 
     if reason:
         wanted["reason"] = reason[:LONGEST_REASON].encode("utf-8", "replace").decode()
     return replace(_change(queue, id, receipt, wanted), gone=_GIVEN_BACK)
+
+
+def reschedule(queue: str, id: str, delay: float | None, at: datetime | None) -> Call[None]:
+    """Change when a delayed message can be fetched. What somebody has fetched meanwhile is left to them.
+
+    Raises:
+        ValueError: not exactly one of both is given, or `at` says no zone.
+    """
+    if (delay is None) == (at is None):
+        raise ValueError("say either after which delay, or at what time")
+    wanted = {"at": codec.time(at)} if at is not None else {"delay": float(codec.seconds("delay", delay or 0.0))}
+    call = _change(queue, id, "", wanted)
+    return replace(call, headers=(*call.headers, ("if-none-match", "*")))
 
 
 def _change(queue: str, id: str, receipt: str, wanted: Mapping[str, Any]) -> Call[None]:

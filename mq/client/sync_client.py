@@ -338,6 +338,21 @@ class Client:
         with self._spans.settling("nack", message.queue, [message]):
             self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
 
+    def reschedule(self, queue: str, id: str, *, delay: float | None = None, at: datetime | None = None) -> None:
+        """Change when a delayed message can be fetched. To cancel it, :meth:`remove` it.
+
+        Args:
+            queue: the queue.
+            id: the message, as its publish told.
+            delay: seconds from now; 0 for at once.
+            at: the time instead; with its zone.
+
+        Raises:
+            Conflict: it is delayed no more: it can be fetched, or somebody has it.
+            NotFound: it is not there.
+        """
+        self._run(requests.reschedule(queue, id, delay, at))
+
     @contextlib.contextmanager
     def handling(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> Iterator[Lease]:
         """Remove the message when the block ends well, give it back when it raises. Meanwhile its lease is renewed.

@@ -8,7 +8,7 @@ from typing import Final
 from mq.access import Right
 from mq.broker import Draft, Removal, Seen
 from mq.broker.peek import READY
-from mq.broker.settings import VISIBILITY, check_value
+from mq.broker.settings import DELAY, VISIBILITY, check_value
 from mq.errors import InvalidRequest, MQError, NotLeased
 from mq.message import Message, MessageId, QueueName
 from mq.web.batches import (
@@ -28,6 +28,7 @@ from mq.web.parameters import (
     ID,
     IDEMPOTENCY_KEY,
     IF_MATCH,
+    IF_NONE_MATCH,
     LARGEST_BATCH,
     MESSAGE_AT,
     MESSAGE_DELAY,
@@ -206,7 +207,14 @@ async def remove_batch(context: RequestContext) -> Reply:
 async def change_message(context: RequestContext) -> Reply:
     """End or extend a lease, or change when a delayed message can be fetched."""
     queue, id, receipt = QueueName(context.queue), MessageId(context.id), read_header(context.request.headers, IF_MATCH)
+    is_free = read_header(context.request.headers, IF_NONE_MATCH) is not None
     wanted = await read_object(context.request)
+    if is_free and wanted.keys() == {"delay"}:
+        seconds = check_value("delay", wanted["delay"], DELAY)
+        await context.broker.reschedule(queue, id, receipt=receipt, delay=seconds)
+        return document(200, {"id": id, "delay": seconds})
+    if is_free and wanted.keys() != {"at"}:
+        raise InvalidRequest('what no delivery holds can get another time: {"delay": seconds} or {"at": time}')
     if "delay" in wanted and wanted.keys() <= {"delay", "reason"}:
         delay, reason = wanted["delay"], check_value("reason", wanted.get("reason", ""), REASON)
         try:
@@ -354,7 +362,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "ends or extends a lease, or changes when a delayed message can be fetched",
         {200: Success("done", as_json(reference("Leased")))},
         refusals=(404, 408, 409, 412, 413, 503),
-        headers=(IF_MATCH,),
+        headers=(IF_MATCH, IF_NONE_MATCH),
         body=as_json(reference("Lease")),
     ),
     Operation(

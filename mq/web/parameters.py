@@ -85,6 +85,12 @@ def _parse_time(value: Any) -> int:
     return (datetime.fromisoformat(value.upper()) - _EPOCH) // timedelta(milliseconds=1)
 
 
+def _parse_any(value: Any) -> str:
+    if value != "*":
+        raise ValueError
+    return "*"
+
+
 def _parse_receipt(value: Any) -> str | None:
     if value == "*":
         return None
@@ -124,6 +130,7 @@ KEY: Final = SettingKind(
     _parse_key, "1 to 255 visible ASCII characters", {"type": "string", "pattern": f"^{_KEY.pattern}$"}
 )
 SWITCH: Final = SettingKind(_parse_switch, "true or false", {"type": "string", "enum": ["true", "false"]})
+ANY: Final = SettingKind(_parse_any, "*", {"type": "string", "enum": ["*"]})
 RECEIPT: Final = SettingKind(
     _parse_receipt,
     'one receipt in quotes, as the ETag of a fetch ("RECEIPT"), or *',
@@ -152,6 +159,7 @@ OF_ANSWERS: Final = frozenset(
 MESSAGE_TIMES: Final = (MESSAGE_DELAY, MESSAGE_AT, MESSAGE_TTL)
 _OF_DRAFTS: Final = frozenset(parameter.name.lower() for parameter in (*MESSAGE_TIMES, MESSAGE_PRIORITY))
 IF_MATCH: Final = Parameter("If-Match", RECEIPT, "only if this delivery still holds the message")
+IF_NONE_MATCH: Final = Parameter("If-None-Match", ANY, "`*`: only if no delivery holds the message")
 
 
 def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:

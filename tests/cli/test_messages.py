@@ -229,6 +229,19 @@ def test_moving(client: Client, mq: Mq) -> None:
     assert sorted(message.id for message in client.browse("p")) == sorted(ids)
 
 
+def test_what_waits_gets_another_time(client: Client, mq: Mq) -> None:
+    waits = client.publish("q", "later", delay=3600).id
+    assert mq("reschedule", "q", waits, "--at", "2999-01-01T09:00").status == 1
+    assert mq("reschedule", "q", waits).status == 2
+    assert mq("reschedule", "q", waits, "--delay", 0).out == ""
+    held = client.fetch("q", wait=5)
+    assert held is not None
+    assert held.id == waits
+    done = mq("reschedule", "q", waits, "--delay", 0)
+    assert (done.status, "not delayed" in done.error) == (1, True)
+    client.remove(held)  # the delivery was left alone
+
+
 def test_redriving(client: Client, mq: Mq) -> None:
     client.create_queue("dead")
     client.configure("q", max_receives=1, dead_letter_queue="dead")

@@ -297,6 +297,10 @@ async def test_what_is_delayed_is_cancelled_and_its_time_changed(endpoints: Endp
     for id in ids[1:]:
         assert (await call(endpoints, "GET /q/messages"))[1]["x-message-id"] == id
     assert (await call(endpoints, f"PATCH /q/messages/{ids[2]}", then))[0] == 409, "it is leased"
+    for wanted, status in ((then, 409), ({"delay": 0}, 409), ({"visibility": 0}, 400), ({"delay": -1}, 400)):
+        assert (await call(endpoints, f"PATCH /q/messages/{ids[2]}", wanted, if_none_match="*"))[0] == status
+    assert (await call(endpoints, f"PATCH /q/messages/{ids[2]}", {"delay": 0}, if_none_match='"x"'))[0] == 400
+    assert (await call(endpoints, "GET /q"))[1]["leased"] == 2, "leases are left alone"
 
 
 @pytest.mark.parametrize(
