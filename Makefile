@@ -15,10 +15,10 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-$(RUNS): pyproject.toml constraints.txt plugins/mq-native/pyproject.toml
+$(RUNS): pyproject.toml mq-client/pyproject.toml constraints.txt plugins/mq-native/pyproject.toml
 	@bash tools/setup.sh
 
-$(READY): pyproject.toml constraints.txt $(wildcard locked/dev.txt) $(wildcard plugins/*/pyproject.toml)
+$(READY): pyproject.toml mq-client/pyproject.toml constraints.txt $(wildcard locked/dev.txt) $(wildcard plugins/*/pyproject.toml)
 	@bash tools/setup.sh all
 
 setup: $(RUNS) ## make .venv with mq in it
@@ -58,7 +58,7 @@ site: $(READY) ## make the site of the docs in build/site; a link that leads now
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open it by: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
-dist: $(READY) ## build the wheel and the one-file program into dist/
+dist: $(READY) ## build the wheels and the one-file program into dist/
 	$(BIN)/python tools/dist.py dist
 
 deb: $(READY) ## build the package for Debian into dist/: program, unit, man pages, completions

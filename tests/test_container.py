@@ -68,8 +68,8 @@ def test_what_the_steps_read_is_let_in() -> None:
     assert all((TREE / path).exists() for path in let_in)
     read = set(re.findall(r"/src/([\w/.-]+)", TEXT))
     assert all(any(path == each or path.startswith(f"{each}/") for each in let_in) for path in read)
-    # All that the wheel is built from: the packages, and what pyproject.toml names.
-    assert {"mq", "pyspark_mq", "pyproject.toml", "README.md", "LICENSE", "tools"} <= let_in
+    # All that the wheels are built from: the packages, and what pyproject.toml names.
+    assert {"mq", "mq-client", "pyspark_mq", "pyproject.toml", "README.md", "LICENSE", "tools"} <= let_in
 
 
 @pytest.mark.proof

@@ -88,8 +88,8 @@ def test_constraints_pin_what_the_project_asks_for() -> None:
 
 
 def dependencies() -> set[str]:
-    project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    projects = [tomllib.loads((TREE / half / "pyproject.toml").read_text())["project"] for half in (".", "mq-client")]
+    groups = [group for each in projects for group in (each["dependencies"], *each["optional-dependencies"].values())]
     return {re.split(r"[\[<>=~ ]", wanted)[0] for group in groups for wanted in group} - {"mq"}
 
 

@@ -88,7 +88,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
-        dist.gather(dist.build_wheel(Path(scratch) / "wheel"), root / "usr" / "lib" / "mq")
+        dist.gather(Path(scratch) / "wheels", root / "usr" / "lib" / "mq")
         furnish(root)
         package = folder / f"mq_{mq.__version__}_all.deb"
         subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, package], check=True, capture_output=True)

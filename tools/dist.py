@@ -1,5 +1,5 @@
-"""Builds the wheel, and mq.pyz: the whole program with all it needs in one file, for any Python from 3.11 on.
-The plugins that need nothing compiled are in it, too: etcd and memcached.
+"""Builds the wheels of mq and mq-client, and mq.pyz: the whole program with all it needs in one file, for any Python
+from 3.11 on. The plugins that need nothing compiled are in it, too: etcd and memcached.
 
 Usage: python tools/dist.py FOLDER
 
@@ -36,30 +36,38 @@ def main(folder: Path) -> None:
     os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980-01-01: the first a zip can name
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        wheel = build_wheel(Path(scratch) / "wheel")
         packages = Path(scratch) / "packages"
-        gather(wheel, packages)
+        wheels = gather(Path(scratch) / "wheels", packages)
         raw = Path(scratch) / "mq.pyz"
         run("shiv", "--site-packages", str(packages), "--entry-point", ENTRY_POINT, "--reproducible", "-o", str(raw))
-        shutil.copy(wheel, folder / wheel.name)
+        for wheel in wheels:
+            shutil.copy(wheel, folder / wheel.name)
         normalise(raw, folder / "mq.pyz")
-    for name in (wheel.name, "mq.pyz"):
+    for name in (*(wheel.name for wheel in wheels), "mq.pyz"):
         print(f"{folder / name}: {(folder / name).stat().st_size:,} bytes")
 
 
-def build_wheel(folder: Path, tree: Path = TREE, *flags: str) -> Path:
-    """The wheel of a tree, in a folder of its own."""
+def build_wheel(folder: Path, tree: Path, *flags: str) -> Path:
+    """The wheel of a tree, in a folder of its own. It names mq's other wheels by their versions, not by this tree."""
+    os.environ["MQ_RELEASE"] = "1"
     run("build", "--wheel", *flags, "--outdir", str(folder), str(tree))
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
-def gather(wheel: Path, packages: Path) -> None:
-    """Install the wheel, the plugins and what they need, each file by its hash, into `packages`, without anything that
-    fits this machine only."""
+def gather(folder: Path, packages: Path) -> list[Path]:
+    """Install mq, the plugins and what they need, each file by its hash, into `packages`, without anything that fits
+    this machine only.
+
+    Returns:
+        The two wheels of mq itself, in a folder each below `folder`.
+    """
+    # Their build tool is there: developers' mq has it.
+    plugins = [build_wheel(folder / name, TREE / "plugins" / name, "--no-isolation") for name in PACKED_PLUGINS]
+    halves = [build_wheel(folder / "mq-client", TREE / "mq-client"), build_wheel(folder / "mq", TREE)]
     install = ["install", "--quiet", "--no-compile", "--no-deps", "--target", str(packages)]
     run("pip", *install, "--require-hashes", "--requirement", str(TREE / "locked" / "dist.txt"))
-    run("pip", *install, str(wheel), *map(str, plugin_wheels(wheel.parent)))
+    run("pip", *install, *map(str, (*halves, *plugins)))  # at once: --target replaces a folder that is there
     for pattern in MACHINE_NOTES:
         for path in packages.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -68,13 +76,7 @@ def gather(wheel: Path, packages: Path) -> None:
         if module not in PURE_FALLBACK:
             raise SystemExit(f"{module} is compiled: one file cannot serve several Pythons with it")
         path.unlink()
-
-
-def plugin_wheels(folder: Path) -> list[Path]:
-    """The wheels of the packed plugins, each in its folder below `folder`. Their build tool is there: developers' mq
-    has it."""
-    trees = [TREE / "plugins" / name for name in PACKED_PLUGINS]
-    return [build_wheel(folder / tree.name, tree, "--no-isolation") for tree in trees]
+    return halves
 
 
 def normalise(raw: Path, target: Path) -> None:

@@ -34,7 +34,7 @@ Locked = dict[str, set[str]]
 def main() -> None:
     """Write both."""
     mq = project(TREE)
-    needed = mq["dependencies"]
+    needed = [*mq["dependencies"], *project(TREE / "mq-client")["dependencies"]]
     packed = [need for name in PACKED_PLUGINS for need in project(TREE / "plugins" / name)["dependencies"]]
     in_one_file = [*needed, *(need for need in packed if not need.startswith("mq"))]
     dist: Locked = defaultdict(set)
