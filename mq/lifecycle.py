@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol
 
 from mq.message import MessageId
 
@@ -118,8 +118,7 @@ class Observer(Protocol):
         """These are done. Must not block and must not raise."""
 
 
-@runtime_checkable
-class DetailedObserver(Observer, Protocol):
+class DetailedObserver(Observer, Protocol):  # not runtime_checkable: mypyc refuses that
     """An observer that is told of more than transitions, because it has these methods, too."""
 
     def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import trio
 
@@ -46,7 +46,7 @@ class Catalog:
         self._begun: dict[MessageId, _Begun] = {}
         self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
-        self._detailed = [observer for observer in observers if isinstance(observer, DetailedObserver)]
+        self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "took")]
         self._clock_ns = clock_ns
 
     def begin(self, entry: Entry, *, is_leaving: bool = False) -> None:
