@@ -8,7 +8,7 @@ Its files and rooms; imports run from the bottom of this list to the top, never 
 * ``vsqs``: a folder as a FIFO queue, for programs that want no daemon. It stands beside the broker.
 * ``observers``: counts and the journal. ``access``: who may do what.
 * ``doors``: what every door on a socket shares. ``web``: the HTTP door. ``amqp``: the AMQP door.
-* ``sqs``: the SQS door, on the port of HTTP.
+* ``sqs``: the SQS door, on the port of HTTP. ``schedules``: messages that are published regularly.
 * ``client``: clients of HTTP and AMQP. ``spark``: the data source of PySpark. ``cluster``: queues over three nodes.
 * ``testing``: faults, checkers, the simulation, for authors of plugins, too.
 * ``settings``, ``programs``, ``log_lines``: how programs are set and run, and what they log.

@@ -38,10 +38,11 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.storage.files": (*DOMAIN, "mq.storage.files", "mq.storage.interface", "mq.storage.options"),
     "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface"),
     "mq.broker.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
+    "mq.schedules": (*DOMAIN, "mq.schedules", "mq.broker"),
     "mq.observers": (*DOMAIN, "mq.observers"),
     "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
     "mq.doors": (*DOMAIN, "mq.doors", "mq.access", "mq.log_lines"),
-    "mq.web": (*DOMAIN, "mq.web", "mq.doors", "mq.observers", "mq.access", "mq.broker", "mq.log_lines"),
+    "mq.web": (*DOMAIN, "mq.web", "mq.doors", "mq.observers", "mq.access", "mq.broker", "mq.log_lines", "mq.schedules"),
     "mq.sqs": (
         *DOMAIN,
         "mq.sqs",
@@ -119,6 +120,7 @@ TRIO_FREE: Final = (
 """Modules that somebody without an event loop imports."""
 
 ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
+    "cronsim": ("mq.schedules.instants",),
     "click": ("mq.cli", "mq.programs", "mq.testing.simulate"),
     "httpx": ("mq.client",),
     "hypercorn": ("mq.web",),

@@ -37,6 +37,7 @@ from mq.lifecycle import DOOR
 from mq.message import shorten
 from mq.observers.metrics import Metrics
 from mq.programs import CANNOT_START, collect_seldom, leave_in_time, run_program
+from mq.schedules.scheduler import Scheduler
 from mq.settings import AMQP_PORT, Settings, load_settings
 from mq.sqs.door import SqsDoor
 from mq.storage.interface import Storage
@@ -138,8 +139,11 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         budget = Budget(settings.memory)
         seen = OpenConnections()
         exchanges = Exchanges()
+        scheduler = Scheduler(broker, refusal=_no_schedules(config, is_node=cluster is not None))
+        if not settings.strict_seeds:
+            await scheduler.load()
         endpoints = Endpoints(
-            broker, settings.max_body, metrics, budget, seen, exchanges, strict_seeds=settings.strict_seeds
+            broker, settings.max_body, metrics, budget, seen, exchanges, scheduler, strict_seeds=settings.strict_seeds
         )
         is_secure = guards.certificates is not None
         logins = guards.logins
@@ -161,7 +165,9 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
             tell_manager(STOPPING)
             endpoints.end_waits()
             sqs.end()
+            scheduler.end()
 
+        nursery.start_soon(scheduler.run)
         DOOR.set("http")
         crowd = Crowd(settings.connections_per_address)
         serve_web = partial(
@@ -190,6 +196,15 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         tell_manager(READY)
         for line in forgotten(store.description.name, durable=store.description.durable):
             _say(settings, f"mq: {line}")
+
+
+def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
+    """Why no schedules can be kept; empty where they can."""
+    if is_node:
+        return "a node of a cluster keeps no schedules yet: keep them in a daemon that is in no cluster"
+    if config.others_move:  # others may have fired, and this broker knows none of their keys
+        return "schedules are for a daemon that serves its root alone: start it without --peers and --no-mover"
+    return ""
 
 
 def _say(settings: Settings, line: str) -> None:

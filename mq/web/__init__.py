@@ -5,7 +5,7 @@
 * ``endpoints``: the table of all operations, the router, and :class:`Endpoints`: a request in, a reply out. The
   handlers and their lines: ``admin_operations``, ``connection_operations``, ``queue_operations``,
   ``rate_operations``, ``message_operations``, ``consumer_operations``, ``exchange_operations``,
-  ``page_operations``.
+  ``schedule_operations``, ``page_operations``.
 * ``prometheus``: what Prometheus scrapes.
 * ``page_operations``: for people who look on. ``page_files``: the page itself, from ``page/``;
   ``overview``, ``events``: what it shows, and what changes of that; ``previews``: the beginnings of messages;

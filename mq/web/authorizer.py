@@ -51,13 +51,13 @@ class Rule(NamedTuple):
         operation: the one that it asks for; None where there is none.
         right: the right that it takes.
         queue: the queue in question; None where it is the broker as a whole.
-        connection: the one in question, if one is.
+        other: the name of what else is in question, if anything: a connection's, a schedule's.
     """
 
     operation: Operation | None
     right: str
     queue: str | None
-    connection: str | None = None
+    other: str | None = None
 
 
 class Authorizer:
@@ -216,9 +216,12 @@ class Auditor:
 
 
 def _audit(rule: Rule, request: Request, reply: Reply, user: str | None) -> None:
-    event = None if rule.operation is None else rule.operation.audited.get(reply.status)
-    if event is not None:
-        about = {"queue": rule.queue, "connection": rule.connection}
+    operation = rule.operation
+    event = None if operation is None else operation.audited.get(reply.status)
+    if operation is not None and event is not None:
+        about = {"queue": rule.queue}
+        if rule.other is not None:
+            about[operation.path.rpartition("/")[2].lower()] = rule.other
         note(event, door="http", address=request.address, user=user, **about)
 
 

@@ -213,9 +213,9 @@ def draft_entries(content_type: str) -> BatchParser[Draft]:
     if type == MULTIPART:
         return BatchParser(_draft_of_part, partial(Parts, boundary))
     if type in JSON_LINES:
-        return BatchParser(_draft_of_line, Lines)
+        return BatchParser(draft_of_line, Lines)
     if type == JSON:
-        return BatchParser(_draft_of_line, Array)
+        return BatchParser(draft_of_line, Array)
     raise InvalidRequest(f"a batch is {JSON_LINES[0]}, {JSON} or {MULTIPART}: say which in Content-Type")
 
 
@@ -277,7 +277,12 @@ def _weight(parameters: str) -> float:
 # JSON Lines
 
 
-def _draft_of_line(value: Mapping[str, Any]) -> Draft:
+def draft_of_line(value: Mapping[str, Any]) -> Draft:
+    """The message that a line describes.
+
+    Raises:
+        InvalidRequest, InvalidSetting: it describes none.
+    """
     if not _KNOWN.issuperset(value):
         unknown = min(value.keys() - _KNOWN)
         raise InvalidRequest(f"unknown key {unknown!a:.60}; known: {', '.join(_DRAFT_KEYS)}")

@@ -22,6 +22,7 @@ from mq.doors.open_connections import OpenConnections
 from mq.errors import InvalidRequest, MQError
 from mq.message import shorten
 from mq.observers.metrics import Metrics
+from mq.schedules.scheduler import Scheduler
 from mq.web import (
     admin_operations,
     connection_operations,
@@ -31,6 +32,7 @@ from mq.web import (
     page_operations,
     queue_operations,
     rate_operations,
+    schedule_operations,
 )
 from mq.web.exchange import Reply, Request, document, problem
 from mq.web.hang_ups import WaitingRequests
@@ -78,6 +80,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *message_operations.OPERATIONS,
     *consumer_operations.OPERATIONS,
     *exchange_operations.OPERATIONS,
+    *schedule_operations.OPERATIONS,
     *page_operations.OPERATIONS,
 )
 """All operations of the HTTP door."""
@@ -217,6 +220,7 @@ class Endpoints:
         budget: memory for batches; None for one of its own.
         connections: of all doors; None for none.
         exchanges: tells what is declared over AMQP; None for nothing.
+        schedules: those of this daemon; None for some that never fire.
         strict_seeds: only the seed's endpoints exist, without what mq adds to them.
     """
 
@@ -228,6 +232,7 @@ class Endpoints:
         budget: Budget | None = None,
         connections: OpenConnections | None = None,
         exchanges: Exchanges | None = None,
+        schedules: Scheduler | None = None,
         *,
         strict_seeds: bool = False,
     ) -> None:
@@ -241,6 +246,7 @@ class Endpoints:
         self._turn = trio.Lock()
         self._connections = connections or OpenConnections()
         self._overview = Overview(broker, exchanges or Exchanges())
+        self._schedules = Scheduler(broker) if schedules is None else schedules
 
     def end_waits(self) -> None:
         """End all waits for messages, before mq stops. They have received none, so nothing is lost."""
@@ -272,7 +278,7 @@ class Endpoints:
         query = read_query(request.query, operation.query)
         what = names if operation.is_of_queue else ("", *names[-1:])
         shared = (self._broker, self._metrics, self._waits, self._max_body, self._budget, self._turn)
-        shown = (self._connections, self._overview)
+        shown = (self._connections, self._overview, self._schedules)
         return await operation.handle(RequestContext(*shared, *shown, request, query, *what))
 
 

@@ -40,6 +40,7 @@ _PATH: Final = {
     "CONSUMER": {"name": "consumer", "in": "path", "required": True, "schema": QUEUE.schema},
     "CONNECTION": {"name": "connection", "in": "path", "required": True, "schema": {"type": "string"}},
     "EXCHANGE": {"name": "exchange", "in": "path", "required": True, "schema": {"type": "string"}},
+    "SCHEDULE": {"name": "schedule", "in": "path", "required": True, "schema": QUEUE.schema},
     "ID": {"name": "id", "in": "path", "required": True, "schema": ID.schema},
     "VERSION": {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}},
     "FILE": {"name": "file", "in": "path", "required": True, "schema": {"type": "string"}},

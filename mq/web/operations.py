@@ -19,6 +19,7 @@ from mq.doors.open_connections import OpenConnections
 from mq.errors import NoSuchQueue
 from mq.message import QueueName
 from mq.observers.metrics import Metrics
+from mq.schedules.scheduler import Scheduler
 from mq.web.exchange import Reply, Request
 from mq.web.hang_ups import WaitingRequests
 from mq.web.overview import Overview
@@ -34,7 +35,7 @@ KNOWN: Final = "user"
 """To be a user. What the user has rights on is the handler's to look at: it shows that and nothing else."""
 NO_RIGHT: Final = "none"
 """Not even a name: for probes, to find out how to ask, and for the page itself, which holds no data."""
-ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER", "CONNECTION", "EXCHANGE", "VERSION", "FILE")
+ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER", "CONNECTION", "EXCHANGE", "SCHEDULE", "VERSION", "FILE")
 """Segments of an operation's path that stand for any."""
 
 
@@ -50,10 +51,11 @@ class RequestContext(NamedTuple):
         turn: held while a piece of a batch is parsed.
         connections: of all doors.
         overview: all queues as of late.
+        schedules: of this daemon.
         request: as it came.
         query: its parameters, checked; absent ones have their defaults.
         queue: the queue in the path, as it came.
-        id: the message, the consumer, the connection, the exchange or the file in the path, as it came.
+        id: the message, the consumer, the connection, the exchange, the schedule or the file in the path, as it came.
     """
 
     broker: BrokerAPI
@@ -64,6 +66,7 @@ class RequestContext(NamedTuple):
     turn: trio.Lock
     connections: OpenConnections
     overview: Overview
+    schedules: Scheduler
     request: Request
     query: Mapping[str, Any]
     queue: str = ""
@@ -119,7 +122,7 @@ class Operation(NamedTuple):
     Attributes:
         method: in capitals.
         path: ``QUEUE``, ``ID``, ``CONSUMER`` and ``CONNECTION`` stand for any name, any id, any consumer's name and any
-            connection's id, ``EXCHANGE`` for any exchange's name, ``VERSION`` and ``FILE`` for the page's.
+            connection's id, ``EXCHANGE`` and ``SCHEDULE`` for any such name, ``VERSION`` and ``FILE`` for the page's.
         right: what its user needs: a :class:`mq.access.Right`, :data:`ANY_RIGHT`, :data:`KNOWN` or :data:`NO_RIGHT`.
             HEAD needs what GET needs.
         handle: carries it out.

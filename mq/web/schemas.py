@@ -312,6 +312,20 @@ SCHEMAS: Final[dict[str, Schema]] = {
             ),
         }
     ),
+    "Schedule": record(
+        {
+            "name": QUEUE.schema,
+            "queue": QUEUE.schema,
+            "cron": or_null(TEXT),
+            "zone": or_null(TEXT),
+            "every": or_null({"type": "number", "minimum": 1}),
+            "unless_waiting": SWITCH.schema,
+            "next": or_null(TIME.schema),
+            "last": or_null(TIME.schema),
+            "error": or_null(TEXT),
+        },
+        {"message": reference("Draft")},
+    ),
     "Session": record(
         {
             "user": or_null(TEXT),

@@ -112,7 +112,12 @@ def as_user(gate: Authorizer, access: UserDirectory, monkeypatch: pytest.MonkeyP
 
 
 def path_of(line: str) -> str:
-    return line.replace("QUEUE", "q1").replace("CONSUMER", "c").replace("ID", "4ad814ab-213e-11e3-a9a3-0025904f6e08")
+    return (
+        line.replace("QUEUE", "q1")
+        .replace("CONSUMER", "c")
+        .replace("SCHEDULE", "s")
+        .replace("ID", "4ad814ab-213e-11e3-a9a3-0025904f6e08")
+    )
 
 
 # The table

@@ -1,0 +1,7 @@
+"""Schedules: messages that are published regularly, by the clock. A client of the broker, as a door is.
+
+* ``instants``: at which instants a schedule fires: cron lines in a time zone, or every so many seconds.
+* ``schedule``: a schedule, and its record.
+* ``progress``: the last firing of each, kept in few records.
+* ``scheduler``: keeps schedules, and fires them.
+"""

@@ -1,0 +1,217 @@
+"""Operations on schedules, under ``/-/schedules``.
+
+A schedule is made by who may configure that name, as if it were a queue's, and publish to its queue. Only those who may
+configure it see it: its message is in it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mq.access import Right
+from mq.broker import Draft
+from mq.broker.settings import LONGEST_TTL_SECONDS, QUEUE, SWITCH, SettingKind, check_value, seconds
+from mq.errors import InvalidName, InvalidRequest
+from mq.message import QueueName, shorten
+from mq.schedules.instants import LONGEST_LINE, SHORTEST_SECONDS, UTC_NAME
+from mq.schedules.schedule import Schedule
+from mq.schedules.scheduler import ScheduleStatus, shown_instant
+from mq.web.batches import draft_of_line
+from mq.web.exchange import Reply, document, empty, problem
+from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
+from mq.web.parameters import LARGEST_BATCH, MOST
+from mq.web.replies import NOT_CACHED
+from mq.web.request_body import read_object
+from mq.web.schemas import TEXT, as_json, or_null, record, reference
+
+
+async def put_schedule(context: RequestContext) -> Reply:
+    """Make a schedule, or change it."""
+    name, refusal = _named(context)
+    if refusal is not None:
+        return refusal
+    schedule = _schedule_of(name, await read_object(context.request))
+    if not context.may(Right.PUBLISH, schedule.queue):
+        return _forbidden(Right.PUBLISH, f"queue {schedule.queue}")
+    is_new = await context.schedules.put(schedule)
+    return document(201 if is_new else 200, _shown(context.schedules.status(name)))
+
+
+async def get_schedule(context: RequestContext) -> Reply:
+    """A schedule, with its message."""
+    name, refusal = _named(context)
+    if refusal is not None:
+        return refusal
+    status = context.schedules.status(name)
+    return document(200, _shown(status) | {"message": _message(status.schedule.draft)}, NOT_CACHED)
+
+
+async def delete_schedule(context: RequestContext) -> Reply:
+    """Delete a schedule."""
+    name, refusal = _named(context)
+    if refusal is not None:
+        return refusal
+    await context.schedules.drop(name)
+    return empty(200)
+
+
+async def schedules(context: RequestContext) -> Reply:
+    """The schedules that the user may configure, page by page."""
+    after, most = context.query["after"] or "", context.query["max"]
+    names = [name for name in context.schedules.names() if name > after and context.may(Right.CONFIGURE, name)]
+    shown = [_shown(context.schedules.status(name)) for name in names[:most]]
+    return document(200, {"schedules": shown, "next": names[most - 1] if len(names) > most else None}, NOT_CACHED)
+
+
+def _named(context: RequestContext) -> tuple[QueueName, Reply | None]:
+    """The name in the path, and the reply to a user who has no right on it, whether it is there or not.
+
+    Raises:
+        InvalidName: no schedule can have it.
+    """
+    try:
+        name = QueueName(context.id)
+    except InvalidName:
+        raise InvalidName(
+            f"not the name of a schedule: {shorten(context.id)}. Use 1 to 100 letters, digits and . _ @ -, beginning "
+            "with a letter, a digit or _"
+        ) from None
+    return name, None if context.may(Right.CONFIGURE, name) else _forbidden(Right.CONFIGURE, f"schedule {name}")
+
+
+def _forbidden(right: Right, what: str) -> Reply:
+    return problem(403, f"that takes the right to {right} on {what}")
+
+
+def _schedule_of(name: QueueName, wanted: Mapping[str, Any]) -> Schedule:
+    """The schedule that JSON describes.
+
+    Raises:
+        InvalidRequest, InvalidSetting: it describes none.
+    """
+    for key in wanted:
+        if key not in _KEYS:
+            raise InvalidRequest(f"unknown key {shorten(key)}; known: {', '.join(_KEYS)}")
+    cron, every = wanted.get("cron"), wanted.get("every")
+    if (cron is None) == (every is None):
+        raise InvalidRequest('say when: either "cron", such as "0 3 * * *", or "every", a number of seconds')
+    if every is not None and wanted.get("zone") is not None:
+        raise InvalidRequest('"zone" is the zone of "cron": leave it out')
+    message = wanted.get("message")
+    if not isinstance(message, Mapping):
+        raise InvalidRequest('"message" must be an object, such as {"body": "text"}')
+    for key in ("key", "at"):
+        if message.get(key) is not None:
+            raise InvalidRequest(f'a message of a schedule has no "{key}": that is the schedule\'s to say')
+    return Schedule(
+        name,
+        QueueName(check_value("queue", wanted.get("queue"), QUEUE)),
+        draft_of_line(message),
+        cron="" if cron is None else check_value("cron", cron, _CRON),
+        zone=check_value("zone", UTC_NAME if wanted.get("zone") is None else wanted["zone"], _ZONE),
+        every=None if every is None else check_value("every", every, _EVERY),
+        unless_waiting=check_value("unless_waiting", wanted.get("unless_waiting", False), SWITCH),
+    )
+
+
+def _shown(status: ScheduleStatus) -> dict[str, Any]:
+    schedule = status.schedule
+    return {
+        "name": schedule.name,
+        "queue": schedule.queue,
+        "cron": schedule.cron or None,
+        "zone": schedule.zone if schedule.cron else None,
+        "every": schedule.every,
+        "unless_waiting": schedule.unless_waiting,
+        "next": None if status.next_ms is None else shown_instant(status.next_ms),
+        "last": None if status.last_ms is None else shown_instant(status.last_ms),
+        "error": status.error or None,
+    }
+
+
+def _message(draft: Draft) -> dict[str, Any]:
+    """A message as a line of a batch has it."""
+    beside = {"delay": draft.delay, "ttl": draft.ttl, "priority": draft.priority or None}
+    said = {**draft.attributes, **{name: value for name, value in beside.items() if value is not None}}
+    body = draft.body
+    assert isinstance(body, bytes), "the body of a schedule is small"
+    try:
+        return {**said, "body": body.decode()}
+    except UnicodeDecodeError:
+        return {**said, "base64": base64.b64encode(body).decode()}
+
+
+def _parse_text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_LINE:
+        raise ValueError
+    return value
+
+
+_TEXT: Final[dict[str, Any]] = {"type": "string", "maxLength": LONGEST_LINE}
+_CRON: Final = SettingKind(_parse_text, f"a cron line of five fields, of at most {LONGEST_LINE} characters", _TEXT)
+_ZONE: Final = SettingKind(_parse_text, "the name of a time zone, such as Europe/Berlin", _TEXT)
+_EVERY: Final = seconds(SHORTEST_SECONDS, LONGEST_TTL_SECONDS)
+_KEYS: Final = ("cron", "zone", "every", "queue", "message", "unless_waiting")
+_WANTED: Final = as_json(
+    record(
+        {"queue": QUEUE.schema, "message": reference("Draft")},
+        {
+            "cron": or_null(_TEXT),
+            "zone": or_null(_TEXT),
+            "every": or_null(_EVERY.schema),
+            "unless_waiting": SWITCH.schema,
+        },
+    )
+)
+_SHOWN: Final = as_json(reference("Schedule"))
+_LISTED: Final = as_json(
+    record({"schedules": {"type": "array", "items": reference("Schedule")}, "next": or_null(TEXT)})
+)
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "GET",
+        "/-/schedules",
+        KNOWN,
+        schedules,
+        "the schedules that the user may configure, page by page",
+        {200: Success("by name, without their messages", _LISTED)},
+        query=(
+            Parameter("max", MOST, "how many at the most", LARGEST_BATCH),
+            Parameter("after", QUEUE, "go on behind this schedule"),
+        ),
+    ),
+    Operation(
+        "PUT",
+        "/-/schedules/SCHEDULE",
+        KNOWN,
+        put_schedule,
+        "publishes a message regularly from now on; or changes what, when and where",
+        {201: Success("it is new", _SHOWN), 200: Success("it is changed", _SHOWN)},
+        refusals=(404, 408, 409, 413, 503),
+        body=_WANTED,
+        audited={201: "schedule-created", 200: "schedule-changed"},
+    ),
+    Operation(
+        "GET",
+        "/-/schedules/SCHEDULE",
+        KNOWN,
+        get_schedule,
+        "shows a schedule with its message",
+        {200: Success("how far it is", _SHOWN)},
+        refusals=(404,),
+    ),
+    Operation(
+        "DELETE",
+        "/-/schedules/SCHEDULE",
+        KNOWN,
+        delete_schedule,
+        "deletes a schedule; its messages stay",
+        {200: Success("it fires no more")},
+        refusals=(404, 503),
+        audited={200: "schedule-deleted"},
+    ),
+)
+"""Operations on schedules."""
