@@ -7,7 +7,7 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``serve``: the daemon; it opens ``clustering``, ``journaling``, ``protect`` (users, TLS) and ``supervised`` (the
   service manager's). ``flags``: its settings.
 * ``plain``: how they say no. ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``,
-  ``messages``, ``queues``, ``archive`` (export, import), ``top``, ``connections``,
+  ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``, ``connections``,
   ``logging_level``, ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.
@@ -58,6 +58,9 @@ VERBS: Final = {
     "resume": CliVerb("mq.cli.queues:resume_command", "End the pauses of a queue."),
     "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead messages back to the queues they died in."),
     "move": CliVerb("mq.cli.messages:move_command", "Move messages that are ready from a queue to the queue TARGET."),
+    "schedule": CliVerb(
+        "mq.cli.schedules:schedule_command", "Publish messages regularly: make, list, show and delete schedules."
+    ),
     "export": CliVerb("mq.cli.archive:export_command", "Write all messages of a queue to FILE; they stay."),
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of FILE to a queue."),
     "top": CliVerb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),

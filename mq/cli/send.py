@@ -32,7 +32,12 @@ class Fields(NamedTuple):
     at: datetime | None
 
 
-def _attributes(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def attributes_of(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """The value of options NAME=TEXT.
+
+    Raises:
+        click.BadParameter: one is written otherwise.
+    """
     pairs = [text.partition("=") for text in given]
     if any(not name or not equals for name, equals, _ in pairs):
         raise click.BadParameter("write NAME=TEXT")
@@ -68,7 +73,7 @@ def time_of(context: click.Context, parameter: click.Parameter, given: str | Non
     help="From 0 to 255: higher ones come first, where the queue has max_priority.",
 )
 @click.option(
-    "--attribute", "attributes", multiple=True, callback=_attributes, metavar="NAME=TEXT", help="Kept with them."
+    "--attribute", "attributes", multiple=True, callback=attributes_of, metavar="NAME=TEXT", help="Kept with them."
 )
 @click.option("--key", help="An idempotency key of your own, for one message: sent again it is not stored again.")
 @click.option("--no-keys", is_flag=True, help="Send no idempotency keys: for daemons with peers, which refuse them.")

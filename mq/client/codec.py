@@ -64,6 +64,11 @@ def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
 
 def outgoing_line(message: Outgoing) -> bytes:
     """A message as a line of a batch, with its end."""
+    return json_line(outgoing_members(message))
+
+
+def outgoing_members(message: Outgoing) -> dict[str, Any]:
+    """A message as members of a JSON object."""
     entry: dict[str, Any] = dict(body_members(message.body))
     for name in ("content_type", "delay", "ttl", "priority", "key"):
         value = getattr(message, name)
@@ -73,7 +78,7 @@ def outgoing_line(message: Outgoing) -> bytes:
         entry["at"] = time(message.at)
     if message.attributes:
         entry["attributes"] = dict(message.attributes)
-    return json_line(entry)
+    return entry
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

@@ -265,6 +265,33 @@ def close_connection(id: str) -> Call[None]:
     return Call(method="DELETE", target=_target("-", "connections", id), read=nothing, gone=_earlier(None, 404))
 
 
+def put_schedule(name: str, queue: str, message: Outgoing, wanted: Mapping[str, Any]) -> Call[bool]:
+    """Make a schedule, or change it. Sent again it changes nothing, but may say that it is not new."""
+    given = {key: value for key, value in wanted.items() if value is not None}
+    return Call(
+        method="PUT",
+        target=_target("-", "schedules", name),
+        headers=(_JSON,),
+        body=codec.json_line({"queue": queue, "message": codec.outgoing_members(message), **given}),
+        read=lambda answer: answer.status == 201,
+    )
+
+
+def schedule(name: str) -> Call[Mapping[str, Any]]:
+    """A schedule with its message."""
+    return Call(method="GET", target=_target("-", "schedules", name), read=Answer.members)
+
+
+def schedules(after: str | None) -> Call[Mapping[str, Any]]:
+    """A page of schedules."""
+    return Call(method="GET", target=_target("-", "schedules", **_behind(after)), read=Answer.members)
+
+
+def delete_schedule(name: str) -> Call[None]:
+    """Delete a schedule."""
+    return Call(method="DELETE", target=_target("-", "schedules", name), read=nothing, gone=_earlier(None, 404))
+
+
 def logging() -> Call[Mapping[str, Any]]:
     """How much is logged."""
     return Call(method="GET", target="/-/logging", read=Answer.members)

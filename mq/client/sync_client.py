@@ -474,6 +474,60 @@ class Client:
         """
         self._run(requests.close_connection(id))
 
+    def put_schedule(
+        self,
+        name: str,
+        queue: str,
+        message: Outgoing,
+        *,
+        cron: str | None = None,
+        zone: str | None = None,
+        every: float | None = None,
+        unless_waiting: bool = False,
+    ) -> bool:
+        """Publish a message regularly from now on; or change what, when and where.
+
+        Args:
+            name: of the schedule.
+            queue: where its messages go.
+            message: without a key and a time: the schedule gives these.
+            cron: five fields, such as "0 3 * * *".
+            zone: the time zone of that; UTC without.
+            every: seconds between two messages, instead of a cron line.
+            unless_waiting: publish nothing while the last message is still there.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            BadRequest: when it is to be makes no sense.
+            NotFound: the queue is not there.
+            Conflict: this daemon keeps no schedules, or no more.
+        """
+        wanted = {"cron": cron, "zone": zone, "every": every, "unless_waiting": unless_waiting}
+        return self._run(requests.put_schedule(name, queue, message, wanted))
+
+    def schedule(self, name: str) -> Mapping[str, Any]:
+        """A schedule with its ``message``, its ``next`` and its ``last`` instant, and the ``error`` of its last firing.
+
+        Raises:
+            NotFound: there is none of that name.
+        """
+        return self._run(requests.schedule(name))
+
+    def schedules(self, after: str | None = None) -> Mapping[str, Any]:
+        """A page of ``schedules`` without their messages, by name, and ``next``, to be given as `after` for the next
+        page; None on the last one."""
+        return self._run(requests.schedules(after))
+
+    def delete_schedule(self, name: str) -> None:
+        """Delete a schedule; its messages stay.
+
+        Raises:
+            NotFound: there is none of that name.
+        """
+        self._run(requests.delete_schedule(name))
+
     def logging(self) -> Mapping[str, Any]:
         """How much the daemon logs: ``level``, and whether there is a line for each of the ``requests``."""
         return self._run(requests.logging())

@@ -156,7 +156,7 @@ def completed(words: str, **environment: str) -> list[str]:
 
 
 def test_verbs_and_flags_are_completed() -> None:
-    assert completed("mq re") == ["receive", "resume", "redrive", "restore"]
+    assert completed("mq re") == ["receive", "reschedule", "resume", "redrive", "restore"]
     assert completed("mq queue s") == ["set", "show"]
     assert "--visibility" in completed("mq receive q --vis")
 

@@ -213,6 +213,39 @@ CASES = {
         {"at": "2030-05-01T07:00:00+00:00"},
         {"if-none-match": "*", "content-type": "application/json"},
     ),
+    "put schedule": Case(
+        lambda c: c.put_schedule("s", "q", Outgoing("x", priority=3), cron="0 3 * * *", zone="UTC"),
+        "PUT",
+        "/-/schedules/s",
+        lambda: document({}, 201),
+        True,
+        {
+            "queue": "q",
+            "message": {"body": "x", "priority": 3},
+            "cron": "0 3 * * *",
+            "zone": "UTC",
+            "unless_waiting": False,
+        },
+    ),
+    "put schedule again": Case(
+        lambda c: c.put_schedule("s", "q", Outgoing(b"\xff"), every=5, unless_waiting=True),
+        "PUT",
+        "/-/schedules/s",
+        lambda: document({}, 200),
+        False,
+        {"queue": "q", "message": {"base64": "/w=="}, "every": 5, "unless_waiting": True},
+    ),
+    "schedule": Case(
+        lambda c: c.schedule("a/b"), "GET", "/-/schedules/a%2Fb", lambda: document({"name": "s"}), {"name": "s"}
+    ),
+    "schedules": Case(
+        lambda c: c.schedules("s"),
+        "GET",
+        "/-/schedules?after=s",
+        lambda: document({"schedules": [], "next": None}),
+        {"schedules": [], "next": None},
+    ),
+    "delete schedule": Case(lambda c: c.delete_schedule("s"), "DELETE", "/-/schedules/s", lambda: empty(200), None),
     "peek": Case(
         lambda c: c.peek("q", 2, state="delayed", after=OTHER),
         "GET",

@@ -1,0 +1,129 @@
+"""The verb ``schedule``: messages that are published regularly: made, listed, shown and deleted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mq.cli.remote import Remote, confirm, json_option, print_json, print_table, queue_argument, remote, yes_option
+from mq.cli.send import attributes_of
+from mq.client import Client, Outgoing
+
+_HEADER = ("SCHEDULE", "QUEUE", "WHEN", "NEXT", "LAST", "ERROR")
+
+
+@click.group("schedule")
+def schedule_command() -> None:
+    """Publish messages regularly: make, list, show and delete schedules."""
+
+
+@schedule_command.command("list")
+@json_option
+@remote
+def list_command(remote: Remote, as_json: bool) -> None:
+    """List the schedules that you may configure."""
+    with remote.client() as client:
+        found = _all(client)
+    if as_json:
+        for schedule in found:
+            print_json(schedule)
+    else:
+        print_table(_HEADER, map(_row, found))
+
+
+@schedule_command.command("put")
+@click.argument("name")
+@queue_argument
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--cron", metavar="LINE", help='Five fields, as "0 3 * * MON-FRI": minute, hour, day, month, weekday.')
+@click.option("--zone", help="The time zone of that, as Europe/Berlin; UTC without.")
+@click.option("--every", type=click.FloatRange(1), metavar="SECONDS", help="Instead: from one message to the next.")
+@click.option("--unless-waiting", is_flag=True, help="Publish nothing while the last message is still there.")
+@click.option("-m", "--message", help="The body itself, instead of a file.")
+@click.option("--content-type", metavar="TYPE", help="What the body is.")
+@click.option("--delay", type=click.FloatRange(0), metavar="SECONDS", help="Time until it can be fetched.")
+@click.option("--ttl", type=click.FloatRange(0.001), metavar="SECONDS", help="Time after which it expires.")
+@click.option("--priority", type=click.IntRange(0, 255), help="From 0 to 255.")
+@click.option(
+    "--attribute", "attributes", multiple=True, callback=attributes_of, metavar="NAME=TEXT", help="Kept with it."
+)
+@remote
+def put_command(
+    remote: Remote,
+    name: str,
+    queue: str,
+    file: str | None,
+    cron: str | None,
+    zone: str | None,
+    every: float | None,
+    unless_waiting: bool,
+    message: str | None,
+    **fields: Any,
+) -> None:
+    """Publish a message to a queue regularly, or change what, when and where.
+
+    The body is standard input, or FILE. At most one message for an instant; what was missed while the daemon was down
+    comes once.
+    """
+    if (cron is None) == (every is None):
+        raise click.UsageError('say either --cron "0 3 * * *" or --every SECONDS')
+    if zone is not None and every is not None:
+        raise click.UsageError("--zone is the zone of --cron")
+    if message is not None and file is not None:
+        raise click.UsageError("give --message, or a file")
+    outgoing = Outgoing(_body(file) if message is None else message.encode(), **fields)
+    with remote.client() as client:
+        client.put_schedule(name, queue, outgoing, cron=cron, zone=zone, every=every, unless_waiting=unless_waiting)
+
+
+@schedule_command.command("show")
+@click.argument("name")
+@json_option
+@remote
+def show_command(remote: Remote, name: str, as_json: bool) -> None:
+    """Show a schedule, with its message."""
+    with remote.client() as client:
+        found = client.schedule(name)
+    if as_json:
+        print_json(dict(found))
+    else:
+        print_table(("NAME", "VALUE"), ((key, _text(value)) for key, value in found.items()))
+
+
+@schedule_command.command("delete")
+@click.argument("name")
+@yes_option
+@remote
+def delete_command(remote: Remote, name: str, yes: bool) -> None:
+    """Delete a schedule; its messages stay."""
+    confirm(f"Delete the schedule {name}?", yes=yes)
+    with remote.client() as client:
+        client.delete_schedule(name)
+
+
+def _all(client: Client) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    while True:
+        page = client.schedules(after)
+        found += page["schedules"]
+        after = page["next"]
+        if after is None:
+            return found
+
+
+def _body(file: str | None) -> bytes:
+    return sys.stdin.buffer.read() if file in (None, "-") else Path(str(file)).read_bytes()
+
+
+def _row(schedule: dict[str, Any]) -> tuple[str, ...]:
+    when = f"every {schedule['every']:g}s" if schedule["every"] else f"{schedule['cron']} {schedule['zone']}"
+    return schedule["name"], schedule["queue"], when, *(schedule[key] or "" for key in ("next", "last", "error"))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
