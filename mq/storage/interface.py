@@ -101,18 +101,21 @@ class Staged(Protocol):
 
 
 class Write(NamedTuple):
-    """Make a message. Its outcome's entry is in NEW, though a Move behind it in the batch may lead it on from there (at
+    """Make a message where it is to rest. One that is made in NEW may be led on by a Move behind it in the batch (at
     most :data:`MOST_MOVED_ON` at a time).
 
+    NO_QUEUE when it is made in READY and its queue is not there. EXISTS when that place holds its id already.
+
     Attributes:
-        queue: the queue it is for. Whether that exists is the broker's to know; a shared store answers NO_QUEUE
-            when another broker has deleted it.
-        id: its id, which no other message of the store has or had; EXISTS when NEW holds it already.
+        queue: the queue it is for. Whether that exists is the broker's to know, but for READY; a shared store answers
+            NO_QUEUE when another broker has deleted it.
+        id: its id, which no other message of the store has or had.
         body: its bytes, or what :meth:`Storage.stage` gave.
         attributes: kept with the message and given back by :meth:`Storage.read`.
-        meta: a deadline for one that is to be delayed, an expiry.
+        meta: a deadline for one that is to be delayed, an expiry; in DELAYED perhaps a lease.
         durable: as everywhere.
         transient: it need not outlive this process. Most stores keep it all the same.
+        state: NEW; READY or DELAYED only in a store that :attr:`Description.places` messages.
     """
 
     queue: str
@@ -122,6 +125,12 @@ class Write(NamedTuple):
     meta: Meta = FRESH
     durable: bool = True
     transient: bool = False
+    state: State = State.NEW
+
+    @property
+    def entry(self) -> Entry:
+        """The message, once it is made."""
+        return Entry(self.queue, self.id, self.state, self.meta)
 
 
 class Move(NamedTuple):
@@ -232,6 +241,8 @@ class Description(NamedTuple):
             None where that brings nothing.
         heard_late: seconds from the end of the last batch, wherever that was done, until the event loop came to its
             outcomes. To be read right after :meth:`Storage.commit`, before anything else is awaited.
+        places: a Write can make its message in READY or DELAYED. Where False it makes it in NEW, and a Move of its own
+            brings it there.
     """
 
     name: str
@@ -242,6 +253,7 @@ class Description(NamedTuple):
     journaled: bool
     overlap_from: int | None = None
     heard_late: float = 0.0
+    places: bool = False
 
 
 class Storage(Protocol):

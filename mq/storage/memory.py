@@ -82,7 +82,9 @@ class MemoryStorage:
     @property
     def description(self) -> Description:
         """What it is."""
-        return Description("memory:", durable=False, shared=False, ordered=True, max_body=None, journaled=True)
+        return Description(
+            "memory:", durable=False, shared=False, ordered=True, max_body=None, journaled=True, places=True
+        )
 
     async def open(self) -> None:
         """Nothing to make ready."""
@@ -177,13 +179,15 @@ class MemoryStorage:
             body = body.data
         if self._max_bytes is not None and self._bytes + len(body) > self._max_bytes:
             return Outcome(Result.FULL, reason=f"{self._max_bytes} bytes of transient messages are in memory")
-        entry = Entry(write.queue, write.id, State.NEW, write.meta)
+        entry = write.entry
+        if self._is_queue_missing(entry):
+            return Outcome(Result.NO_QUEUE)
         kept = _KeptMessage(entry.meta, body, checksum(body), json.dumps(write.attributes))
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
 
     def _move(self, move: Move) -> Outcome:
         target = Entry(move.queue or move.entry.queue, move.entry.id, move.state, move.meta)
-        if target.state is State.READY and target.queue not in self._records.get(QUEUE, {}):
+        if self._is_queue_missing(target):
             return Outcome(Result.NO_QUEUE)
         kept = self._take(move.entry)
         if kept is None:
@@ -192,6 +196,9 @@ class MemoryStorage:
             self._put(move.entry, kept)
             return Outcome(Result.EXISTS)
         return Outcome(Result.DONE, target)
+
+    def _is_queue_missing(self, target: Entry) -> bool:
+        return target.state is State.READY and target.queue not in self._records.get(QUEUE, {})
 
     def _at(self, entry: Entry) -> _KeptMessage | None:
         kept = self._places.get((entry.state, entry.queue), {}).get(entry.id)

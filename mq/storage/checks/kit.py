@@ -105,7 +105,7 @@ async def done(storage: Storage, operation: Write | Move) -> Entry:
 
 def _target(operation: Write | Move) -> Entry:
     if isinstance(operation, Write):
-        return Entry(operation.queue, operation.id, State.NEW, operation.meta)
+        return operation.entry
     entry, state, meta, queue = operation.entry, operation.state, operation.meta, operation.queue
     return Entry(queue or entry.queue, entry.id, state, meta)
 

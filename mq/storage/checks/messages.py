@@ -26,7 +26,7 @@ from mq.storage.checks.kit import (
     together,
     whole,
 )
-from mq.storage.interface import Entry, Meta, Move, Result, Storage, Write
+from mq.storage.interface import FRESH, QUEUE, Entry, Meta, Move, Result, Storage, Write
 
 BODIES: Final = {
     "empty": b"",
@@ -108,6 +108,43 @@ async def a_write_keeps_its_meta(storage: Storage) -> None:
     entry = await done(storage, Write(queue, new_id(), b"delayed", meta=meta))
     await is_at(storage, entry)
     await is_at(storage, await done(storage, Move(entry, State.DELAYED, meta)))
+
+
+async def a_write_is_where_it_says(storage: Storage) -> None:
+    """In a store that places messages: in READY or DELAYED at once, with its meta; else the store says that it does
+    not."""
+    if not storage.description.places:
+        return
+    queue = await make_queue(storage)
+    for state, meta in (
+        (State.READY, FRESH),
+        (State.READY, Meta(expires_ms=1_700_000_999_456)),
+        (State.DELAYED, leased()),
+    ):
+        for body, attributes in ((b"at once", {"a": 1}), (large_body(storage), LARGE_ATTRIBUTES)):
+            entry = await done(storage, Write(queue, new_id(), body, attributes, meta, state=state))
+            await is_at(storage, entry)
+            assert entry == Entry(queue, entry.id, state, meta), f"a Write to {state.name} is at {entry}"
+            assert await body_of(storage, entry) == body, f"a Write to {state.name} changed the body"
+            await _has_attributes(storage, entry, attributes, f"written to {state.name}")
+            again = Write(queue, entry.id, b"second", {"b": 2}, meta, state=state)
+            await refused(storage, again, Result.EXISTS)
+            assert await body_of(storage, entry) == body, "a Write that answered EXISTS changed the body"
+
+
+async def a_write_to_ready_needs_its_queue(storage: Storage) -> None:
+    """NO_QUEUE, and nothing is left of it; what stands beside it in the batch is done."""
+    if not storage.description.places:
+        return
+    queue, gone = await make_queue(storage), await make_queue(storage, "gone")
+    await storage.drop_record(QUEUE, gone)
+    for body in (b"small", large_body(storage)):
+        lost, kept = (Write(name, new_id(), body, state=State.READY) for name in (gone, queue))
+        outcomes = await storage.commit([lost, kept])
+        results = [outcome.result for outcome in outcomes]
+        assert results == [Result.NO_QUEUE, Result.DONE], f"Writes to READY, one without a queue, gave {results}"
+        assert await storage.find(gone, lost.id) is None, "a Write that answered NO_QUEUE left a message"
+        await is_at(storage, kept.entry)
 
 
 async def a_write_needs_no_queue(storage: Storage) -> None:
@@ -193,6 +230,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     attributes_stay_through_every_state,
     attributes_are_a_snapshot,
     a_write_is_in_new,
+    a_write_is_where_it_says,
+    a_write_to_ready_needs_its_queue,
     a_write_keeps_its_meta,
     a_write_needs_no_queue,
     a_write_overwrites_nothing,

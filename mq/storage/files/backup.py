@@ -68,13 +68,15 @@ class _Held(NamedTuple):
         id: the message.
         fd: the file.
         side: the content of its side file.
-        is_new: whether it was in new/, where it may be half written.
+        is_new: whether it may be half written: it was in new/, or the batch that wrote it may still be under way.
+        is_late: whether it came after the names were listed.
     """
 
     id: MessageId
     fd: int
     side: bytes | None
     is_new: bool
+    is_late: bool
 
 
 class BackupReport(NamedTuple):
@@ -284,6 +286,7 @@ class _Saver:
         self._saved: dict[str, SavedMessage] = {}
         self._held: dict[str, _Held] = {}
         self._torn: dict[str, _Held] = {}
+        self._refused: set[str] = set()
         self._records: dict[str, bytes] = {}
         self._torn_records: dict[str, int] = {}
 
@@ -298,8 +301,10 @@ class _Saver:
             with contextlib.suppress(Overflowed):  # what is saved stays saved
                 self._names.begin()
                 self._names.settle()
-                while self._reach(list(self._names.fresh())):
+                is_late = False
+                while self._reach(list(self._names.fresh()), is_late=is_late):
                     self._names.settle()
+                    is_late = True
                 return
         raise StorageUnusable(
             "the root changes faster than the kernel can tell: raise fs.inotify.max_queued_events, or try again when "
@@ -310,7 +315,9 @@ class _Saver:
         """Copy what was opened, and what was half written when it was copied: it is whole now, or was not acknowledged
         at the instant."""
         for held in [*self._held.values(), *self._torn.values()]:
-            self._saved[held.id] = self._save(held)
+            saved = self._saved[held.id] = self._save(held)
+            if held.is_new and held.is_late and _is_torn(saved):
+                self._refused.add(held.id)  # by a full disk, or its daemon was killed: no answer said that it is stored
         for path, fd in self._torn_records.items():
             self._records[path] = self._read(fd)
 
@@ -328,7 +335,10 @@ class _Saver:
                 queues.append(folder.removeprefix(f"{QUEUES}/"))
             for name in names:
                 _note_place(places, _parse(folder, name), f"{folder}/{name}")
-        here = [(path, id) for id, (entry, path) in places.items() if entry.state is not State.REMOVED]
+        is_kept = {
+            id: entry.state is not State.REMOVED and id not in self._refused for id, (entry, _) in places.items()
+        }
+        here = [(path, id) for id, (_, path) in places.items() if is_kept[id]]
         messages = {path: self._saved[id] for path, id in here}
         size = sum(saved.size for saved in messages.values())
         header = BackupHeader(FORMAT, number, root, instant, len(queues), len(messages), size)
@@ -336,7 +346,7 @@ class _Saver:
 
     # Until the instant
 
-    def _reach(self, fresh: list[tuple[str, str]]) -> bool:
+    def _reach(self, fresh: list[tuple[str, str]], *, is_late: bool = True) -> bool:
         """Save or open what has come. Whether that took time, so that the instant is yet to come."""
         took = False
         for folder, name in fresh:
@@ -347,7 +357,7 @@ class _Saver:
                 entry = _parse(folder, name)
                 if entry is not None and entry.state is not State.REMOVED and not self._is_reached(entry.id):
                     took = True
-                    self._hold(entry, folder, name)
+                    self._hold(entry, folder, name, is_late=is_late)
             if len(self._held) >= MOST_HELD:
                 self._copy_held()
         return took
@@ -357,7 +367,7 @@ class _Saver:
             self._saved[id] = self._known[id]
         return id in self._saved or id in self._held or id in self._torn
 
-    def _hold(self, entry: Entry, folder: str, name: str) -> None:
+    def _hold(self, entry: Entry, folder: str, name: str, *, is_late: bool) -> None:
         """Open a message, unless it has moved on: then its next name is told."""
         fd = self._open(folder, name)
         if fd is None:
@@ -365,7 +375,8 @@ class _Saver:
         noted = self._calls.get_attribute(fd, SUM)
         # It was there before the message had a name, so it is there now, if the message still is.
         side = self._read_side(entry.id) if noted is None or noted.endswith(b":f") else None
-        self._held[entry.id] = _Held(entry.id, fd, side, entry.state is State.NEW)
+        is_new = entry.state is State.NEW or entry.meta.receives <= 1
+        self._held[entry.id] = _Held(entry.id, fd, side, is_new, is_late)
 
     def _copy_held(self) -> None:
         """Copy what is open, and keep open what is half written."""

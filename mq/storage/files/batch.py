@@ -173,7 +173,7 @@ class Batch:
             else:
                 self._outcomes[index] = Outcome(Result.DONE, entry)
                 self._written.add(entry.id)
-                self._barrier.add_folders(self._layout.new)
+                self._barrier.add_folders(self._layout.folder(entry.state, entry.queue))
                 self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()
             durable |= self._is_durable(operation)
         return durable
@@ -210,7 +210,7 @@ class Batch:
     # Writing
 
     def _write(self, operation: Write, index: int) -> Outcome:
-        entry = Entry(operation.queue, operation.id, State.NEW, operation.meta)
+        entry = operation.entry
         if self._folders.published_whole and not self._queue_is_there(operation.queue):
             return _NO_QUEUE  # deleted by another broker
         self._need_room()
@@ -222,7 +222,12 @@ class Batch:
                 if self._folders.published_whole or not self._is_atomic
                 else target
             )
-            fd = self._calls.open(path, OPEN_NEW)
+            try:
+                fd = self._calls.open(path, OPEN_NEW)
+            except FileNotFoundError:
+                if self._is_queue_missing(entry):
+                    return _NO_QUEUE
+                raise
             size, crc = len(operation.body), checksum(operation.body)
         else:
             assert isinstance(operation.body, StagedBody), "staged in another store"
@@ -238,9 +243,11 @@ class Batch:
                 self._rename(path, target)
         except OSError:
             self._undo_write(operation, fd, path)
+            if self._is_queue_missing(entry):
+                return _NO_QUEUE
             raise
         self._written.add(operation.id)
-        self._barrier.add_folders(self._layout.new)
+        self._barrier.add_folders(self._layout.folder(entry.state, entry.queue))
         if self._is_atomic:
             self._barrier.add_file(fd)
         else:
@@ -376,7 +383,7 @@ class Batch:
                 self._folders.reserve.give_way(self._calls.link, source, target)
                 self._links.append(_Link(index, source, target))
         except OSError as error:
-            if moved.state is State.READY and not self._queue_is_there(moved.queue):
+            if self._is_queue_missing(moved):
                 return _NO_QUEUE
             if error.errno == errno.ENOENT:
                 return _GONE
@@ -416,6 +423,9 @@ class Batch:
         else:
             self._barrier.add_file(self._calls.open(path, OPEN_READ))
             self._must_flush = True
+
+    def _is_queue_missing(self, target: Entry) -> bool:
+        return target.state is State.READY and not self._queue_is_there(target.queue)
 
     def _queue_is_there(self, queue: str) -> bool:
         return self._calls.kind(f"{self._layout.queues}/{queue}") is FileKind.FOLDER
@@ -521,7 +531,7 @@ def _do_natively(
             room = _has_room(folders) if room is None else room
             if not room:
                 continue
-            entry = Entry(operation.queue, operation.id, State.NEW, operation.meta)
+            entry = operation.entry
             steps.append(_write_step(folders, operation, operation.body, entry))
         elif (
             isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED and not folders.has_side_files

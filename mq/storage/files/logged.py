@@ -26,7 +26,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from mq.lifecycle import State
 from mq.message import checksum
 from mq.storage.files.barrier import Barrier
 from mq.storage.files.batch import Batch, refusal
@@ -280,7 +279,7 @@ def _saying(folders: Folders, operation: Operation) -> Saying:
         return Moved(layout.below_root(layout.path(entry)), layout.below_root(layout.path(moved)))
     if isinstance(operation, Unlink):
         return Removed(layout.below_root(layout.path(operation.entry)))
-    path = layout.below_root(layout.path(Entry(operation.queue, operation.id, State.NEW, operation.meta)))
+    path = layout.below_root(layout.path(operation.entry))
     attributes = encode_attributes(operation.attributes)
     body = operation.body
     if isinstance(body, bytes):

@@ -178,6 +178,7 @@ class FolderStorage:
             journaled=self._mount.atomic_rename,
             overlap_from=None if self._open is None else self._open.folders.overlap_from,
             heard_late=self._heard_late,
+            places=self._open is not None and self._open.folders.log is not None,  # which makes a torn file whole again
         )
 
     async def open(self) -> None:

@@ -145,7 +145,9 @@ class Database:
     def _write(self, write: Write) -> Outcome:
         # Author: a body that came through your own stage() is an object of yours.
         data = write.body if isinstance(write.body, bytes) else write.body.data  # type: ignore[attr-defined]
-        entry = Entry(write.queue, write.id, State.NEW, write.meta)
+        entry = write.entry
+        if entry.state is State.READY and not self._has_queue(entry.queue):
+            return Outcome(Result.NO_QUEUE)
         number = self._run("INSERT INTO entry VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", *_row(entry)).lastrowid
         attributes = json.dumps(write.attributes)
         self._run("INSERT INTO body VALUES (?, ?, ?, ?)", number, checksum(data), attributes, data)

@@ -72,7 +72,10 @@ class TemplateStorage:
     @property
     def description(self) -> Description:
         """What it is. Author: say durable only if you saw each sync end before its answer is told."""
-        return Description(self._name, durable=True, shared=False, ordered=True, max_body=MAX_BODY, journaled=True)
+        # Author: places=True where your Write can make a message in READY or DELAYED: a publish is one step then.
+        return Description(
+            self._name, durable=True, shared=False, ordered=True, max_body=MAX_BODY, journaled=True, places=True
+        )
 
     async def open(self) -> None:
         """Make the file, or take it up where it was left. SQLite repairs what a crash left.

@@ -98,6 +98,25 @@ class DeliversAtOnce(MemoryStorage):
         return self._move(Move(outcome.entry, State.READY)) if outcome.entry else outcome
 
 
+@caught_by("a_write_is_where_it_says")
+class WritesToNewAllTheSame(MemoryStorage):
+    def _write(self, write: Write) -> Outcome:
+        return super()._write(write._replace(state=State.NEW))
+
+
+@caught_by("a_write_is_where_it_says")
+class OverwritesWhereItPlaces(MemoryStorage):
+    def _write(self, write: Write) -> Outcome:
+        self._places.get((write.state, write.queue), {}).pop(write.id, None)
+        return super()._write(write)
+
+
+@caught_by("a_write_to_ready_needs_its_queue")
+class PlacesWithoutAQueue(MemoryStorage):
+    def _is_queue_missing(self, target: Entry) -> bool:
+        return False
+
+
 @caught_by("a_write_needs_no_queue")
 class WantsAQueue(MemoryStorage):
     def _write(self, write: Write) -> Outcome:
