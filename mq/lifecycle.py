@@ -55,7 +55,7 @@ class Span(enum.Enum):
 Step = tuple[State | None, State | None]
 
 TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
-    Kind.PUBLISH: frozenset({(None, State.NEW)}),
+    Kind.PUBLISH: frozenset({(None, State.NEW), (None, State.READY), (None, State.DELAYED)}),
     Kind.DELIVER: frozenset({(State.NEW, State.READY)}),
     Kind.DELAY: frozenset({(state, State.DELAYED) for state in (State.NEW, State.READY, State.DELAYED)}),
     Kind.LEASE: frozenset({(State.READY, State.DELAYED), (State.NEW, State.DELAYED)}),

@@ -10,7 +10,7 @@ Its files, in reading order:
 * ``settings``: a queue's settings; ``bodies``, ``body_loader``: body stats, where settings need them.
 * ``queues``: queues made, deleted, set, emptied; what doors declare.
 * ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier.
-* ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``offers``: messages
+* ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``recent``: bodies
   still in memory; ``leases``: names and lengths of leases.
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a
   queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``peek``: reading only.

@@ -78,7 +78,7 @@ class Catalog:
         if now is not None:
             if now.state is State.REMOVED:
                 self.events.departed(left.id)
-            self.place(now, due)
+            self.place(now, due, is_new=left.state is State.NEW)
             if now is not left and self._observers:
                 self.tell(kind, left, now, door=door)
         if begun is not None and begun.queue.deleted:
@@ -88,8 +88,14 @@ class Catalog:
         """The messages of a queue that are being moved."""
         return [id for id, begun in self._begun.items() if begun.queue is index]
 
-    def place(self, entry: Entry, due: float | None = None) -> None:
-        """Add an entry to the index of its queue, and tell :attr:`events` of it."""
+    def place(self, entry: Entry, due: float | None = None, *, is_new: bool = False) -> None:
+        """Add an entry to the index of its queue, and tell :attr:`events` of it.
+
+        Args:
+            entry: where a message is now.
+            due: when its lease ends (Trio's clock), if known.
+            is_new: whether it was just published.
+        """
         if entry.state is State.REMOVED:
             self.events.removed(entry)
             return
@@ -101,7 +107,7 @@ class Catalog:
         index.add(entry)
         if index.bodies is not None:
             index.bodies.arrived(entry.id)
-        self.events.arrived(index, entry, due)
+        self.events.arrived(index, entry, due, is_new=is_new)
 
     def leave(self, index: QueueIndex) -> None:
         """Note that a queue was deleted here. Messages being moved are removed where they arrive."""
@@ -154,8 +160,8 @@ class Catalog:
 class CatalogEvents:
     """What a catalog tells of messages that have arrived somewhere. The methods do nothing unless a subclass does."""
 
-    def arrived(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
-        """`entry` is in NEW, READY or DELAYED of that queue; `due` is when its lease ends (Trio's clock), if known."""
+    def arrived(self, index: QueueIndex, entry: Entry, due: float | None, *, is_new: bool) -> None:
+        """`entry` is in NEW, READY or DELAYED of that queue, with what :meth:`Catalog.place` was told of it."""
 
     def removed(self, entry: Entry) -> None:
         """`entry` is in REMOVED. Its queue may be no more."""

@@ -78,7 +78,8 @@ class BrokerConfig:
 
     @property
     def skips_steps(self) -> bool:
-        """Whether a message may go from NEW to a waiting request: not where others move messages, too."""
+        """Whether a message may be written where it rests, or be handed to a request that waits for it: not where
+        others move messages, too."""
         return not self.others_move and not self.strict_seeds
 
     @property

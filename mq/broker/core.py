@@ -48,3 +48,8 @@ class Core:
     random: Random
     writer: str
     settle: Settle = settle_nothing
+
+    @property
+    def places(self) -> bool:
+        """Whether a message is written where it rests, READY or DELAYED, and not to NEW."""
+        return self.config.skips_steps and self.storage.description.places

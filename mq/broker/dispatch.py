@@ -31,13 +31,13 @@ from mq.broker.dead_letters import DeadLetters
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
-from mq.broker.offers import LARGEST_BODY, Candidate, Offers, RecentBodies
+from mq.broker.recent import LARGEST_BODY, RecentBodies
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters, WaitQueue
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
 from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties, checksum
-from mq.storage.interface import FRESH, MOST_MOVED_ON, Entry, Move, Outcome, Result, Stored, Write
+from mq.storage.interface import FRESH, MOST_MOVED_ON, Entry, Move, Operation, Outcome, Result, Stored, Write
 
 logger = logging.getLogger("mq.broker")
 
@@ -62,7 +62,7 @@ class Assignment(NamedTuple):
 
     request: FetchRequest
     entry: Entry
-    stored: Stored | None
+    stored: Stored | None = None
 
 
 class Fulfilment:
@@ -98,7 +98,6 @@ class FetchWorker:
         calls: the queues whose waiters changed, or for which a message came.
         deliverer: answers the requests that get a lease.
         holds: answers those that hold messages in memory.
-        offers: messages that can be leased straight from NEW.
         refresh: reads from the store which messages of a queue are READY; used at peers > 0.
     """
 
@@ -108,7 +107,6 @@ class FetchWorker:
         calls: BatchChannel[QueueIndex],
         deliverer: Deliverer,
         holds: Holds,
-        offers: Offers,
         refresh: Callable[[QueueIndex], Awaitable[None]],
     ) -> None:
         self._catalog = core.catalog
@@ -121,7 +119,6 @@ class FetchWorker:
         self._upkeep = deliverer.upkeep
         self._recent = deliverer.recent
         self._holds = holds
-        self._offers = offers
         self._peers = core.config.peers
         self._random = core.random
         self._refresh = refresh
@@ -147,7 +144,6 @@ class FetchWorker:
             nonblocking = list(wait_queue.nonblocking)
             await self._check_waiters(index, wait_queue)
             leased, held = self._choose(index, wait_queue, nonblocking)
-            self._upkeep.deliver_offers(index)
             assignments += leased
             portions += held
             self._waiters.served(index)
@@ -205,7 +201,7 @@ class FetchWorker:
             if messages:
                 self._waiters.keep_place(request)
             wait_queue.leave(request)
-            assignments += [Assignment(request, *taken) for taken in messages]
+            assignments += [Assignment(request, entry) for entry in messages]
         for request in nonblocking:
             if wait_queue.leave(request):
                 request.future.set([])
@@ -221,14 +217,14 @@ class FetchWorker:
                 wait_queue.leave(request)
         turn = iter(range(LARGEST_GROUP))
 
-        def take() -> Candidate | None:
+        def take() -> Entry | None:
             return None if next(turn, None) is None else self._take(index)
 
         portions = share_out([request for request in holders if not request.future.abandoned], take)
         for portion in portions:
             self._waiters.keep_place(portion.request)
             wait_queue.leave(portion.request)
-            for entry, _ in portion.messages:
+            for entry in portion.messages:
                 index.hold(entry)
         return portions
 
@@ -254,27 +250,24 @@ class FetchWorker:
             await trio.sleep(self._random.uniform(0, _LONGEST_PAUSE_SECONDS))
             await self._refresh(index)
 
-    def _take_next(self, index: QueueIndex, count: int) -> list[Candidate]:
+    def _take_next(self, index: QueueIndex, count: int) -> list[Entry]:
         """The next messages that may be handed out, locked."""
-        messages: list[Candidate] = []
+        messages: list[Entry] = []
         while len(messages) < count:
             taken = self._take(index)
             if taken is None:
                 break
-            self._catalog.begin(taken.entry)
+            self._catalog.begin(taken)
             messages.append(taken)
         return messages
 
-    def _take(self, index: QueueIndex) -> Candidate | None:
+    def _take(self, index: QueueIndex) -> Entry | None:
         """Take the next message that may be handed out, out of the index; None without one."""
-        while (taken := self._offers.take(index)) is None:
-            entry = self._candidate(index)
-            if entry is None:
-                break
+        while (entry := self._candidate(index)) is not None:
             # A locked one is passed over: a peer has brought here what this broker is moving from elsewhere.
             if entry.id not in self._catalog.locks and not self._upkeep.is_dead(index, entry):
-                return Candidate(entry)
-        return taken
+                return entry
+        return None
 
     def _candidate(self, index: QueueIndex) -> Entry | None:
         if not self._peers:
@@ -508,12 +501,14 @@ class Handover:
         catalog: the core's.
         deliverer: as given.
         under_way: messages that are handed over in batches that have not ended.
+        is_placed: whether a message is written where its lease leaves it, and not moved there.
     """
 
     def __init__(self, core: Core, waiters: Waiters, leases: Leases, deliverer: Deliverer) -> None:
         self.catalog = core.catalog
         self.deliverer = deliverer
         self.under_way = 0
+        self.is_placed = core.places
         self._waiters = waiters
         self._leases = leases
         self._is_open = core.config.skips_steps
@@ -572,18 +567,35 @@ class HandoverBatch:
         self._assignments = assignments
         self._leases = leases
         self._allowance = leases.allowance
+        self._positions: list[int] = []  # of the operations that give the messages to their requests
 
-    def make_moves(self) -> list[Move]:
-        """The moves that the store has to make after the writes."""
-        return [self._leases.move(each.request, each.entry, self._allowance) for each in self._assignments]
+    def complete(self, writes: Sequence[Operation]) -> list[Operation]:
+        """The operations of the batch. Called just before the store, so that the leases are named as late as can be."""
+        operations = list(writes)
+        position_of = {write.id: at for at, write in enumerate(writes) if isinstance(write, Write)}
+        for each in self._assignments:
+            move = self._leases.move(each.request, each.entry, self._allowance)
+            at, write = position_of[each.entry.id], operations[position_of[each.entry.id]]
+            if self._handover.is_placed and not each.request.takes and isinstance(write, Write):
+                operations[at] = write._replace(state=move.state, meta=move.meta)
+            else:
+                at = len(operations)
+                operations.append(move)
+            self._positions.append(at)
+        return operations
 
     def done(self, outcomes: Sequence[Outcome], barrier: BatchTimes) -> None:
-        """Answer the requests whose messages were written. The others go back to their wait queues."""
+        """Answer the requests whose messages were written. The others go back to their wait queues.
+
+        Args:
+            outcomes: of all operations of the batch.
+            barrier: the times of the batch.
+        """
         catalog = self._handover.catalog
         self._handover.under_way -= len(self._assignments)
         served = {each.request: Fulfilment() for each in self._assignments}
         written: list[tuple[Assignment, Outcome]] = []
-        for each, outcome in zip(self._assignments, outcomes, strict=True):
+        for each, outcome in zip(self._assignments, [outcomes[at] for at in self._positions], strict=True):
             if each.entry.id not in catalog.locks:  # its publish job saw it fail, and locked nothing
                 continue
             if each.request.index.deleted:  # and perhaps made anew; the publisher gets this error, too
@@ -605,10 +617,10 @@ class Portion(NamedTuple):
     """
 
     request: FetchRequest
-    messages: list[Candidate]
+    messages: list[Entry]
 
 
-def share_out(requests: Iterable[FetchRequest], take: Callable[[], Candidate | None]) -> list[Portion]:
+def share_out(requests: Iterable[FetchRequest], take: Callable[[], Entry | None]) -> list[Portion]:
     """Portions of the messages there are, given to requests one by one in turn (round-robin).
 
     Args:
@@ -618,7 +630,7 @@ def share_out(requests: Iterable[FetchRequest], take: Callable[[], Candidate | N
     Returns:
         The portions that are not empty; first that of the request whose turn is next.
     """
-    portions: dict[FetchRequest, list[Candidate]] = {}
+    portions: dict[FetchRequest, list[Entry]] = {}
     turns = deque(requests)
     while turns and (taken := take()) is not None:
         request = turns.popleft()
@@ -659,10 +671,10 @@ class Holds:
         if not portions:
             return
         try:
-            stored = await self._read([taken for portion in portions for taken in portion.messages])
+            stored = await self._read([entry for portion in portions for entry in portion.messages])
         except StorageError as error:
-            for request, messages in portions:
-                self.put_back(request.index, [entry for entry, _ in messages], is_returned=False)
+            for request, entries in portions:
+                self.put_back(request.index, entries, is_returned=False)
                 request.future.fail(error)
             return
         answers = [(portion.request, self._messages(portion, stored)) for portion in portions]
@@ -684,9 +696,9 @@ class Holds:
                     index.returned.add(entry.id)
                 self._catalog.place(entry)
 
-    async def _read(self, messages: Sequence[Candidate]) -> Mapping[MessageId, Stored | None]:
-        found = {entry.id: stored or self._recent.take(entry.id) for entry, stored in messages}
-        unread = [entry for entry, _ in messages if found[entry.id] is None]
+    async def _read(self, entries: Sequence[Entry]) -> Mapping[MessageId, Stored | None]:
+        found = {entry.id: self._recent.take(entry.id) for entry in entries}
+        unread = [entry for entry in entries if found[entry.id] is None]
         if unread:
             for entry, stored in zip(unread, await self._storage.read(unread), strict=True):
                 found[entry.id] = stored
@@ -694,7 +706,7 @@ class Holds:
 
     def _messages(self, portion: Portion, stored: Mapping[MessageId, Stored | None]) -> list[tuple[Entry, Message]]:
         messages = []
-        for entry, _ in portion.messages:
+        for entry in portion.messages:
             found = stored[entry.id]
             if portion.request.index.held.get(entry.id) != entry:
                 continue  # another request has removed it meanwhile

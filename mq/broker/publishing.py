@@ -22,7 +22,7 @@ from mq.broker.dispatch import Handover, HandoverBatch
 from mq.broker.index import RANK_TICKS, QueueIndex
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
-from mq.broker.offers import Offers
+from mq.broker.recent import RecentBodies
 from mq.broker.settings import DELAY, REJECT, TTL, QueueSettings, check_time, check_value
 from mq.errors import (
     BodyTooLarge,
@@ -34,7 +34,7 @@ from mq.errors import (
     PublishPaused,
     QueueFull,
 )
-from mq.lifecycle import DOOR, Kind
+from mq.lifecycle import DOOR, Kind, State
 from mq.message import MessageId
 from mq.storage.interface import FRESH, Meta, Operation, Outcome, Result, Staged, Storage, Write
 
@@ -90,10 +90,12 @@ class Publisher:
         loader: loads the body stats of queues.
         keys: the idempotency keys; None among peers, which cannot know each other's.
         handover: gives messages to waiting requests as they are written.
-        offers: gives written messages to requests that come soon after.
+        recent: keeps the bodies of written messages, for requests that come soon after.
     """
 
-    def __init__(self, core: Core, loader: BodyLoader, keys: Keys | None, handover: Handover, offers: Offers) -> None:
+    def __init__(
+        self, core: Core, loader: BodyLoader, keys: Keys | None, handover: Handover, recent: RecentBodies
+    ) -> None:
         self._storage = core.storage
         self._catalog = core.catalog
         self._committer = core.committer
@@ -102,7 +104,7 @@ class Publisher:
         self._jobs = core.jobs
         self.core = core
         self.handover = handover
-        self.offers = offers
+        self.recent = recent
         self._ids = core.ids
         self._config = core.config
         self._clock_ns = core.clock_ns
@@ -375,7 +377,7 @@ class PublishJob:
     The id is made with the operation, unless it had to be known before, so that ids and barriers have one order.
 
     Args:
-        publisher: gives the handover, the offers and the core.
+        publisher: gives the handover, the recent bodies and the core.
         index: the queue, in which the job reserves room.
         draft: what is published.
         digest: of the body, where it is known.
@@ -398,7 +400,8 @@ class PublishJob:
         self._catalog = publisher.core.catalog
         self._ids = publisher.core.ids
         self._handover = publisher.handover
-        self._offers = publisher.offers
+        self._recent = publisher.recent
+        self._is_placed = publisher.core.places
         self._body = body = draft.body.staged if isinstance(draft.body, Upload) else draft.body
         self._digest = digest
         self._attributes = draft.attributes
@@ -419,6 +422,8 @@ class PublishJob:
         self._is_handed_over = self.id is None and self._handover.takes(self.index, write)
         self._is_writing = not self._is_handed_over
         self.index.writing += self._is_writing
+        if self._is_placed and self._is_writing:
+            return write._replace(state=State.READY if self._meta.deadline_ms is None else State.DELAYED)
         return write
 
     def stand_behind(self, rank: int) -> None:
@@ -440,9 +445,11 @@ class PublishJob:
         self._release()  # only now: a deleted queue is not made anew while a message of it is under way
         self._note_body(entry.id)
         if not self._is_handed_over and not self.index.deleted:
-            self._offers.consider(self.index, entry, self._body, self._attributes)
-            self._catalog.place(entry)
-        self._catalog.tell(Kind.PUBLISH, None, entry, self._size, self._door)
+            if isinstance(self._body, bytes):
+                self._recent.keep(entry.id, self._body, self._attributes)
+            self._catalog.place(entry, is_new=True)
+        born = entry._replace(state=State.NEW, meta=FRESH) if self._is_handed_over else entry  # its lease is told then
+        self._catalog.tell(Kind.PUBLISH, None, born, self._size, self._door)
         self._tell_landed(entry.id)
         if self.index.deleted:
             self.future.fail(NoSuchQueue(f"queue {self.index.name} was deleted meanwhile"))
@@ -509,7 +516,7 @@ class SaveWorker:
         handed_over = self._handover.collect()
 
         def make() -> Sequence[Operation]:
-            return operations if handed_over is None else [*operations, *handed_over.make_moves()]
+            return operations if handed_over is None else handed_over.complete(operations)
 
         self._committer.submit(make, len(jobs), partial(_answer, jobs, handed_over))
 
@@ -520,7 +527,7 @@ def _answer(
     for job, outcome in zip(jobs, outcomes, strict=False):  # the outcomes of handed over messages come after theirs
         job.done(outcome, barrier)
     if handed_over is not None:
-        handed_over.done(outcomes[len(jobs) :], barrier)
+        handed_over.done(outcomes, barrier)
 
 
 def _ignore(id: MessageId | None) -> None:

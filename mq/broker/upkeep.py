@@ -24,7 +24,6 @@ from mq.broker.dead_letters import DROPPED, EXPIRED, RECEIVES, DeadLetters
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob, OrphanJob
 from mq.broker.mover import LARGEST_ROUND, Mover, Reaper, to_ready
-from mq.broker.offers import Offers
 from mq.broker.settings import DROP_HEAD
 from mq.broker.waiters import Waiters
 from mq.lifecycle import Kind, State
@@ -104,16 +103,14 @@ class Upkeep(CatalogEvents):
         core: what every part has.
         dead_letters: moves dead messages.
         waiters: called when messages are READY.
-        offers: the messages in NEW that are offered.
     """
 
-    def __init__(self, core: Core, dead_letters: DeadLetters, waiters: Waiters, offers: Offers) -> None:
+    def __init__(self, core: Core, dead_letters: DeadLetters, waiters: Waiters) -> None:
         self._catalog = core.catalog
         self._committer = core.committer
         self._jobs = core.jobs
         self._dead_letters = dead_letters
         self._waiters = waiters
-        self._offers = offers
         self._config = core.config
         self._random = core.random
         self.clock_ns = core.clock_ns
@@ -124,7 +121,6 @@ class Upkeep(CatalogEvents):
         self._stuck: dict[MessageId, tuple[Entry, QueueIndex | None]] = {}
         self._is_stuck = trio.Event()
         self._delivering: dict[MessageId, QueueIndex] = {}
-        self._is_delivery = False
         self._has_started = False
         self._leased_before: list[Entry] = []
         core.catalog.events = self
@@ -151,7 +147,6 @@ class Upkeep(CatalogEvents):
     async def settle(self, index: QueueIndex) -> None:
         """Wait until the queue's messages in NEW were delivered or refused."""
         if index.undelivered and self._config.mover:
-            self.deliver_offers(index)
             await self._mover.caught_up()
 
     def give_back(self, entry: Entry) -> None:
@@ -169,11 +164,6 @@ class Upkeep(CatalogEvents):
                 self._dead_letters.dead_letter(entry, reason)
                 return True
         return False
-
-    def deliver_offers(self, index: QueueIndex) -> None:
-        """Deliver the queue's messages that are offered and were not taken."""
-        for entry in self._offers.leave(index):
-            self._mover.add(entry)
 
     def trim(self, index: QueueIndex) -> None:
         """Drop the oldest messages of a queue that is over its limits, where its settings say so."""
@@ -246,14 +236,14 @@ class Upkeep(CatalogEvents):
             if not self._stuck:
                 self._is_stuck = trio.Event()
 
-    def arrived(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+    def arrived(self, index: QueueIndex, entry: Entry, due: float | None, *, is_new: bool) -> None:
         """Have the mover, the timers and the waiters do their part."""
         if entry.state is State.READY:
             self._ready_add(index, entry)
         elif entry.state is State.DELAYED:
-            self._delayed_add(index, entry, due)
+            self._delayed_add(index, entry, due, is_new)
         elif self._config.mover:
-            self._new_add(index, entry)
+            self._mover.add(entry)
 
     def removed(self, entry: Entry) -> None:
         """Have the reaper unlink it."""
@@ -281,14 +271,8 @@ class Upkeep(CatalogEvents):
         if self._dead_letters.is_expired(entry) and not self._committer.failure:
             self._dead_letters.dead_letter(entry, EXPIRED)
 
-    def _new_add(self, index: QueueIndex, entry: Entry) -> None:
-        if self._offers.is_offered(index, entry):
-            self._waiters.call(index)
-        else:
-            self._mover.add(entry)
-
-    def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
-        if self._calendar.add(index, entry, is_new=self._is_delivery):
+    def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None, is_new: bool) -> None:
+        if self._calendar.add(index, entry, is_new=is_new):
             pass  # it has no timer yet
         elif self._config.mover:
             due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
@@ -337,9 +321,7 @@ class Upkeep(CatalogEvents):
             self._delivering.pop(entry.id).delivering -= 1  # that queue may be another one of the same name by now
         index = self._catalog.queues.get(entry.queue)
         if outcome.result is Result.DONE:
-            self._is_delivery = entry.state is State.NEW
             self._catalog.end(entry, outcome.entry, kind)
-            self._is_delivery = False
         elif outcome.result is Result.GONE:
             self._catalog.end(entry, None, kind)
         else:

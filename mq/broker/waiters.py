@@ -261,11 +261,6 @@ class Waiters:
         self.withdraw(request)
         return request
 
-    def wanted(self, index: QueueIndex) -> int:
-        """How many messages the queue's requests want together."""
-        wait_queue = self._queues.get(index)
-        return 0 if wait_queue is None else wait_queue.wanted
-
     def waited_for(self) -> list[QueueIndex]:
         """The queues that requests wait for."""
         return [index for index, wait_queue in self._queues.items() if wait_queue.wanted]

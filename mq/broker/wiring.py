@@ -21,10 +21,10 @@ from mq.broker.dispatch import Deliverer, FetchWorker, Handover, Holds
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys, Ledger
 from mq.broker.leases import Leases
-from mq.broker.offers import Offers, RecentBodies
 from mq.broker.peek import Peek, SequenceBrowser
 from mq.broker.publishing import Publisher, SaveWorker
 from mq.broker.queues import Declarations, Queues
+from mq.broker.recent import MOST_BYTES, RecentBodies
 from mq.broker.shared import StoreWatcher
 from mq.broker.unacked import Unacked
 from mq.broker.upkeep import Upkeep
@@ -69,15 +69,14 @@ class Wiring:
         sinks = DeadLetterSinks(storage)
         ledger = self._ledger(dead_letters.KIND)
         self._dead_letters = dead = DeadLetters(core, ledger, sinks, watcher.load_queues)
-        recent = RecentBodies()
-        self._offers = offers = Offers(waiters.wanted, recent, is_open=config.skips_steps)
-        self.upkeep = upkeep = Upkeep(core, dead, waiters, offers)
+        recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
+        self.upkeep = upkeep = Upkeep(core, dead, waiters)
         self._deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
         self._handover = Handover(core, waiters, leases, self._deliverers[0])
         loader = BodyLoader(core)
         self.queues = Queues(core, watcher, upkeep, dead, loader)
         self.declarations = Declarations(core, self.queues, sinks)
-        self.publishing = Publisher(core, loader, self._keys, self._handover, offers)
+        self.publishing = Publisher(core, loader, self._keys, self._handover, recent)
         self._holds = holds = Holds(core, waiters, dead, leases, recent)
         self._remover = remover = Remover(core)
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, holds, remover)
@@ -112,7 +111,7 @@ class Wiring:
             nursery.start_soon(SaveWorker(self.committer, self._core.jobs, self._handover).run)
             nursery.start_soon(self._remover.run)
             nursery.start_soon(deliverer.run)
-            worker = FetchWorker(self._core, calls, deliverer, self._holds, self._offers, self.watcher.refresh)
+            worker = FetchWorker(self._core, calls, deliverer, self._holds, self.watcher.refresh)
             nursery.start_soon(worker.run)
         nursery.start_soon(self._deliverers[0].run)
         self.upkeep.start(nursery)

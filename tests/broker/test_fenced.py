@@ -44,7 +44,7 @@ async def fetch(broker: Broker) -> None:
 
 async def remove(broker: Broker) -> None:
     [message] = await broker.peek("q")
-    await broker.remove("q", message.id)
+    await broker.remove("q", message.message.id)
 
 
 async def create(broker: Broker) -> None:

@@ -18,7 +18,7 @@ from mq.broker.config import GLANCE_SECONDS
 from mq.broker.dispatch import LARGEST_GROUP, FetchWorker
 from mq.broker.index import QueueIndex
 from mq.broker.leases import MOST_ALLOWED_SECONDS
-from mq.broker.offers import LARGEST_BODY
+from mq.broker.recent import LARGEST_BODY
 from mq.broker.upkeep import Upkeep
 from mq.errors import StorageSlow
 from mq.lifecycle import State
@@ -218,31 +218,34 @@ async def test_an_old_look_at_a_shared_store_makes_no_lease_late(store: Store, w
 
 
 async def test_whoever_comes_while_it_is_looked_for_others_finds_what_he_published(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    store: Store, wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where messages come by way of NEW: elsewhere there is nothing to look for."""
     found: list[bytes] = []
     settle = Upkeep.settle
     came = trio.Event()
+    async with open_broker(store, BrokerConfig(strict_seeds=True), clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
 
-    async def take_one() -> None:
-        found.append(await (await fetch(broker)).body.read())
+        async def take_one() -> None:
+            found.append(await (await fetch(broker)).body.read())
 
-    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
 
-        async def settle_while_another_comes(upkeep: Upkeep, index: QueueIndex) -> None:
-            await settle(upkeep, index)
-            if not came.is_set():
-                came.set()
-                await broker.publish("q", b"his")
-                nursery.start_soon(take_one)
-                for _ in range(3):
-                    await trio.lowlevel.checkpoint()
+            async def settle_while_another_comes(upkeep: Upkeep, index: QueueIndex) -> None:
+                await settle(upkeep, index)
+                if not came.is_set():
+                    came.set()
+                    await broker.publish("q", b"his")
+                    nursery.start_soon(take_one)
+                    for _ in range(3):
+                        await trio.lowlevel.checkpoint()
 
-        monkeypatch.setattr(Upkeep, "settle", settle_while_another_comes)
-        await broker.publish("q", b"first")
-        await take_one()
-    assert came.is_set()
-    assert found == [b"first", b"his"]
+            monkeypatch.setattr(Upkeep, "settle", settle_while_another_comes)
+            await broker.publish("q", b"first")
+            await take_one()
+        assert came.is_set()
+        assert found == [b"first", b"his"]
 
 
 async def test_nobody_waits_while_thousands_of_messages_are_chosen(

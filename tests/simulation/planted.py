@@ -213,9 +213,6 @@ BUGS: Final = {
     "a consumer that was started again shuts nobody out": Bug(
         "BatchConsumers._check_epoch", "epoch != consumer.state.epoch", "False"
     ),
-    "what is offered and not taken is left in NEW": Bug(
-        "FetchWorker._assign_next", "self._upkeep.deliver_offers(index)", "self._offers.leave(index)"
-    ),
     "an extended lease ends as before": Bug(
         "MoveJob.done",
         "None if self._seconds is None else trio.current_time() + self._seconds",
@@ -225,6 +222,9 @@ BUGS: Final = {
 """Each by what it does, in words. To plant a new one: add it here, then ``make planted``."""
 
 OF_THE_LOG: Final = {
+    "a delayed message is written where it can be had": Bug(
+        "PublishJob.operation", "State.READY if self._meta.deadline_ms is None else State.DELAYED", "State.READY"
+    ),
     "the log is not flushed": Bug("Log.flush", "self._calls.fdatasync(self._current.fd)", "pass"),
     "a segment is freed before what it speaks of is on the medium": Bug("Log._checkpoint", "self._sync()", "pass"),
     "a record of an earlier epoch is believed": Bug(

@@ -1,8 +1,7 @@
-"""Who waits gets what is published straight from NEW; everything else is as if it had been delivered first."""
+"""A message is written where it rests, by one operation: READY, or DELAYED. Who waits has it as soon as any."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 
 import pytest
@@ -10,16 +9,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
-from mq.broker.index import QueueIndex
-from mq.broker.offers import LARGEST_BODY, MOST_OFFERS, Offers, RecentBodies
-from mq.errors import StorageFull
+from mq.errors import NoSuchQueue
 from mq.lifecycle import Kind, State
-from mq.message import Message, MessageIds
-from mq.storage.interface import Entry, Stored
+from mq.message import Message
+from mq.storage.interface import Entry, Operation, Outcome, Stored, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener
 from tests.broker.test_broker import take
-from tests.storage.disks import MOUNTS, open_disk
 
 
 def kinds(observer: Legal, id: str) -> list[tuple[Kind, State | None]]:
@@ -50,12 +46,77 @@ class Waiters:
         return [[await message.body.read() for message in messages] for messages in self.got]
 
 
-async def test_it_is_not_delivered_first(broker: Broker, observer: Legal, nursery: trio.Nursery) -> None:
-    waiters = Waiters(broker, nursery)
-    await waiters.add()
-    id = await broker.publish("q", b"x", {"content_type": "text/plain"})
-    assert await waiters.bodies() == [[b"x"]]
-    assert kinds(observer, id) == [(Kind.PUBLISH, None), (Kind.LEASE, State.NEW)]
+class Noting(MemoryStorage):
+    """A store that keeps what each batch does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[list[Operation]] = []
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        self.batches.append(list(operations))
+        return await super().commit(operations)
+
+
+@pytest.mark.parametrize("delay", [0.0, 10.0])
+async def test_a_publish_is_one_operation(autojump_clock: object, observer: Legal, delay: float) -> None:
+    store, rests = Noting(), State.DELAYED if delay else State.READY
+    async with open_broker(store, observers=[observer]) as broker:
+        await broker.create_queue("q")
+        id = await broker.publish("q", b"x", delay=delay)
+        await wait_all_tasks_blocked()
+        [[written]] = store.batches
+        assert isinstance(written, Write)
+        assert written.state is rests
+        assert [(seen.kind, seen.source, seen.target) for seen in observer.seen] == [(Kind.PUBLISH, None, rests)]
+        assert await take(broker) == (None if delay else b"x")
+        await trio.sleep(delay)
+        if delay:
+            assert await take(broker) == b"x"
+        assert (await broker.show("q", id)).message.receives == 1
+
+
+async def test_to_the_letter_it_comes_by_way_of_new(autojump_clock: object, observer: Legal) -> None:
+    store = Noting()
+    async with open_broker(store, BrokerConfig(strict_seeds=True), observers=[observer]) as broker:
+        await broker.create_queue("q")
+        id = await broker.publish("q", b"x")
+        await wait_all_tasks_blocked()
+        assert kinds(observer, id) == [(Kind.PUBLISH, None), (Kind.DELIVER, State.NEW)]
+        assert len(store.batches) == 2
+
+
+async def test_what_was_confirmed_ranks_from_its_confirm(broker: Broker) -> None:
+    """Also where a later one of a higher priority is confirmed before anything else has run."""
+    await broker.change_settings("q", {"max_priority": 5})
+    for _ in range(25):
+        await broker.publish_many("q", [Draft(b"low")])
+        await broker.publish_many("q", [Draft(b"high", priority=5)])
+        assert [await take(broker) for _ in range(2)] == [b"high", b"low"]
+
+
+async def test_of_a_queue_that_goes_meanwhile_nothing_stays(disk_address: str, opened: Opener) -> None:
+    """Whichever of the two comes first to the disk; and nothing of it is in a queue that is made anew."""
+    async with opened(disk_address) as broker:
+        for number in range(8):
+            await broker.create_queue("q")
+            answers: list[str] = []
+
+            async def publish(answers: list[str] = answers) -> None:
+                try:
+                    answers.append(await broker.publish("q", b"x"))
+                except NoSuchQueue:
+                    answers.append("no queue")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publish)
+                for _ in range(number):
+                    await trio.lowlevel.checkpoint()
+                await broker.delete_queue("q")
+            assert len(answers) == 1
+            await broker.create_queue("q")
+            assert await take(broker) is None
+            await broker.delete_queue("q")
 
 
 async def test_what_it_says_is_what_reading_it_says(broker: Broker, nursery: trio.Nursery) -> None:
@@ -75,19 +136,6 @@ async def test_what_nobody_takes_is_delivered(broker: Broker, observer: Legal, n
     await broker.publish_many("q", [Draft(b"%d" % number) for number in range(5)])
     assert await waiters.bodies() == [[b"0", b"1"]]
     assert [await take(broker) for _ in range(4)] == [b"2", b"3", b"4", None]
-
-
-async def test_when_nobody_waits_any_more_it_is_delivered(
-    broker: Broker, observer: Legal, nursery: trio.Nursery
-) -> None:
-    waiters = Waiters(broker, nursery)
-    await waiters.add()
-    await broker.publish("q", b"1")
-    assert await waiters.bodies() == [[b"1"]]
-    assert await broker.fetch("q", wait=1) is None
-    id = await broker.publish("q", b"2")
-    await wait_all_tasks_blocked()
-    assert kinds(observer, id)[1:] == [(Kind.DELIVER, State.NEW)]
 
 
 async def test_among_peers_it_is_delivered(
@@ -128,7 +176,7 @@ async def test_an_older_message_that_comes_back_at_that_moment_comes_first(
 
 
 @pytest.mark.parametrize("option", ["delay", "ttl"])
-async def test_what_has_to_wait_or_to_expire_takes_the_long_way(
+async def test_what_has_to_wait_or_to_expire_is_not_handed_over(
     broker: Broker, observer: Legal, nursery: trio.Nursery, option: str
 ) -> None:
     waiters = Waiters(broker, nursery)
@@ -139,7 +187,7 @@ async def test_what_has_to_wait_or_to_expire_takes_the_long_way(
     assert (Kind.LEASE, State.NEW) not in kinds(observer, id)
 
 
-async def test_a_paused_queue_offers_nothing(broker: Broker, nursery: trio.Nursery) -> None:
+async def test_a_paused_queue_hands_out_nothing(broker: Broker, nursery: trio.Nursery) -> None:
     await broker.change_settings("q", {"paused": True})
     waiters = Waiters(broker, nursery)
     await waiters.add()
@@ -150,7 +198,7 @@ async def test_a_paused_queue_offers_nothing(broker: Broker, nursery: trio.Nurse
     assert await waiters.bodies() == [[b"x"]]
 
 
-async def test_one_that_is_held_from_new_is_put_back_and_delivered(broker: Broker, nursery: trio.Nursery) -> None:
+async def test_one_that_is_held_at_once_is_put_back(broker: Broker, nursery: trio.Nursery) -> None:
     got = []
 
     async def hold() -> None:
@@ -160,14 +208,14 @@ async def test_one_that_is_held_from_new_is_put_back_and_delivered(broker: Broke
     await wait_all_tasks_blocked()
     await broker.publish("q", b"x")
     await wait_all_tasks_blocked()
-    assert [held.entry.state for held in got] == [State.NEW]
+    assert [held.entry.state for held in got] == [State.READY]
     status = await broker.status("q")
     assert (status.ready, status.leased) == (0, 1)
     await broker.put_back(got)
     assert await take(broker) == b"x"
 
 
-async def test_one_that_is_held_from_new_is_there_after_a_restart(disk_address: str, opened: Opener) -> None:
+async def test_one_that_is_held_at_once_is_there_after_a_restart(disk_address: str, opened: Opener) -> None:
     async with opened(disk_address) as broker, trio.open_nursery() as nursery:
         await broker.create_queue("q")
         nursery.start_soon(lambda: broker.hold("q", wait=1000))
@@ -184,51 +232,6 @@ async def test_one_that_is_deleted_before_it_is_taken_is_gone(broker: Broker, nu
     assert await broker.purge("q") + len((await waiters.bodies())[0]) == 2
 
 
-async def test_one_that_cannot_be_leased_is_delivered(autojump_clock: object) -> None:
-    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
-        await broker.create_queue("q")
-
-        async def fetch() -> None:
-            with pytest.raises(StorageFull):
-                await broker.fetch("q", wait=1000)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fetch)
-            await wait_all_tasks_blocked()
-            disk.calls.fail("rename", errno.ENOSPC, times=1)
-            await broker.publish("q", b"x")
-        assert await take(broker) == b"x"
-
-
-def test_the_oldest_is_first_whoever_was_told_first_and_wherever_it_stands() -> None:
-    index, ids = QueueIndex("q", 0), MessageIds()
-    back, one, two = (Entry("q", ids.new(), state) for state in (State.READY, State.NEW, State.NEW))
-    offers = Offers(lambda index: 10, RecentBodies(), is_open=True)
-    for entry in (two, one):
-        offers.consider(index, entry, b"x", {})
-        index.add(entry)
-    index.add(back)
-    assert offers.take(index) is None
-    assert index.take() == back
-    taken = [offers.take(index) for _ in range(3)]
-    assert [offer and offer.entry for offer in taken] == [one, two, None]
-
-
-def test_what_is_offered_takes_no_more_room_than_that() -> None:
-    """Whoever wants a million messages, of any length, does not have them kept in memory while the worker is busy."""
-    index, ids = QueueIndex("q", 0), MessageIds()
-    offers = Offers(lambda index: 1_000_000, RecentBodies(), is_open=True)
-    for size in [LARGEST_BODY] * (MOST_OFFERS + 1):
-        entry = Entry("q", ids.new(), State.NEW)
-        offers.consider(index, entry, bytes(size), {})
-        index.add(entry)
-    assert len(offers.leave(index)) == MOST_OFFERS
-    long = Entry("r", ids.new(), State.NEW)
-    other = QueueIndex("r", 0)
-    offers.consider(other, long, bytes(LARGEST_BODY + 1), {})
-    assert not offers.is_offered(other, long)
-
-
 class SlowToRead(MemoryStorage):
     """A store in which somebody who reads has to wait."""
 
@@ -237,7 +240,7 @@ class SlowToRead(MemoryStorage):
         return await super().read(entries)
 
 
-async def test_an_offer_keeps_its_place_while_the_worker_is_busy(autojump_clock: object) -> None:
+async def test_a_message_keeps_its_place_while_the_worker_is_busy(autojump_clock: object) -> None:
     """What was published after it was delivered meanwhile, and handed out first. Found by seed 34 with batches that
     gather for longer."""
     async with open_broker(SlowToRead(), BrokerConfig(workers=1)) as broker, trio.open_nursery() as nursery:
@@ -254,18 +257,3 @@ async def test_an_offer_keeps_its_place_while_the_worker_is_busy(autojump_clock:
         await trio.sleep(20)
         assert await waiters.bodies() == [[b"first"]]
         assert await take(broker) == b"second"
-
-
-async def test_whoever_wants_what_is_ready_gets_offers_delivered_first(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Claims take it without standing in line. The worker is busy here: it does not come to the offer."""
-    monkeypatch.setattr(broker._waiters, "call", lambda index: None)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: broker.hold("q", wait=1000))
-        await wait_all_tasks_blocked()
-        await broker.publish("q", b"first")
-        await broker.publish("q", b"second")
-        seen = await broker.peek("q")
-        assert [await each.message.body.read() for each in seen] == [b"first", b"second"]
-        nursery.cancel_scope.cancel()
