@@ -104,6 +104,10 @@ TRIO_FREE: Final = (
     "mq.amqp.protocol",
     *(f"mq.amqp.protocol.{part}" for part in ("channel", "commands", "connection", "declare_methods", "deliveries")),
     *(f"mq.amqp.protocol.{part}" for part in ("negotiation", "publishes", "session")),
+    "mq.client",
+    *(f"mq.client.{part}" for part in ("async_client", "batches", "calls", "codec", "errors", "renewal", "requests")),
+    *(f"mq.client.{part}" for part in ("retries", "spans", "sync_client", "task_lease", "thread_lease", "values")),
+    *(f"mq.client.{part}" for part in ("webhook", "wire")),
     *(f"mq.client.amqp.{pure}" for pure in ("errors", "protocol", "values")),
     "mq.vsqs",
     *(f"mq.vsqs.{part}" for part in ("names", "publisher", "receiver", "system", "view")),
@@ -120,8 +124,9 @@ TRIO_FREE: Final = (
 """Modules that somebody without an event loop imports."""
 
 ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
-    "cronsim": ("mq.schedules.instants",),
+    "anyio": ("mq.client",),
     "click": ("mq.cli", "mq.programs", "mq.testing.simulate"),
+    "cronsim": ("mq.schedules.instants",),
     "httpx": ("mq.client",),
     "hypercorn": ("mq.web",),
     "inotify_simple": ("mq.storage",),
@@ -241,7 +246,7 @@ def test_the_spark_source_loads_no_event_loop() -> None:
 
 
 def test_clients_load_no_server() -> None:
-    loaded = loaded_by("import mq.client, mq.client.sync_client, mq.client.trio_client, mq.client.amqp")
+    loaded = loaded_by("import mq.client, mq.client.sync_client, mq.client.async_client, mq.client.amqp")
     rooms = (
         "mq.broker",
         "mq.storage",

@@ -42,6 +42,14 @@ with Client({url!r}) as client:
     client.publish("letters", "hello")
     with client.receive("letters", wait=20) as message:
         print(message.body.decode())
+import asyncio
+from mq.client import AsyncClient
+async def again():
+    async with AsyncClient({url!r}) as client:
+        await client.publish("letters", "hello again")
+        async with client.receive("letters", wait=20) as message:
+            print(message.body.decode())
+asyncio.run(again())
 foreign = {{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names) - {allowed!r}
 assert not foreign, foreign
 try:
@@ -204,4 +212,7 @@ def test_alone_it_publishes_and_receives(wheels: dict[str, Path], tmp_path: Path
         env={"PATH": os.environ["PATH"]},
         check=False,
     )
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["hello", "No module named 'mq.broker'"]), done.stderr
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        ["hello", "hello again", "No module named 'mq.broker'"],
+    ), done.stderr

@@ -1,13 +1,13 @@
-"""Clients of a daemon: one for threads, one for Trio, over one core that does no I/O.
+"""Clients of a daemon: one for threads, one for asyncio and Trio, over one core that does no I/O.
 
 * ``values``: what goes in and comes out; ``errors``: what can go wrong.
 * ``calls``: a request, its body and its answer, and when it may be sent again; ``requests``: each verb of the protocol
   as such a call; ``codec``: headers and lines; ``batches``: long lists, cut into requests.
 * ``retries``: pauses between tries; ``wire``: what httpx is told.
-* ``renewal``: when the lease of a message at hand is extended, and when it is lost; ``trio_lease``, ``thread_lease``:
+* ``renewal``: when the lease of a message at hand is extended, and when it is lost; ``task_lease``, ``thread_lease``:
   the task, and the thread, that do it.
 * ``spans``: what OpenTelemetry hears of it all, where that is installed.
-* ``trio_client``: the client for Trio; ``sync_client``: the one for threads, generated from it.
+* ``async_client``: the client for asyncio and Trio; ``sync_client``: the one for threads, generated from it.
 * ``webhook``: posts messages to an address of somebody else's.
 * ``amqp``: a third client, over AMQP, which stands by itself.
 
@@ -21,7 +21,7 @@ Nothing here knows of the broker, or serves::
             print(message.body)
 
 The clients themselves are imported when they are asked for: the Spark source, which brings a transport of its own, pays
-for neither httpx nor Trio.
+for neither httpx nor anyio.
 """
 
 from importlib import import_module
@@ -58,10 +58,10 @@ from mq.client.values import (
 )
 
 if TYPE_CHECKING:
+    from mq.client.async_client import AsyncClient, AsyncStream
     from mq.client.sync_client import Client, Stream
+    from mq.client.task_lease import AsyncLease
     from mq.client.thread_lease import Lease
-    from mq.client.trio_client import AsyncClient, AsyncStream
-    from mq.client.trio_lease import AsyncLease
     from mq.client.wire import Access
 
 __all__ = [
@@ -101,9 +101,9 @@ __all__ = [
 
 _WITH_TRANSPORT: Final = {
     "Access": "mq.client.wire",
-    "AsyncClient": "mq.client.trio_client",
-    "AsyncLease": "mq.client.trio_lease",
-    "AsyncStream": "mq.client.trio_client",
+    "AsyncClient": "mq.client.async_client",
+    "AsyncLease": "mq.client.task_lease",
+    "AsyncStream": "mq.client.async_client",
     "Client": "mq.client.sync_client",
     "Lease": "mq.client.thread_lease",
     "Stream": "mq.client.sync_client",

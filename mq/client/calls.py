@@ -29,7 +29,7 @@ class Source(NamedTuple):
     """A long body that is sent chunk by chunk.
 
     Attributes:
-        open: begins it: an iterable of bytes, or, for the Trio client, an asynchronous one.
+        open: begins it: an iterable of bytes, or, for the asynchronous client, an asynchronous one.
         is_repeatable: whether it can be opened a second time.
     """
 
@@ -171,8 +171,8 @@ def _said(answer: Answer) -> Mapping[str, Any]:
 SyncBody = bytes | str | Iterable[bytes] | Callable[[], Iterable[bytes]]
 """Bytes, text, chunks (sent once), or a function that begins the chunks anew for every try."""
 AsyncBody = SyncBody | AsyncIterable[bytes] | Callable[[], AsyncIterable[bytes]]
-"""The same for the Trio client, whose chunks may be asynchronous. Plain ones are taken in the event loop: they should
-not block."""
+"""The same for the asynchronous client, whose chunks may be asynchronous. Plain ones are taken in the event loop: they
+should not block."""
 
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -203,6 +203,6 @@ def given(body: AsyncBody) -> Given:
 
 
 async def asynchronous(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Plain chunks as the Trio client sends them."""
+    """Plain chunks as the asynchronous client sends them."""
     for chunk in chunks:
         yield chunk

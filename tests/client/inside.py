@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+import anyio.to_thread
 import httpx
 import trio
 
@@ -24,7 +25,7 @@ MAX_BODY: Final = 1 << 20
 
 
 class Inside(httpx.BaseTransport, httpx.AsyncBaseTransport):
-    """A transport into the daemon. Any thread may use it, and any Trio loop but its own."""
+    """A transport into the daemon. Any thread may use it, and any event loop but its own."""
 
     def __init__(self, token: trio.lowlevel.TrioToken, broker: Broker, metrics: Metrics) -> None:
         self.broken = False
@@ -43,7 +44,7 @@ class Inside(httpx.BaseTransport, httpx.AsyncBaseTransport):
             raise httpx.ConnectError("refused")
         body = await request.aread()
         there = partial(trio.from_thread.run, self._answer, request, body, trio_token=self._token)
-        return await trio.to_thread.run_sync(there)
+        return await anyio.to_thread.run_sync(there)
 
     async def _answer(self, request: httpx.Request, body: bytes) -> httpx.Response:
         path, _, query = request.url.raw_path.partition(b"?")

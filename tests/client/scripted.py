@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import anyio.lowlevel
 import httpx
-import trio
 
 from mq.client import AsyncClient, Client, ClientError, Retry
 
@@ -39,7 +39,7 @@ class Script:
         return self._next(request, request.read())
 
     async def answer_async(self, request: httpx.Request) -> httpx.Response:
-        await trio.lowlevel.checkpoint()  # as a network does: here a cancelled task ends
+        await anyio.lowlevel.checkpoint()  # as a network does: here a cancelled task ends
         return self._next(request, await request.aread())
 
     def client(self, **options: Any) -> Client:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 
+import anyio
 import httpx
 import pytest
-import trio
 
 from mq.client import Access, AsyncClient, Client, Interrupted, LeaseLost, NotUnderstood, Retry
+from tests.client.loops import on_both_loops
 from tests.client.scripted import ID, URL, Script, both, lines, message, refused
 
 
@@ -60,7 +61,8 @@ def test_nothing_there_is_none() -> None:
     assert methods(script) == ["GET"]
 
 
-async def test_the_same_on_trio() -> None:
+@on_both_loops
+async def test_the_same_on_event_loops() -> None:
     script = Script(message(), httpx.Response(202), message(), httpx.Response(200), httpx.Response(204))
     async with script.async_client() as client:
         async with client.receive("q") as received:
@@ -73,27 +75,29 @@ async def test_the_same_on_trio() -> None:
     assert methods(script) == ["GET", "DELETE", "GET", "PATCH", "GET"]
 
 
-async def test_a_cancelled_consumer_gives_its_message_back(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_cancelled_consumer_gives_its_message_back() -> None:
     script = Script(message(), httpx.Response(200))
     async with script.async_client() as client:
-        with trio.move_on_after(1):
+        with anyio.move_on_after(1):
             async with client.receive("q"):
-                await trio.sleep_forever()
+                await anyio.sleep_forever()
     assert methods(script) == ["GET", "PATCH"]
 
 
-async def test_giving_back_does_not_hold_up_a_cancelled_consumer(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_giving_back_does_not_hold_up_a_cancelled_consumer() -> None:
     async def stuck(request: httpx.Request) -> httpx.Response:
         if request.method == "PATCH":
-            await trio.sleep_forever()
+            await anyio.sleep_forever()
         return message()
 
     async with AsyncClient(URL, transport=httpx.MockTransport(stuck)) as client:
-        begun = trio.current_time()
-        with trio.move_on_after(1):
+        begun = anyio.current_time()
+        with anyio.move_on_after(1):
             async with client.receive("q"):
-                await trio.sleep_forever()
-        assert trio.current_time() - begun < 10
+                await anyio.sleep_forever()
+        assert anyio.current_time() - begun < 10
 
 
 def test_consuming_goes_on_over_empty_answers() -> None:
@@ -104,7 +108,8 @@ def test_consuming_goes_on_over_empty_answers() -> None:
     assert script.asked[0].target == "/q/messages?wait=20"
 
 
-async def test_consuming_on_trio() -> None:
+@on_both_loops
+async def test_consuming_on_event_loops() -> None:
     script = Script(httpx.Response(204), message(b"1"), httpx.Response(204), message(b"2"))
     found = []
     async with script.async_client() as client:
@@ -124,6 +129,7 @@ def pages() -> list[httpx.Response]:
     ]
 
 
+@on_both_loops
 async def test_browsing_turns_the_pages() -> None:
     script = Script(*pages())
     with script.client() as client:
@@ -136,6 +142,7 @@ async def test_browsing_turns_the_pages() -> None:
     assert targets == ["/q/peek?max=100&state=ready", "/q/peek?after=2", "/q/peek?after=3"]
 
 
+@on_both_loops
 @pytest.mark.parametrize("link", ['<https://other/q>; rel="next"', '</q>; rel="prev"', "nonsense"])
 async def test_only_a_next_page_of_this_daemon_is_one(link: str) -> None:
     for _, page in await both(lambda: [lines(link=link)], lambda c: c.peek("q")):
@@ -172,6 +179,7 @@ def streamed(chunks: Chunks) -> httpx.Response:
     return httpx.Response(200, headers={"x-message-id": ID, "etag": '"r1"'}, stream=chunks)
 
 
+@on_both_loops
 async def test_a_stream_is_read_as_it_comes() -> None:
     chunks = Chunks(b"ab", b"cd")
     with Script(streamed(chunks)).client() as client:
@@ -190,6 +198,7 @@ async def test_a_stream_is_read_as_it_comes() -> None:
         assert chunks.closed
 
 
+@on_both_loops
 async def test_a_stream_that_breaks_says_so() -> None:
     with Script(streamed(Chunks(b"ab", breaks=True))).client() as client, client.stream("q") as stream:
         assert stream is not None
@@ -204,6 +213,7 @@ async def test_a_stream_that_breaks_says_so() -> None:
             [chunk async for chunk in async_stream]
 
 
+@on_both_loops
 async def test_a_stream_of_nothing_and_of_a_refusal() -> None:
     with Script(httpx.Response(204)).client() as client, client.stream("q") as stream:
         assert stream is None

@@ -1,4 +1,4 @@
-"""The lease of a message at hand is renewed while the block runs; a lost one ends it. Trio's clock is virtual."""
+"""The lease of a message at hand is renewed while the block runs; a lost one ends it. The clock is virtual."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import httpx
 import pytest
-import trio
 
 from mq.client import AsyncClient, Client, GiveBack, Head, LeaseLost, Received, Retry
 from mq.client.renewal import Renewal
 from tests.client.inside import Inside, running
+from tests.client.loops import on_both_loops
 from tests.client.scripted import ID, URL, message, refused
 
 LEASE = 30.0
@@ -30,132 +32,143 @@ class Lender:
         """What an extension is answered; None never."""
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         if request.method == "GET":
             return message(x_message_lease=f"{self.lease:g}")
         if request.method == "PATCH":
             self.told.append(json.loads(await request.aread()))
         is_back = request.method == "PATCH" and b'"delay":' in await request.aread()
-        self.asked.append(("BACK" if is_back else request.method, round(trio.current_time() - self.began, 3)))
+        self.asked.append(("BACK" if is_back else request.method, round(anyio.current_time() - self.began, 3)))
         if request.method == "DELETE" or is_back:
             return httpx.Response(202)
         reply = self.extend()
         if reply is None:
-            await trio.sleep_forever()
+            await anyio.sleep_forever()
             raise AssertionError
         return reply
 
     def client(self) -> AsyncClient:
-        self.began = trio.current_time()
+        self.began = anyio.current_time()
         return AsyncClient(URL, retry=Retry(patience=0), transport=httpx.MockTransport(self.answer))
 
     def times(self, method: str) -> list[float]:
         return [time for asked, time in self.asked if asked == method]
 
 
-async def test_a_block_of_five_leases_keeps_its_message(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_block_of_five_leases_keeps_its_message() -> None:
     lender = Lender()
     async with lender.client() as client, client.receive("q"):
-        await trio.sleep(5 * LEASE - 1)
+        await anyio.sleep(5 * LEASE - 1)
     assert lender.times("PATCH") == [10.0 * turn for turn in range(1, 15)]
     assert lender.asked[-1] == ("DELETE", 149.0)
 
 
-async def test_a_quick_block_costs_no_extension(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_quick_block_costs_no_extension() -> None:
     lender = Lender()
     async with lender.client() as client, client.receive("q"):
-        await trio.sleep(LEASE / 3 - 1)
+        await anyio.sleep(LEASE / 3 - 1)
     assert [method for method, _ in lender.asked] == ["DELETE"]
 
 
-async def test_a_lost_lease_cancels_the_block(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_lost_lease_cancels_the_block() -> None:
     lender = Lender()
     lender.extend = lambda: refused(412, "your lease has run out")
     async with lender.client() as client:
         with pytest.raises(LeaseLost, match="your lease has run out"):
             async with client.receive("q"):
-                await trio.sleep_forever()
+                await anyio.sleep_forever()
     assert lender.times("DELETE") == []
 
 
+@on_both_loops
 @pytest.mark.parametrize("status", [404, 409, 412])
-async def test_all_that_says_that_it_is_gone_cancels(status: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_all_that_says_that_it_is_gone_cancels(status: int) -> None:
     lender = Lender()
     lender.extend = lambda: refused(status)
     async with lender.client() as client:
         with pytest.raises(LeaseLost):
             async with client.receive("q"):
-                await trio.sleep_forever()
-        assert trio.current_time() - lender.began == pytest.approx(10)
+                await anyio.sleep_forever()
+        assert anyio.current_time() - lender.began == pytest.approx(10)
 
 
-async def test_a_daemon_that_is_away_is_asked_until_the_lease_is_over(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_daemon_that_is_away_is_asked_until_the_lease_is_over() -> None:
     lender = Lender()
     lender.extend = lambda: refused(503)
     async with lender.client() as client:
         with pytest.raises(LeaseLost, match="before it could be extended"):
             async with client.receive("q"):
-                await trio.sleep_forever()
-        assert LEASE < trio.current_time() - lender.began < LEASE + 4  # a restart adds two seconds to a lease
+                await anyio.sleep_forever()
+        assert LEASE < anyio.current_time() - lender.began < LEASE + 4  # a restart adds two seconds to a lease
     assert len(lender.times("PATCH")) > 10
 
 
-async def test_a_daemon_that_comes_back_in_time_costs_nothing(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_daemon_that_comes_back_in_time_costs_nothing() -> None:
     lender = Lender()
-    lender.extend = lambda: refused(503) if 5 < trio.current_time() - lender.began < 25 else httpx.Response(200)
+    lender.extend = lambda: refused(503) if 5 < anyio.current_time() - lender.began < 25 else httpx.Response(200)
     async with lender.client() as client, client.receive("q"):
-        await trio.sleep(5 * LEASE)
+        await anyio.sleep(5 * LEASE)
     assert lender.asked[-1] == ("DELETE", 150.0)
 
 
-async def test_a_cut_link_is_given_up_and_tried_again(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_cut_link_is_given_up_and_tried_again() -> None:
     lender = Lender()
     first = iter([None])
     lender.extend = lambda: next(first, httpx.Response(200))
     async with lender.client() as client, client.receive("q"):
-        await trio.sleep(29)
+        await anyio.sleep(29)
     assert lender.times("PATCH") == [10.0, 21.0]
     assert lender.asked[-1] == ("DELETE", 29.0)
 
 
-async def test_a_block_is_bounded_and_its_message_given_back(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_block_is_bounded_and_its_message_given_back() -> None:
     lender = Lender()
     async with lender.client() as client:
         with pytest.raises(LeaseLost, match="max_handling=70"):
             async with client.receive("q", max_handling=70):
-                await trio.sleep_forever()
+                await anyio.sleep_forever()
     assert lender.asked[-1] == ("BACK", 70.0)
     assert lender.times("DELETE") == []
 
 
-async def test_what_waited_in_a_batch_is_extended_at_once(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_what_waited_in_a_batch_is_extended_at_once() -> None:
     lender = Lender()
     async with lender.client() as client:
         received = await client.fetch("q")
         assert received is not None
-        await trio.sleep(LEASE - 1)
+        await anyio.sleep(LEASE - 1)
         async with client.handling(received):
-            await trio.sleep(5)
+            await anyio.sleep(5)
     assert lender.times("PATCH") == [29.0]
 
 
-async def test_renewing_alone_leaves_the_message_leased(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_renewing_alone_leaves_the_message_leased() -> None:
     lender = Lender()
     async with lender.client() as client:
         received = await client.fetch("q")
         assert received is not None
         async with client.renewing(received) as lease:
-            await trio.sleep(15)
+            await anyio.sleep(15)
             assert not lease.lost.is_set()
     assert [method for method, _ in lender.asked] == ["PATCH"]
 
 
-async def test_the_error_of_a_block_leaves_as_it_came(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_the_error_of_a_block_leaves_as_it_came() -> None:
     lender = Lender()
 
     async def fail(client: AsyncClient) -> None:
         async with client.receive("q"):
-            await trio.sleep(20)
+            await anyio.sleep(20)
             raise ZeroDivisionError("by nothing")
 
     async with lender.client() as client:
@@ -165,18 +178,20 @@ async def test_the_error_of_a_block_leaves_as_it_came(autojump_clock: trio.testi
     assert lender.told[-1] == {"delay": None, "reason": "ZeroDivisionError: by nothing"}
 
 
-async def test_a_cancelled_block_gives_back_and_ends(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_cancelled_block_gives_back_and_ends() -> None:
     lender = Lender()
     async with lender.client() as client:
-        with trio.move_on_after(45) as scope:
+        with anyio.move_on_after(45) as scope:
             async with client.receive("q"):
-                await trio.sleep_forever()
+                await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert lender.asked[-1] == ("BACK", 45.0)
     assert lender.told[-1] == {"delay": 0.0}
 
 
-async def test_a_block_says_when_its_message_comes_back(autojump_clock: trio.testing.MockClock) -> None:
+@on_both_loops
+async def test_a_block_says_when_its_message_comes_back() -> None:
     lender = Lender()
     async with lender.client() as client, client.receive("q"):
         raise GiveBack(90, "the printer is busy")

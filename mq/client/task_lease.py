@@ -1,4 +1,4 @@
-"""A lease that is extended by a task for as long as a block runs, for the client for Trio."""
+"""A lease that is extended by a task for as long as a block runs, for the client for asyncio and Trio."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-import trio
+import anyio
 
 from mq.client.errors import ClientError, Interrupted, LeaseLost
 from mq.client.renewal import Renewal
@@ -29,25 +29,24 @@ class AsyncLease:
     def __init__(
         self, message: Head, renew: Callable[[Head, float, float], Awaitable[None]], max_handling: float
     ) -> None:
-        self.lost = trio.Event()
+        self.lost = anyio.Event()
         self._message = message
         self._renew = renew
-        self._renewal = Renewal(message, trio.current_time(), max_handling)
-        self._scope = trio.CancelScope()
+        self._renewal = Renewal(message, anyio.current_time(), max_handling)
+        self._scope = anyio.CancelScope()
         self._error: LeaseLost | None = None
-        self._task = trio.open_nursery()
+        self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> Self:
-        nursery = await self._task.__aenter__()
-        nursery.start_soon(self._keep, nursery.cancel_scope)
-        self._end = nursery.cancel_scope.cancel
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._keep)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
-        await self._task.__aexit__(None, None, None)  # the block's error leaves as it came, not wrapped in a group
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)  # the block's error leaves as it came, not wrapped in a group
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -66,10 +65,10 @@ class AsyncLease:
         if self._error is not None:
             raise self._error
 
-    async def _keep(self, scope: trio.CancelScope) -> None:
+    async def _keep(self) -> None:
         while True:
-            await trio.sleep_until(self._renewal.next)
-            error = self._renewal.overrun(trio.current_time()) or await self._extend()
+            await anyio.sleep_until(self._renewal.next)
+            error = self._renewal.overrun(anyio.current_time()) or await self._extend()
             if error is not None:
                 self._error = error
                 self.lost.set()
@@ -77,13 +76,13 @@ class AsyncLease:
                 return
 
     async def _extend(self) -> LeaseLost | None:
-        sent = trio.current_time()
+        sent = anyio.current_time()
         limit = self._renewal.limit(sent)
         try:
-            with trio.move_on_after(limit):
+            with anyio.move_on_after(limit):
                 await self._renew(self._message, self._renewal.seconds, limit)
                 self._renewal.extended(sent)
                 return None
             raise Interrupted(f"no answer came in {limit:g} seconds")
         except ClientError as error:
-            return self._renewal.failed(error, trio.current_time())
+            return self._renewal.failed(error, anyio.current_time())

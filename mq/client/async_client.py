@@ -1,4 +1,4 @@
-"""The client for Trio: the connection, the pauses and the public verbs.
+"""The client for asyncio and Trio: the connection, the pauses and the public verbs.
 
 What is sent and what answers mean is in :mod:`mq.client.requests`.
 
@@ -15,8 +15,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+import anyio
 import httpx
-import trio
 
 from mq.client import requests
 from mq.client.batches import PublishBatch, cut, outcome_alone
@@ -25,7 +25,7 @@ from mq.client.errors import ClientError, GiveBack, Refused, TooLarge, Unavailab
 from mq.client.renewal import MAX_HANDLING_SECONDS
 from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Retry, Tries
 from mq.client.spans import Spans
-from mq.client.trio_lease import AsyncLease
+from mq.client.task_lease import AsyncLease
 from mq.client.values import (
     Head,
     Outcome,
@@ -72,7 +72,7 @@ class AsyncStream:
     async def aclose(self) -> None:
         """Stop reading."""
         await self._response.aclose()
-        # async only: Trio warns of httpx's generators that are left half-way. They end at once when it is closed.
+        # async only: event loops warn of httpx's generators that are left half-way. They end at once when it is closed.
         with contextlib.suppress(httpx.RequestError, httpx.StreamError):
             async for _ in self._chunks:
                 pass
@@ -556,7 +556,7 @@ class AsyncClient:
         call = requests.requeue(message.queue, message.id, message.receipt, delay, reason)
         settling = self._spans.settling("nack", message.queue, [message])
         # If this fails, the lease ends by itself.
-        with contextlib.suppress(ClientError), trio.move_on_after(GIVING_BACK.patience, shield=True), settling:
+        with contextlib.suppress(ClientError), anyio.move_on_after(GIVING_BACK.patience, shield=True), settling:
             await self._run(call, GIVING_BACK)
 
     async def _renew(self, message: Head, seconds: float, limit: float) -> None:
@@ -572,7 +572,7 @@ class AsyncClient:
                 pause = tries.after_refusals()
                 if pause is None:
                     break
-                await trio.sleep(pause)
+                await anyio.sleep(pause)
         except TooLarge:
             left, right = publishing.halves()
             return await self._publish_batch(left) + await self._publish_batch(right)
@@ -604,11 +604,11 @@ class AsyncClient:
                 if pause is None:
                     raise translated(error, self.access.url, perhaps_served=tries.is_unsure) from error
             else:
-                answer = answer_of(response, trio.current_time())
+                answer = answer_of(response, anyio.current_time())
                 pause = tries.after_answer(answer)
                 if pause is None:
                     return response, await self._result(call, response, answer, tries)
-            await trio.sleep(pause)
+            await anyio.sleep(pause)
 
     async def _result(self, call: Call[T], response: httpx.Response, answer: Answer, tries: Tries) -> T:
         try:
