@@ -18,6 +18,7 @@ from mq.broker.api import BrokerAPI
 from mq.broker.settings import SWITCH, check_value
 from mq.errors import InvalidRequest
 from mq.message import shorten
+from mq.schedules.scheduler import Fate
 from mq.web.exchange import Reply, document, problem
 from mq.web.operations import NO_RIGHT, Operation, RequestContext, Success
 from mq.web.parameters import LEVEL
@@ -68,6 +69,8 @@ async def metrics(context: RequestContext) -> Reply:
     now_ns, connections = time.time_ns(), {"http": 0, "amqp": 0} | context.connections.by_door()
     elsewhere = _led_elsewhere(context.broker, queues)
     snapshot = Scrape(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)
+    fates = {fate.value: context.schedules.fates[fate] for fate in Fate}
+    snapshot = snapshot._replace(schedules=len(context.schedules), firings=fates)
     body = await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
     return Reply(200, (("content-type", CONTENT_TYPE), ("content-length", str(len(body))), NOT_CACHED), body)
 

@@ -61,6 +61,8 @@ class Scrape(NamedTuple):
         durations: how long things took, by name.
         connections: how many are open at each door.
         led_elsewhere: names of queues that another node of the cluster counts: their depths are its to tell.
+        schedules: how many there are.
+        firings: how many of their firings were published, skipped, or failed.
     """
 
     version: str
@@ -72,6 +74,8 @@ class Scrape(NamedTuple):
     durations: Mapping[str, Durations] = {}
     connections: Mapping[str, int] = {}
     led_elsewhere: Set[str] = frozenset()
+    schedules: int = 0
+    firings: Mapping[str, int] = {}
 
 
 def page(snapshot: Scrape) -> bytes:
@@ -97,6 +101,11 @@ def _families(snapshot: Scrape) -> Iterator[Metric]:
     for door, count in snapshot.connections.items():
         connections.add_metric([door], count)
     yield connections
+    yield GaugeMetricFamily("mq_schedules", "schedules there are", snapshot.schedules)
+    firings = CounterMetricFamily("mq_schedule_firings", "firings of schedules", labels=["fate"])
+    for fate, count in snapshot.firings.items():
+        firings.add_metric([fate], count)
+    yield firings
     if snapshot.room is not None:
         yield from _room(snapshot.room)
     yield from _counters(snapshot.totals)

@@ -45,6 +45,8 @@ def fill_with_hostile(hand: Hand) -> None:
         line = {"body": text, "content_type": text, "attributes": {"shown": text}}
         for more in ({}, {"ttl": 0.01}):
             hand.ask("POST", "/hostile/messages/batch", json.dumps(line | more), content_type="application/x-ndjson")
+    wanted = {"cron": "0 0 29 2 *", "queue": "hostile", "message": {"body": HOSTILE[0], "content_type": HOSTILE[1]}}
+    hand.ask("PUT", "/-/schedules/hostile", json.dumps(wanted))
     hand.until(lambda: hand.ask("GET", "/hostile.dead")["ready"] == len(HOSTILE))
     hand.ask("PATCH", "/hostile", json.dumps({"max_receives": 1}))
     [message] = hand.ask("GET", "/hostile/preview?max=1")["messages"]

@@ -142,6 +142,8 @@ async def test_how_long_things_took_is_told(store: MemoryStorage) -> None:
     found = samples(lines)
     assert found["mq_barrier_seconds_count", "", ""] >= 2
     assert 'mq_connections{door="amqp"} 0.0' in lines
+    assert 'mq_schedule_firings_total{fate="failed"} 0.0' in lines
+    assert found["mq_schedules", "", ""] == 0
     assert found["mq_publish_seconds_sum", "", ""] > 0
 
 
@@ -168,7 +170,8 @@ def everything() -> str:
         happened(metrics, kind, "q")
     totals = metrics.totals({"q"}, 1)
     room = os.statvfs("/")
-    return page(Scrape("1", totals, [status("q")], True, room, 0, metrics.durations(), {"http": 1})).decode()
+    snapshot = Scrape("1", totals, [status("q")], True, room, 0, metrics.durations(), {"http": 1})
+    return page(snapshot._replace(schedules=1, firings={"published": 1})).decode()
 
 
 def shown() -> set[str]:

@@ -94,6 +94,13 @@ async def test_it_fires(autojump_clock: MockClock, door: Door) -> None:
     assert (status, said["last"], said["next"]) == (200, "2023-11-14T22:14:20Z", "2023-11-14T22:15:20Z")
     await door.broker.delete_queue("q")
     await trio.sleep(60)
+    reply = await door.endpoints.handle(Request("GET", b"/-/metrics", b"", {}, WholeBody(b""), 0))
+    assert isinstance(reply.body, bytes)
+    told = [line for line in reply.body.decode().splitlines() if line.startswith("mq_schedule")]
+    counts = {"published": 1.0, "skipped": 0.0, "failed": 1.0}
+    assert told == ["mq_schedules 1.0"] + [
+        f'mq_schedule_firings_total{{fate="{fate}"}} {count}' for fate, count in counts.items()
+    ]
     assert "there is no queue q" in (await door.ask("GET /-/schedules/s"))[1]["error"]
 
 

@@ -70,7 +70,8 @@ export function consumersView({ onState }) {
   });
 }
 
-function listView({ title, target, name, what, empty, keyOf, columns, order = null, onState }) {
+/** A view of a list that mq tells page by page: its first page, asked for again and again, and filtered here. */
+export function listView({ title, target, name, what, empty, keyOf, columns, order = null, beside = null, onState }) {
   const filter = h("input", { type: "search", placeholder: "a part of anything", on: { input: fill } });
   const summary = h("p", { class: "summary" }, "Looking…");
   const table = makeTable(title, columns, keyOf, empty);
@@ -90,7 +91,7 @@ function listView({ title, target, name, what, empty, keyOf, columns, order = nu
 
   const end = poll(() => askJson("GET", `${target}?max=${MOST}`), tell, onState);
   const element = h(
-    "section", {}, h("h1", {}, title), summary, h("div", { class: "bar" }, field("Filter", filter)), table.element,
+    "section", {}, h("h1", {}, title), summary, h("div", { class: "bar" }, field("Filter", filter), beside), table.element,
   );
   return { element, end };
 }

@@ -1,6 +1,6 @@
 // The page: who asks, the views, and the way between them.
 
-import { enter, logOut, may, session, whenStranger } from "./api.js";
+import { enter, logOut, may, mayAnywhere, session, whenStranger } from "./api.js";
 import { connectionsView, consumersView } from "./connections.js";
 import { deadView } from "./dead.js";
 import { button, h, say, setText } from "./dom.js";
@@ -9,6 +9,7 @@ import { loginView } from "./login.js";
 import { nodeView } from "./node.js";
 import { queueView } from "./queue.js";
 import { queuesView } from "./queues.js";
+import { schedulesView } from "./schedules.js";
 
 const main = document.getElementById("main");
 const views = document.getElementById("views");
@@ -18,6 +19,7 @@ const live = h("span", { class: "live" });
 const VIEWS = new Map([
   ["queues", { title: "Queues", make: () => queuesView(tools) }],
   ["dead", { title: "Dead letters", make: () => deadView(tools) }],
+  ["schedules", { title: "Schedules", make: () => schedulesView(tools), anywhere: "configure" }],
   ["consumers", { title: "Consumers", make: () => consumersView(tools), right: "monitor" }],
   ["connections", { title: "Connections", make: () => connectionsView(tools), right: "monitor" }],
   ["exchanges", { title: "Exchanges", make: () => exchangesView(tools), right: "monitor" }],
@@ -41,8 +43,8 @@ function frame() {
   user.replaceChildren(live, ...(session.csrf ? [h("span", {}, session.user), button("Log out", leave)] : []));
 }
 
-function isFor({ right }) {
-  return !right || may(right, null);
+function isFor({ right, anywhere }) {
+  return (!right || may(right, null)) && (!anywhere || mayAnywhere(anywhere));
 }
 
 async function leave() {

@@ -1,0 +1,94 @@
+// Schedules: what is published regularly, when it comes next, and what went wrong.
+
+import { ask, askJson, path } from "./api.js";
+import { listView } from "./connections.js";
+import { confirmed } from "./dialogs.js";
+import { button, field, h, say } from "./dom.js";
+import { duration, time } from "./format.js";
+
+/** The view. */
+export function schedulesView({ onState }) {
+  return listView({
+    title: "Schedules",
+    target: "/-/schedules",
+    name: "schedules",
+    what: "schedule",
+    empty: "Nothing is published regularly, or nothing that you may configure.",
+    keyOf: ({ name }) => name,
+    columns: [
+      ["Schedule", ({ name }) => name],
+      ["Queue", ({ queue }) => h("a", { href: `#/queue/${encodeURIComponent(queue)}` }, queue)],
+      ["When", when],
+      ["Next", ({ next }) => (next ? time(Date.parse(next)) : "—")],
+      ["Last", ({ last }) => (last ? time(Date.parse(last)) : "—")],
+      ["Went wrong", ({ error }) => error ?? ""],
+      ["", (each) => button("Delete…", () => remove(each), { class: "danger", "aria-label": `Delete ${each.name}` })],
+    ],
+    beside: newSchedule(),
+    onState,
+  });
+}
+
+function when({ cron, zone, every, unless_waiting: unlessWaiting }) {
+  const instants = cron ? `${cron} ${zone}` : `every ${every < 60 ? `${every} s` : duration(every)}`;
+  return unlessWaiting ? `${instants}, unless the last is there` : instants;
+}
+
+function newSchedule() {
+  const text = { required: true, autocomplete: "off", spellcheck: "false" };
+  const pattern = "[A-Za-z0-9_][A-Za-z0-9._@\\-]*";
+  const name = h("input", { ...text, maxlength: 100, pattern });
+  const queue = h("input", { ...text, maxlength: 100, pattern });
+  const cron = h("input", { maxlength: 200, autocomplete: "off", spellcheck: "false" });
+  const zone = h("input", { value: Intl.DateTimeFormat().resolvedOptions().timeZone, maxlength: 100 });
+  const every = h("input", { inputmode: "decimal" });
+  const body = h("textarea", { rows: 3, spellcheck: "false" });
+  const type = h("input", { value: "text/plain", maxlength: 200 });
+  const unlessWaiting = h("input", { type: "checkbox" });
+  const details = h(
+    "details", { class: "menu" },
+    h("summary", {}, "New schedule"),
+    h(
+      "form", { class: "card", on: { submit: create } },
+      field("Name", name, "that of one that is there changes it"),
+      field("Queue", queue),
+      field("Cron line", cron, "minute, hour, day, month, weekday: 0 3 * * MON-FRI"),
+      field("Time zone", zone),
+      field("Or every so many seconds", every),
+      field("Body", body),
+      field("Content type", type),
+      h("label", { class: "check" }, unlessWaiting, " not while the last message is still there"),
+      h("button", { type: "submit", class: "primary" }, "Save schedule"),
+    ),
+  );
+  details.addEventListener("toggle", () => details.open && name.focus());
+
+  async function create(event) {
+    event.preventDefault();
+    const instants = cron.value.trim() ? { cron: cron.value.trim(), zone: zone.value.trim() } : {};
+    if (every.value.trim()) instants.every = Number(every.value);
+    const message = { body: body.value, content_type: type.value || null };
+    try {
+      await askJson("PUT", path("-", "schedules", name.value), {
+        ...instants, queue: queue.value, message, unless_waiting: unlessWaiting.checked,
+      });
+      say(`${name.value} is saved`);
+      details.open = false;
+    } catch (error) {
+      say(error.message, true);
+    }
+  }
+
+  return details;
+}
+
+async function remove({ name, queue }) {
+  const text = `Nothing more is published to ${queue} by ${name}. What is there stays.`;
+  if (!(await confirmed("Delete this schedule?", text, "Delete it"))) return;
+  try {
+    await ask("DELETE", path("-", "schedules", name));
+    say(`${name} is deleted`);
+  } catch (error) {
+    say(error.message, true);
+  }
+}
