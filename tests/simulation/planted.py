@@ -222,6 +222,7 @@ BUGS: Final = {
 """Each by what it does, in words. To plant a new one: add it here, then ``make planted``."""
 
 OF_THE_LOG: Final = {
+    "what a refused write left half-way comes back": Bug("redo", "_drop_refused(folders, told, refused)", "pass"),
     "a delayed message is written where it can be had": Bug(
         "PublishJob.operation", "State.READY if self._meta.deadline_ms is None else State.DELAYED", "State.READY"
     ),

@@ -47,7 +47,7 @@ from mq.storage.files.mount import Mount, mount_of
 from mq.storage.files.opening import unrepaired
 from mq.storage.files.posix import FolderStorage
 from mq.storage.files.source import SourceFolder
-from mq.storage.interface import QUEUE, Entry, Move, Result, Sharing, Storage, Unlink, Write
+from mq.storage.interface import FRESH, QUEUE, Entry, Move, Result, Sharing, Storage, Unlink, Write
 from mq.storage.options import StorageOptions
 from mq.testing import disk as simulated
 from mq.testing.faults import Faults, PowerCut
@@ -219,6 +219,24 @@ async def test_what_was_refused_after_its_record_is_not_done_after_a_cut(seed: i
         assert outcome.result is Result.FULL
         await disk.cut()
         assert await disk.everything() == {entry}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+@pytest.mark.parametrize("state", [State.READY, State.DELAYED], ids=lambda state: state.name)
+async def test_of_a_write_that_was_refused_half_way_nothing_comes_back(seed: int, ordered: bool, state: State) -> None:
+    """Not where a cut takes the unlink back and leaves the file; and what was there before stays."""
+    async with begun(seed, ordered=ordered) as disk:
+        there = await disk.bring(state)
+        disk.calls.fail("write", errno.ENOSPC, times=1)
+        meta = LEASE if state is State.DELAYED else FRESH
+        refused = Write("q", new_id(), b"half of this", state=state, meta=meta)
+        again = Write("q", there.id, b"another", state=state, meta=there.meta)
+        results = [outcome.result for outcome in await disk.commit(refused, again)]
+        disk.heal()
+        assert results == [Result.FULL, Result.EXISTS]
+        await disk.cut()
+        assert await disk.everything() == {there}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

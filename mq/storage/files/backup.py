@@ -44,9 +44,7 @@ from mq.storage.files.layout import (
     Senseless,
     Sum,
     decode_side,
-    is_queue_name,
-    parse_flat,
-    parse_leaf,
+    parse_path,
 )
 from mq.storage.files.live_names import QUEUES, RECORDS, Inotify, LiveNames, Notifier, Overflowed
 from mq.storage.files.log import LogDamaged, is_of_this_boot, life_of, lives_of, read_log
@@ -58,7 +56,6 @@ MOST_HELD: Final = 256
 """Files that are open at a time. What is open cannot be taken away before it is copied."""
 _MOST_OVERFLOWS: Final = 20
 _LOCK_FILE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-_STATE_OF: Final = {state.value: state for state in (State.NEW, State.DELAYED, State.REMOVED)}
 
 
 class _Held(NamedTuple):
@@ -334,7 +331,7 @@ class _Saver:
             if folder.startswith(QUEUES):
                 queues.append(folder.removeprefix(f"{QUEUES}/"))
             for name in names:
-                _note_place(places, _parse(folder, name), f"{folder}/{name}")
+                _note_place(places, parse_path(f"{folder}/{name}"), f"{folder}/{name}")
         is_kept = {
             id: entry.state is not State.REMOVED and id not in self._refused for id, (entry, _) in places.items()
         }
@@ -354,7 +351,7 @@ class _Saver:
                 took = True
                 self._save_record(folder, name)
             else:
-                entry = _parse(folder, name)
+                entry = parse_path(f"{folder}/{name}")
                 if entry is not None and entry.state is not State.REMOVED and not self._is_reached(entry.id):
                     took = True
                     self._hold(entry, folder, name, is_late=is_late)
@@ -456,15 +453,6 @@ def _note_place(places: dict[str, tuple[Entry, str]], entry: Entry | None, path:
         other = places.get(entry.id)
         if other is None or rank(entry) > rank(other[0]):
             places[entry.id] = entry, path
-
-
-def _parse(folder: str, name: str) -> Entry | None:
-    """The message of a name; None where it is not mq's."""
-    state = _STATE_OF.get(folder)
-    if state is not None:
-        return parse_flat(name, state)
-    queue = folder.removeprefix(f"{QUEUES}/")
-    return parse_leaf(name, queue, State.READY) if is_queue_name(queue) else None
 
 
 def _record(folder: str, name: str) -> str:

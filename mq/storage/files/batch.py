@@ -301,8 +301,14 @@ class Batch:
             operation.body.file.give_back(fd)
             return
         self._calls.close(fd)
-        with contextlib.suppress(OSError):  # what is left is torn, and recovery takes it away
-            self._calls.unlink(path)
+        if operation.state is State.NEW:
+            with contextlib.suppress(OSError):  # what is left is torn, and recovery takes it away
+                self._calls.unlink(path)
+            return
+        try:
+            self._folders.reserve.give_way(self._calls.unlink, path)
+        except OSError as error:  # no start would take it for torn, once the log says nothing of it
+            raise OSError(errno.EIO, "half of a message cannot be taken away", path) from error
 
     def _relink(self, source: str, target: str) -> None:
         """Let a complete file appear under its name. Its temporary name may stay after a crash."""

@@ -48,6 +48,7 @@ _NOT_OURS: Final = (ValueError, OverflowError, RecursionError)
 _MOST_DIGITS: Final = 19
 _SUM = re.compile(rb"(0|[1-9][0-9]{0,18}):([0-9a-f]{8})(?::([af]))?")
 
+_FLAT: Final = {state.value: state for state in (State.NEW, State.DELAYED, State.REMOVED)}
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
 _NUMBER = r"(0|[1-9][0-9]{0,%d})"
 _LEAF: Final = re.compile(
@@ -215,6 +216,16 @@ def parse_flat(name: str, state: State) -> Entry | None:
     if not colon or not is_queue_name(queue):
         return None
     return parse_leaf(rest, queue, state)
+
+
+def parse_path(path: str) -> Entry | None:
+    """The entry at a path below the root; None where none can be."""
+    folder, _, name = path.rpartition("/")
+    state = _FLAT.get(folder)
+    if state is not None:
+        return parse_flat(name, state)
+    parent, _, queue = folder.rpartition("/")
+    return parse_leaf(name, queue, State.READY) if parent == State.READY.value and is_queue_name(queue) else None
 
 
 def is_queue_name(name: str) -> bool:

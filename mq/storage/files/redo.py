@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from mq.lifecycle import State
@@ -26,6 +26,7 @@ from mq.storage.files.layout import (
     is_queue_name,
     parse_flat,
     parse_leaf,
+    parse_path,
 )
 from mq.storage.files.log import LogDamaged, Record
 from mq.storage.files.logged import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
@@ -92,6 +93,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
         if isinstance(saying, Refused)
         for number in saying.numbers
     }
+    _drop_refused(folders, told, refused)
     sayings = [
         saying
         for sequence, sayings in (told[-1:] if survived else told)
@@ -105,6 +107,21 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     if any(redone):
         logger.warning("done again after a crash: %s", ", ".join(f"{n} {what}" for what, n in redone._asdict().items()))
     return redone
+
+
+def _drop_refused(
+    folders: Folders, told: Iterable[tuple[int, Sequence[Saying]]], refused: Container[tuple[int, int]]
+) -> None:
+    """Take away what writes that were refused half-way have left: a power cut can bring back a name that was taken
+    away."""
+    for sequence, sayings in told:
+        for number, saying in enumerate(sayings):
+            if isinstance(saying, Wrote) and (sequence, number) in refused:
+                entry = parse_path(saying.path)
+                # a message that is whole by what is noted of it was there before: the write was refused for that
+                if entry is not None and folders.tear(entry) != "" and not _is_whole(folders, saying.path, saying):
+                    with contextlib.suppress(FileNotFoundError):
+                        folders.calls.unlink(folders.layout.above(saying.path))
 
 
 def _fates(sayings: Iterable[Saying]) -> dict[str, _Fate]:
