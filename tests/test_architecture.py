@@ -108,7 +108,11 @@ TRIO_FREE: Final = (
     *(f"mq.client.{part}" for part in ("async_client", "batches", "calls", "codec", "errors", "renewal", "requests")),
     *(f"mq.client.{part}" for part in ("retries", "spans", "sync_client", "task_lease", "thread_lease", "values")),
     *(f"mq.client.{part}" for part in ("webhook", "wire")),
-    *(f"mq.client.amqp.{pure}" for pure in ("errors", "protocol", "values")),
+    "mq.client.amqp",
+    *(
+        f"mq.client.amqp.{part}"
+        for part in ("channels", "client", "connection", "errors", "link", "protocol", "values")
+    ),
     "mq.vsqs",
     *(f"mq.vsqs.{part}" for part in ("names", "publisher", "receiver", "system", "view")),
     "mq.spark",

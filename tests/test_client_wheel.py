@@ -32,30 +32,39 @@ ONLY_UNIX: Final = {"crypt", "fcntl", "grp", "posix", "pty", "pwd", "readline", 
 """What of Python's own is not there on Windows, or hardly of use."""
 
 SPEAKS: Final = """
-import sys
-sys.path[:0] = [{site!r}]
+import asyncio
 import mq
-assert mq.MessageId and set(mq.__file__.split("/")) >= {{"site"}}, mq.__file__
-from mq.client import Client
+from mq.client import AsyncClient, Client
+assert mq.MessageId and mq.__file__.startswith(sys.path[0]), mq.__file__
 with Client({url!r}) as client:
     client.create_queue("letters")
     client.publish("letters", "hello")
     with client.receive("letters", wait=20) as message:
         print(message.body.decode())
-import asyncio
-from mq.client import AsyncClient
 async def again():
     async with AsyncClient({url!r}) as client:
         await client.publish("letters", "hello again")
         async with client.receive("letters", wait=20) as message:
             print(message.body.decode())
 asyncio.run(again())
-foreign = {{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names) - {allowed!r}
+foreign = {{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names) - ALLOWED
 assert not foreign, foreign
 try:
     import mq.broker
 except ModuleNotFoundError as error:
     print(error)
+"""
+CONNECTS: Final = """
+import asyncio
+from mq.client import Unreachable
+from mq.client.amqp import connect
+async def main():
+    try:
+        async with connect("amqp://127.0.0.1:{port}"):
+            pass
+    except Unreachable as error:
+        print(error)
+asyncio.run(main())
 """
 
 
@@ -154,9 +163,7 @@ def imported(path: Path) -> Iterator[str]:
 def test_it_imports_what_every_system_has_and_what_it_names(wheels: dict[str, Path]) -> None:
     own = [name for name in files(wheels["mq-client"]) if name.endswith(".py")]
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in own}
-    named = {
-        name.replace("-", "_") for extra in ("", "amqp", "otel", "trio") for name in needs(wheels["mq-client"], extra)
-    }
+    named = {name.replace("-", "_") for extra in ("", *EXTRAS) for name in needs(wheels["mq-client"], extra)}
     named = {"opentelemetry" if name == "opentelemetry_api" else name for name in named}
     for name in own:
         for module in imported(TREE / name):
@@ -197,22 +204,27 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield running
 
 
+def run_alone(wheel: Path, site: Path, program: str, extra: str = "") -> list[str]:
+    """What a program prints where there is that wheel, what it needs, and Python. `ALLOWED` are its modules."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    allowed = {"mq", "__main__"}.union(*(link(name, site) for name in closure(set(needs(wheel, extra)))))
+    begin = f"import sys; sys.path.insert(0, {str(site)!r}); ALLOWED = {allowed!r}\n"
+    command = [sys._base_executable, "-I", "-S", "-c", begin + program]
+    here = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.mark.slow
 def test_alone_it_publishes_and_receives(wheels: dict[str, Path], tmp_path: Path, daemon: Daemon) -> None:
-    site = tmp_path / "site"
-    with zipfile.ZipFile(wheels["mq-client"]) as archive:
-        archive.extractall(site)
-    allowed = {"mq", "__main__"}.union(*(link(name, site) for name in closure(set(needs(wheels["mq-client"])))))
-    program = SPEAKS.format(site=str(site), url=f"http://127.0.0.1:{daemon.port}", allowed=allowed)
-    done = subprocess.run(
-        [sys._base_executable, "-I", "-S", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PATH": os.environ["PATH"]},
-        check=False,
-    )
-    assert (done.returncode, done.stdout.splitlines()) == (
-        0,
-        ["hello", "hello again", "No module named 'mq.broker'"],
-    ), done.stderr
+    program = SPEAKS.format(url=f"http://127.0.0.1:{daemon.port}")
+    said = run_alone(wheels["mq-client"], tmp_path / "site", program)
+    assert said == ["hello", "hello again", "No module named 'mq.broker'"]
+
+
+@pytest.mark.slow
+def test_alone_with_its_extra_it_speaks_amqp(wheels: dict[str, Path], tmp_path: Path, free_port: int) -> None:
+    (said,) = run_alone(wheels["mq-client"], tmp_path / "site", CONNECTS.format(port=free_port), "amqp")
+    assert said.startswith(f"no server answers at amqp://127.0.0.1:{free_port}: ")

@@ -25,6 +25,7 @@ from mq.message import MessageIds
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
+from tests.client.amqp.streams import OverTrio
 from tests.cluster.ground import FakeCoordinator, Ground
 from tests.web.talking import stream
 
@@ -113,7 +114,9 @@ class Host:
     @asynccontextmanager
     async def amqp(self) -> AsyncIterator[AmqpClient]:
         """A connection to its AMQP door."""
-        async with connected(self.accept(), login_of("both", 60), Role.BOTH, trio.current_time() + 10) as client:
+        async with connected(
+            OverTrio(self.accept()), login_of("both", 60), Role.BOTH, trio.current_time() + 10
+        ) as client:
             yield client
 
     def accept(self) -> trio.StapledStream[Any, Any]:
@@ -184,7 +187,7 @@ class Cluster:
         host = self.hosts.get(target)
         if host is None or frozenset((source, target)) in self._cut:
             raise Unreachable(f"{target} is down")
-        link = Link(host.accept(), Protocol(login_of("cluster", 1), trio.current_time))
+        link = Link(OverTrio(host.accept()), Protocol(login_of("cluster", 1), trio.current_time))
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)

@@ -1,4 +1,4 @@
-"""A client of AMQP 0-9-1 on Trio, with the verbs of CHMQ. It works with mq, and with RabbitMQ.
+"""A client of AMQP 0-9-1 for asyncio and Trio, with the verbs of CHMQ. It works with mq, and with RabbitMQ.
 
 * ``connection``: connecting: an address, TLS, a login, the client for the length of a block.
 * ``client``: the verbs, and a consumer to iterate over.

@@ -11,14 +11,14 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
-import trio
+import anyio.lowlevel
 from pamqp import base
 from pamqp import commands as methods
 
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties
 from mq.client.amqp.errors import ConsumeEnded, NotConfirmed, refusal
-from mq.client.amqp.link import ClientChannel, Link, PendingAnswer, Why
+from mq.client.amqp.link import ClientChannel, Link, PendingAnswer, Signal, Why
 from mq.client.amqp.protocol import Arrived, ChannelRefused, Confirmed, Returned
 from mq.client.amqp.values import Delivery
 from mq.client.errors import Interrupted, NotFound
@@ -263,7 +263,7 @@ class ConsumeChannel(ReceiveChannel):
         super().__init__(link, number, tags, queue)
         self._prefetch = prefetch
         self._arrived: deque[Arrived] = deque()
-        self._news = trio.lowlevel.ParkingLot()
+        self._news = Signal()
         self._over: Why | None = None
 
     async def begin(self, *, exclusive: bool) -> None:
@@ -283,13 +283,13 @@ class ConsumeChannel(ReceiveChannel):
             ConsumeEnded: there will be none, and nothing is wrong with the connection.
             ClientError: there will be none.
         """
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         while not self._arrived:
             if self._over is not None:
                 raise self._over()
             if self.ended is not None:
                 raise self.ended()
-            await self._news.park()
+            await self._news.wait()
         return self._arrived.popleft()
 
     async def stop(self) -> None:
@@ -309,15 +309,15 @@ class ConsumeChannel(ReceiveChannel):
             self._link.end(f"the server sent more than the {self._prefetch} messages that were asked for")
         else:
             self._arrived.append(message)
-            self._news.unpark()
+            self._news.notify()
 
     def consumer_ended(self) -> None:
         """What has come is still ours."""
         self._over = lambda: ConsumeEnded(f"the server ended the consumer of {self.queue!r}: consume again if you like")
-        self._news.unpark_all()
+        self._news.notify()
 
     def end(self, why: Why) -> None:
         """What has come has gone back."""
         super().end(why)
         self._arrived.clear()
-        self._news.unpark_all()
+        self._news.notify()

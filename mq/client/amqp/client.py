@@ -1,4 +1,4 @@
-"""The client's verbs, which are CHMQ's, for programs on Trio; and its consumer, to iterate over."""
+"""The client's verbs, which are CHMQ's; and its consumer, to iterate over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-import trio
+import anyio
 from pamqp import base
 from pamqp import commands as methods
 
@@ -50,11 +50,11 @@ class AmqpClient:
         self._tags: Tags[ReceiveChannel] = Tags()
         self._ids = MessageIds()
         self._control: ClientChannel | None = None
-        self._control_lock = trio.Lock()
+        self._control_lock = anyio.Lock()
         self._publishing: PublishChannel | None = None
-        self._publishing_lock = trio.Lock()
+        self._publishing_lock = anyio.Lock()
         self._getting: dict[str, GetChannel] = {}
-        self._getting_lock = trio.Lock()
+        self._getting_lock = anyio.Lock()
         self._retired: set[ReceiveChannel] = set()
 
     @property
@@ -213,7 +213,7 @@ class AmqpClient:
             await self._link.room()
             try:
                 return await channel.ask(method_type, **values)
-            except trio.Cancelled:
+            except anyio.get_cancelled_exc_class():
                 self._link.close_channel(channel)
                 raise
 
@@ -238,7 +238,7 @@ class AmqpClient:
                 channel = await self._link.open_channel(PublishChannel)
                 try:
                     await channel.begin()
-                except trio.Cancelled:
+                except anyio.get_cancelled_exc_class():
                     self._link.close_channel(channel)
                     raise
                 self._publishing = channel
@@ -270,7 +270,7 @@ class AmqpClient:
         )
         try:
             await channel.begin(exclusive=exclusive)
-        except trio.Cancelled:
+        except anyio.get_cancelled_exc_class():
             self._link.close_channel(channel)
             raise
         return channel
@@ -309,7 +309,7 @@ class Consumer:
         self._begin = begin
         self._stop = stop
         self._channel: ConsumeChannel | None = None
-        self._lock = trio.Lock()
+        self._lock = anyio.Lock()
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -336,7 +336,7 @@ class Consumer:
     async def aclose(self) -> None:
         """End it. What was sent ahead goes back; what was handed out can still be acknowledged."""
         self._is_closed = True
-        with trio.move_on_after(CLOSE_SECONDS, shield=True):
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
             async with self._lock:
                 channel, self._channel = self._channel, None
                 if channel is not None:

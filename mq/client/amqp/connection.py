@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-import trio
+import anyio
+from anyio.abc import ByteStream
+from anyio.streams.tls import TLSStream
 
 from mq.client.amqp.client import AmqpClient
 from mq.client.amqp.link import Link
@@ -139,7 +141,7 @@ async def connect_link(
         heartbeat_seconds=heartbeat,
         max_body=LARGEST_BODY,
     )
-    with trio.move_on_after(timeout) as patience:
+    with anyio.move_on_after(timeout) as patience:
         stream = await _open(where, tls)
     if patience.cancelled_caught:
         raise Unreachable(f"{where} does not answer within {timeout:g} seconds")
@@ -148,14 +150,14 @@ async def connect_link(
 
 
 @asynccontextmanager
-async def connected(stream: trio.abc.Stream, login: Login, role: Role, deadline: float) -> AsyncIterator[AmqpClient]:
+async def connected(stream: ByteStream, login: Login, role: Role, deadline: float) -> AsyncIterator[AmqpClient]:
     """A connection over a stream, which is closed at the end of the block.
 
     Args:
         stream: bytes both ways.
         login: the user, and what the connection is for.
         role: what the client may do.
-        deadline: until when the server has to let us in, by Trio's clock.
+        deadline: until when the server has to let us in, by the event loop's clock.
 
     Raises:
         Unreachable, NotAllowed, NotUnderstood: as :func:`connect`.
@@ -165,13 +167,13 @@ async def connected(stream: trio.abc.Stream, login: Login, role: Role, deadline:
 
 
 @asynccontextmanager
-async def _linked(stream: trio.abc.Stream, login: Login, deadline: float) -> AsyncIterator[Link]:
-    link = Link(stream, Protocol(login, trio.current_time))
+async def _linked(stream: ByteStream, login: Login, deadline: float) -> AsyncIterator[Link]:
+    link = Link(stream, Protocol(login, anyio.current_time))
     failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.run)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.run)
         try:
-            with trio.move_on_at(deadline) as waiting:
+            with anyio.CancelScope(deadline=deadline) as waiting:
                 await link.opened()
             if waiting.cancelled_caught:
                 link.end("the server was too slow")
@@ -180,29 +182,36 @@ async def _linked(stream: trio.abc.Stream, login: Login, deadline: float) -> Asy
         except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group
             failure = error
         await link.aclose()
-        nursery.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
 
 
-async def _open(where: Address, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+async def _open(where: Address, tls: ssl.SSLContext | None) -> ByteStream:
     """Bytes both ways.
 
     Raises:
         Unreachable: there are none.
     """
     try:
-        stream: trio.abc.Stream = await trio.open_tcp_stream(where.host, where.port)
+        stream: ByteStream = await anyio.connect_tcp(where.host, where.port)
     except OSError as error:
-        raise Unreachable(f"no server answers at {where}: {error}") from error
+        raise Unreachable(f"no server answers at {where}: {_cause(error)}") from error
     if tls is None:
         return stream
-    encrypted = trio.SSLStream(stream, tls, server_hostname=where.host)
     try:
-        await encrypted.do_handshake()
+        # The goodbye is AMQP's: TLS's own would be one more wait for the server.
+        return await TLSStream.wrap(stream, hostname=where.host, ssl_context=tls, standard_compatible=False)
     except BaseException as error:
-        await trio.aclose_forcefully(stream)
-        if isinstance(error, trio.BrokenResourceError):
-            raise Unreachable(f"no TLS with {where}: {error.__cause__ or error}") from error
+        await anyio.aclose_forcefully(stream)
+        if isinstance(error, anyio.BrokenResourceError | anyio.EndOfStream | ssl.SSLError):
+            raise Unreachable(f"no TLS with {where}: {str(_cause(error)) or 'the server hung up'}") from error
         raise
-    return encrypted
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong at the first of a host's addresses."""
+    cause = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    return cause or error

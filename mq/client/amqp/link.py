@@ -1,4 +1,4 @@
-"""A connection on Trio: the tasks that read, write and send heartbeats around a :class:`Protocol`, and its channels.
+"""A connection: the tasks that read, write and send heartbeats around a :class:`Protocol`, and its channels.
 
 A :class:`ClientChannel` matches answers to questions, in order. What comes besides goes to its subclasses.
 """
@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-import trio
+import anyio
+import anyio.lowlevel
+from anyio.abc import ByteStream
 from pamqp import base
 from pamqp import commands as methods
 
@@ -35,10 +37,29 @@ CLOSE_SECONDS: Final = 5.0
 MOST_UNSENT: Final = 1 << 20
 """Bytes that wait to be sent before tasks have to wait with theirs."""
 _CHUNK: Final = 1 << 16
-_BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+_BROKEN: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)  # OSError: TLS's
 
 Why = Callable[[], ClientError]
 """Makes an error: each task that waits gets one of its own."""
+
+
+class Signal:
+    """Tells the tasks that wait to look again."""
+
+    def __init__(self) -> None:
+        self._event: anyio.Event | None = None
+
+    async def wait(self) -> None:
+        """Return at the next :meth:`notify`."""
+        if self._event is None:
+            self._event = anyio.Event()
+        await self._event.wait()
+
+    def notify(self) -> None:
+        """Wake all that wait now."""
+        if self._event is not None:
+            self._event.set()
+            self._event = None
 
 
 class PendingAnswer:
@@ -50,7 +71,7 @@ class PendingAnswer:
     """
 
     def __init__(self) -> None:
-        self._done = trio.Event()
+        self._done = anyio.Event()
         self._why: Why | None = None
         self.value: Any = None
         self.is_given_up = False
@@ -118,7 +139,7 @@ class ClientChannel:
         self._questions.append(question)
         try:
             return await question.result()
-        except trio.Cancelled:
+        except anyio.get_cancelled_exc_class():
             question.is_given_up = True
             if question.value is not None:  # it came in the very step in which we were cancelled
                 self.unwanted(question.value)
@@ -172,20 +193,20 @@ class Link:
         protocol: what they mean.
     """
 
-    def __init__(self, stream: trio.abc.Stream, protocol: Protocol) -> None:
+    def __init__(self, stream: ByteStream, protocol: Protocol) -> None:
         self.protocol = protocol
         self._stream = stream
         self._channels: dict[int, ClientChannel] = {}
         self._highest = 0
         self._free: list[int] = []
-        self._opened = trio.Event()
+        self._opened = anyio.Event()
         self._ended: str | None = None
         self._refused: ClientError | None = None
-        self._done = trio.Event()
-        self._scope = trio.CancelScope()
+        self._done = anyio.Event()
+        self._scope = anyio.CancelScope()
         self._sending = 0
-        self._to_send = trio.lowlevel.ParkingLot()
-        self._changed = trio.lowlevel.ParkingLot()
+        self._to_send = Signal()
+        self._changed = Signal()
 
     def check(self) -> None:
         """Whether the connection is there.
@@ -200,13 +221,13 @@ class Link:
         """Serve the connection until it ends."""
         try:
             with self._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._read)
-                    nursery.start_soon(self._write)
-                    nursery.start_soon(self._beat)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._read)
+                    tasks.start_soon(self._write)
+                    tasks.start_soon(self._beat)
         finally:
             self.end("this program closed it")
-            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                 await self._last_words()
             self._done.set()
 
@@ -225,10 +246,10 @@ class Link:
     async def aclose(self) -> None:
         """End the connection in good manners, or, when the server has none, without."""
         if self._ended is None:
-            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                 if self.protocol.phase is Phase.OPEN:
                     self.protocol.close()
-                    self._to_send.unpark_all()
+                    self._to_send.notify()
                 await self._done.wait()
         self.end("this program closed it")
 
@@ -245,18 +266,18 @@ class Link:
             )
         self._channels.clear()
         self._opened.set()
-        self._changed.unpark_all()
+        self._changed.notify()
         self._scope.cancel()
 
     def send(self, channel: int, method_type: type[base.Frame], **values: Any) -> None:
         """Send a method soon."""
         self.protocol.send(channel, method_type, **values)
-        self._to_send.unpark_all()
+        self._to_send.notify()
 
     def publish(self, channel: int, queue: str, properties: bytes, body: bytes) -> None:
         """Send a message soon."""
         self.protocol.publish(channel, queue, properties, body)
-        self._to_send.unpark_all()
+        self._to_send.notify()
 
     async def room(self, publishing: int | None = None) -> None:
         """Wait until there is room for more to send, and, for messages, until the server wants any.
@@ -267,13 +288,13 @@ class Link:
         Raises:
             Unreachable: the connection has ended.
         """
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         while True:
             self.check()
             is_wanted = publishing is None or self._wants(publishing)
             if is_wanted and self.protocol.waiting + self._sending < MOST_UNSENT:
                 return
-            await self._changed.park()
+            await self._changed.wait()
 
     async def open_channel(self, kind: Callable[[Link, int], C]) -> C:
         """A new channel.
@@ -294,7 +315,7 @@ class Link:
         self._channels[channel.number] = channel
         try:
             await channel.ask(methods.Channel.Open)
-        except trio.Cancelled:
+        except anyio.get_cancelled_exc_class():
             self.close_channel(channel)
             raise
         return channel
@@ -304,7 +325,7 @@ class Link:
         if self._channels.get(channel.number) is channel:
             channel.end(lambda: Interrupted("its channel was closed before the answer came: it may have been done"))
             self.protocol.close_channel(channel.number)
-            self._to_send.unpark_all()
+            self._to_send.notify()
 
     def _wants(self, channel: int) -> bool:
         return self.protocol.blocked is None and channel not in self.protocol.stopped
@@ -312,54 +333,55 @@ class Link:
     async def _read(self) -> None:
         while self._ended is None:
             try:
-                data = await self._stream.receive_some(_CHUNK)
-                if not data:
-                    self.end(f"the server hung up while {self.protocol.phase.value}")
-                for event in self.protocol.receive(bytes(data)):
+                for event in self.protocol.receive(await self._stream.receive(_CHUNK)):
                     self._on(event)
+            except anyio.EndOfStream:
+                self.end(f"the server hung up while {self.protocol.phase.value}")
             except NotUnderstood as error:
                 self.end(str(error), refused=error)
             except _BROKEN as error:
                 self.end(f"the connection broke: {error.__cause__ or error}")
-            self._to_send.unpark_all()
+            self._to_send.notify()
 
     async def _write(self) -> None:
-        while True:
-            while not self.protocol.waiting:
-                await self._to_send.park()
+        while self._ended is None:  # what is left then are last words, which are nobody else's to take
+            if not self.protocol.waiting:
+                await self._to_send.wait()
+                continue
             data = self.protocol.take()
             self._sending = len(data)
             try:
-                await self._stream.send_all(data)
+                await self._stream.send(data)
             except _BROKEN as error:
                 self.end(f"the connection broke: {error.__cause__ or error}")
                 return
             self._sending = 0
-            self._changed.unpark_all()
+            self._changed.notify()
 
     async def _beat(self) -> None:
         await self._opened.wait()
         beats = self.protocol.heartbeats
         while True:
-            await trio.sleep_until(min(beats.send_at, beats.dead_at))
-            now = trio.current_time()
+            await anyio.sleep_until(min(beats.send_at, beats.dead_at))
+            now = anyio.current_time()
             if now >= beats.dead_at:
                 self.end("the server gave no sign of life for two heartbeats")
             elif now >= beats.send_at:
                 if not self._sending:
                     self.protocol.heartbeat()
-                    self._to_send.unpark_all()
+                    self._to_send.notify()
                 beats.sent()
 
     async def _last_words(self) -> None:
         """What the server should still hear, unless it was cut off in the middle of something."""
         try:
             if self.protocol.waiting and not self._sending:
-                await self._stream.send_all(self.protocol.take())
+                await self._stream.send(self.protocol.take())
         except _BROKEN:
             pass
         finally:
-            await trio.aclose_forcefully(self._stream)
+            with anyio.CancelScope(shield=True):  # else asyncio would keep it open for what the server does not read
+                await self._stream.aclose()
 
     def _on(self, event: Event) -> None:
         if isinstance(event, Closed):
@@ -367,7 +389,7 @@ class Link:
         elif isinstance(event, ConnectionOpened):
             self._opened.set()
         elif isinstance(event, Changed):
-            self._changed.unpark_all()
+            self._changed.notify()
         else:
             channel = self._channels.get(event.channel)
             if isinstance(event, ChannelRefused) or isinstance(getattr(event, "method", None), methods.Channel.CloseOk):
@@ -378,7 +400,7 @@ class Link:
     def _forget(self, number: int) -> None:
         if self._channels.pop(number, None) is not None:
             self._free.append(number)
-            self._changed.unpark_all()
+            self._changed.notify()
 
     def _on_closed(self, event: Closed) -> None:
         if self.protocol.phase is Phase.CLOSED and event.code == 0:

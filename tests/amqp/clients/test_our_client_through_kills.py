@@ -8,8 +8,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
+import anyio.to_thread
 import pytest
-import trio
 
 from mq.client import Interrupted, Unreachable
 from mq.client.amqp import connect
@@ -49,7 +49,7 @@ class Load:
                         self.confirmed.add(number)
                         number = next(numbers)
             except GONE:
-                await trio.sleep(0.02)
+                await anyio.sleep(0.02)
 
     async def consume(self) -> None:
         while True:
@@ -59,30 +59,35 @@ class Load:
                         self.got[int(message.body)] += 1
                         await client.ack(message.tag)
             except GONE:
-                await trio.sleep(0.02)
+                await anyio.sleep(0.02)
 
 
-async def test_kills_lose_nothing_that_was_confirmed(shared: Callable[[str, bool], Server], queue: str) -> None:
+@pytest.mark.parametrize("loop", ["trio", pytest.param("asyncio", marks=pytest.mark.proof)])
+def test_kills_lose_nothing_that_was_confirmed(shared: Callable[[str, bool], Server], queue: str, loop: str) -> None:
     """Real time, and kill -9: what a publish returned for is delivered, and nothing that nobody published."""
+
+    async def main() -> None:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with connect(load.server.url) as client:
+                await client.declare_queue(queue)
+            async with anyio.create_task_group() as consuming:
+                consuming.start_soon(load.consume)
+                async with anyio.create_task_group() as producing:
+                    for first in range(PRODUCERS):
+                        producing.start_soon(load.produce, first)
+                    for _ in range(KILLS):
+                        before = len(load.confirmed)
+                        while len(load.confirmed) < before + 10:
+                            await anyio.sleep(LIFE_SECONDS / 10)
+                        await anyio.to_thread.run_sync(load.server.kill)
+                        await anyio.to_thread.run_sync(load.server.start)
+                    load.is_over = True
+                while not load.confirmed <= set(load.got):
+                    await anyio.sleep(0.05)
+                consuming.cancel_scope.cancel()
+
     load = Load(shared("mq", True), queue)
-    with trio.fail_after(PATIENCE_SECONDS):
-        async with connect(load.server.url) as client:
-            await client.declare_queue(queue)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(load.consume)
-            async with trio.open_nursery() as producing:
-                for first in range(PRODUCERS):
-                    producing.start_soon(load.produce, first)
-                for _ in range(KILLS):
-                    before = len(load.confirmed)
-                    while len(load.confirmed) < before + 10:
-                        await trio.sleep(LIFE_SECONDS / 10)
-                    await trio.to_thread.run_sync(load.server.kill)
-                    await trio.to_thread.run_sync(load.server.start)
-                load.is_over = True
-            while not load.confirmed <= set(load.got):
-                await trio.sleep(0.05)
-            nursery.cancel_scope.cancel()
+    anyio.run(main, backend=loop)
     assert set(load.got) <= load.tried
     assert len(load.confirmed) >= 10 * KILLS
 

@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import trio
+import anyio
+from anyio.abc import TaskGroup
 from pamqp import base, body, exceptions, frame, header
 from pamqp import commands as methods
-from trio.testing import MemoryReceiveStream, memory_stream_pair, wait_all_tasks_blocked
 
 from mq.client import ClientError
 from mq.client.amqp import AmqpClient, Role
 from mq.client.amqp.connection import connected
 from mq.client.amqp.protocol import Login
+from tests.client.amqp.streams import MemoryStream, memory_pair
 
 T = TypeVar("T")
 BEGIN = b"AMQP\0\0\x09\x01"
@@ -24,14 +25,14 @@ PATIENCE_SECONDS = 10.0
 class Script:
     """The server's side of one connection."""
 
-    def __init__(self, stream: trio.StapledStream[Any, MemoryReceiveStream]) -> None:
+    def __init__(self, stream: MemoryStream) -> None:
         self.stream = stream
         self._held = b""
 
     async def begin(self, *, channel_max: int = 2047, frame_max: int = 131_072, heartbeat: int = 0) -> None:
         """Let the client in."""
         while len(self._held) < len(BEGIN):
-            self._held += await self.stream.receive_some()
+            self._held += await self.stream.receive()
         assert self._held.startswith(BEGIN)
         self._held = self._held[len(BEGIN) :]
         await self.say(methods.Connection.Start(server_properties={}, mechanisms="AMQPLAIN PLAIN", locales="en_US"), 0)
@@ -47,7 +48,7 @@ class Script:
             try:
                 size, channel, found = frame.unmarshal(self._held)
             except (exceptions.UnmarshalingException, ValueError):
-                more = await self.stream.receive_some()
+                more = await self.stream.receive()
                 assert more, "the client hung up"
                 self._held += more
                 continue
@@ -62,14 +63,14 @@ class Script:
         return channel, found
 
     async def say(self, method: base.Frame, channel: int = 1) -> None:
-        await self.stream.send_all(frame.marshal(method, channel))
+        await self.stream.send(frame.marshal(method, channel))
 
     async def content(self, payload: bytes, channel: int = 1, message_id: str = "") -> None:
         properties = methods.Basic.Properties(message_id=message_id)
         parts = [frame.marshal(header.ContentHeader(body_size=len(payload), properties=properties), channel)]
         if payload:
             parts.append(frame.marshal(body.ContentBody(payload), channel))
-        await self.stream.send_all(b"".join(parts))
+        await self.stream.send(b"".join(parts))
 
     async def answer(self, kind: type[base.Frame], reply: base.Frame) -> int:
         """Hear a question and answer it. Its channel."""
@@ -102,16 +103,16 @@ async def talking(
     *, heartbeat: int = 0, role: Role = Role.BOTH, **tuned: int
 ) -> AsyncIterator[tuple[AmqpClient, Script]]:
     """A client, and the server that it is connected to."""
-    ours, theirs = memory_stream_pair()
+    ours, theirs = memory_pair()
     login = Login(user="anna", secret="s", vhost="/", role="both", heartbeat_seconds=heartbeat, max_body=1_000_000)
     script = Script(theirs)
-    with trio.fail_after(1000):  # on the virtual clock
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: script.begin(**tuned))
-            async with connected(ours, login, Role.BOTH, trio.current_time() + PATIENCE_SECONDS) as client:
+    with anyio.fail_after(1000):  # on the virtual clock
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: script.begin(**tuned))
+            async with connected(ours, login, Role.BOTH, anyio.current_time() + PATIENCE_SECONDS) as client:
                 yield client, script
-                nursery.start_soon(script.end)
-            nursery.cancel_scope.cancel()
+                tasks.start_soon(script.end)
+            tasks.cancel_scope.cancel()
 
 
 class Outcome:
@@ -130,9 +131,9 @@ class Outcome:
         self.is_done = True
 
 
-def begin(nursery: trio.Nursery, verb: Callable[[], Awaitable[Any]]) -> Outcome:
+def begin(tasks: TaskGroup, verb: Callable[[], Awaitable[Any]]) -> Outcome:
     outcome = Outcome()
-    nursery.start_soon(outcome.of, verb)
+    tasks.start_soon(outcome.of, verb)
     return outcome
 
 
@@ -150,6 +151,6 @@ async def hear_publish(server: Script) -> str:
     return str(head.properties.message_id)
 
 
-async def cancel_when_blocked(scope: trio.CancelScope) -> None:
-    await wait_all_tasks_blocked()
+async def cancel_when_blocked(scope: anyio.CancelScope) -> None:
+    await anyio.wait_all_tasks_blocked()
     scope.cancel()
