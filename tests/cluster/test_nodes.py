@@ -144,7 +144,7 @@ async def test_what_was_stored_without_an_answer_is_stored_once_and_confirmed(
         assert statuses == [], "nobody has answered"
         cluster.ground.swallows = False
         if is_removed:  # somebody had it and acknowledged it, before its publisher could hear of anything
-            [entry] = await cluster.ground.store.scan(State.NEW, "q")
+            [entry] = await cluster.ground.store.scan(State.READY, "q")
             await cluster.ground.store.commit([Move(entry, State.REMOVED)])
         await a.kill()
         await trio.sleep(5)
