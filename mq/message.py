@@ -5,6 +5,7 @@ Values only: frozen, without I/O, importable anywhere. Clocks are injected.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
@@ -17,6 +18,9 @@ from mq.errors import CorruptMessage, InvalidId, InvalidName
 QUEUE_NAME_BYTES: Final = 100
 """The longest queue name, in bytes. With the id's 36 it leaves 118 of a file name's 255 for the suffix."""
 
+LONGEST_GROUP: Final = 128
+"""Characters of a message group's name."""
+
 QUEUE_NAME_PATTERN: Final = "[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}"
 """What a queue may be called."""
 MESSAGE_ID_PATTERN: Final = "[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -27,6 +31,10 @@ _MESSAGE_ID = re.compile(MESSAGE_ID_PATTERN)
 
 _GREGORIAN_TO_UNIX_TICKS: Final = 0x01B21DD213814000
 """100 ns ticks between 1582-10-15, where UUID time begins, and 1970-01-01 (RFC 9562, section 5.1)."""
+_NODE: Final = (1 << 48) - 1
+_OF_A_PROCESS: Final = 1 << 40
+"""The multicast bit of an id's node: set where the node stands for a process (RFC 9562, section 6.10), not set where it
+is the number of a message group."""
 _LAST_FOLLOWED_TICKS: Final = 1 << 59
 """No clock shows the year 3409: an id from then on was made by hand. Ids have room until 5236."""
 
@@ -83,6 +91,11 @@ class MessageId(str):
         return self.time_ns(self.time)
 
     @staticmethod
+    def group_in(key: int) -> int | None:
+        """The number of the message group to which the message of that :attr:`key` belongs; None for no group."""
+        return None if key & _OF_A_PROCESS else key & _NODE
+
+    @staticmethod
     def time_ns(ticks: int) -> int:
         """UUID time as nanoseconds since 1970."""
         return (ticks - _GREGORIAN_TO_UNIX_TICKS) * 100
@@ -104,20 +117,24 @@ class MessageIds:
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns, node: int | None = None) -> None:
         if node is None:
-            node = secrets.randbits(48) | 1 << 40  # the multicast bit: not a network card's address
+            node = secrets.randbits(48) | _OF_A_PROCESS  # so it is not a network card's address, either
         clock_sequence = 0x8000 | (node ^ node >> 16) & 0x3FFF
         self._clock_ns = clock_ns
-        self._tail = f"{clock_sequence:04x}-{node:012x}"
+        self._process = f"{clock_sequence:04x}"
+        self._tail = f"{self._process}-{node:012x}"
         self._last = 0
 
-    def new(self) -> MessageId:
-        """The next id."""
+    def new(self, group: str | None = None) -> MessageId:
+        """The next id: of a message of that group, or of none."""
+        # The id tells the group, so an index knows it without a look at the message. Ids stay apart: their times differ
+        # within a process, their clock sequences between processes.
+        tail = self._tail if group is None else f"{self._process}-{group_number(group):012x}"
         ticks = self._clock_ns() // 100 + _GREGORIAN_TO_UNIX_TICKS
         if ticks <= self._last:
             ticks = self._last + 1
         self._last = ticks
         digits = f"{ticks:015x}"
-        return str.__new__(MessageId, f"{digits[7:]}-{digits[3:7]}-1{digits[:3]}-{self._tail}")
+        return str.__new__(MessageId, f"{digits[7:]}-{digits[3:7]}-1{digits[:3]}-{tail}")
 
     @property
     def last(self) -> int:
@@ -132,6 +149,12 @@ class MessageIds:
         """
         if self._last < ticks < _LAST_FOLLOWED_TICKS:
             self._last = ticks
+
+
+def group_number(name: str) -> int:
+    """The number by which ids name a message group: 47 bits of a hash. Two groups of one number are served as one."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=6).digest()
+    return int.from_bytes(digest) & ~_OF_A_PROCESS
 
 
 class SharedAttributes(dict[str, Any]):

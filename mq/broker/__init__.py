@@ -6,7 +6,8 @@ Its files, in reading order:
   ``verbs``: what holds for each verb.
 * ``wiring``: makes, loads and starts the parts; ``core``: what each of them has; ``config``: how a broker works;
   ``in_flight``: requests that are not finished.
-* ``index``: one queue's messages in memory; ``catalog``: all queues, and the messages that are being moved.
+* ``index``: one queue's messages in memory; ``message_groups``: which of its groups comes next; ``catalog``: all
+  queues, and the messages that are being moved.
 * ``settings``: a queue's settings; ``bodies``, ``body_loader``: body stats, where settings need them.
 * ``queues``: queues made, deleted, set, emptied; what doors declare.
 * ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier.

@@ -612,7 +612,8 @@ class ClaimedMessages:
         left = most_bytes
         try:
             while len(chosen) < most and (left is None or left > 0):
-                some = self._first(index, min(most - len(chosen), LONGEST_SLICE), up_to)
+                last = chosen[-1].id if chosen else None
+                some = self._first(index, min(most - len(chosen), LONGEST_SLICE), up_to, last)
                 if not some:
                     break
                 if left is not None:
@@ -727,12 +728,13 @@ class ClaimedMessages:
 
     # Implementation
 
-    def _first(self, index: QueueIndex, count: int, up_to: int | None) -> list[Entry]:
+    def _first(self, index: QueueIndex, count: int, up_to: int | None, last: MessageId | None) -> list[Entry]:
         found: list[Entry] = []
         while len(found) < count and not index.settings.paused and not index.deleted:
-            entry = next(iter(index.first(1)), None)
-            if entry is None or (up_to is not None and entry.joined > up_to):
+            entry = index.next(last, up_to)
+            if entry is None:
                 break
+            last = entry.id
             if not self._upkeep.is_dead(index, entry):
                 self._catalog.begin(entry)
                 found.append(entry)

@@ -81,6 +81,8 @@ class Catalog:
             self.place(now, due, is_new=left.state is State.NEW)
             if now is not left and self._observers:
                 self.tell(kind, left, now, door=door)
+        if has_left and begun is not None and begun.queue.groups is not None and begun.queue.groups.release(left.id):
+            self.events.freed(begun.queue)
         if begun is not None and begun.queue.deleted:
             self.let_go(begun.queue)
 
@@ -162,6 +164,9 @@ class CatalogEvents:
 
     def arrived(self, index: QueueIndex, entry: Entry, due: float | None, *, is_new: bool) -> None:
         """`entry` is in NEW, READY or DELAYED of that queue, with what :meth:`Catalog.place` was told of it."""
+
+    def freed(self, index: QueueIndex) -> None:
+        """A message group of that queue is free again, and has READY messages."""
 
     def removed(self, entry: Entry) -> None:
         """`entry` is in REMOVED. Its queue may be no more."""

@@ -31,6 +31,7 @@ from mq.broker.dead_letters import DeadLetters
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
+from mq.broker.message_groups import number_of
 from mq.broker.recent import LARGEST_BODY, RecentBodies
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters, WaitQueue
@@ -74,6 +75,7 @@ class Fulfilment:
         error: the request fails with it if there is no message.
         size: bytes of the bodies.
         latest: the last instant at which a lease may be handed out (Trio's clock): half of its certain time is over.
+        broken: message groups of which one message cannot be handed out, so none behind it may be.
     """
 
     def __init__(self) -> None:
@@ -82,12 +84,22 @@ class Fulfilment:
         self.size = 0
         self.error: MQError | None = None
         self.latest = math.inf
+        self.broken: set[int] = set()
 
     def add(self, entry: Entry, message: Message) -> None:
         """Add a message."""
         self.entries.append(entry)
         self.messages.append(message)
         self.size += message.body.size
+
+    def leave_out(self, request: FetchRequest, entry: Entry) -> None:
+        """Note that a message cannot be handed out, though it is there."""
+        if request.index.groups is not None:
+            self.broken.add(number_of(entry.id))
+
+    def is_out_of_turn(self, entry: Entry) -> bool:
+        """Whether an earlier message of its group was left out."""
+        return bool(self.broken) and number_of(entry.id) in self.broken
 
 
 class FetchWorker:
@@ -241,7 +253,8 @@ class FetchWorker:
         has_earlier = index.settings.max_priority > 0 or index.is_returning
         # A request that waits needs nothing else of this: its queue is called when a message is READY.
         wanted = sum(request.count for request in wait_queue.nonblocking)
-        if index.undelivered and (has_earlier or index.ready < wanted):
+        # The READY messages may be of groups that are blocked.
+        if index.undelivered and (has_earlier or index.ready < wanted or (wanted and index.groups is not None)):
             await self._upkeep.settle(index)
         if not wait_queue.nonblocking:
             return
@@ -254,24 +267,26 @@ class FetchWorker:
         """The next messages that may be handed out, locked."""
         messages: list[Entry] = []
         while len(messages) < count:
-            taken = self._take(index)
+            taken = self._take(index, messages[-1].id if messages else None)
             if taken is None:
                 break
             self._catalog.begin(taken)
             messages.append(taken)
         return messages
 
-    def _take(self, index: QueueIndex) -> Entry | None:
-        """Take the next message that may be handed out, out of the index; None without one."""
-        while (entry := self._candidate(index)) is not None:
+    def _take(self, index: QueueIndex, last: MessageId | None = None) -> Entry | None:
+        """Take the next message that may be handed out, out of the index; None without one. `last` is what the same
+        request got just before."""
+        while (entry := self._candidate(index, last)) is not None:
             # A locked one is passed over: a peer has brought here what this broker is moving from elsewhere.
             if entry.id not in self._catalog.locks and not self._upkeep.is_dead(index, entry):
                 return entry
+            last = entry.id  # no other of its group has to wait for one that is dead
         return None
 
-    def _candidate(self, index: QueueIndex) -> Entry | None:
+    def _candidate(self, index: QueueIndex, last: MessageId | None) -> Entry | None:
         if not self._peers:
-            return index.take()
+            return index.take(last)
         candidates = index.first(self._peers + 1)  # any of these, so that brokers seldom want the same one
         return index.discard(self._random.choice(candidates).id) if candidates else None
 
@@ -369,17 +384,22 @@ class Deliverer:
         held = []
         for each, outcome in zip(assignments, outcomes, strict=True):
             if outcome.result is Result.DONE and outcome.entry is not None:
-                stored = each.stored or self.recent.take(each.entry.id)
-                held.append(_Leased(each.request, each.entry, outcome.entry, stored))
+                is_out_of_turn = not each.request.takes and served[each.request].is_out_of_turn(each.entry)
+                if not is_out_of_turn:
+                    stored = each.stored or self.recent.take(each.entry.id)
+                    held.append(_Leased(each.request, each.entry, outcome.entry, stored))
                 if not each.request.takes:
                     due = now + self.leases.seconds(each.request) + allowance
                     sure = barrier.began + MARGIN_SECONDS + allowance
                     served[each.request].latest = sure + self.leases.seconds(each.request) / 2
                     self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)
+                if is_out_of_turn:
+                    self.upkeep.give_back(outcome.entry)
             else:
                 self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
                 if outcome.result is not Result.GONE:
                     served[each.request].error = error_of(outcome, "lease the message")
+                    served[each.request].leave_out(each.request, each.entry)
         seconds = barrier.ended - barrier.began
         self._leased.put(
             (held if seconds <= MARGIN_SECONDS + allowance else self._too_late(held, seconds, served), served)
@@ -419,6 +439,7 @@ class Deliverer:
             read = [None] * len(unread)
             for request, _, entry, _ in [each for each in held if each.stored is None]:
                 served[request].error = error
+                served[request].leave_out(request, entry)
                 if not request.takes:
                     self.upkeep.give_back(entry)
         following, now = iter(read), trio.current_time()
@@ -427,10 +448,16 @@ class Deliverer:
             if not request.takes and not self._is_in_time(entry, request, served[request], now):
                 if found is not None:
                     await found.body.aclose()
+                served[request].leave_out(request, entry)
+            elif found is not None and not request.takes and served[request].is_out_of_turn(entry):
+                await found.body.aclose()
+                self.upkeep.give_back(entry)
             elif found is not None and not isinstance(found.body, DamagedBody):
                 served[request].add(entry, self._message(request, left, entry, found))
-            elif served[request].error is None:
-                _log_damage(entry, found)
+            else:
+                served[request].leave_out(request, entry)
+                if served[request].error is None:
+                    _log_damage(entry, found)
             if request.takes:  # not before the body is open: the reaper unlinks it at once
                 self._catalog.end(left, entry, Kind.REMOVE, door=request.door)
 
@@ -522,9 +549,13 @@ class Handover:
         body = write.body
         if not isinstance(body, bytes) or len(body) > LARGEST_BODY or write.meta != FRESH or write.transient:
             return False
+        if index.groups is not None and index.groups.is_blocked(write.id):
+            return False
         request = self._next_request(index)
         if request is None:
             return False
+        if index.groups is not None:
+            index.groups.block(write.id)
         entry = Entry(write.queue, write.id, State.NEW)
         stored = Stored(Properties(len(body), checksum(body), write.attributes), BytesBody(body))
         self._assignments.append(Assignment(request, entry, stored))
@@ -597,6 +628,8 @@ class HandoverBatch:
         written: list[tuple[Assignment, Outcome]] = []
         for each, outcome in zip(self._assignments, [outcomes[at] for at in self._positions], strict=True):
             if each.entry.id not in catalog.locks:  # its publish job saw it fail, and locked nothing
+                if each.request.index.groups is not None:
+                    each.request.index.groups.release(each.entry.id)
                 continue
             if each.request.index.deleted:  # and perhaps made anew; the publisher gets this error, too
                 catalog.end(each.entry, outcome.entry or each.entry, Kind.LEASE)

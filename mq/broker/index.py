@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from mq.broker.bodies import BodyStats
 from mq.broker.far_off import FarOff
+from mq.broker.message_groups import MessageGroups
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.interface import FRESH, Entry
+from mq.storage.interface import FRESH, NEEDS, WITH_GROUPS, Entry
 
 _TAIL_BITS: Final = 64
 _TAIL: Final = (1 << _TAIL_BITS) - 1
@@ -57,6 +58,7 @@ class QueueIndex:
         held: READY messages that connections hold, in memory only.
         returned: messages that a connection has held, and has put back.
         exclusion: of the one consumer that has the queue alone; None without one.
+        groups: the message groups; None where the settings have none.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class QueueIndex:
         self._ready: dict[int, Entry | None] = {}
         self._sorted: list[int] = []
         self._reordered: dict[MessageId, int] = {}
+        self.groups = MessageGroups(self._ready) if settings.groups else None
 
     def record(self, settings: QueueSettings) -> dict[str, Any]:
         """The queue's record in the store, with these settings."""
@@ -104,6 +107,7 @@ class QueueIndex:
             "settings": settings.kept(),
             "declared": self.declared,
             "transient": self.is_transient,
+            NEEDS: WITH_GROUPS if settings.groups else None,
         }
         return {"created": self.created} | {name: value for name, value in optional.items() if value}
 
@@ -133,6 +137,22 @@ class QueueIndex:
         """How many messages count for the queue's limit: all but those held in memory."""
         return self.total - len(self.held)
 
+    def regroup(self, moving: Iterable[MessageId]) -> None:
+        """Begin or end message groups, as the settings say now. Takes time in proportion to the queue.
+
+        Args:
+            moving: its messages that are being moved.
+        """
+        self.groups = MessageGroups(self._ready) if self.settings.groups else None
+        if self.groups is None:
+            return
+        for id in moving:
+            self.groups.block(id)
+        for key in self._ready:
+            self.groups.ready(self._entry(key).id, key)
+        for entry in (*self.new.values(), *self.held.values(), *self.all_delayed()):
+            self._note_in_group(self.groups, entry)
+
     def add(self, entry: Entry) -> None:
         """Add a message, or replace its entry."""
         if entry.state is State.NEW:
@@ -143,6 +163,8 @@ class QueueIndex:
             self.leased += (entry.meta.receipt is not None) - (before is not None and before.meta.receipt is not None)
         elif entry.state is State.READY:
             self._add_ready(entry)
+        if self.groups is not None and entry.state is not State.READY:
+            self._note_in_group(self.groups, entry)
 
     def put_off(self, entry: Entry) -> None:
         """Note that a delayed message, which was just added, is far off."""
@@ -154,8 +176,12 @@ class QueueIndex:
         yield from self.delayed.values()
         yield from self.far_off
 
-    def take(self) -> Entry | None:
-        """Take the first READY message out of the index; None without one."""
+    def take(self, last: MessageId | None = None) -> Entry | None:
+        """Take the next READY message out of the index; None without one. In a queue with message groups it comes from
+        that of `last`, which the same request got just before, or else from a free group."""
+        if self.groups is not None:
+            next_key = self.groups.next(last)
+            return None if next_key is None else self._take_key(next_key)
         while self._heap:
             key = heapq.heappop(self._heap)
             if key in self._ready:
@@ -173,6 +199,14 @@ class QueueIndex:
         for key in keys:
             heapq.heappush(self._heap, key)
         return [self._entry(key) for key in keys]
+
+    def next(self, last: MessageId | None = None, up_to: int | None = None) -> Entry | None:
+        """What :meth:`take` would take, if its sequence is at most `up_to`; it stays in the index."""
+        if self.groups is not None:
+            key = self.groups.next(last, up_to)
+            return None if key is None else self._entry(key)
+        entry = next(iter(self.first(1)), None)
+        return None if entry is None or (up_to is not None and entry.joined > up_to) else entry
 
     def oldest(self) -> Entry | None:
         """The READY or delayed message that has been in the queue for longest, not held or leased; None without one."""
@@ -238,7 +272,10 @@ class QueueIndex:
         return [entry.id for entry in self._ready.values() if entry is not None and entry.meta.expires_ms is not None]
 
     def discard(self, id: MessageId) -> Entry | None:
-        """Take a message out of the index, in any state. None when it was not in it."""
+        """Take a message out of the index, in any state. None when it was not in it.
+
+        If it was READY, its group is blocked until it is added again, or released: it is gone.
+        """
         if id in self.held:
             return self.held.pop(id)
         key = self._key(id)
@@ -252,19 +289,28 @@ class QueueIndex:
             return entry
         return self.new.pop(id, None) or self.far_off.discard(id)
 
+    def _note_in_group(self, groups: MessageGroups, entry: Entry) -> None:
+        """Note a message that is not READY: whether others of its group have to wait for it."""
+        if entry.state is State.NEW and entry.meta.deadline_ms is None:
+            groups.coming(entry.id, _key_of(entry))
+        elif entry.state is not State.NEW and (entry.state is State.READY or _was_handed_out(entry)):
+            groups.block(entry.id)
+
     def _add_ready(self, entry: Entry) -> None:
-        key = own = entry.id.key
-        if entry.meta.order is not None:
-            key = entry.meta.order << _TAIL_BITS | key & _TAIL
+        own = entry.id.key
+        key = _key_of(entry)
         while key in self._ready and self._entry(key).id != entry.id:
             key += 1 << _TAIL_BITS  # two brokers gave two messages one instant: one goes behind the other
         if key != own:
             self._reordered[entry.id] = key
-        if key not in self._ready:
+        is_new = key not in self._ready
+        if is_new:
             heapq.heappush(self._heap, key)
             if self._sorted:
                 self._sort_in(key)
         self._ready[key] = None if key == own and entry.meta == FRESH else entry
+        if is_new and self.groups is not None:
+            self.groups.ready(entry.id, key)
 
     def _keys(self) -> list[int]:
         """The sorted keys of the READY messages, and perhaps a few of messages that are gone."""
@@ -296,6 +342,9 @@ class QueueIndex:
         entry = self._entry(key)
         del self._ready[key]
         self._reordered.pop(entry.id, None)
+        if self.groups is not None:
+            self.groups.taken(entry.id, key)
+            self._compact()
         return entry
 
     def _compact(self) -> None:
@@ -303,6 +352,17 @@ class QueueIndex:
         if len(self._heap) > 2 * len(self._ready) + _FEW_KEYS:
             self._heap = list(self._ready)
             heapq.heapify(self._heap)
+
+
+def _key_of(entry: Entry) -> int:
+    """Where a message stands in its queue once it is READY."""
+    key = entry.id.key
+    return key if entry.meta.order is None else entry.meta.order << _TAIL_BITS | key & _TAIL
+
+
+def _was_handed_out(entry: Entry) -> bool:
+    """Whether a delayed message is leased, or held back after a failure, and not only to come later."""
+    return entry.meta.receipt is not None or entry.meta.receives > 0
 
 
 def incarnation_of(record: Mapping[str, Any]) -> int:

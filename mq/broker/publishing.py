@@ -56,6 +56,8 @@ class Draft(NamedTuple):
         id: of its message, where the caller has chosen one; then it does not tell when the message joins the queue.
         is_dead_letter: whether it died in another queue, and no client publishes it.
         at_ms: when it can be fetched, in milliseconds since 1970; then it has no `delay`.
+        group: its message group. With an `id` of the caller's own, that tells the group.
+        is_group_hint: whether a queue that has no groups takes it, too.
     """
 
     body: bytes | Upload
@@ -68,6 +70,8 @@ class Draft(NamedTuple):
     id: MessageId | None = None
     is_dead_letter: bool = False
     at_ms: int | None = None
+    group: str | None = None
+    is_group_hint: bool = False
 
 
 class Published(NamedTuple):
@@ -189,6 +193,11 @@ class Publisher:
         settings = index.settings
         if settings.publish_paused and not draft.is_dead_letter:
             raise PublishPaused(f"publishing to queue {index.name} is paused, until mq resume {index.name} ends that")
+        if draft.group is not None and not (settings.groups or draft.is_group_hint):
+            raise Conflict(
+                f'queue {index.name} has no message groups, so the order of one would be lost: set {{"groups": true}} '
+                f"(mq set {index.name} groups=true), or publish without a group"
+            )
         if settings.overflow != REJECT:
             return
         if settings.max_messages is not None and index.counted >= settings.max_messages:
@@ -257,7 +266,7 @@ class Publisher:
             return
         for entry in prepared:
             if entry.job is not None and entry.is_new:
-                entry.job.id = entry.job.id or self._ids.new()  # also without a key: the batch keeps its order
+                entry.job.choose_id()  # also without a key: the batch keeps its order
         try:
             await self._keys.note(index, {key: job.id for key, job in keyed.items() if job.id is not None})
         except MQError as error:
@@ -405,6 +414,7 @@ class PublishJob:
         self._body = body = draft.body.staged if isinstance(draft.body, Upload) else draft.body
         self._digest = digest
         self._attributes = draft.attributes
+        self._group = draft.group
         self._meta = meta
         self._landed = landed
         self._transient = draft.transient
@@ -416,7 +426,7 @@ class PublishJob:
 
     def operation(self) -> Operation:
         """The Write, which may be handed over to a waiting request."""
-        id = self.id or self._ids.new()
+        id = self.id or self._ids.new(self._group)
         write = Write(self.index.name, id, self._body, self._attributes, self._meta, transient=self._transient)
         # A message whose id was made earlier may have been overtaken by others: it is not handed over.
         self._is_handed_over = self.id is None and self._handover.takes(self.index, write)
@@ -426,9 +436,13 @@ class PublishJob:
             return write._replace(state=State.READY if self._meta.deadline_ms is None else State.DELAYED)
         return write
 
+    def choose_id(self) -> None:
+        """Make the id now, unless there is one."""
+        self.id = self.id or self._ids.new(self._group)
+
     def stand_behind(self, rank: int) -> None:
         """Give the message a place behind all of a lower rank that come within :data:`RANK_TICKS`."""
-        now = self._ids.new()
+        now = self._ids.new(self._group)
         self.id = self.id or now
         self._meta = self._meta._replace(order=now.time + rank * RANK_TICKS)
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from mq.broker.body_loader import BodyLoader
+from mq.broker.config import BrokerConfig
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
 from mq.broker.index import QueueIndex
@@ -158,6 +159,8 @@ class Queues:
             InvalidSetting: a setting is unknown or out of its range.
         """
         settings = DEFAULTS.changed(patch)
+        if settings.groups:
+            check_groups(self._config)
         async with self._changing:
             if await self.look_up(name, surely=True) is not None:
                 await self._make_sure(name)
@@ -222,7 +225,9 @@ class Queues:
                 await self._storage.put_record(QUEUE, queue, index.record(settings))
             if settings.knows_bodies != index.settings.knows_bodies or settings.unique != index.settings.unique:
                 index.bodies = None  # loaded anew when needed
-            index.settings = settings
+            before, index.settings = index.settings, settings
+            if settings.groups != before.groups:
+                index.regroup(self._catalog.on_their_way(index))
             self._upkeep.settings_changed(index)
         if settings.knows_bodies:
             with suppress(StorageError):  # the settings are durable; the bodies are loaded when needed
@@ -385,6 +390,8 @@ class Queues:
         """Refuse settings that contradict the store or another queue."""
         if settings.unique and self._config.others_move:
             raise Conflict("unique cannot be kept on a store that others change too: serve it with --peers=0")
+        if settings.groups:
+            check_groups(self._config)
         if settings.unique and any(
             other.settings.dead_letter_queue == index.name for other in self._catalog.queues.values()
         ):
@@ -415,6 +422,19 @@ class Queues:
                     self._catalog.place(entry)
         except StorageError as error:
             logger.warning("what was in queue %s is unlinked after the next start: %s", queue, error)
+
+
+def check_groups(config: BrokerConfig) -> None:
+    """Check that this broker can keep the order of message groups.
+
+    Raises:
+        Conflict: others hand out messages of the store, too.
+    """
+    if config.others_move:
+        raise Conflict(
+            "message groups cannot be kept on a store that others change too, which do not know what is handed out: "
+            "serve it with --peers=0"
+        )
 
 
 class Declarations:

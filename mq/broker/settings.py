@@ -132,6 +132,7 @@ class QueueSettings:
         retry_jitter: by up to this part a wait is shorter, by chance, so that many messages do not come back together.
         retry_max: seconds of the longest wait.
         max_priority: the highest priority that a message has here; 0 for none.
+        groups: whether messages of one group are handed out one after the other, in order.
     """
 
     visibility: float | None = _setting(None, VISIBILITY)
@@ -151,6 +152,7 @@ class QueueSettings:
     retry_jitter: float = _setting(0.1, number(0, 1))
     retry_max: float = _setting(3600.0, VISIBILITY)
     max_priority: int = _setting(0, PRIORITY)
+    groups: bool = _setting(False, SWITCH)
 
     def changed(self, patch: Mapping[str, Any]) -> QueueSettings:
         """These settings with those of `patch`; a value of None resets one to its default.
@@ -161,6 +163,8 @@ class QueueSettings:
         settings = dataclasses.replace(self, **{name: _checked(name, value) for name, value in patch.items()})
         if settings.max_receives is not None and settings.dead_letter_queue is None:
             raise InvalidSetting("max_receives needs a dead_letter_queue: say where dead messages go")
+        if settings.groups and settings.max_priority:
+            raise InvalidSetting("groups and max_priority exclude each other: a group is handed out in its order")
         return settings
 
     @classmethod

@@ -169,8 +169,8 @@ class Unacked:
 
     async def _make_ready(self, held: Sequence[Held], *, redelivered: bool, to_back: bool) -> None:
         if to_back:
-            await self._change(held, self._send_back)
-            return
+            await self._change([each for each in held if not self._is_grouped(each)], self._send_back)
+            held = [each for each in held if self._is_grouped(each)]
         in_memory, leased = _split(held)
         for index, entries in self._by_queue(in_memory):
             self._holds.put_back(index, entries, is_returned=redelivered)
@@ -238,6 +238,11 @@ class Unacked:
         meta = entry.meta.at_rest()._replace(order=self._last(entry))
         return self._put(Move(entry, State.READY, meta, durable=False), Kind.REQUEUE, "requeue the message")
 
+    def _is_grouped(self, held: Held) -> bool:
+        """Whether a message's queue has groups: there it never goes behind others, but is the first of its group."""
+        index = self._catalog.queues.get(held.entry.queue)
+        return index is not None and index.groups is not None
+
     def _last(self, entry: Entry) -> int:
         """The order behind the others of its rank, before those of the next."""
         return self._ids.new().time + rank_of(entry) * RANK_TICKS
@@ -260,7 +265,7 @@ class Unacked:
         if seconds:
             return self._put(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "hold the message back")
         meta = entry.meta.at_rest()._replace(receives=receives)
-        if to_back:
+        if to_back and index.groups is None:
             meta = meta._replace(order=self._last(entry))
         return self._put(Move(entry, State.READY, meta), Kind.REQUEUE, "requeue the message")
 

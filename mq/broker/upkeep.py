@@ -245,6 +245,10 @@ class Upkeep(CatalogEvents):
         elif self._config.mover:
             self._mover.add(entry)
 
+    def freed(self, index: QueueIndex) -> None:
+        """Call the queue's waiters."""
+        self._waiters.call(index)
+
     def removed(self, entry: Entry) -> None:
         """Have the reaper unlink it."""
         if self._config.reaper:

@@ -94,6 +94,7 @@ class Wiring:
         """
         try:
             await self.watcher.load()
+            self._check_groups()
             await self._dead_letters.load()
             if self._keys is not None:
                 await self._keys.load()
@@ -121,6 +122,14 @@ class Wiring:
             nursery.start_soon(self.unacked.run)
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)
+
+    def _check_groups(self) -> None:
+        grouped = [name for name, index in self.catalog.queues.items() if index.settings.groups]
+        if grouped and self._core.config.others_move:
+            raise StorageUnusable(
+                f"queue {grouped[0]} has message groups, whose order cannot be kept where others hand out messages: "
+                "serve the store with --peers=0, or end the groups of its queues first"
+            )
 
     def _ledger(self, kind: str) -> Ledger:
         core = self._core

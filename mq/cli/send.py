@@ -30,6 +30,7 @@ class Fields(NamedTuple):
     priority: int | None
     attributes: dict[str, str]
     at: datetime | None
+    group: str | None
 
 
 def attributes_of(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -72,6 +73,7 @@ def time_of(context: click.Context, parameter: click.Parameter, given: str | Non
     type=click.IntRange(0, 255),
     help="From 0 to 255: higher ones come first, where the queue has max_priority.",
 )
+@click.option("--group", help="Their message group: one after the other is handed out, where the queue has groups.")
 @click.option(
     "--attribute", "attributes", multiple=True, callback=attributes_of, metavar="NAME=TEXT", help="Kept with them."
 )

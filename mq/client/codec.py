@@ -56,6 +56,8 @@ def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
         headers.append(("x-message-ttl", seconds("ttl", message.ttl)))
     if message.priority is not None:
         headers.append(("x-message-priority", str(message.priority)))
+    if message.group is not None:
+        headers.append(("x-message-group", message.group))
     if message.key is not None:
         headers.append(("idempotency-key", message.key))
     headers.extend((ATTRIBUTE + name, value) for name, value in message.attributes.items())
@@ -70,7 +72,7 @@ def outgoing_line(message: Outgoing) -> bytes:
 def outgoing_members(message: Outgoing) -> dict[str, Any]:
     """A message as members of a JSON object."""
     entry: dict[str, Any] = dict(body_members(message.body))
-    for name in ("content_type", "delay", "ttl", "priority", "key"):
+    for name in ("content_type", "delay", "ttl", "priority", "group", "key"):
         value = getattr(message, name)
         if value is not None:
             entry[name] = value
@@ -128,6 +130,7 @@ def head_of(queue: str, answer: Answer) -> Head:
             "receives": headers.get("x-message-receives", "0"),
             "lease": headers.get("x-message-lease"),
             "content_type": headers.get("content-type"),
+            "group": headers.get("x-message-group"),
             "state": headers.get("x-message-state", ""),
             "deaths": _json_list(headers.get("x-message-deaths", "[]")),
             "attributes": {
@@ -153,6 +156,7 @@ def with_body(head: Head, body: bytes) -> Received:
         lease=head.lease,
         fetched=head.fetched,
         content_type=head.content_type,
+        group=head.group,
         attributes=head.attributes,
         deaths=head.deaths,
         state=head.state,
@@ -234,6 +238,7 @@ def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
         lease=float(line.get("lease") or 0),
         fetched=time,
         content_type=str(line.get("content_type") or "application/octet-stream"),
+        group=None if line.get("group") is None else str(line["group"]),
         attributes={str(name): str(value) for name, value in attributes.items()},
         deaths=tuple(_death(death) for death in line.get("deaths") or ()),
         state=str(line.get("state") or ""),

@@ -192,6 +192,7 @@ class Client:
         key: str | None = None,
         priority: int | None = None,
         at: datetime | None = None,
+        group: str | None = None,
     ) -> Published:
         """Publish a message. When this returns, it is durable.
 
@@ -206,11 +207,12 @@ class Client:
             key: an idempotency key of your own, for the case that this program dies and does it all again.
             priority: from 0 to 255; higher ones are handed out first, where the queue has a `max_priority`.
             at: when it can be fetched, instead of a delay; a time with its zone.
+            group: its message group: of each group one after the other is handed out, in a queue that has `groups`.
         """
         found = given(body)
         key = requests.fresh_key() if key is None and self._keys else key
         type = content_type or found.content_type
-        message = Outgoing(found.data, type, delay, ttl, attributes or {}, key, priority, at)
+        message = Outgoing(found.data, type, delay, ttl, attributes or {}, key, priority, at, group)
         with self._spans.sending(queue) as sending:
             published = self._run(requests.publish(queue, message, found.source, sending.headers))
             sending.stored(published.id)

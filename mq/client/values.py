@@ -39,6 +39,7 @@ class Head:
         lease: seconds for which this delivery held it, from when it was fetched; 0 where that is not known.
         fetched: when it came, in seconds by the client's clock.
         content_type: as published.
+        group: its message group; None without one.
         attributes: as published; names in small letters.
         deaths: its way here through other queues, the latest first.
         state: "ready", "leased" or "delayed" where it was only looked at, else empty.
@@ -51,6 +52,7 @@ class Head:
     lease: float = 0.0
     fetched: float = field(default=0.0, compare=False)
     content_type: str = "application/octet-stream"
+    group: str | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
     deaths: tuple[Death, ...] = ()
     state: str = ""
@@ -106,6 +108,7 @@ class Outgoing:
         key: its idempotency key; None for a fresh one.
         priority: from 0 to 255; higher ones are handed out first, where the queue has a max_priority. None for 0.
         at: when it can be fetched, instead of a delay; a time with its zone.
+        group: its message group, for a queue that has groups.
     """
 
     body: bytes | str
@@ -116,6 +119,7 @@ class Outgoing:
     key: str | None = None
     priority: int | None = None
     at: datetime | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +177,7 @@ class QueueSettings(TypedDict, total=False):
     retry_jitter: float | None
     retry_max: float | None
     max_priority: int | None
+    groups: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,7 +165,9 @@ class RemoteBroker(Forwarding):
 
     async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
         """Store messages. Their ids are chosen here, so that the next leader knows them again."""
-        numbered = [draft if draft.key is not None else draft._replace(id=self._ids.new()) for draft in drafts]
+        numbered = [
+            draft if draft.key is not None else draft._replace(id=self._ids.new(draft.group)) for draft in drafts
+        ]
         deadline = trio.current_time() + PATIENCE_SECONDS
         is_again = False
         while True:

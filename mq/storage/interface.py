@@ -25,6 +25,12 @@ store that finds torn ones after a crash knows among how many of the newest it h
 QUEUE: Final = "queue"
 """The kind of record that makes a queue: its key is the queue's name, its value the queue's settings."""
 
+NEEDS: Final = "needs"
+"""In the value of a QUEUE: the number of the format that a version has to know to serve it. A store whose root has a
+format keeps other versions out as long as the queue is there."""
+WITH_GROUPS: Final = 3
+"""The first format whose versions hand out messages by their groups."""
+
 
 class Sharing(Enum):
     """Who else works on a store."""

@@ -4,6 +4,7 @@
 * ``ports``: a free port that stays free until its server starts.
 * ``simulate``: runs seeds; ``plan``: what a seed draws; ``simulation``: one run of broker, endpoints and store.
 * ``disk``: a disk that forgets what was not synced; ``faults``: what goes wrong with it, and when.
-* ``clients``: clients over HTTP; ``users``: programs that embed the broker; ``claimants``: durable batch consumers.
+* ``clients``: clients over HTTP; ``users``: programs that embed the broker; ``claimants``: durable batch consumers;
+  ``group_users``: users of message groups.
 * ``history``: the promises P1 to P7, checked against what clients were told; ``expected``: what users expect.
 """

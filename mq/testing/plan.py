@@ -33,6 +33,9 @@ REFUSING: Final = (0,)
 PURGING: Final = (7,)
 """The last digits of seeds whose users purge queues, too, and extend most of their leases."""
 
+GROUPING: Final = (24, 34)
+"""What seeds leave when divided by 50 in whose runs messages have groups, if there is one broker."""
+
 AT_ONCE: Final = 3
 """Of the seeds whose tens leave this rest when divided by 4: a batch's calls are made as mq-native makes them."""
 
@@ -52,6 +55,7 @@ class Plan(NamedTuple):
         users: how many more do what people expect of a queue.
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
         claims: whether batches are claimed, too.
+        groups: whether messages have groups, too.
         pairs: how many pairs of users there are of whom one publishes and the other waits for that.
         refuses: whether there is trouble most of the time, and all is looked for when it is over.
         purges: whether users purge queues, and extend most of their leases.
@@ -73,6 +77,7 @@ class Plan(NamedTuple):
     users: int
     longest_round: int
     claims: bool = False
+    groups: bool = False
     pairs: int = 0
     refuses: bool = False
     purges: bool = False
@@ -99,7 +104,8 @@ def make_plan(seed: int, random: Random) -> Plan:
         plan = plan._replace(users=plan.users or 2, purges=True)
     if plan.brokers == 1 and seed % 10 == CLAIMING[1]:
         plan = plan._replace(clients=1, users=0)
-    return plan._replace(claims=seed % 10 in CLAIMING and plan.brokers == 1)
+    is_alone = plan.brokers == 1
+    return plan._replace(claims=seed % 10 in CLAIMING and is_alone, groups=seed % 50 in GROUPING and is_alone)
 
 
 def _by_chance(random: Random) -> Plan:

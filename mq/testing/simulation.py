@@ -37,6 +37,7 @@ from mq.testing.clients import Clients
 from mq.testing.disk import Disk, Medium
 from mq.testing.expected import Expected
 from mq.testing.faults import KINDS, REFUSALS, Faults, PowerCut
+from mq.testing.group_users import GroupLedger, GroupUsers
 from mq.testing.history import History
 from mq.testing.plan import Plan, make_plan
 from mq.testing.users import Users
@@ -118,6 +119,7 @@ class _Run:
         scarce = "no handles" in self.plan.faults
         self.expected = Expected(self.history, self._now, self._wall, scarce=scarce)
         self.batches = ConsumerLedger(self.history, self._now)
+        self.groups = GroupLedger(self.history, self._now)
 
     def run(self) -> RunReport:
         with _silence(), _small(self.plan.longest_round, self.plan.largest_segment):
@@ -202,6 +204,7 @@ class _Run:
             self.disk.forget_handles()
         self.faults.lift()
         self.history.cut_off()
+        self.groups.cut_off()
         self.elapsed += self.random.choice((0.0, 1.0, self.plan.lease_seconds, 100.0))
         if self.plan.claims and self.random.random() < 0.3:
             self.elapsed = self.batches.near_an_end(self.elapsed, self.random)
@@ -217,6 +220,7 @@ class _Run:
             self.history.leases_end()
             self.expected.leases_end()
             self.batches.leases_end()
+            self.groups.leases_end()
 
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
@@ -233,6 +237,8 @@ class _Run:
                     people.start_soon(users.run, self.plan.users, self.plan.pairs)
                     if self.plan.claims:
                         people.start_soon(self._claimants(brokers[0], users).run)
+                    if self.plan.groups:
+                        people.start_soon(self._group_users(brokers[0], users).run)
                 nursery.cancel_scope.cancel()
             self._check_health(brokers)
             if self.plan.refuses and self.plan.brokers == 1:
@@ -258,6 +264,9 @@ class _Run:
 
     def _claimants(self, broker: Broker, users: Users) -> Claimants:
         return Claimants(broker, self.batches, users.ask, self.random, self.plan.lease_seconds)
+
+    def _group_users(self, broker: Broker, users: Users) -> GroupUsers:
+        return GroupUsers(broker, self.groups, users.ask, self.random, self.plan.lease_seconds)
 
     def _check_health(self, brokers: list[Broker]) -> None:
         """P8: what passes leaves no mark; what does not, stops all changes until a restart."""
@@ -348,14 +357,17 @@ class _Run:
             await users.publish_all_again()
             await clients.drain()
             await users.drain()
-            claimants = self._claimants(broker, users)
+            claimants, group_users = self._claimants(broker, users), self._group_users(broker, users)
             await claimants.drain()
+            await group_users.drain()
             await trio.sleep(LONGEST_LEASE_SECONDS + MARGIN_SECONDS + 1)  # a clock set back holds a lease for as long
             await clients.drain()
             await users.drain()
             await claimants.drain()
+            await group_users.drain()
             self.expected.check_lost()
             self.batches.check_lost()
+            self.groups.check_lost()
             for queue, id in self.history.missing():
                 self.history.violate(f"P1: {id} of {queue} was acknowledged and is not there")
             await trio.testing.wait_all_tasks_blocked()

@@ -29,21 +29,25 @@ from mq.web.json_lines import Lines
 from mq.web.multipart import Part, Parts
 from mq.web.parameters import (
     DEFAULT_CONTENT_TYPE,
+    GROUP,
     IDEMPOTENCY_KEY,
     KEY,
     LARGEST_BATCH,
     MESSAGE_AT,
     MESSAGE_DELAY,
+    MESSAGE_GROUP,
     MESSAGE_PRIORITY,
     MESSAGE_TTL,
     OF_ANSWERS,
     TIME,
     attributes_of,
     content_type_of,
+    group_of,
     headers_of,
     make_attributes,
     read_header,
     texts_of,
+    with_group,
 )
 from mq.web.refusals import problem_of
 from mq.web.request_body import LimitedBody, making_room
@@ -57,7 +61,7 @@ FORMATS: Final = (JSON_LINES[0], MULTIPART)
 """Content types of a batch."""
 
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
-_DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "at", "ttl", "priority", "key", "attributes")
+_DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "at", "ttl", "priority", "group", "key", "attributes")
 _KNOWN: Final = frozenset(_DRAFT_KEYS)
 _REMOVAL_KEYS: Final = frozenset({"id", "receipt"})
 
@@ -144,7 +148,7 @@ class BatchParser(Generic[T]):
     def _count(self, draft: Draft) -> None:
         texts = draft.attributes.get("attributes", {})
         characters = sum(map(len, texts)) + sum(map(len, texts.values()))
-        characters += len(draft.attributes.get("content_type", "")) + len(draft.key or "")
+        characters += len(draft.attributes.get("content_type", "")) + len(draft.key or draft.group or "")
         self._beside += characters
         if self._beside > MOST_BESIDE:
             raise BatchTooLarge(f"the batch has more than {MOST_BESIDE} bytes beside its bodies: send it in parts")
@@ -290,14 +294,16 @@ def draft_of_line(value: Mapping[str, Any]) -> Draft:
     if len(value) == 1:
         return Draft(body)
     texts = value.get("attributes")
+    group = _checked_value(value, "group", GROUP)
     return Draft(
         body,
-        make_attributes(value.get("content_type"), {} if texts is None else texts),
+        with_group(make_attributes(value.get("content_type"), {} if texts is None else texts), group),
         _checked_value(value, "delay", DELAY),
         _checked_value(value, "ttl", TTL),
         _checked_value(value, "key", KEY),
         priority=_checked_value(value, "priority", PRIORITY) or 0,
         at_ms=_checked_value(value, "at", TIME),
+        group=group,
     )
 
 
@@ -351,6 +357,8 @@ def said_of(entry: BatchEntry) -> dict[str, Any]:
     if message.lease:
         line["lease"] = message.lease
     line["content_type"] = content_type_of(message)
+    if (group := group_of(message)) is not None:
+        line["group"] = group
     if texts_of(message):
         line["attributes"] = texts_of(message)
     if message.deaths:
@@ -376,14 +384,16 @@ def _line(entry: BatchEntry) -> dict[str, Any]:
 
 def _draft_of_part(part: Part) -> Draft:
     headers = part.headers
+    group = read_header(headers, MESSAGE_GROUP)
     return Draft(
         part.body,
-        with_trace(attributes_of(headers, passed_over=OF_ANSWERS), trace_of(headers)),
+        with_trace(with_group(attributes_of(headers, passed_over=OF_ANSWERS), group), trace_of(headers)),
         read_header(headers, MESSAGE_DELAY),
         read_header(headers, MESSAGE_TTL),
         read_header(headers, IDEMPOTENCY_KEY),
         priority=read_header(headers, MESSAGE_PRIORITY) or 0,
         at_ms=read_header(headers, MESSAGE_AT),
+        group=group,
     )
 
 

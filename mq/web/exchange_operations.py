@@ -15,7 +15,7 @@ from mq.web.batches import draft_entries, read_entries, refused_line
 from mq.web.exchange import Reply, document, problem
 from mq.web.message_operations import draft_of, in_trace
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
-from mq.web.parameters import IDEMPOTENCY_KEY, MESSAGE_PRIORITY, MESSAGE_TIMES, refuse_message_headers
+from mq.web.parameters import IDEMPOTENCY_KEY, MESSAGE_GROUP, MESSAGE_PRIORITY, MESSAGE_TIMES, refuse_message_headers
 from mq.web.refusals import refusal_of
 from mq.web.replies import outcomes_reply
 from mq.web.request_body import LimitedBody, making_room
@@ -127,7 +127,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {201: Success("stored in each queue", _ROUTED), 200: Success("no queue takes it: it is gone", _ROUTED)},
         refusals=(404, 408, 409, 413, 429, 503),
         query=_WHERE,
-        headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, IDEMPOTENCY_KEY, *TRACE_HEADERS),
+        headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, MESSAGE_GROUP, IDEMPOTENCY_KEY, *TRACE_HEADERS),
         body=BYTES,
         needs_body=False,
     ),

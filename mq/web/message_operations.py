@@ -32,6 +32,7 @@ from mq.web.parameters import (
     LARGEST_BATCH,
     MESSAGE_AT,
     MESSAGE_DELAY,
+    MESSAGE_GROUP,
     MESSAGE_PRIORITY,
     MESSAGE_TIMES,
     MESSAGE_TTL,
@@ -43,6 +44,7 @@ from mq.web.parameters import (
     attributes_of,
     read_header,
     refuse_message_headers,
+    with_group,
 )
 from mq.web.replies import MESSAGE_HEADERS, NOT_CACHED, message_reply, outcomes_reply
 from mq.web.request_body import LimitedBody, read_object
@@ -70,14 +72,16 @@ def draft_of(headers: Mapping[str, str]) -> Draft:
     Raises:
         InvalidRequest: one of them makes no sense.
     """
+    group = read_header(headers, MESSAGE_GROUP)
     return Draft(
         b"",
-        with_trace(attributes_of(headers), trace_of(headers)),
+        with_trace(with_group(attributes_of(headers), group), trace_of(headers)),
         read_header(headers, MESSAGE_DELAY),
         read_header(headers, MESSAGE_TTL),
         read_header(headers, IDEMPOTENCY_KEY),
         priority=read_header(headers, MESSAGE_PRIORITY) or 0,
         at_ms=read_header(headers, MESSAGE_AT),
+        group=group,
     )
 
 
@@ -291,7 +295,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             200: Success("it was there already: the same key, or in a unique queue the same body", {}, _STORED),
         },
         refusals=(404, 408, 409, 413, 429, 503),
-        headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, IDEMPOTENCY_KEY, *TRACE_HEADERS),
+        headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, MESSAGE_GROUP, IDEMPOTENCY_KEY, *TRACE_HEADERS),
         body=BYTES,
         needs_body=False,
     ),

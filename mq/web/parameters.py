@@ -15,7 +15,7 @@ from mq.broker.peek import DELAYED, LEASED, READY
 from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value, count, seconds
 from mq.errors import InvalidId, InvalidRequest
 from mq.log_lines import LEVELS
-from mq.message import MESSAGE_ID_PATTERN, Message, MessageId, shorten
+from mq.message import LONGEST_GROUP, MESSAGE_ID_PATTERN, Message, MessageId, shorten
 from mq.web.operations import Parameter
 
 LARGEST_BATCH: Final = 1000
@@ -36,6 +36,7 @@ _LONGEST_FILTER: Final = 100
 _HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 _ATTRIBUTE_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _KEY: Final = re.compile(r"[!-~]{1,255}")
+_GROUP: Final = re.compile(rf"[!-~]{{1,{LONGEST_GROUP}}}")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ETAG: Final = re.compile(r'(?:W/)?"([!#-~]{0,255})"')
@@ -100,6 +101,12 @@ def _parse_receipt(value: Any) -> str | None:
     return matched[1]
 
 
+def _parse_group(value: Any) -> str:
+    if _GROUP.fullmatch(value) is None:
+        raise ValueError
+    return str(value)
+
+
 def _parse_filter(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST_FILTER:
         raise ValueError
@@ -131,6 +138,9 @@ KEY: Final = SettingKind(
 )
 SWITCH: Final = SettingKind(_parse_switch, "true or false", {"type": "string", "enum": ["true", "false"]})
 ANY: Final = SettingKind(_parse_any, "*", {"type": "string", "enum": ["*"]})
+GROUP: Final = SettingKind(
+    _parse_group, f"1 to {LONGEST_GROUP} visible ASCII characters", {"type": "string", "pattern": f"^{_GROUP.pattern}$"}
+)
 RECEIPT: Final = SettingKind(
     _parse_receipt,
     'one receipt in quotes, as the ETag of a fetch ("RECEIPT"), or *',
@@ -147,17 +157,21 @@ MESSAGE_TTL: Final = Parameter(
 MESSAGE_PRIORITY: Final = Parameter(
     "X-Message-Priority", PRIORITY, "a message of a higher one is handed out first, where the queue has a max_priority"
 )
+MESSAGE_GROUP: Final = Parameter(
+    "X-Message-Group", GROUP, "its message group: one after the other is handed out, in a queue that has groups"
+)
 IDEMPOTENCY_KEY: Final = Parameter("Idempotency-Key", KEY, "what is sent again with the same key is the same message")
 _OF_MESSAGES: Final = "x-message-"
 _KNOWN_HEADERS: Final = (
-    "known here: X-Message-Delay, X-Message-At, X-Message-TTL, X-Message-Priority, X-Message-Attribute-NAME"
+    "known here: X-Message-Delay, X-Message-At, X-Message-TTL, X-Message-Priority, X-Message-Group, "
+    "X-Message-Attribute-NAME"
 )
 OF_ANSWERS: Final = frozenset(
     f"x-message-{what}" for what in ("id", "receives", "lease", "deaths", "state", "sequence")
 )
 """What an answer says of a message: its parts may come in again as they are."""
 MESSAGE_TIMES: Final = (MESSAGE_DELAY, MESSAGE_AT, MESSAGE_TTL)
-_OF_DRAFTS: Final = frozenset(parameter.name.lower() for parameter in (*MESSAGE_TIMES, MESSAGE_PRIORITY))
+_OF_DRAFTS: Final = frozenset(parameter.name.lower() for parameter in (*MESSAGE_TIMES, MESSAGE_PRIORITY, MESSAGE_GROUP))
 IF_MATCH: Final = Parameter("If-Match", RECEIPT, "only if this delivery still holds the message")
 IF_NONE_MATCH: Final = Parameter("If-None-Match", ANY, "`*`: only if no delivery holds the message")
 
@@ -267,6 +281,17 @@ def make_attributes(content_type: Any, texts: Any) -> dict[str, Any]:
     return attributes | ({"attributes": kept} if kept else {})
 
 
+def with_group(attributes: dict[str, Any], group: str | None) -> dict[str, Any]:
+    """Attributes with the message group, as it is kept."""
+    return attributes if group is None else attributes | {"group": group}
+
+
+def group_of(message: Message) -> str | None:
+    """The message group that a publisher named, as far as a header can carry it; None without one."""
+    group = message.properties.attributes.get("group")
+    return group if isinstance(group, str) and _GROUP.fullmatch(group) else None
+
+
 def content_type_of(message: Message) -> str:
     """As it was published."""
     value = message.properties.attributes.get("content_type")
@@ -295,6 +320,9 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
     headers.append(("x-message-receives", str(message.receives)))
     if message.lease:
         headers.append(("x-message-lease", f"{message.lease:.10g}"))
+    group = group_of(message)
+    if group is not None:
+        headers.append(("x-message-group", group))
     if message.deaths:
         headers.append(("x-message-deaths", json.dumps(list(message.deaths))))
     for name, text in texts_of(message).items():

@@ -11,7 +11,7 @@ from mq.broker import Seen
 from mq.broker.bodies import close
 from mq.errors import CorruptMessage
 from mq.message import Body, BytesBody
-from mq.web.parameters import content_type_of, texts_of
+from mq.web.parameters import content_type_of, group_of, texts_of
 
 PREVIEW_BYTES: Final = 200
 """Of a body that are shown."""
@@ -44,6 +44,8 @@ async def _preview(seen: Seen) -> dict[str, Any]:
         "attributes": {name: text[:LONGEST_TEXT] for name, text in texts_of(message).items()},
         "deaths": list(message.deaths),
     }
+    if (group := group_of(message)) is not None:
+        shown["group"] = group
     try:
         beginning = await _beginning(message.body)
     except CorruptMessage as error:

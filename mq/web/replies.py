@@ -15,7 +15,7 @@ from mq.message import BytesBody, Message
 from mq.web.batches import JSON_LINES
 from mq.web.exchange import Reply
 from mq.web.operations import Schema
-from mq.web.parameters import ID, headers_of
+from mq.web.parameters import GROUP, ID, headers_of
 from mq.web.request_body import IN_MEMORY_BYTES
 
 NOT_CACHED: Final = ("cache-control", "no-store")
@@ -34,6 +34,7 @@ MESSAGE_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "ETag": ("the receipt of the delivery that holds it, in quotes", {"type": "string"}),
     "X-Message-Receives": ("how often it has been handed out", {"type": "integer", "minimum": 0}),
     "X-Message-Lease": ("seconds for which that delivery holds it", VISIBILITY.schema),
+    "X-Message-Group": ("its message group, where its publisher named one", GROUP.schema),
     "X-Message-Deaths": ("how it came from queue to queue as a dead letter: JSON", {"type": "string"}),
     "traceparent": ("the trace that it belongs to, where it was published in one", {"type": "string"}),
     "tracestate": ("what tracing systems add to it", {"type": "string"}),

@@ -9,7 +9,7 @@ from mq.lifecycle import Kind
 from mq.observers.rates import MINUTES, SHOWN, SLOTS
 from mq.web.batches import JSON_LINES, MULTIPART
 from mq.web.operations import Contents, Schema
-from mq.web.parameters import ID, KEY, LEVEL, MOST, REASON, STATE, TIME
+from mq.web.parameters import GROUP, ID, KEY, LEVEL, MOST, REASON, STATE, TIME
 
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 TEXT: Final[Schema] = {"type": "string"}
@@ -229,6 +229,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "at": or_null(TIME.schema),
             "ttl": or_null(TTL.schema),
             "priority": or_null(PRIORITY.schema),
+            "group": or_null(GROUP.schema),
             "key": or_null(KEY.schema),
             "attributes": or_null(_TEXTS),
         },
@@ -240,6 +241,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         | {
             "receipt": TEXT,
             "lease": VISIBILITY.schema,
+            "group": GROUP.schema,
             "attributes": _TEXTS,
             "deaths": {"type": "array", "items": reference("Death")},
             "state": STATE.schema,
@@ -345,7 +347,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "attributes": _TEXTS,
             "deaths": {"type": "array", "items": reference("Death")},
         },
-        {"text": TEXT, "base64": TEXT, "damage": TEXT},
+        {"text": TEXT, "base64": TEXT, "damage": TEXT, "group": GROUP.schema},
     ),
     "Stats": record(
         {

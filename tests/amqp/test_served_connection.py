@@ -21,7 +21,7 @@ from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.publish_pump import MOST_TOGETHER
 from mq.amqp.server.shielded import PATIENCE_SECONDS
 from mq.amqp.server.state import UnusedQueues
-from mq.broker import Held
+from mq.broker import Draft, Held
 from mq.doors.budget import PATIENCE_SECONDS as SLOW_SECONDS
 from mq.doors.budget import Budget
 from mq.errors import MQError, QueueHeld
@@ -649,6 +649,44 @@ async def test_a_queue_with_priorities_gives_the_highest_first(autojump_clock: M
     for body, priority in ((b"low", 0), (b"mid", 3), (b"high", 5), (b"higher", 9), (b"mid2", 3)):
         await client.publish("q", body, priority=priority)
     assert await client.bodies() == [b"high", b"higher", b"mid", b"mid2", b"low"]
+
+
+async def test_a_consumer_has_one_message_of_a_group_at_a_time(
+    autojump_clock: MockClock, house: House, client: Client
+) -> None:
+    await client.declare(arguments={"x-groups": True})
+    for body, group in ((b"a1", "a"), (b"a2", "a"), (b"b1", "b")):
+        await client.publish("q", body, headers={"x-message-group": group})
+    await client.publish("q", b"lone")
+    await client.call(Basic.Qos(prefetch_count=10))
+    await client.consume()
+    got = [await client.delivery() for _ in range(3)]
+    assert [body for _, _, body in got] == [b"a1", b"b1", b"lone"]
+    assert got[0][1].headers == {"x-message-group": "a"}
+    with trio.move_on_after(5) as scope:
+        await client.delivery()
+    assert scope.cancelled_caught
+    await client.say(Basic.Nack(1, requeue=True))
+    method, _, body = await client.delivery()
+    assert (body, method.redelivered) == (b"a1", True)
+    await client.say(Basic.Ack(method.delivery_tag))
+    assert (await client.delivery())[2] == b"a2"
+
+
+async def test_groups_go_from_door_to_door(autojump_clock: MockClock, house: House, client: Client) -> None:
+    await client.declare(arguments={"x-groups": True})
+    await client.declare("plain")
+    for queue in ("q", "plain"):
+        await client.publish(queue, b"x", headers={"x-message-group": "a", "other": "b"})
+        await trio.sleep(1)
+        message = await house.broker.fetch(queue)
+        assert message is not None
+        kept = message.properties.attributes
+        assert (kept["group"], kept["attributes"]) == ("a", {"other": "b"})
+    await house.broker.publish_many("q", [Draft(b"y", {"group": "c"}, group="c")])
+    got = await client.get()
+    assert got is not None
+    assert got[1].headers == {"x-message-group": "c"}
 
 
 async def test_a_quorum_queue_needs_a_cluster(autojump_clock: MockClock, house: House, client: Client) -> None:

@@ -181,6 +181,7 @@ def test_the_text_says_which_argument_is_another() -> None:
         ("x-requeue", ["front", "back"], ["middle", True]),
         ("x-single-active-consumer", [False, True], ["yes", 1]),
         ("x-delivery-limit", [0, 999_999], [-1, 10**6, True]),
+        ("x-groups", [False, True], ["yes", 1]),
         ("x-unheard-of", [1, "x", {"y": []}], []),
     ],
 )
@@ -196,6 +197,7 @@ def test_arguments_that_need_each_other() -> None:
     declare = Topology().declare_queue
     assert refusal(declare, queue("q", arguments={"x-dead-letter-routing-key": "k"})) is Code.PRECONDITION_FAILED
     assert declare(queue("q", arguments={"x-dead-letter-routing-key": "k", "x-dead-letter-exchange": ""})).queues
+    assert refusal(declare, queue("g", arguments={"x-groups": True, "x-max-priority": 1})) is Code.PRECONDITION_FAILED
     quorum = {"x-queue-type": "quorum"}
     assert declare(queue("q", durable=True, arguments=quorum)).queues
     assert refusal(declare, queue("q", durable=True, owner="c", arguments=quorum)) is Code.PRECONDITION_FAILED

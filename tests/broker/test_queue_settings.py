@@ -32,6 +32,7 @@ SOME: dict[str, Any] = {
     "retry_jitter": 0.5,
     "retry_max": 60,
     "max_priority": 9,
+    "groups": True,
 }
 
 

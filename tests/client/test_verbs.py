@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
@@ -111,6 +112,9 @@ CASES = {
     "ready": Case(lambda c: c.ready(), "GET", "/-/ready", lambda: document({"ready": True}), True),
     "not ready": Case(lambda c: c.ready(), "GET", "/-/ready", lambda: refused(503), False),
     "fetch": Case(lambda c: c.fetch("q"), "GET", "/q/messages", message, HELLO),
+    "fetch of a group": Case(
+        lambda c: c.fetch("q"), "GET", "/q/messages", lambda: message(x_message_group="g"), replace(HELLO, group="g")
+    ),
     "fetch, patiently": Case(
         lambda c: c.fetch("q", wait=20, visibility=0.5),
         "GET",
@@ -298,6 +302,14 @@ CASES = {
         Published(id=ID),
         headers={"x-message-at": "2030-05-01T07:00:00+00:00"},
     ),
+    "publish in a group": Case(
+        lambda c: c.publish("q", b"ho", group="g"),
+        "POST",
+        "/q/messages",
+        lambda: empty(201, x_message_id=ID),
+        Published(id=ID),
+        headers={"x-message-group": "g"},
+    ),
     "publish what is there": Case(
         lambda c: c.publish("q", b"ho"),
         "POST",
@@ -329,7 +341,7 @@ async def test_verb(case: Case) -> None:
 
 
 async def test_the_lines_of_a_batch() -> None:
-    messages = ["é", b"\xff", Outgoing("c", "text/x", 1.5, 2, {"a": "b"}, "k")]
+    messages = ["é", b"\xff", Outgoing("c", "text/x", 1.5, 2, {"a": "b"}, "k", group="g")]
     answers = [{"status": 201, "id": ID}] * 3
     for script, _ in await both(lambda: [lines(*answers)], lambda c: c.publish_many("q", messages)):
         text, binary, whole = read_lines(script.only.body)
@@ -342,6 +354,7 @@ async def test_the_lines_of_a_batch() -> None:
             "ttl": 2,
             "attributes": {"a": "b"},
             "key": "k",
+            "group": "g",
         }
 
 

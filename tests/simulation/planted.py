@@ -218,6 +218,18 @@ BUGS: Final = {
         "None if self._seconds is None else trio.current_time() + self._seconds",
         "self._started + 0.01",
     ),
+    "a waiting fetch gets a second message of a group": Bug(
+        "MessageGroups.is_blocked", "number_of(id) in self._groups", "False"
+    ),
+    "a group is not blocked by what is held back": Bug(
+        "_was_handed_out", "entry.meta.receipt is not None or entry.meta.receives > 0", "entry.meta.receipt is not None"
+    ),
+    "a message's id does not tell its group": Bug(
+        "PublishJob.operation", "self._ids.new(self._group)", "self._ids.new()"
+    ),
+    "a message with a key does not tell its group": Bug(
+        "PublishJob.choose_id", "self._ids.new(self._group)", "self._ids.new()"
+    ),
 }
 """Each by what it does, in words. To plant a new one: add it here, then ``make planted``."""
 

@@ -47,7 +47,7 @@ from mq.storage.files.mount import Mount, mount_of
 from mq.storage.files.opening import unrepaired
 from mq.storage.files.posix import FolderStorage
 from mq.storage.files.source import SourceFolder
-from mq.storage.interface import FRESH, QUEUE, Entry, Move, Result, Sharing, Storage, Unlink, Write
+from mq.storage.interface import FRESH, NEEDS, QUEUE, WITH_GROUPS, Entry, Move, Result, Sharing, Storage, Unlink, Write
 from mq.storage.options import StorageOptions
 from mq.testing import disk as simulated
 from mq.testing.faults import Faults, PowerCut
@@ -372,7 +372,7 @@ async def test_a_root_of_a_later_version_is_refused() -> None:
     disk.power.crash()
     disk.power.unlink("/root/state/format")
     fd = disk.power.open("/root/state/format", os.O_WRONLY | os.O_CREAT)
-    disk.power.write(fd, b"3\n")
+    disk.power.write(fd, b"4\n")
     disk._storage = None
     with pytest.raises(StorageUnusable, match="of a later mq than this one"):
         await disk.open()
@@ -491,3 +491,31 @@ def test_what_is_encoded_is_decoded(sayings: list[Saying]) -> None:
 def test_what_a_later_version_says_is_not_passed_over() -> None:
     with pytest.raises(ValueError, match="does not know"):
         decode(encode([Removed("x")]).replace(b"u\t", b"z\t"))
+
+
+async def test_a_root_with_message_groups_is_kept_from_versions_that_know_none() -> None:
+    """Also at rest, and until no queue has groups any more."""
+    disk = CutDisk()
+    await disk.open()
+    queue = {"created": 1, "incarnation": 1}
+    await disk.storage.put_record(QUEUE, "grouped", queue | {NEEDS: WITH_GROUPS})
+    assert _format(disk) == "2 3"
+    disk.power.crash()
+    disk._storage = None
+    await disk.open()
+    assert _format(disk) == "2 3"
+    await disk.storage.aclose()
+    assert _format(disk) == "3"
+    with pytest.raises(IsADirectoryError):
+        disk.power.open("/root/state/lock-moves", os.O_RDWR | os.O_CREAT)
+    disk._storage = None
+    await disk.open()
+    await disk.storage.put_record(QUEUE, "grouped", queue)
+    await disk.storage.aclose()
+    at_rest = disk.tree()
+    assert not any(path.startswith(("state/lock-moves", "state/format")) for path in at_rest)
+
+
+def _format(disk: CutDisk) -> str:
+    fd = disk.power.open("/root/state/format", os.O_RDONLY)
+    return disk.power.read(fd, 20).decode().strip()

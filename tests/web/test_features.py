@@ -15,7 +15,7 @@ from mq.message import MessageIds
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
 from mq.web.parameters import texts_of
-from tests.web.talking import MAX_BODY, ask, detail, publish, stream
+from tests.web.talking import MAX_BODY, ask, detail, publish, stream, whole
 
 UNKNOWN_ID = str(MessageIds(lambda: 10**18, node=1).new())  # the same in each process: it is part of names of tests
 SHOWN = {"name", "ready", "leased", "delayed", "oldest_seconds", *QueueSettings.kinds()}
@@ -462,6 +462,38 @@ async def test_priorities_over_http(endpoints: Endpoints) -> None:
     assert b'"status": 201' in (await ask(endpoints, "POST", "/q/messages/batch", part, headers=headers)).body
     found = [(await ask(endpoints, "GET", "/q/messages")).body for _ in range(6)]
     assert found == [b"9", b"8", b"7", b"5", b"0", b"none"]
+
+
+async def test_groups_over_http(endpoints: Endpoints) -> None:
+    assert (await call(endpoints, "POST /q/messages", b"x", x_message_group="a"))[0] == 409
+    assert (await call(endpoints, "PATCH /q", {"groups": True, "max_priority": 3}))[0] == 400
+    await call(endpoints, "PATCH /q", {"groups": True})
+    assert (await call(endpoints, "POST /q/messages", b"a1", x_message_group="a"))[0] == 201
+    lines = b'{"body": "a2", "group": "a"}\n{"body": "b1", "group": "b"}\n{"body": "none", "group": null}\n'
+    lines += b'{"body": "x", "group": ""}\n{"body": "x", "group": 3}\n'
+    reply = await ask(endpoints, "POST", "/q/messages/batch", lines)
+    assert [json.loads(each)["status"] for each in reply.body.splitlines()] == [201, 201, 201, 400, 400]
+    array = b'[{"body": "b2", "group": "b"}]'
+    reply = await ask(endpoints, "POST", "/q/messages/batch", array, headers={"content-type": "application/json"})
+    assert b'"status": 201' in reply.body
+    part = b"--b\r\nX-Message-Group: c\r\nX-Message-Receives: 1\r\n\r\nc1\r\n--b--\r\n"
+    headers = {"content-type": "multipart/mixed; boundary=b"}
+    assert b'"status": 201' in (await ask(endpoints, "POST", "/q/messages/batch", part, headers=headers)).body
+    found = [await ask(endpoints, "GET", "/q/messages") for _ in range(5)]
+    assert [reply.body for reply in found] == [b"a1", b"b1", b"none", b"c1", b""]
+    assert [dict(reply.headers).get("x-message-group") for reply in found] == ["a", "b", None, "c", None]
+    first = dict(found[0].headers)
+    assert (await call(endpoints, f"DELETE /q/messages/{first['x-message-id']}", if_match=first["etag"]))[0] == 202
+    preview = (await call(endpoints, "GET /q/preview"))[1]
+    assert {each.get("group") for each in preview["messages"]} == {"a", "b"}
+    request = Request("GET", b"/q/messages", b"max=5", {}, stream(), 0)
+    [line] = (await whole(await endpoints.handle(request))).body.splitlines()
+    assert (json.loads(line)["group"], json.loads(line)["body"]) == ("a", "a2")
+
+
+@pytest.mark.parametrize("group", ["", "a b", "x" * 129])
+async def test_a_group_that_cannot_be_is_400(endpoints: Endpoints, group: str) -> None:
+    assert (await call(endpoints, "POST /q/messages", b"x", x_message_group=group))[0] == 400
 
 
 @pytest.mark.parametrize("priority", ["-1", "256", "high", "1.5"])

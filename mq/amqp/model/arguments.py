@@ -29,6 +29,8 @@ QUEUE_MODE: Final = "x-queue-mode"
 SINGLE_ACTIVE_CONSUMER: Final = "x-single-active-consumer"
 DELIVERY_LIMIT: Final = "x-delivery-limit"
 REQUEUE: Final = "x-requeue"
+GROUPS: Final = "x-groups"
+"""mq's own: the queue has message groups."""
 
 PRIORITY: Final = "x-priority"
 """A consumer's, not a queue's."""
@@ -74,6 +76,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     SINGLE_ACTIVE_CONSUMER: _switch,
     DELIVERY_LIMIT: _whole(0, 10**6 - 1),
     REQUEUE: _word("front", "back"),
+    GROUPS: _switch,
 }
 """Argument -> the check of its value. A queue that is declared again must have the same value for each of them."""
 
@@ -92,6 +95,8 @@ def check(queue: Queue) -> None:
                 raise _invalid(argument, queue, wrong)
     if DEAD_LETTER_ROUTING_KEY in arguments and DEAD_LETTER_EXCHANGE not in arguments:
         raise _invalid(DEAD_LETTER_ROUTING_KEY, queue, f"needs {DEAD_LETTER_EXCHANGE}")
+    if arguments.get(GROUPS) and arguments.get(MAX_PRIORITY):
+        raise _invalid(GROUPS, queue, f"excludes {MAX_PRIORITY}")
     if arguments.get(QUEUE_TYPE) == QUORUM and not queue.is_lasting:
         raise _invalid(QUEUE_TYPE, queue, "a quorum queue is durable and not exclusive")
     if arguments.get(QUEUE_TYPE) == QUORUM and arguments.get(SINGLE_ACTIVE_CONSUMER):

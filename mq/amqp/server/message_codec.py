@@ -20,6 +20,8 @@ from mq.broker import Draft
 from mq.errors import CorruptMessage
 from mq.message import SharedAttributes
 
+GROUP: Final = "x-message-group"
+"""The header that names a message's group."""
 _OURS: Final = "amqp"
 _MOST_TEXTS: Final = 64
 _MOST_BYTES: Final = 8192
@@ -70,7 +72,10 @@ def _attributes(
     content_type = properties.text("content_type")
     attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
     if properties.has_headers and (texts := _texts(properties)):
-        attributes["attributes"] = texts
+        if group := texts.pop(GROUP, ""):
+            attributes["group"] = group
+        if texts:
+            attributes["attributes"] = texts
     return SharedAttributes(attributes | {_OURS: kept})
 
 
@@ -142,6 +147,8 @@ def _from_http(id: str, attributes: Mapping[str, Any]) -> bytes:
 def _written(attributes: Mapping[str, Any], **more: Any) -> bytes:
     texts = attributes.get("attributes")
     headers = {_text(name): _text(text) for name, text in texts.items()} if isinstance(texts, dict) else {}
+    if isinstance(attributes.get("group"), str):
+        headers[GROUP] = _text(attributes["group"])
     content_type = _text(attributes.get("content_type") or "").encode()[:255].decode("utf-8", "ignore")
     properties = methods.Basic.Properties(
         content_type=content_type or None,

@@ -198,6 +198,8 @@ def settings_of(queue: Queue) -> dict[str, Any]:
         settings["max_bytes"] = given[arguments.MAX_LENGTH_BYTES]
     if given.get(arguments.MAX_PRIORITY):
         settings["max_priority"] = given[arguments.MAX_PRIORITY]
+    if given.get(arguments.GROUPS):
+        settings["groups"] = True
     if settings.keys() & {"max_messages", "max_bytes"} and given.get(arguments.OVERFLOW, DROP_HEAD) == DROP_HEAD:
         settings["overflow"] = DROP_HEAD
     return settings

@@ -1,8 +1,11 @@
 """The format of a root: which versions of mq may serve it as it is.
 
-A root at rest is plain files, which every version serves. While a log is in use, from the start of a daemon to its
-clean end and so after a crash, too, only a version that does again what the log says may serve it: then
-``state/format`` holds the number of that version's format.
+A root at rest is plain files, which every version serves. ``state/format`` is there where a version has to know more:
+it holds the number of each thing that it has to know, with spaces in between.
+
+* While a log is in use, from the start of a daemon to its clean end and so after a crash, too, only a version that does
+  again what the log says may serve the root.
+* As long as a queue has message groups, only a version that keeps their order may: its record says what it needs.
 
 Versions that came before that file do not read it. They are kept out by something that they refuse: what they lock
 while they repair a root, the file ``state/lock-moves``, is a folder meanwhile.
@@ -19,47 +22,60 @@ from mq.message import shorten
 from mq.storage.files.barrier import sync, sync_folder
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, write_all
 from mq.storage.files.layout import Layout
+from mq.storage.files.records import Records
+from mq.storage.interface import NEEDS, QUEUE, WITH_GROUPS
 
 WITH_LOG: Final = 2
 """Messages may lie in the log and not yet in the files."""
-_LATEST: Final = WITH_LOG
+_LATEST: Final = WITH_GROUPS
 _RESTORING: Final = "restoring"
+_EMPTY: Final = "(empty)"
+"""What a file says that this version has not written."""
 _LONGEST: Final = 20
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def check_format(calls: Calls, layout: Layout, root: str) -> bool:
-    """See that this version may serve the root. Whether its log is in use (:func:`is_in_use`).
+def check_format(calls: Calls, layout: Layout, root: str) -> frozenset[int]:
+    """See that this version may serve the root. The numbers of what a version has to know for that.
 
     Raises:
         StorageUnusable: a later version has to.
         OSError: from the system.
     """
-    if not is_in_use(calls, layout):
-        return False
     text = _read(calls, layout)
     if text == _RESTORING:
         raise StorageUnusable(
             f"root {shorten(root)} is half restored: run mq restore again, with the same backup and the same root"
         )
-    if not (text.isdigit() and int(text) <= _LATEST):
+    numbers = text.split()
+    if text and not all(number.isdigit() and int(number) <= _LATEST for number in numbers):
         raise StorageUnusable(
-            f"root {shorten(root)} has the format {shorten(text)}, of a later mq than this one; start that one, and "
-            "stop it cleanly: then this one can serve the root, too"
+            f"root {shorten(root)} has the format {shorten(text)}, of a later mq than this one; start that one, end "
+            "what this one does not know (the groups of queues), and stop it cleanly: then this one can serve it, too"
         )
-    return True
+    return frozenset(map(int, numbers))
 
 
 def is_in_use(calls: Calls, layout: Layout) -> bool:
-    """Whether a log is in use, or was when the machine or the daemon ended: the files may lack what it says."""
-    return calls.kind(layout.format) is not None
+    """Whether a log is in use, or was when the machine or the daemon ended: the files may lack what it says. Likewise
+    while a root is half restored, or where a later version knows more of it."""
+    return _read(calls, layout) not in ("", str(WITH_GROUPS))
 
 
 def take_in_use(calls: Calls, layout: Layout) -> None:
     """Say that a log is in use. Durable on return. Only while no mover is at work."""
-    if not is_in_use(calls, layout):
-        _write(calls, layout.format, f"{WITH_LOG}\n".encode())
+    need(calls, layout, WITH_LOG)
+
+
+def need(calls: Calls, layout: Layout, number: int) -> None:
+    """Say that only a version may serve the root that knows what `number` stands for. Durable on return."""
+    text = _read(calls, layout)
+    if str(number) not in text.split():
+        if text:
+            _overwrite(calls, layout, f"{text} {number}\n")
+        else:
+            _write(calls, layout.format, f"{number}\n".encode())
         sync_folder(calls, layout.state)  # the number first: the folder alone says nothing to this version
     if calls.kind(layout.moves_lock) is not FileKind.FOLDER:
         with contextlib.suppress(FileNotFoundError):
@@ -80,11 +96,20 @@ def take_to_restore(calls: Calls, layout: Layout) -> None:
 
 def is_half_restored(calls: Calls, layout: Layout) -> bool:
     """Whether a restore of that root did not come to its end."""
-    return is_in_use(calls, layout) and _read(calls, layout) == _RESTORING
+    return _read(calls, layout) == _RESTORING
 
 
 def put_to_rest(calls: Calls, layout: Layout) -> None:
     """Say that all is in the files, as it is: the log is empty. Durable on return."""
+    text = _read(calls, layout)
+    if text not in ("", str(WITH_LOG)) and (needed := _needed(calls, layout)):
+        if text == _RESTORING:
+            calls.unlink(layout.format)
+            _write(calls, layout.format, f"{needed}\n".encode())
+        elif text != str(needed):
+            _overwrite(calls, layout, str(needed).ljust(len(text)))
+        sync_folder(calls, layout.state)
+        return
     if calls.kind(layout.moves_lock) is FileKind.FOLDER:
         calls.rmdir(layout.moves_lock)
     with contextlib.suppress(FileNotFoundError):
@@ -105,10 +130,33 @@ def open_moves_lock(calls: Calls, layout: Layout, *, make: bool) -> int:
         return calls.open(layout.moves_lock, OPEN_FOLDER)
 
 
+def _needed(calls: Calls, layout: Layout) -> int:
+    """What a version has to know for the queues; 0 for nothing."""
+    return max(
+        (int(record.get(NEEDS) or 0) for record in Records(calls, layout.records).all(QUEUE).values()), default=0
+    )
+
+
 def _read(calls: Calls, layout: Layout) -> str:
-    fd = calls.open(layout.format, OPEN_READ)
+    """What the file says; nothing where there is none."""
+    if calls.kind(layout.format) is None:
+        return ""
     try:
-        return calls.read(fd, _LONGEST).decode("ascii", "replace").strip()
+        fd = calls.open(layout.format, OPEN_READ)
+    except FileNotFoundError:  # it has gone just now
+        return ""
+    try:
+        return calls.read(fd, _LONGEST).decode("ascii", "replace").strip() or _EMPTY
+    finally:
+        calls.close(fd)
+
+
+def _overwrite(calls: Calls, layout: Layout, text: str) -> None:
+    """Write over what the file says, which is no longer: however much of it a power cut takes, it says either."""
+    fd = calls.open(layout.format, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        calls.write_at(fd, text.encode(), 0)  # a few bytes of one sector: all of them
+        sync(calls, fd)
     finally:
         calls.close(fd)
 

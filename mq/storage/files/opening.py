@@ -15,7 +15,7 @@ from mq.message import shorten
 from mq.storage.files.barrier import Spare, close_all, sync, sync_folder
 from mq.storage.files.calls import NO_HANDLES, NO_ROOM, Calls, FileKind, UnsyncedCalls, is_transient
 from mq.storage.files.folders import Folders
-from mq.storage.files.format import check_format, is_in_use, open_moves_lock, put_to_rest, take_in_use
+from mq.storage.files.format import WITH_LOG, check_format, is_in_use, open_moves_lock, put_to_rest, take_in_use
 from mq.storage.files.layout import Layout
 from mq.storage.files.log import LARGEST, SMALLEST, Log, LogDamaged, life_of
 from mq.storage.files.mount import Mount
@@ -132,7 +132,7 @@ def _open(
         handles += opened.values()
         handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
         alone = _lock(calls, lock, root, shared=options.sharing is Sharing.PEERS)
-        in_use = check_format(calls, layout, root)
+        needed = check_format(calls, layout, root)
         if peers:
             alone = _meet_peers(peer_lease, root, options, alone=alone)
         if not mount.atomic_rename:
@@ -155,9 +155,10 @@ def _open(
                 records = _repair(
                     folders, records, opened, options, in_thread=peers, draw=draw, unless_opened=unless_opened
                 )
-                if in_use and folders.log is None:  # also where the log itself is gone: a crash, or somebody
+                # Also where the log itself is gone: a crash, or somebody.
+                if needed and folders.log is None:
                     put_to_rest(calls, layout)
-        elif in_use:
+        elif WITH_LOG in needed:
             raise StorageUnusable(
                 f"root {shorten(root)} has a log in use, of a daemon that serves it alone; start one daemon alone, "
                 "stop that, and start all of them again"

@@ -34,6 +34,7 @@ from mq.storage.files.calls import (
     is_unsure,
 )
 from mq.storage.files.folders import Opened
+from mq.storage.files.format import need
 from mq.storage.files.hop import Hop, OwnThread, inline_hop
 from mq.storage.files.layout import flat_name
 from mq.storage.files.logged import Forgotten, Kept, QueueRemoved, Saying, commit, said
@@ -41,7 +42,19 @@ from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
 from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
 from mq.storage.files.watch import watch_folders
-from mq.storage.interface import QUEUE, Change, Description, Entry, Operation, Outcome, Sharing, Stored, Unlink, Write
+from mq.storage.interface import (
+    NEEDS,
+    QUEUE,
+    Change,
+    Description,
+    Entry,
+    Operation,
+    Outcome,
+    Sharing,
+    Stored,
+    Unlink,
+    Write,
+)
 from mq.storage.options import StorageOptions
 
 try:
@@ -410,6 +423,8 @@ class FolderStorage:
         if there not in (FileKind.FOLDER, None):
             raise StorageError(f"cannot make queue {key}: {shorten(folder)} is not a folder; move it away")
         made = there is None
+        if value.get(NEEDS):
+            need(self._calls, folders.layout, int(value[NEEDS]))  # first: no other version may see the queue
         value = value if made else self._made_before(key, value)
         with self._said(Kept(kind, key, value)) as calls:
             self._root_open.records.put(kind, key, value)

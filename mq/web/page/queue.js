@@ -210,6 +210,7 @@ function publishForm(queue) {
   const delay = h("input", { inputmode: "decimal" });
   const ttl = h("input", { inputmode: "decimal" });
   const priority = h("input", { inputmode: "numeric", pattern: "[0-9]*" });
+  const group = h("input", { maxlength: 128 });
   const attributes = h("textarea", { rows: 2, spellcheck: "false" });
   return h(
     "form", { class: "publish", on: { submit: send } },
@@ -220,6 +221,7 @@ function publishForm(queue) {
       field("Delay, in seconds", delay),
       field("Expires after, in seconds", ttl),
       field("Priority", priority),
+      field("Message group", group),
       field("Headers", attributes, "a line each: name: value"),
     ),
     h("datalist", { id: "types" }, ["text/plain", "application/json"].map((value) => h("option", { value }))),
@@ -232,6 +234,7 @@ function publishForm(queue) {
       const line = { body: body.value, content_type: type.value || null, attributes: headersIn(attributes.value) };
       if (delay.value.trim()) line.delay = Number(delay.value);
       if (ttl.value.trim()) line.ttl = Number(ttl.value);
+      if (group.value.trim()) line.group = group.value.trim();
       if (priority.value.trim()) line.priority = Number(priority.value);
       const headers = { "Content-Type": "application/x-ndjson" };
       const response = await ask("POST", path(queue, "messages", "batch"), { body: `${JSON.stringify(line)}\n`, headers });

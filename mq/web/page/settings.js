@@ -18,6 +18,7 @@ const FIELDS = [
   ["dead_letter_queue", "text", "Dead-letter queue", "where dead messages go"],
   ["unique", "checkbox", "Unique", "a body that is there is not stored again"],
   ["max_priority", "number", "Highest priority", "messages of a higher one come first; 0 for none"],
+  ["groups", "checkbox", "Message groups", "messages of one group come one after the other, in order"],
   ["key_window", "number", "Key window, in seconds", "how long an Idempotency-Key is remembered"],
 ];
 

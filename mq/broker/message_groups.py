@@ -1,0 +1,178 @@
+"""A queue's message groups: which of its groups may hand out a message next.
+
+The messages of one group are handed out one after the other, in the order of the queue. A group is *blocked* while one
+of its messages is out: leased, held, held back after a failure, or being moved. Free groups take turns, so a long
+backlog of one keeps no other waiting. The costs are those of the group at hand, however many there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Container
+from typing import Final
+
+from mq.message import MessageId
+
+_SEQUENCE_BITS: Final = 64
+"""How far left in a key the sequence stands."""
+_FEW: Final = 16
+"""Keys of messages that are gone may stay in a group's heap up to this number, and turns of groups that are gone."""
+
+
+class _Group:
+    """One group: the keys of its messages in their order, and how many of them are out."""
+
+    __slots__ = ("has_turn", "heap", "live", "number", "out")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.heap: list[int] = []  # with keys of messages that are gone
+        self.live = 0
+        self.out = 0
+        self.has_turn = False
+
+
+class MessageGroups:
+    """The groups of one queue. A message without a group is a group of its own.
+
+    Args:
+        ready: the keys of the queue's READY messages, always as they are now.
+    """
+
+    def __init__(self, ready: Container[int]) -> None:
+        self._ready = ready
+        self._groups: dict[int, _Group] = {}
+        self._turns: deque[_Group] = deque()
+        self._out: dict[MessageId, int] = {}
+        self._coming: dict[MessageId, int] = {}
+        self._coming_keys: set[int] = set()
+
+    def __len__(self) -> int:
+        """How many groups have messages."""
+        return len(self._groups)
+
+    def coming(self, id: MessageId, key: int) -> None:
+        """Note a message that stands in NEW, and will be READY at `key`: none behind it in its group comes first."""
+        if id in self._out:
+            self._settle(id)
+        if id not in self._coming:
+            self._coming[id] = key
+            self._coming_keys.add(key)
+            self._push(self._group(number_of(id)), key)
+
+    def ready(self, id: MessageId, key: int) -> None:
+        """Note that a message is READY at `key`."""
+        group = self._group(number_of(id))
+        self._push(group, key)
+        self._settle(id)
+        self._give_turn(group)
+
+    def taken(self, id: MessageId, key: int) -> None:
+        """Note that a message that was READY at `key` is out."""
+        group = self._groups[number_of(id)]
+        group.live -= 1
+        if self._turns and self._turns[0] is group:
+            self._turns.popleft()
+            group.has_turn = False
+        self.block(id)
+        if group.heap[0] == key:
+            heapq.heappop(group.heap)
+        elif len(group.heap) > 2 * group.live + _FEW:
+            group.heap = sorted({each for each in group.heap if self._is_live(each)})
+
+    def block(self, id: MessageId) -> None:
+        """Note that a message is out: its group is blocked."""
+        if id not in self._out:
+            number = self._out[id] = number_of(id)
+            self._group(number).out += 1
+            self._settle(id, stays_out=True)
+
+    def is_blocked(self, id: MessageId) -> bool:
+        """Whether a message of that id would have to wait for another one of its group."""
+        return number_of(id) in self._groups
+
+    def release(self, id: MessageId) -> bool:
+        """Note that a message is out no more, and not in the queue, either. Whether its group may hand out another."""
+        group = self._groups.get(self._out.get(id, number_of(id)))
+        self._settle(id)
+        return group is not None and group.has_turn
+
+    def next(self, last: MessageId | None = None, up_to: int | None = None) -> int | None:
+        """The key of the message to hand out next; None without one. It stays where it is.
+
+        Args:
+            last: the message that the same request has got just before: others of its group may follow it.
+            up_to: no message with a greater sequence.
+        """
+        if last is not None and (group := self._groups.get(number_of(last))) is not None:
+            first = self._first(group)
+            if first is not None and (up_to is None or first >> _SEQUENCE_BITS <= up_to):
+                return first
+        for _ in range(len(self._turns)):
+            group = self._turns[0]
+            first = None if group.out else self._first(group)
+            if first is None:
+                self._turns.popleft()
+                group.has_turn = False
+            elif up_to is None or first >> _SEQUENCE_BITS <= up_to:
+                return first
+            else:
+                self._turns.rotate(-1)
+        return None
+
+    def _group(self, number: int) -> _Group:
+        group = self._groups.get(number)
+        if group is None:
+            group = self._groups[number] = _Group(number)
+        return group
+
+    def _push(self, group: _Group, key: int) -> None:
+        heapq.heappush(group.heap, key)
+        group.live += 1
+
+    def _first(self, group: _Group) -> int | None:
+        """The key of the group's first message; None without one, or when that is not READY yet."""
+        heap = group.heap
+        while heap and not self._is_live(heap[0]):
+            heapq.heappop(heap)
+        return heap[0] if heap and heap[0] in self._ready else None
+
+    def _is_live(self, key: int) -> bool:
+        return key in self._ready or key in self._coming_keys
+
+    def _settle(self, id: MessageId, *, stays_out: bool = False) -> None:
+        """Forget that a message was coming, or out."""
+        number = None if stays_out else self._out.pop(id, None)
+        if number is not None:
+            group = self._groups[number]
+            group.out -= 1
+            self._tidy(group)
+        key = self._coming.pop(id, None)
+        if key is not None:
+            self._coming_keys.discard(key)
+            group = self._groups[number_of(id)]
+            group.live -= 1
+            self._tidy(group)
+
+    def _tidy(self, group: _Group) -> None:
+        """Give a group its turn that may be free now, and forget one that has no messages."""
+        if not group.live and not group.out:
+            del self._groups[group.number]
+            group.heap = []  # a turn that it may still have leads nowhere
+            if len(self._turns) > 2 * len(self._groups) + _FEW:
+                self._turns = deque(each for each in self._turns if self._groups.get(each.number) is each)
+        else:
+            self._give_turn(group)
+
+    def _give_turn(self, group: _Group) -> None:
+        if not group.has_turn and not group.out and self._first(group) is not None:
+            group.has_turn = True
+            self._turns.append(group)
+
+
+def number_of(id: MessageId) -> int:
+    """The number of a message's group: for one without a group a number that no other message has."""
+    key = id.key
+    group = MessageId.group_in(key)
+    return key if group is None else group

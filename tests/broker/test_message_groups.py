@@ -1,0 +1,451 @@
+"""Messages of one group one after the other, in order; groups beside each other, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import trio
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from trio.testing import MockClock
+
+from mq.broker import Broker, Draft, Removal
+from mq.broker.index import QueueIndex
+from mq.broker.message_groups import MessageGroups, number_of
+from mq.broker.settings import QueueSettings
+from mq.errors import Conflict, InvalidSetting, StorageUnusable
+from mq.lifecycle import State
+from mq.message import Message, MessageId, MessageIds, group_number
+from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result
+from tests.broker.conftest import Opener
+
+GROUPED = {"groups": True}
+
+
+async def publish(broker: Broker, *names: str, queue: str = "q", **more: object) -> list[str]:
+    """Publish messages by names such as ``a1``: their group is the letter, and none for ``-1``."""
+    drafts = [Draft(name.encode(), group=None if name[0] == "-" else name[0]) for name in names]
+    return [each.id for each in await broker.publish_many(queue, [draft._replace(**more) for draft in drafts])]
+
+
+async def fetch(broker: Broker, count: int = 1, wait: float = 0.0, lease: float | None = None) -> list[Message]:
+    return await broker.fetch_many("q", count, wait=wait, visibility=lease)
+
+
+async def names(messages: list[Message]) -> list[str]:
+    return [(await message.body.read()).decode() for message in messages]
+
+
+async def remove(broker: Broker, message: Message) -> None:
+    await broker.remove("q", message.id, receipt=message.receipt)
+
+
+# One after the other
+
+
+async def test_a_group_waits_for_its_first_message(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2", "b1")
+    [first] = await fetch(broker)
+    [other] = await fetch(broker)
+    assert await names([first, other]) == ["a1", "b1"]
+    assert await fetch(broker) == []
+    await remove(broker, first)
+    assert await names(await fetch(broker)) == ["a2"]
+
+
+async def test_a_message_without_a_group_waits_for_none(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "-1", "-2")
+    assert await names([*await fetch(broker), *await fetch(broker)]) == ["-1", "-2"]
+
+
+async def test_one_fetch_gets_several_of_a_group(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "b1", "a2", "a3", "b2")
+    got = await fetch(broker, 4)
+    assert await names(got) == ["a1", "a2", "a3", "b1"]
+    for message in got[:2]:
+        await remove(broker, message)
+    assert await fetch(broker) == []  # a3 is leased still, and b1
+    await remove(broker, got[3])
+    assert await names(await fetch(broker)) == ["b2"]
+
+
+async def test_a_long_group_lets_others_have_their_turn(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, *(f"a{number}" for number in range(9)), "b1", "c1", "b2")
+    seen = []
+    for _ in range(6):
+        [message] = await fetch(broker)
+        seen += await names([message])
+        await remove(broker, message)
+    assert seen == ["a0", "b1", "c1", "a1", "b2", "a2"]
+
+
+async def test_what_waits_is_called_when_a_group_is_free(broker: Broker, autojump_clock: MockClock) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2")
+    [first] = await fetch(broker)
+    got: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        async def waits() -> None:
+            got.extend(await names(await fetch(broker, wait=60)))
+
+        nursery.start_soon(waits)
+        await trio.sleep(1)
+        assert not got
+        await remove(broker, first)
+    assert got == ["a2"]
+    assert trio.current_time() < 20
+
+
+async def test_a_waiting_fetch_gets_no_second_of_a_group(broker: Broker, autojump_clock: MockClock) -> None:
+    """Not by the short way, either, on which a message is leased in the batch that writes it."""
+    await broker.change_settings("q", GROUPED)
+    got: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        async def waits() -> None:
+            got.extend(await names(await fetch(broker, wait=5)))
+
+        for _ in range(3):
+            nursery.start_soon(waits)
+        await trio.sleep(1)
+        await publish(broker, "a1")
+        await publish(broker, "a2", "b1", "a3")
+    assert sorted(got) == ["a1", "b1"]
+
+
+async def test_none_is_handed_out_whose_earlier_one_could_not_be(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that has no room for one name."""
+    await broker.change_settings("q", GROUPED)
+    first, *_ = await publish(broker, "a1", "a2", "b1")
+    commit = broker._storage.commit
+
+    async def refuse_first(operations: Sequence[Operation]) -> list[Outcome]:
+        done = await commit([each for each in operations if not _leases(each, first)])
+        return [Outcome(Result.FULL) if _leases(each, first) else done.pop(0) for each in operations]
+
+    monkeypatch.setattr(broker._storage, "commit", refuse_first)
+    assert await names(await fetch(broker, 3)) == ["b1"]
+    monkeypatch.undo()
+    assert await names(await fetch(broker, 3, wait=1)) == ["a1", "a2"]
+
+
+def _leases(operation: Operation, id: str) -> bool:
+    return isinstance(operation, Move) and operation.entry.id == id and operation.state is State.DELAYED
+
+
+# How a group is freed
+
+
+async def test_an_ended_lease_makes_the_message_the_first_again(broker: Broker, autojump_clock: MockClock) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2")
+    await fetch(broker, lease=5)
+    assert await names(await fetch(broker, wait=60)) == ["a1"]
+
+
+async def test_a_failure_that_is_held_back_blocks_its_group(broker: Broker, autojump_clock: MockClock) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2")
+    [message] = await fetch(broker)
+    await broker.requeue("q", message.id, receipt=message.receipt, delay=20)
+    assert await fetch(broker, wait=10) == []
+    assert await names(await fetch(broker, 2, wait=60)) == ["a1", "a2"]
+
+
+async def test_what_comes_later_blocks_no_group(broker: Broker, autojump_clock: MockClock) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", delay=30)
+    await publish(broker, "a2")
+    assert await names(await fetch(broker)) == ["a2"]
+
+
+async def test_a_dead_message_frees_its_group(broker: Broker, autojump_clock: MockClock) -> None:
+    await broker.create_queue("dead")
+    await broker.change_settings("q", GROUPED | {"max_receives": 1, "dead_letter_queue": "dead"})
+    await publish(broker, "a1", "a2")
+    await fetch(broker, lease=5)
+    assert await names(await fetch(broker, wait=60)) == ["a2"]
+
+
+async def test_an_expired_message_is_passed_over(broker: Broker, autojump_clock: MockClock) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", ttl=1)
+    await publish(broker, "a2")
+    [first] = await fetch(broker, lease=5)
+    await trio.sleep(2)
+    await broker.requeue("q", first.id, receipt=first.receipt)
+    assert await names(await fetch(broker, wait=1)) == ["a2"]
+
+
+async def test_a_purge_frees_its_groups(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2", "a3")
+    [first] = await fetch(broker)
+    assert await broker.purge("q") == 2
+    await publish(broker, "a4")
+    await remove(broker, first)
+    assert await names(await fetch(broker)) == ["a4"]
+
+
+async def test_a_removed_message_in_the_middle_is_no_obstacle(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    ids = await publish(broker, "a1", "a2", "a3")
+    assert await broker.remove_many("q", [Removal(ids[1])]) == [None]
+    assert await names(await fetch(broker, 3)) == ["a1", "a3"]
+
+
+async def test_what_is_taken_frees_its_group_at_once(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2")
+    for name in ("a1", "a2"):
+        message = await broker.take("q")
+        assert message is not None
+        assert await names([message]) == [name]
+
+
+# Connections that hold messages
+
+
+async def test_a_connection_holds_one_of_a_group_at_a_time(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2", "b1")
+    held = await broker.hold("q", 10)
+    assert await names([each.message for each in held]) == ["a1", "b1"]
+    await broker.acknowledge(held[:1])
+    [second] = await broker.hold("q", 10)
+    assert await names([second.message]) == ["a2"]
+
+
+@pytest.mark.parametrize("to_back", [False, True])
+async def test_what_is_put_back_is_the_first_of_its_group(broker: Broker, to_back: bool) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2")
+    held = await broker.hold("q", 10)
+    assert await broker.hold("q", 10) == []
+    await broker.put_back(held, to_back=to_back)
+    assert await names([each.message for each in await broker.hold("q", 10)]) == ["a1"]
+
+
+async def test_a_rejected_message_frees_its_group(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "a2")
+    await broker.reject(await broker.hold("q", 10))
+    assert await names([each.message for each in await broker.hold("q", 10)]) == ["a2"]
+
+
+# Durable batches
+
+
+async def test_a_batch_has_several_of_a_group_and_blocks_it(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", "b1", "a2", "b2", "a3")
+    [leased] = await fetch(broker)
+    assert await names([leased]) == ["a1"]
+    position = await broker.claims.start("q", "spark")
+    batch = await broker.claims.claim("q", "spark", 1, position.epoch, most=10, lease=60)
+    assert batch is not None
+    assert batch.messages == 2
+    await remove(broker, leased)
+    await publish(broker, "b3")
+    assert await names(await fetch(broker, 5)) == ["a2", "a3"]
+
+
+# Over a restart
+
+
+async def test_order_and_groups_outlive_a_restart(opened: Opener, disk_address: str) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.change_settings("q", GROUPED)
+        await publish(broker, "a1", "b1", "a2", "b2")
+        [first] = await fetch(broker, lease=600)
+    async with opened(disk_address) as broker:
+        assert await names(await fetch(broker, 5)) == ["b1", "b2"]
+        await remove(broker, first)
+        assert await names(await fetch(broker, 5)) == ["a2"]
+
+
+async def test_dead_letters_keep_their_groups(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await broker.create_queue("from")
+    await publish(broker, "a1", "a2", "b1", queue="from", is_group_hint=True)
+    assert (await broker.redrive("from", "q")).moved == 3
+    [first] = await fetch(broker)
+    assert await names([first, *await fetch(broker, 5)]) == ["a1", "b1"]
+
+
+# Settings
+
+
+async def test_groups_begin_with_messages_there(broker: Broker) -> None:
+    await publish(broker, "a1", "a2", "a3", is_group_hint=True)
+    [first] = await fetch(broker)
+    await broker.change_settings("q", GROUPED)
+    assert await fetch(broker, 5) == []
+    await remove(broker, first)
+    assert await names(await fetch(broker)) == ["a2"]
+    await broker.change_settings("q", {"groups": False})
+    assert await names(await fetch(broker)) == ["a3"]
+
+
+async def test_a_group_is_refused_where_its_order_would_be_lost(broker: Broker) -> None:
+    [error] = await broker.publish_many("q", [Draft(b"", group="a")])
+    assert isinstance(error, Conflict)
+    assert "groups=true" in str(error)
+    await broker.change_settings("q", {"max_priority": 3})
+    with pytest.raises(InvalidSetting, match="exclude each other"):
+        await broker.change_settings("q", GROUPED)
+
+
+async def test_groups_are_refused_among_peers(opened: Opener, disk_address: str) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.change_settings("q", GROUPED)
+    with pytest.raises(StorageUnusable, match="--peers=0"):
+        async with opened(disk_address, peers=1):
+            pass
+    async with opened(disk_address) as broker:
+        await broker.delete_queue("q")
+    async with opened(disk_address, peers=1) as broker:
+        await broker.create_queue("q")
+        with pytest.raises(Conflict, match="--peers=0"):
+            await broker.change_settings("q", GROUPED)
+
+
+# The index, against a model
+
+
+class Model(RuleBasedStateMachine):
+    """A queue's index beside lists of what each group has, in order: coming, READY or out."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.ids = MessageIds(lambda: 0)
+        self.index = QueueIndex("q", 0, QueueSettings(groups=True))
+        self.groups: dict[object, list[MessageId]] = {}
+        self.state: dict[MessageId, str] = {}
+
+    @rule(group=st.sampled_from(["a", "b", "c", None]))
+    def write(self, group: str | None) -> None:
+        id = self.ids.new(group)
+        self.index.add(Entry("q", id, State.NEW))
+        self.groups.setdefault(group or id, []).append(id)
+        self.state[id] = "coming"
+
+    @rule(data=st.data(), to=st.sampled_from(["ready", "gone"]))
+    def deliver(self, data: st.DataObject, to: str) -> None:
+        self._arrive(self._some(data, "coming"), State.NEW, to)
+
+    @rule(data=st.data(), to=st.sampled_from(["ready", "gone", "leased", "held back", "held"]))
+    def end(self, data: st.DataObject, to: str) -> None:
+        self._arrive(self._some(data, "out"), None, to)
+
+    @rule(data=st.data(), to=st.sampled_from(["gone", "ready"]))
+    def take_from_the_middle(self, data: st.DataObject, to: str) -> None:
+        id = self._some(data, "ready")
+        if id is not None:
+            assert self.index.discard(id) is not None
+            self._arrive(id, None, to)
+
+    @rule(count=st.integers(1, 4))
+    def fetch(self, count: int) -> None:
+        last: MessageId | None = None
+        for _ in range(count):
+            may = self._may_come(last)
+            peeked = self.index.next(last)
+            entry = self.index.take(last)
+            assert peeked == entry
+            if entry is None:
+                assert not may
+                return
+            assert entry.id in may
+            self.state[entry.id] = "out"
+            last = entry.id
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "groups"):
+            groups = self.index.groups
+            assert groups is not None
+            assert len(groups) == len({number_of(id) for id, state in self.state.items() if state != "gone"})
+
+    def _may_come(self, last: MessageId | None) -> set[MessageId]:
+        """What may be handed out next: of the same group as `last` if there is one, else of a free group."""
+        firsts: dict[object, MessageId] = {}
+        for name, ids in self.groups.items():
+            there = [id for id in ids if self.state[id] in ("ready", "coming")]
+            is_free = not any(self.state[id] == "out" for id in ids)
+            is_last = last is not None and last in ids
+            if there and self.state[there[0]] == "ready" and (is_free or is_last):
+                firsts[name] = there[0]
+                if is_last:
+                    return {there[0]}
+        return set(firsts.values())
+
+    def _some(self, data: st.DataObject, state: str) -> MessageId | None:
+        some = [id for id, each in self.state.items() if each == state]
+        return data.draw(st.sampled_from(some)) if some else None
+
+    def _arrive(self, id: MessageId | None, source: State | None, to: str) -> None:
+        if id is None:
+            return
+        self.index.discard(id)
+        assert self.index.groups is not None
+        if to == "ready":
+            self.index.add(Entry("q", id, State.READY))
+        elif to == "gone":
+            self.index.groups.release(id)
+        elif to == "leased":
+            self.index.add(Entry("q", id, State.DELAYED, Meta(1, 1, "0" * 16)))
+        elif to == "held back":
+            self.index.add(Entry("q", id, State.DELAYED, Meta(1, 1)))
+        else:
+            self.index.hold(Entry("q", id, State.READY))
+        self.state[id] = to if to in ("ready", "gone") else "out"
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_turns_of_groups_that_are_gone_are_forgotten() -> None:
+    index, ids = QueueIndex("q", 0, QueueSettings(groups=True)), MessageIds()
+    for _ in range(2000):
+        id = ids.new()
+        index.add(Entry("q", id, State.READY))
+        index.discard(id)
+        assert index.groups is not None
+        index.groups.release(id)
+    assert len(index.groups._turns) < 100
+    assert len(index.groups) == 0
+
+
+def test_keys_of_messages_that_came_and_went_are_forgotten() -> None:
+    index, ids = QueueIndex("q", 0, QueueSettings(groups=True)), MessageIds()
+    assert index.groups is not None
+    some = [ids.new("a") for _ in range(5)]
+    for id in some:
+        index.add(Entry("q", id, State.READY))
+    for _ in range(500):
+        index.discard(some[3])
+        index.add(Entry("q", some[3], State.READY))
+    assert len(index.groups._groups[group_number("a")].heap) < 100
+    assert [entry.id for entry in iter(lambda: index.take(some[0]), None)] == some
+
+
+def test_an_id_tells_its_group() -> None:
+    ids = MessageIds(lambda: 0)
+    first, second, other, none = ids.new("a"), ids.new("a"), ids.new("b"), ids.new()
+    assert first.key < second.key < other.key < none.key
+    assert number_of(first) == number_of(second) == group_number("a") != number_of(other)
+    assert number_of(none) == none.key
+    assert MessageGroups({}).next() is None
