@@ -41,7 +41,7 @@ def pages(nav: Any) -> Iterator[str]:
 def test_every_page_has_one_place() -> None:
     there = {str(path.relative_to(TREE / "docs")) for path in (TREE / "docs").rglob("*.md")}
     there |= {f"plugins/{path.parent.name}.md" for path in TREE.glob("plugins/*/README.md")}
-    there |= {"index.md", "contributing.md", "changelog.md"}
+    there |= {"index.md", "contributing.md", "changelog.md", "mq-client.md"}
     found = list(pages(config()["nav"]))
     assert sorted(found) == sorted(there)
     assert [name for entry in config()["nav"] for name in entry] == SECTIONS
@@ -65,7 +65,7 @@ class _Loaded(HTMLParser):
         self.addresses += [value for name, value in attrs if value and LOADS.get(tag) == name]
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints
 from types import SimpleNamespace
 
 import pytest
 
+import mq.storage.files
 from mq.errors import StorageUnusable
 from mq.storage import registry
 from mq.storage.interface import Description, Sharing, Storage
@@ -187,3 +190,10 @@ def test_memory_is_a_store() -> None:
     storage: Storage = MemoryStorage()
     assert all(hasattr(storage, verb) for verb in registry._VERBS)
     assert "commit" in registry._VERBS
+
+
+def test_stores_of_files_say_that_they_were_not_measured_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the line of a store that cannot be loaded ends with."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ImportError, match=r"not measured on darwin\. Serve on Linux"):
+        importlib.reload(mq.storage.files)

@@ -29,3 +29,11 @@ In reading order, the verbs first:
 * ``hop``: how a call that may block is made, in a thread or inline.
 * ``calls``: the system calls, replaceable; which of their errors pass, and which calls are repeated.
 """
+
+import sys
+
+if sys.platform != "linux":
+    raise ImportError(
+        "stores of files rest on calls of Linux (renameat2, syncfs, inotify), and were not measured on "
+        f"{sys.platform}. Serve on Linux, or in a container; the clients alone, mq-client, run here"
+    )

@@ -83,6 +83,7 @@ def test_what_a_cancelled_consumer_was_sent_goes_back(server: Server, queue: str
     run(main())
 
 
+@pytest.mark.proof
 def test_messages_go_through_tls(guarded: Guarded, queue: str) -> None:
     async def main() -> None:
         async with connect(guarded.url, ca=guarded.ca, user=guarded.credentials[0]) as client:
