@@ -15,7 +15,7 @@ from mq.broker.queues import QueueStatus
 from mq.broker.settings import SHORTEST_SECONDS, QueueSettings
 from mq.message import shorten
 from mq.sqs.errors import SqsError
-from mq.sqs.names import QueueNames, queue_of_arn
+from mq.sqs.names import QueueNames, is_fifo, queue_of_arn
 from mq.sqs.notes import Notes
 
 LARGEST_MESSAGE: Final = 1 << 20
@@ -41,7 +41,15 @@ _ENCRYPTION: Final = "SqsManagedSseEnabled"
 
 _WITHOUT_EFFECT: Final = ("Policy", "KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds")
 """Refused, but for an empty text: a program that sets them relies on their effect."""
-_OF_FIFO: Final = ("FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
+FIFO: Final = "FifoQueue"
+BY_CONTENT: Final = "ContentBasedDeduplication"
+SCOPE: Final = "DeduplicationScope"
+PER_GROUP: Final = "messageGroup"
+_THROUGHPUT: Final = "FifoThroughputLimit"
+_PER_GROUP_ID: Final = "perMessageGroupId"
+_OF_FIFO: Final = (BY_CONTENT, SCOPE, _THROUGHPUT)
+DEDUPLICATION_SECONDS: Final = 300.0
+"""For so long a FIFO queue knows what it has taken."""
 
 
 class AttributeChange(NamedTuple):
@@ -56,11 +64,12 @@ class AttributeChange(NamedTuple):
     notes: Mapping[str, str]
 
 
-def read_change(given: Mapping[str, str]) -> AttributeChange:
+def read_change(given: Mapping[str, str], *, is_fifo: bool) -> AttributeChange:
     """The change that attributes ask for.
 
     Args:
         given: their values by their names, as a client sent them.
+        is_fifo: whether the queue's name is that of a FIFO queue.
 
     Raises:
         SqsError: one is unknown, out of its range, or not to be had here.
@@ -70,23 +79,53 @@ def read_change(given: Mapping[str, str]) -> AttributeChange:
     for name, text in given.items():
         if name in _SETTINGS:
             settings |= _SETTINGS[name](name, text)
-        elif name in _NOTED:
+        elif name == FIFO and is_fifo:
+            if _noted_switch(name, text) != "true":
+                raise _wrong(name, "A queue whose name ends in .fifo is a FIFO queue.")
+        elif name in _NOTED and (is_fifo or name not in _OF_FIFO):
             notes[name] = _NOTED[name](name, text)
         else:
             _refuse(name, text)
     return AttributeChange(settings, notes)
 
 
-def with_defaults(change: AttributeChange) -> AttributeChange:
+def check_new(name: str, given: Mapping[str, str], *, is_fifo: bool) -> None:
+    """Check that a queue that is to be made is a FIFO queue by its name and by its attributes, or by neither.
+
+    Raises:
+        SqsError: it is one by one of them alone.
+    """
+    if is_fifo and given.get(FIFO) != "true":
+        raise SqsError(
+            "InvalidParameterValue",
+            f"The name of {shorten(name)} ends in .fifo: make it with FifoQueue=true, or call it otherwise",
+        )
+
+
+def with_defaults(change: AttributeChange, *, is_fifo: bool) -> AttributeChange:
     """The change that makes a new queue: what it does not say is as AWS has it."""
-    return change._replace(settings={"ttl": float(_DEFAULT_RETENTION), **change.settings})
+    fifo = {"groups": True, "key_window": DEDUPLICATION_SECONDS} if is_fifo else {}
+    return change._replace(settings={"ttl": float(_DEFAULT_RETENTION), **fifo, **change.settings})
+
+
+def check_throughput(attributes: Mapping[str, str]) -> None:
+    """Check that attributes of a FIFO queue go together.
+
+    Raises:
+        SqsError: a limit for each group goes with deduplication within each group alone.
+    """
+    if attributes.get(_THROUGHPUT) == _PER_GROUP_ID and attributes.get(SCOPE) != PER_GROUP:
+        raise SqsError(
+            "InvalidAttributeValue",
+            f"{_THROUGHPUT} can be {_PER_GROUP_ID} only where {SCOPE} is {PER_GROUP}",
+        )
 
 
 def _refuse(name: str, text: str) -> None:
     """Refuse an attribute that cannot be set."""
-    if name in _OF_FIFO:
-        if name == "FifoQueue" and text == "true":
-            raise SqsError("UnsupportedOperation", "mq has no FIFO queues yet: leave FifoQueue out")
+    if name == FIFO and text == "true":
+        raise SqsError("InvalidParameterValue", "The name of a FIFO queue can only end in .fifo: call it so")
+    if name == FIFO or name in _OF_FIFO:
         raise SqsError("InvalidAttributeName", f"Unknown Attribute {name}.")  # as AWS says of a standard queue
     if name in _WITHOUT_EFFECT:
         if text:
@@ -169,6 +208,15 @@ def _noted_switch(name: str, text: str) -> str:
     return text
 
 
+def _noted_word(*words: str) -> Callable[[str, str], str]:
+    def read(name: str, text: str) -> str:
+        if text not in words:
+            raise _wrong(name, f"Must be {' or '.join(words)}.")
+        return text
+
+    return read
+
+
 def _noted_allowance(name: str, text: str) -> str:
     if not text:
         return ""
@@ -201,9 +249,19 @@ _NOTED: Final[Mapping[str, Callable[[str, str], str]]] = {
     WAIT: _noted_number(0, LONGEST_WAIT),
     REDRIVE_ALLOW: _noted_allowance,
     _ENCRYPTION: _noted_switch,
+    BY_CONTENT: _noted_switch,
+    SCOPE: _noted_word("queue", PER_GROUP),
+    _THROUGHPUT: _noted_word("perQueue", _PER_GROUP_ID),
 }
 """Attributes that stand in the door's notes."""
-_DEFAULTS: Final[Mapping[str, str]] = {LONGEST: str(LARGEST_MESSAGE), WAIT: "0", _ENCRYPTION: "false"}
+_DEFAULTS: Final[Mapping[str, str]] = {
+    LONGEST: str(LARGEST_MESSAGE),
+    WAIT: "0",
+    _ENCRYPTION: "false",
+    BY_CONTENT: "false",
+    SCOPE: "queue",
+    _THROUGHPUT: "perQueue",
+}
 
 
 def noted(notes: Notes, name: str) -> str:
@@ -237,6 +295,7 @@ def shown_attributes(status: QueueStatus, notes: Notes, names: QueueNames, lease
         lease_seconds: length of a lease where the queue says none.
     """
     settings = status.settings
+    has_groups = settings.groups and is_fifo(status.name)
     created = status.created_ns // 1_000_000_000
     found: dict[str, str | None] = {
         "QueueArn": names.arn(status.name),
@@ -249,7 +308,8 @@ def shown_attributes(status: QueueStatus, notes: Notes, names: QueueNames, lease
         "DelaySeconds": _whole(settings.delay),
         _RETENTION: None if settings.ttl is None else _whole(settings.ttl),
         REDRIVE: _shown_redrive(settings, names),
-        **{name: noted(notes, name) or None for name in _NOTED},
+        **{name: noted(notes, name) or None for name in _NOTED if has_groups or name not in _OF_FIFO},
+        FIFO: "true" if has_groups else None,
     }
     return {name: text for name, text in found.items() if text is not None}
 
@@ -257,7 +317,7 @@ def shown_attributes(status: QueueStatus, notes: Notes, names: QueueNames, lease
 ATTRIBUTES: Final = (
     *_SETTINGS,
     *_NOTED,
-    *("QueueArn", "CreatedTimestamp", "LastModifiedTimestamp", *_WITHOUT_EFFECT, *_OF_FIFO),
+    *("QueueArn", "CreatedTimestamp", "LastModifiedTimestamp", *_WITHOUT_EFFECT, FIFO),
     *(f"ApproximateNumberOfMessages{which}" for which in ("", "NotVisible", "Delayed")),
     "All",
 )

@@ -12,9 +12,10 @@ from mq.broker.api import BrokerAPI
 from mq.doors.audit import note
 from mq.doors.budget import Budget, Room
 from mq.message import QueueName
+from mq.sqs.attempts import Attempts
 from mq.sqs.errors import SqsError
 from mq.sqs.move_tasks import MoveTasks
-from mq.sqs.names import QueueNames, queue_of_url
+from mq.sqs.names import QueueNames, is_fifo, queue_of_url
 from mq.sqs.notes import NoteBook
 from mq.sqs.shapes import Struct, needed, number
 from mq.web.exchange import Request
@@ -33,6 +34,7 @@ class Desk(NamedTuple):
         waits: the calls that wait for messages.
         tasks: the message move tasks.
         budget: memory for large requests and answers.
+        attempts: what receives of FIFO queues got.
         changing: held while a queue is made, changed or deleted.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
     """
@@ -42,6 +44,7 @@ class Desk(NamedTuple):
     waits: WaitingRequests
     tasks: MoveTasks
     budget: Budget
+    attempts: Attempts
     changing: trio.Lock
     lease_seconds: float
 
@@ -129,6 +132,11 @@ class ActionCall(NamedTuple):
         """
         if not await self.desk.broker.has_queue(queue):
             raise SqsError("QueueDoesNotExist", "The specified queue does not exist.")
+        if is_fifo(queue) and not (await self.desk.broker.status(queue)).settings.groups:
+            raise SqsError(
+                "UnsupportedOperation",
+                f"{queue} was made by another door, and keeps no order: the setting groups=true makes it a FIFO queue",
+            )
 
     def audit(self, event: str, queue: str) -> None:
         """Write down what was done to a queue."""

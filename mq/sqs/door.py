@@ -22,6 +22,7 @@ from mq.doors.logins import Logins
 from mq.errors import MQError
 from mq.lifecycle import DOOR
 from mq.sqs import message_actions, queue_actions
+from mq.sqs.attempts import Attempts
 from mq.sqs.calls import Action, ActionCall, Desk
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.move_tasks import MoveTasks
@@ -78,7 +79,7 @@ class SqsDoor:
         self._logins = logins
         self._scheme = scheme
         waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
-        self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, trio.Lock(), lease_seconds)
+        self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, Attempts(), trio.Lock(), lease_seconds)
 
     def end(self) -> None:
         """End all waits for messages, and all message move tasks, before mq stops."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -13,8 +14,19 @@ from mq.access import Right
 from mq.broker import Draft, Removal
 from mq.broker.bodies import close
 from mq.errors import CorruptMessage, MQError, NoSuchMessage, NotLeased, ReceiptMismatch
-from mq.message import BytesBody, Message, QueueName, shorten
-from mq.sqs.attributes import LARGEST_MESSAGE, LONGEST, LONGEST_DELAY, LONGEST_LEASE, LONGEST_WAIT, WAIT, lease_seconds
+from mq.message import BytesBody, Message, MessageId, QueueName, shorten
+from mq.sqs.attributes import (
+    BY_CONTENT,
+    LARGEST_MESSAGE,
+    LONGEST,
+    LONGEST_DELAY,
+    LONGEST_LEASE,
+    LONGEST_WAIT,
+    PER_GROUP,
+    SCOPE,
+    WAIT,
+    lease_seconds,
+)
 from mq.sqs.attributes import noted as noted_attribute
 from mq.sqs.calls import Action, ActionCall
 from mq.sqs.errors import SqsError, sqs_error
@@ -28,11 +40,13 @@ from mq.sqs.messages import (
     md5_of,
     read_attributes,
     read_body,
-    read_group,
     read_system_attributes,
+    read_token,
+    sequence_number,
     shown_message,
     size_of,
 )
+from mq.sqs.names import is_fifo
 from mq.sqs.shapes import BLOB, SWITCH, TEXT, WHOLE, ListOf, MapOf, Shape, Struct, needed, number
 from mq.web.http_connection import waiting_for
 
@@ -49,13 +63,52 @@ _WRITTEN: Final = 4
 # Sent
 
 
+class QueueRules(NamedTuple):
+    """What a queue says of messages that are sent to it.
+
+    Attributes:
+        longest: bytes that one may have.
+        is_fifo: whether it is a FIFO queue.
+        by_content: whether it knows a message again by its body, where the client gives no id.
+        is_per_group: whether an id for deduplication counts in its message group alone.
+    """
+
+    longest: int
+    is_fifo: bool
+    by_content: bool
+    is_per_group: bool
+
+    def key(self, group: str, deduplication: str) -> str:
+        """The idempotency key of a message."""
+        scope = f"{group} " if self.is_per_group else ""
+        return f"sqs {scope}{deduplication}"
+
+
+def _deduplication_id(given: str | None, body: bytes, rules: QueueRules) -> str:
+    if given is not None:
+        return given
+    if not rules.by_content:
+        raise SqsError(
+            "InvalidParameterValue",
+            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
+            "explicitly",
+        )
+    return hashlib.sha256(body).hexdigest()
+
+
+def _of_other_type(beginning: str) -> SqsError:
+    return SqsError(
+        "InvalidParameterValue", f"{beginning}The request includes a parameter that is not valid for this queue type"
+    )
+
+
 class OutgoingMessage:
     """A message that is to be sent, checked.
 
     Args:
         call: that sends it.
         wanted: what the client says of it.
-        longest: bytes that it may have.
+        rules: of the queue.
 
     Attributes:
         size: its bytes, as SQS counts them.
@@ -65,25 +118,44 @@ class OutgoingMessage:
         SqsError: it is not as SQS has it.
     """
 
-    def __init__(self, call: ActionCall, wanted: Mapping[str, Any], longest: int) -> None:
+    def __init__(self, call: ActionCall, wanted: Mapping[str, Any], rules: QueueRules) -> None:
         body = read_body(wanted)
         self._attributes = read_attributes(wanted.get("MessageAttributes", {}))
         self._system = read_system_attributes(wanted.get("MessageSystemAttributes", {}))
         self.size = size_of(body, self._attributes)
-        if self.size > longest:
+        if self.size > rules.longest:
             raise SqsError(
                 "InvalidParameterValue",
-                f"One or more parameters are invalid. Reason: Message must be shorter than {longest} bytes.",
+                f"One or more parameters are invalid. Reason: Message must be shorter than {rules.longest} bytes.",
             )
         delay = number(wanted, "DelaySeconds", 0, LONGEST_DELAY)
         sender = None if call.user is None else call.user.name
-        kept = kept_attributes(self._attributes, self._system.get(TRACE), read_group(wanted), sender)
+        group, deduplication = read_token(wanted, "MessageGroupId"), read_token(wanted, "MessageDeduplicationId")
+        self._is_fifo = rules.is_fifo
+        if rules.is_fifo:
+            group = needed(wanted, "MessageGroupId")
+            deduplication = _deduplication_id(deduplication, body, rules)
+            if delay:
+                raise _of_other_type(f"Value {delay} for parameter DelaySeconds is invalid. Reason: ")
+            delay = None
+        elif deduplication is not None:
+            raise _of_other_type("MessageDeduplicationId: ")
+        kept = kept_attributes(self._attributes, self._system.get(TRACE), group, sender, deduplication)
         self._md5 = md5(body)
-        self.draft = Draft(body, kept, None if delay is None else float(delay))
+        self.draft = Draft(
+            body,
+            kept,
+            None if delay is None else float(delay),
+            key=None if deduplication is None else rules.key(group or "", deduplication),
+            group=group,
+            is_group_hint=not rules.is_fifo,
+        )
 
-    def answer(self, id: str) -> dict[str, Any]:
+    def answer(self, id: MessageId) -> dict[str, Any]:
         """What the client gets for it, once it is stored."""
-        said = {"MessageId": id, "MD5OfMessageBody": self._md5}
+        said = {"MessageId": str(id), "MD5OfMessageBody": self._md5}
+        if self._is_fifo:
+            said["SequenceNumber"] = sequence_number(id)
         if self._attributes:
             said["MD5OfMessageAttributes"] = md5_of(self._attributes)
         if self._system:
@@ -94,7 +166,7 @@ class OutgoingMessage:
 async def send(call: ActionCall) -> Mapping[str, Any]:
     """Send a message."""
     queue = await call.known_queue(Right.PUBLISH)
-    outgoing = OutgoingMessage(call, call.wanted, await _longest(call, queue))
+    outgoing = OutgoingMessage(call, call.wanted, await _rules(call, queue))
     [outcome] = await call.desk.broker.publish_many(queue, [outgoing.draft])
     if isinstance(outcome, MQError):
         raise outcome
@@ -105,11 +177,11 @@ async def send_batch(call: ActionCall) -> Mapping[str, Any]:
     """Send up to ten messages, under one barrier."""
     queue = await call.known_queue(Right.PUBLISH)
     entries, batch = _entries(call), _Batch()
-    longest = await _longest(call, queue)
+    rules = await _rules(call, queue)
     sent: dict[str, OutgoingMessage] = {}
     for entry in entries:
         with batch.noting(entry["Id"]):
-            sent[entry["Id"]] = OutgoingMessage(call, entry, longest)
+            sent[entry["Id"]] = OutgoingMessage(call, entry, rules)
     if sum(outgoing.size for outgoing in sent.values()) > LARGEST_MESSAGE:
         raise SqsError(
             "BatchRequestTooLong", f"Batch requests cannot be longer than {LARGEST_MESSAGE} bytes: send less at once."
@@ -123,8 +195,14 @@ async def send_batch(call: ActionCall) -> Mapping[str, Any]:
     return batch.answer(entries)
 
 
-async def _longest(call: ActionCall, queue: QueueName) -> int:
-    return int(noted_attribute(await call.desk.notes.read(queue), LONGEST))
+async def _rules(call: ActionCall, queue: QueueName) -> QueueRules:
+    notes = await call.desk.notes.read(queue)
+    return QueueRules(
+        int(noted_attribute(notes, LONGEST)),
+        is_fifo(queue),
+        noted_attribute(notes, BY_CONTENT) == "true",
+        noted_attribute(notes, SCOPE) == PER_GROUP,
+    )
 
 
 # Received
@@ -141,6 +219,9 @@ async def receive(call: ActionCall) -> Mapping[str, Any]:
         wait = int(noted_attribute(await call.desk.notes.read(queue), WAIT))
     seconds = None if visibility is None else lease_seconds(visibility)
     broker = call.desk.broker
+    attempt = read_token(call.wanted, "ReceiveRequestAttemptId") if is_fifo(queue) else None
+    if attempt is not None and (again := await _again(call, queue, attempt, seconds)):
+        return {"Messages": [shown_message(message, body, wanted, call.names) for message, body in again]}
 
     async def fetch() -> list[Message]:
         return await broker.fetch_many(queue, most, wait=wait, visibility=seconds)
@@ -150,8 +231,30 @@ async def receive(call: ActionCall) -> Mapping[str, Any]:
             found = await call.desk.waits.unless_gone(call.request.on_hang_up, fetch, broker.give_back) or []
     else:
         found = await fetch()
-    messages = [shown_message(message, body, wanted, call.names) for message, body in await _read(call, found)]
+    read = await _read(call, found)
+    if attempt is not None and read:
+        call.desk.attempts.note(queue, attempt, [ReceiptHandle.of(message) for message, _ in read])
+    messages = [shown_message(message, body, wanted, call.names) for message, body in read]
     return {"Messages": messages} if messages else {}
+
+
+async def _again(
+    call: ActionCall, queue: QueueName, attempt: str, seconds: float | None
+) -> list[tuple[Message, bytes]]:
+    """What an attempt got before, as far as its leases still run: they begin anew."""
+    broker, found = call.desk.broker, []
+    for handle in call.desk.attempts.find(queue, attempt):
+        own = (await broker.status(queue)).settings.visibility
+        length = seconds or own or call.desk.lease_seconds
+        try:
+            await broker.extend(queue, handle.id, length, receipt=handle.receipt)
+            seen = await broker.show(queue, handle.id)
+        except (NoSuchMessage, NotLeased, ReceiptMismatch):
+            continue
+        message = seen.message._replace(receives=handle.receives, receipt=handle.receipt)
+        call.room.cover(call.room.size + _WRITTEN * message.body.size)
+        found.append((message, await _body(message)))
+    return found
 
 
 def _wanted(call: ActionCall) -> Wanted:
@@ -396,6 +499,7 @@ _SENT: Final[Mapping[str, Shape]] = {
     "MD5OfMessageBody": TEXT,
     "MD5OfMessageAttributes": TEXT,
     "MD5OfMessageSystemAttributes": TEXT,
+    "SequenceNumber": TEXT,
 }
 _RECEIVED: Final = Struct(
     {

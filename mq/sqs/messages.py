@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 from mq.errors import InvalidId
 from mq.message import Message, MessageId, shorten
 from mq.sqs.errors import SqsError
-from mq.sqs.names import QueueNames
+from mq.sqs.names import QueueNames, is_fifo
 from mq.sqs.shapes import needed
 
 MOST_ATTRIBUTES: Final = 10
-LONGEST_GROUP: Final = 128
+LONGEST_TOKEN: Final = 128
 TRACE: Final = "AWSTraceHeader"
 ENCODING: Final = "mq.encoding"
 """The message attribute that says that a body is in base64: it came by another door, and is no text that SQS takes."""
@@ -34,7 +34,7 @@ _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[
 _LONGEST_NUMBER: Final = 64
 _TEXT: Final = re.compile(r"[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
 """What a body and an attribute may have: the characters of XML 1.0."""
-_GROUP: Final = re.compile(r"[!-~]{1,128}")
+_TOKEN: Final = re.compile(r"[!-~]{1,128}")
 _SHOWN_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _SHOWN_TEXT: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _MOST_SHOWN_BYTES: Final = 8192
@@ -133,21 +133,20 @@ def _wrong(name: str, problem: str) -> SqsError:
     return SqsError("InvalidParameterValue", f"The message attribute {shorten(name)} is invalid: {problem}")
 
 
-def read_group(wanted: Mapping[str, Any]) -> str | None:
-    """The message group, which a standard queue keeps and shows. None without one.
+def read_token(wanted: Mapping[str, Any], name: str) -> str | None:
+    """A message group, or an id for deduplication or of an attempt. None without one.
+
+    Args:
+        wanted: what a client says.
+        name: of the member.
 
     Raises:
-        SqsError: it is not as SQS has it, or there is an id for deduplication.
+        SqsError: it is not as SQS has it.
     """
-    if "MessageDeduplicationId" in wanted:
-        raise SqsError(
-            "InvalidParameterValue",
-            "MessageDeduplicationId: The request includes a parameter that is not valid for this queue type",
-        )
-    group: str | None = wanted.get("MessageGroupId")
-    if group is not None and _GROUP.fullmatch(group) is None:
-        raise SqsError("InvalidParameterValue", f"MessageGroupId must be 1 to {LONGEST_GROUP} visible ASCII characters")
-    return group
+    token: str | None = wanted.get(name)
+    if token is not None and _TOKEN.fullmatch(token) is None:
+        raise SqsError("InvalidParameterValue", f"{name} must be 1 to {LONGEST_TOKEN} visible ASCII characters")
+    return token
 
 
 def size_of(body: bytes, attributes: Mapping[str, Attribute]) -> int:
@@ -158,7 +157,11 @@ def size_of(body: bytes, attributes: Mapping[str, Attribute]) -> int:
 
 
 def kept_attributes(
-    attributes: Mapping[str, Attribute], trace: Attribute | None, group: str | None, sender: str | None
+    attributes: Mapping[str, Attribute],
+    trace: Attribute | None,
+    group: str | None,
+    sender: str | None,
+    deduplication: str | None = None,
 ) -> dict[str, Any]:
     """What the broker stores with a message, as JSON values.
 
@@ -167,18 +170,20 @@ def kept_attributes(
         trace: the header of AWS X-Ray.
         group: the message group.
         sender: the user who sends it; None where there are none.
+        deduplication: the id by which a FIFO queue knows it again.
     """
     ours: dict[str, Any] = {}
     if attributes:
         ours["attributes"] = {name: _kept(each) for name, each in attributes.items()}
     if trace is not None:
         ours["trace"] = trace.value
-    if group is not None:
-        ours["group"] = group
+    if deduplication is not None:
+        ours["deduplication"] = deduplication
     if sender is not None:
         ours["sender"] = sender
     shown = _shown(attributes)
-    return ({"attributes": shown} if shown else {}) | ({_OURS: ours} if ours else {})
+    found = {"attributes": shown, "group": group, _OURS: ours}
+    return {name: value for name, value in found.items() if value}
 
 
 def _kept(attribute: Attribute) -> list[str]:
@@ -309,6 +314,22 @@ def _text_of_ours(key: str) -> Callable[[Message, QueueNames], str | None]:
     return find
 
 
+def _group(message: Message, names: QueueNames) -> str | None:
+    """By whichever door it came."""
+    attributes = message.properties.attributes
+    group = attributes.get("group") or _ours(message).get("group")  # the latter of earlier versions
+    return group if isinstance(group, str) and _TOKEN.fullmatch(group) else None
+
+
+def sequence_number(id: MessageId) -> str:
+    """That of a message of a FIFO queue: its id's time, which rises from message to message."""
+    return f"{id.time:020d}"
+
+
+def _sequence(message: Message, names: QueueNames) -> str | None:
+    return sequence_number(message.id) if is_fifo(message.queue) else None
+
+
 def _first_receive(message: Message, names: QueueNames) -> str | None:
     """Known at the first one only: mq keeps how often, and not when."""
     return str(time.time_ns() // 1_000_000) if message.receives == 1 else None
@@ -325,10 +346,12 @@ _SYSTEM: Final[Mapping[str, Callable[[Message, QueueNames], str | None]]] = {
     "ApproximateReceiveCount": lambda message, names: str(message.receives),
     "ApproximateFirstReceiveTimestamp": _first_receive,
     TRACE: _text_of_ours("trace"),
-    "MessageGroupId": _text_of_ours("group"),
+    "MessageGroupId": _group,
+    "MessageDeduplicationId": _text_of_ours("deduplication"),
+    "SequenceNumber": _sequence,
     "DeadLetterQueueSourceArn": _source_arn,
 }
-SYSTEM_ATTRIBUTES: Final = (*_SYSTEM, "SequenceNumber", "MessageDeduplicationId", "All")
+SYSTEM_ATTRIBUTES: Final = (*_SYSTEM, "All")
 """What may be asked for."""
 
 

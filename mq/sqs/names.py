@@ -91,7 +91,6 @@ def known_name(name: str) -> QueueName:
     Raises:
         SqsError: there cannot be one.
     """
-    refuse_fifo(name)
     try:
         return QueueName(name)
     except InvalidName:
@@ -104,7 +103,6 @@ def new_name(name: str) -> QueueName:
     Raises:
         SqsError: none can be called that.
     """
-    refuse_fifo(name)
     if _NEW.fullmatch(name) is None:
         raise SqsError(
             "InvalidParameterValue",
@@ -116,11 +114,6 @@ def new_name(name: str) -> QueueName:
         raise SqsError("InvalidParameterValue", str(error)) from None
 
 
-def refuse_fifo(name: str) -> None:
-    """Refuse the name of a FIFO queue: to serve it as a standard one would break its order.
-
-    Raises:
-        SqsError: it is one.
-    """
-    if name.endswith(_FIFO):
-        raise SqsError("UnsupportedOperation", "mq has no FIFO queues yet: use a standard queue, without .fifo")
+def is_fifo(name: str) -> bool:
+    """Whether that is the name of a FIFO queue."""
+    return name.endswith(_FIFO)

@@ -15,6 +15,8 @@ from mq.message import QueueName, shorten
 from mq.sqs.attributes import (
     AttributeChange,
     allows_source,
+    check_new,
+    check_throughput,
     noted,
     read_change,
     shown_attributes,
@@ -24,7 +26,7 @@ from mq.sqs.attributes import (
 from mq.sqs.calls import ANY_RIGHT, Action, ActionCall
 from mq.sqs.errors import SqsError
 from mq.sqs.move_tasks import MOST_SHOWN, MoveTask
-from mq.sqs.names import known_name, new_name, queue_of_arn
+from mq.sqs.names import is_fifo, known_name, new_name, queue_of_arn
 from mq.sqs.notes import Notes
 from mq.sqs.shapes import TEXT, WHOLE, ListOf, MapOf, Shape, Struct
 
@@ -43,13 +45,16 @@ async def create_queue(call: ActionCall) -> Mapping[str, Any]:
     """Make a queue; or find that it is there, with these attributes."""
     name = new_name(call.needed("QueueName"))
     call.allow(Right.CONFIGURE, name)
-    change = read_change(call.wanted.get("Attributes", {}))
+    given = call.wanted.get("Attributes", {})
+    check_new(name, given, is_fifo=is_fifo(name))
+    change = read_change(given, is_fifo=is_fifo(name))
+    check_throughput(change.notes)
     tags = _checked_tags(call.wanted.get("tags", {}))
     async with call.desk.changing:
         if await call.desk.broker.has_queue(name):
             await _check_same(call, name, change)
         else:
-            await _create(call, name, with_defaults(change), tags)
+            await _create(call, name, with_defaults(change, is_fifo=is_fifo(name)), tags)
     return {"QueueUrl": call.names.url(name)}
 
 
@@ -106,6 +111,10 @@ async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None
         name = (await broker.status(name)).settings.dead_letter_queue if await broker.has_queue(name) else None
     if not await broker.has_queue(target):
         raise _wrong_policy("Dead letter target does not exist: create it first.")
+    if is_fifo(target) != is_fifo(queue):
+        raise _wrong_policy(
+            "The dead-letter queue of a FIFO queue must be one, too, and that of a standard one must not."
+        )
     if (await broker.status(target)).settings.unique:
         raise _wrong_policy(f"{target} is unique, so it would not take every message.")
     if not allows_source(await call.desk.notes.read(target), queue):
@@ -191,9 +200,12 @@ async def get_attributes(call: ActionCall) -> Mapping[str, Any]:
 
 async def set_attributes(call: ActionCall) -> Mapping[str, Any]:
     """Change attributes: all of them, or none."""
-    change = read_change(call.needed("Attributes"))
+    given = call.needed("Attributes")
+    change = read_change(given, is_fifo=is_fifo(call.queue(Right.CONFIGURE)))
     async with call.desk.changing:
         queue = await call.known_queue(Right.CONFIGURE)
+        old = await call.desk.notes.read(queue)
+        check_throughput({**old.attributes, **change.notes})
         target = change.settings.get(_DEAD_LETTERS)
         if target is not None:
             await _check_target(call, queue, target)
@@ -202,7 +214,6 @@ async def set_attributes(call: ActionCall) -> Mapping[str, Any]:
                 await call.desk.broker.change_settings(queue, change.settings)
             except (InvalidSetting, Conflict) as error:
                 raise SqsError("InvalidAttributeValue", str(error)) from error
-        old = await call.desk.notes.read(queue)
         attributes = {name: text for name, text in {**old.attributes, **change.notes}.items() if text}
         await _write(call, queue, old._replace(attributes=attributes, modified=int(time.time())))
         call.audit("queue-changed", queue)

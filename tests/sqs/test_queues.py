@@ -93,7 +93,7 @@ _REFUSED: Final = (
     ("RedriveAllowPolicy", '{"redrivePermission": "byQueue"}', "InvalidAttributeValue"),
     ("Policy", '{"Version": "2012-10-17"}', "AWS.SimpleQueueService.UnsupportedOperation"),
     ("KmsMasterKeyId", "alias/aws/sqs", "AWS.SimpleQueueService.UnsupportedOperation"),
-    ("FifoQueue", "true", "AWS.SimpleQueueService.UnsupportedOperation"),
+    ("FifoQueue", "true", "InvalidParameterValue"),
     ("FifoQueue", "false", "InvalidAttributeName"),
     ("ContentBasedDeduplication", "true", "InvalidAttributeName"),
     ("Colour", "blue", "InvalidAttributeName"),
@@ -115,13 +115,6 @@ async def test_attributes_that_are_refused(sqs: Client, make_queue: MakeQueue, b
 async def test_names_that_no_queue_may_have(sqs: Client) -> None:
     for name in ("a.b", "a b", "", "a" * 81, "-a", "größe", "a/b"):
         assert await refusal(sqs, partial(sqs.create_queue, QueueName=name)) == "InvalidParameterValue"
-
-
-async def test_fifo_queues_are_refused(sqs: Client, broker: Broker) -> None:
-    unsupported = "AWS.SimpleQueueService.UnsupportedOperation"
-    assert await refusal(sqs, partial(sqs.create_queue, QueueName="q.fifo")) == unsupported
-    await broker.create_queue("q.fifo")  # by another door
-    assert await refusal(sqs, partial(sqs.get_queue_url, QueueName="q.fifo")) == unsupported
 
 
 async def test_lists_in_pages(sqs: Client, broker: Broker) -> None:
