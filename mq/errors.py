@@ -131,11 +131,11 @@ class StorageSlow(StorageError):
 
 
 class NotServed(StorageError):
-    """Nobody serves the highly available queues just now. Nothing was changed; try again."""
+    """No node serves the highly available queues just now. Nothing was changed; try again."""
 
 
 class ServiceLost(NotServed, StorageUnsure):
-    """Whoever served the highly available queues lost them, or went out of reach, before the answer came."""
+    """The node that served the highly available queues lost them, or went out of reach, before it answered."""
 
 
 class NoMemory(MQError):

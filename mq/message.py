@@ -158,7 +158,7 @@ def group_number(name: str) -> int:
 
 
 class SharedAttributes(dict[str, Any]):
-    """Attributes that many messages have, and that nobody changes any more: what a store makes of them it may keep.
+    """Attributes that many messages share, and that change no more: a store may keep what it makes of them.
 
     Attributes:
         written: what a store has made of them; None so far.
@@ -237,7 +237,7 @@ class BytesBody:
 
 
 class DamagedBody:
-    """A body whose bytes are known to be damaged: whoever reads it gets the error."""
+    """A body whose bytes are known to be damaged: reading it raises the error."""
 
     __slots__ = ("reason", "size")
 

@@ -2,8 +2,8 @@
 
 Usage: python tools/from_compiled.py [--level N] [--or-as-it-is] [ARGUMENTS OF PYTHON ...]
 
-Without arguments it builds and no more. It compiles again only when something of what is compiled has changed, or when
-the code there was optimised less than is asked for. Where mq cannot be compiled (no C compiler, no headers of Python)
+Without arguments it builds and no more. It compiles again only after a change of the sources, or for more
+optimisation than the code there has. Where mq cannot be compiled (no C compiler, no headers of Python)
 it says why and ends with status 3, or runs mq as it is if ``--or-as-it-is`` says so.
 """
 
@@ -64,7 +64,7 @@ def why_not() -> str:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One builds at a time; who comes second finds it done."""
+    """Hold the lock: of two builds at once the second waits, and finds the work done."""
     PLACE.parent.mkdir(exist_ok=True)
     with (PLACE.parent / ".compiling").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -95,7 +95,7 @@ def build(level: int) -> None:
 
 
 def _digest() -> str:
-    """Of all that decides what comes out."""
+    """The digest of the Python, the sources and the tools that make the build."""
     seen = hashlib.sha256(f"{sys.executable} {sys.version}".encode())
     for path in _sources():
         seen.update(f"{path.relative_to(TREE)} ".encode() + hashlib.sha256(path.read_bytes()).digest())

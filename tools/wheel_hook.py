@@ -1,4 +1,4 @@
-"""What a build of mq's wheel does besides packing files. pip install calls this (pyproject.toml).
+"""Adds to mq's wheel what it needs besides, and compiled modules. pip install calls this (pyproject.toml).
 
 It names what else of this tree mq needs: ``mq-client``, which is the other half of the package, and for an extra its
 plugin. Each is named by its folder, so that ``pip install .`` finds it here and asks no index, or by its version where
@@ -47,11 +47,11 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg,misc]
     names, as patterns of paths."""
 
     def dependencies(self) -> list[str]:
-        """What the build needs besides what it always does: types of what is imported, too."""
+        """What compiling needs: the compiler, and the types of what is imported."""
         return [*NEEDED, *self.metadata.core.dependencies] if _is_wanted(COMPILED) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Say what else is needed, and add to the wheel what came out of the compiler."""
+        """Add requirements and compiled modules to the wheel."""
         build_data["dependencies"] += self._client(version)
         build_data["dependencies"] += self._plugins()
         if version != "editable" and _is_wanted(COMPILED):
@@ -83,7 +83,7 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg,misc]
             build_data["force_include"][str(made)] = str(made.relative_to(folder))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """The copy has done its duty."""
+        """Delete the copy."""
         if hasattr(self, "_scratch"):
             self._scratch.cleanup()
 

@@ -8,7 +8,7 @@
   the task, and the thread, that do it.
 * ``spans``: what OpenTelemetry hears of it all, where that is installed.
 * ``async_client``: the client for asyncio and Trio; ``sync_client``: the one for threads, generated from it.
-* ``webhook``: posts messages to an address of somebody else's.
+* ``webhook``: posts messages to another server.
 * ``amqp``: a third client, over AMQP, which stands by itself.
 
 Nothing here knows of the broker, or serves::
@@ -20,8 +20,8 @@ Nothing here knows of the broker, or serves::
         with client.receive("letters") as message:
             print(message.body)
 
-The clients themselves are imported when they are asked for: the Spark source, which brings a transport of its own, pays
-for neither httpx nor anyio.
+The clients themselves are imported at their first use. The Spark source has a transport of its own, and pays for
+neither httpx nor anyio.
 """
 
 from importlib import import_module

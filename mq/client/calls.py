@@ -20,7 +20,7 @@ class Again(enum.Enum):
     NEVER = "never"
     """Never: the first answer counts."""
     UNSERVED = "unserved"
-    """When it is certain that it was not served: there was no connection, or the queue was full (429)."""
+    """When it was certainly not served: there was no connection, or the queue was full (429)."""
     ALWAYS = "always"
     """It does the same however often it is sent, or carries a key by which the daemon knows it again."""
 
@@ -141,8 +141,10 @@ def nothing(answer: Answer) -> None:
 
 
 def changed_nothing(answer: Answer) -> bool:
-    """Whether a refusal says for certain that what was asked for was not done: as mq says it, and without an
-    ``outcome``. A proxy that gave up waiting for mq knows nothing."""
+    """Whether a refusal says for certain that nothing was done.
+
+    One of mq's says so unless it has an ``outcome``. One of a proxy's does not: the proxy only gave up waiting for mq.
+    """
     if answer.status == TOO_MANY_REQUESTS:
         return True
     said = _said(answer)
@@ -150,7 +152,7 @@ def changed_nothing(answer: Answer) -> bool:
 
 
 def _refusal(answer: Answer, *, was_unsure: bool) -> Refused:
-    """An error with the line of a refusal; where something in between answered, its status."""
+    """The error of a refusal, with mq's own line where it has one, else with the status."""
     detail = _said(answer).get("detail")
     text = detail if isinstance(detail, str) and detail else f"the answer was {answer.status}"
     is_unsure = answer.status >= 500 and not changed_nothing(answer)

@@ -26,7 +26,7 @@ class GiveBack(Exception):
 
     Args:
         delay: seconds before it can be fetched again; None for as long as its queue says of failures.
-        reason: why, for those who look at it among the dead.
+        reason: why; shown with the message among the dead.
     """
 
     def __init__(self, delay: float | None = 0.0, reason: str = "") -> None:
@@ -82,7 +82,7 @@ class Conflict(Refused):
 
 
 class LeaseLost(Refused):
-    """412: the lease ran out, and the message is, or was, somebody else's."""
+    """412: the lease ran out, and another consumer has the message, or had it."""
 
 
 class TooLarge(Refused):

@@ -15,15 +15,15 @@ holds its message no longer."""
 _PARTS: Final = 3
 """A lease is extended so often that two tries may fail."""
 _SHORTEST_SECONDS: Final = 1.0
-"""A shorter lease is extended for so long: each extension is a write."""
+"""A shorter lease is extended by this: each extension is a write."""
 _UNKNOWN_SECONDS: Final = 30.0
-"""For a delivery whose lease the daemon did not tell; it is extended at once."""
+"""Stands in for a lease that the daemon did not tell; such a lease is extended at once."""
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _GRACE_SECONDS: Final = 2.0
-"""How much longer than its lease a message is thought to be ours while no daemon answers: by so much a lease outlives
-the restart of its daemon, and nobody else gets anything before that."""
+"""For how long after its lease a message counts as ours while no daemon answers: a daemon that restarts prolongs leases
+by as much, and hands out nothing before that."""
 _PAUSES: Final = 20
-"""While a daemon is away, it is asked so often within one lease."""
+"""How often a daemon that is away is asked within one lease."""
 _LOST: Final = frozenset({404, 409, 412})
 """Refusals after which the message is not ours any more."""
 

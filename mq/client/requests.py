@@ -162,7 +162,7 @@ def requeue(queue: str, id: str, receipt: str, delay: float | None, reason: str 
 
 
 def reschedule(queue: str, id: str, delay: float | None, at: datetime | None) -> Call[None]:
-    """Change when a delayed message can be fetched. What somebody has fetched meanwhile is left to them.
+    """Change when a delayed message can be fetched. A message that a consumer has by now stays with it.
 
     Raises:
         ValueError: not exactly one of both is given, or `at` says no zone.
@@ -256,7 +256,7 @@ def connections(after: str | None = None) -> Call[Mapping[str, Any]]:
 
 
 def consumers(after: str | None = None) -> Call[Mapping[str, Any]]:
-    """A page of those who consume."""
+    """A page of consumers."""
     return Call(method="GET", target=_target("-", "consumers", **_behind(after)), read=Answer.members)
 
 

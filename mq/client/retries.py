@@ -35,7 +35,7 @@ class Retry:
 
 
 ONCE: Final = Retry(patience=0.0)
-"""For what has pauses of its own."""
+"""For a caller that makes its own pauses: the renewal of a lease."""
 GIVING_BACK: Final = Retry(patience=3.0)
 """For a message that is given back: its lease ends by itself anyway."""
 CONSUME_WAIT_SECONDS: Final = 20.0
@@ -73,9 +73,9 @@ class Tries:
         self._begun = clock()
         self._count = 0
         self.perhaps_served = False
-        """Whether a try that had no answer may have been served: what is found done by the next is its work."""
+        """Whether a try without an answer may have been served: what the next try finds done is its work."""
         self.is_unsure = False
-        """Whether it is unknown what a try has done. Of a 503 the daemon says whether anything was changed."""
+        """Whether the effect of a try is unknown. With a 503 the daemon says whether it changed anything."""
 
     def after_answer(self, answer: Answer) -> float | None:
         """Seconds to pause before the next try; None when this answer counts."""
@@ -103,7 +103,7 @@ class Tries:
         return self._pause(None)
 
     def after_refusals(self) -> float | None:
-        """Seconds to pause before entries of a batch that were refused for now go again; None to give up."""
+        """Seconds to pause before the refused entries of a batch go again; None to give up."""
         return self._pause(None)
 
     def _pause(self, asked: float | None) -> float | None:

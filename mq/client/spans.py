@@ -1,10 +1,10 @@
 """Spans around what a client does with messages, by OpenTelemetry's conventions for messaging.
 
-They are made where the extra ``mq[otel]`` is installed, and go where the program has its tracer provider send them.
-Without the extra every context here does nothing.
+The extra ``mq[otel]`` makes them, and the program's tracer provider sends them on. Without the extra every context here
+does nothing.
 
-A message is sent in its span's trace: the daemon keeps ``traceparent`` with it. Whoever receives it links to that, and
-goes on with it where no span of their own is open.
+A message is sent in its span's trace: the daemon keeps ``traceparent`` with it. A consumer's span links to that trace,
+and continues it unless the program has a span open.
 """
 
 from __future__ import annotations

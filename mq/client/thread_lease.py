@@ -19,7 +19,7 @@ class Lease:
 
     Args:
         message: as it was fetched.
-        renew: extends the lease by so many seconds; may take so many seconds.
+        renew: takes the message, the seconds by which to extend its lease, and the seconds that this may take.
         max_handling: seconds after which the lease is renewed no more.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""A webhook: an address of somebody else's to which ``mq receive --to`` posts messages."""
+"""A webhook: the server to which ``mq receive --to`` posts messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Webhook:
             Why it was given back; empty when it was not.
 
         Raises:
-            LeaseLost, NotFound: it was posted, and somebody else may have it.
+            LeaseLost, NotFound: it was posted, and another consumer may have it, too.
         """
         why = ""
         with client.handling(stream.message, max_handling=self._max_handling):

@@ -41,7 +41,7 @@ class PendingConfirms(Generic[T]):
         return len(self._waiting)
 
     def published(self, item: T) -> None:
-        """The next message went out, and `item` waits for it."""
+        """Let `item` wait for the confirm of the message that just went out."""
         self._last += 1
         self._waiting[self._last] = item
 
@@ -107,14 +107,14 @@ class PublishChannel(ClientChannel):
         await publication.result()
 
     def returned(self, message: Returned) -> None:
-        """There is no queue for it. Its confirm comes after that."""
+        """Note that there is no queue for a message. Its confirm follows."""
         message_id = _message_id(message.properties)
         for publication in self._confirms:
             if publication.message_id == message_id:
                 publication.returned = message.text
 
     def confirmed(self, confirm: Confirmed) -> None:
-        """One message, or all up to it."""
+        """Settle one message, or all up to it."""
         for publication in self._confirms.settle(confirm.sequence, multiple=confirm.multiple):
             if publication.returned:
                 publication.fail(_no_queue(publication))
@@ -124,7 +124,7 @@ class PublishChannel(ClientChannel):
                 publication.answer(None)
 
     def refused(self, event: ChannelRefused) -> None:
-        """The server does not say which message it closed the channel over: with one, it is that."""
+        """Fail what waits. The server does not name the message that it refused; with one waiting, it is that."""
         waiting = self._confirms.drain()
         for publication in waiting:
             if len(waiting) == 1:
@@ -213,7 +213,7 @@ class ReceiveChannel(ClientChannel):
         self._tags = tags
 
     def hand_out(self, message: Arrived) -> Delivery:
-        """From now on the program holds it."""
+        """The delivery that the program holds from now on."""
         return Delivery(
             tag=self._tags.hand_out(self, message.number),
             queue=self.queue,
@@ -223,7 +223,7 @@ class ReceiveChannel(ClientChannel):
         )
 
     def end(self, why: Why) -> None:
-        """The server has taken back what was held."""
+        """Forget what was held: the server has taken it back."""
         super().end(why)
         self._tags.forget(self)
 
@@ -241,7 +241,7 @@ class GetChannel(ReceiveChannel):
         return answer if isinstance(answer, Arrived) else None
 
     def unwanted(self, answer: base.Frame | Arrived) -> None:
-        """A message came for a get that was given up: it goes back."""
+        """Give back a message whose get was cancelled."""
         if isinstance(answer, Arrived):
             self.give_back(answer)
 
@@ -302,7 +302,7 @@ class ConsumeChannel(ReceiveChannel):
         self.consumer_ended()
 
     def arrived(self, message: Arrived) -> None:
-        """A message for the consumer. More than it asked for is a server gone wrong."""
+        """Keep a message for the consumer. A server that sends more than was asked for ends the connection."""
         if message.is_answer:
             super().arrived(message)
         elif len(self._arrived) >= self._prefetch:
@@ -312,12 +312,12 @@ class ConsumeChannel(ReceiveChannel):
             self._news.notify()
 
     def consumer_ended(self) -> None:
-        """What has come is still ours."""
+        """End the iteration after what has come already: that is still held."""
         self._over = lambda: ConsumeEnded(f"the server ended the consumer of {self.queue!r}: consume again if you like")
         self._news.notify()
 
     def end(self, why: Why) -> None:
-        """What has come has gone back."""
+        """Forget what has come: the server has taken it back."""
         super().end(why)
         self._arrived.clear()
         self._news.notify()

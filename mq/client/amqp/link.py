@@ -77,12 +77,12 @@ class PendingAnswer:
         self.is_given_up = False
 
     def answer(self, value: Any) -> None:
-        """It came."""
+        """Give the answer to the task."""
         self.value = value
         self._done.set()
 
     def fail(self, why: Why) -> None:
-        """It will not come."""
+        """Raise this in the task instead: no answer will come."""
         self._why = why
         self._done.set()
 
@@ -113,7 +113,7 @@ class ClientChannel:
         self._questions: deque[PendingAnswer] = deque()
 
     def check(self) -> None:
-        """Whether it can be used.
+        """Raise if the channel cannot be used.
 
         Raises:
             ClientError: it has ended.
@@ -141,12 +141,12 @@ class ClientChannel:
             return await question.result()
         except anyio.get_cancelled_exc_class():
             question.is_given_up = True
-            if question.value is not None:  # it came in the very step in which we were cancelled
+            if question.value is not None:  # the answer came in the very step of the cancellation
                 self.unwanted(question.value)
             raise
 
     def answered(self, answer: base.Frame | Arrived) -> None:
-        """The answer to the oldest question came."""
+        """Give an answer to the oldest question."""
         if self._questions:
             question = self._questions.popleft()
             if question.is_given_up:
@@ -175,7 +175,7 @@ class ClientChannel:
         self.end(lambda: refusal(event.code, event.text))
 
     def end(self, why: Why) -> None:
-        """It is of no use any more."""
+        """End the channel: every question on it fails."""
         if self.ended is None:
             self.ended = why
             while self._questions:
@@ -209,7 +209,7 @@ class Link:
         self._changed = Signal()
 
     def check(self) -> None:
-        """Whether the connection is there.
+        """Raise if the connection has ended.
 
         Raises:
             Unreachable: it has ended.
@@ -344,7 +344,7 @@ class Link:
             self._to_send.notify()
 
     async def _write(self) -> None:
-        while self._ended is None:  # what is left then are last words, which are nobody else's to take
+        while self._ended is None:  # what is left after the end belongs to _last_words, which runs even when cancelled
             if not self.protocol.waiting:
                 await self._to_send.wait()
                 continue
@@ -373,7 +373,7 @@ class Link:
                 beats.sent()
 
     async def _last_words(self) -> None:
-        """What the server should still hear, unless it was cut off in the middle of something."""
+        """Send what is left, unless a frame was cut off half-way; then close."""
         try:
             if self.protocol.waiting and not self._sending:
                 await self._stream.send(self.protocol.take())
