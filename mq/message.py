@@ -11,6 +11,7 @@ import secrets
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol
 
 from mq.errors import CorruptMessage, InvalidId, InvalidName
@@ -151,6 +152,7 @@ class MessageIds:
             self._last = ticks
 
 
+@lru_cache(maxsize=4096)
 def group_number(name: str) -> int:
     """The number by which ids name a message group: 47 bits of a hash. Two groups of one number are served as one."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=6).digest()

@@ -298,7 +298,7 @@ class QueueIndex:
 
     def _add_ready(self, entry: Entry) -> None:
         own = entry.id.key
-        key = _key_of(entry)
+        key = own if entry.meta.order is None else _key_of(entry)
         while key in self._ready and self._entry(key).id != entry.id:
             key += 1 << _TAIL_BITS  # two brokers gave two messages one instant: one goes behind the other
         if key != own:

@@ -59,23 +59,25 @@ class MessageGroups:
         if id not in self._coming:
             self._coming[id] = key
             self._coming_keys.add(key)
-            self._push(self._group(number_of(id)), key)
+            self._push(self._group(number_of(id, key)), key)
 
     def ready(self, id: MessageId, key: int) -> None:
         """Note that a message is READY at `key`."""
-        group = self._group(number_of(id))
+        group = self._group(number_of(id, key))
         self._push(group, key)
-        self._settle(id)
+        if id in self._out or id in self._coming:
+            self._settle(id)
         self._give_turn(group)
 
     def taken(self, id: MessageId, key: int) -> None:
         """Note that a message that was READY at `key` is out."""
-        group = self._groups[number_of(id)]
+        group = self._groups[number_of(id, key)]
         group.live -= 1
         if self._turns and self._turns[0] is group:
             self._turns.popleft()
             group.has_turn = False
-        self.block(id)
+        self._out[id] = group.number
+        group.out += 1
         if group.heap[0] == key:
             heapq.heappop(group.heap)
         elif len(group.heap) > 2 * group.live + _FEW:
@@ -171,8 +173,12 @@ class MessageGroups:
             self._turns.append(group)
 
 
-def number_of(id: MessageId) -> int:
-    """The number of a message's group: for one without a group a number that no other message has."""
-    key = id.key
-    group = MessageId.group_in(key)
-    return key if group is None else group
+def number_of(id: MessageId, key: int | None = None) -> int:
+    """The number of a message's group: for one without a group a number that no other message has.
+
+    Args:
+        id: the message.
+        key: its key, or that by which it stands in its queue; None to work it out.
+    """
+    group = MessageId.group_in(id.key if key is None else key)
+    return id.key if group is None else group
