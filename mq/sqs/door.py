@@ -79,6 +79,7 @@ class SqsDoor:
         self._logins = logins
         self._scheme = scheme
         waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
+        nursery.start_soon(tasks.resume)
         self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, Attempts(), trio.Lock(), lease_seconds)
 
     def end(self) -> None:

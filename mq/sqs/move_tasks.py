@@ -1,25 +1,33 @@
 """Message move tasks: messages of a dead-letter queue go back to where they died, or elsewhere, while the client does
 other things.
 
-They live as long as the daemon. What a task has moved stays moved; a client whose task has ended with the daemon starts
-another one.
+A task that runs is a record of the store, so it goes on after a restart of the daemon; what it had moved stays moved.
+Tasks that are over are remembered as long as the daemon lives. Among peers there are no records: two of them would go
+on with one task.
 """
 
 from __future__ import annotations
 
 import base64
+import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
 
 from mq.broker.api import BrokerAPI
 from mq.broker.queues import LARGEST_SLICE
-from mq.errors import MQError
+from mq.errors import MQError, StorageError
 from mq.sqs.errors import SqsError
 
+logger = logging.getLogger(__name__)
+
+KIND: Final = "sqs-move"
+"""Of the records: the key is the source queue."""
 MOST_SHOWN: Final = 10
 """Tasks of one queue that are remembered."""
 MOST_QUEUES: Final = 1000
@@ -61,6 +69,18 @@ class MoveTask:
         self.started_ms = time.time_ns() // 1_000_000
         self.handle = base64.urlsafe_b64encode(f"{secrets.token_hex(16)}:{source}".encode()).decode()
         self.scope = trio.CancelScope()
+
+    def kept(self) -> dict[str, Any]:
+        """What its record says."""
+        names = ("target", "per_second", "to_move", "started_ms", "handle")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def restored(cls, source: str, kept: Mapping[str, Any]) -> MoveTask:
+        """A task from its record."""
+        task = cls(source, kept["target"], kept["per_second"], kept["to_move"])
+        task.started_ms, task.handle = kept["started_ms"], kept["handle"]
+        return task
 
     async def run(self, broker: BrokerAPI) -> None:
         """Move until no message is left that can be moved."""
@@ -107,20 +127,69 @@ class MoveTasks:
         self._broker = broker
         self._nursery = nursery
         self._of_queue: dict[str, deque[MoveTask]] = {}
+        self._is_kept = not broker.description.shared
+        self._is_ending = False
 
-    def start(self, task: MoveTask) -> None:
-        """Start a task.
+    async def resume(self) -> None:
+        """Go on with the tasks that the daemon's end has ended."""
+        try:
+            records = await self._broker.declarations.records(KIND) if self._is_kept else {}
+        except StorageError as error:
+            logger.warning("message move tasks of before do not go on: %s", error)
+            return
+        for source in sorted(records):
+            task = MoveTask.restored(source, records[source])
+            with suppress(MQError):  # without its queue it fails
+                task.moved = max(0, task.to_move - (await self._broker.status(source)).ready)
+            if source not in self._of_queue:  # else a client was faster
+                self._admit(task)
+                self._nursery.start_soon(self._run, task)
+
+    async def start(self, task: MoveTask) -> None:
+        """Start a task. It goes on over restarts once this returns.
 
         Raises:
             SqsError: one of that queue is running, or too many queues have some.
+            StorageError: it cannot be kept now.
         """
+        self._admit(task)
+        if self._is_kept:
+            try:
+                await self._broker.declarations.put(KIND, task.source, task.kept())
+            except BaseException:
+                task.status = FAILED
+                raise
+        self._nursery.start_soon(self._run, task)
+
+    async def cancel(self, task: MoveTask) -> None:
+        """End a task, for good.
+
+        Raises:
+            StorageError: it would go on after a restart.
+        """
+        await self._forget(task)
+        task.scope.cancel()
+
+    def _admit(self, task: MoveTask) -> None:
+        """Take a task into the list of its queue."""
         tasks = self._of_queue.get(task.source)
         if tasks and tasks[0].status == RUNNING:
             raise SqsError("UnsupportedOperation", "There is already a task running: one at a time for a source queue.")
         if tasks is None and len(self._of_queue) >= MOST_QUEUES:
             self._forget_one()
         self._of_queue.setdefault(task.source, deque(maxlen=MOST_SHOWN)).appendleft(task)
-        self._nursery.start_soon(task.run, self._broker)
+
+    async def _run(self, task: MoveTask) -> None:
+        await task.run(self._broker)
+        if not self._is_ending:
+            with suppress(MQError):  # at worst it goes on after a restart, and finds nothing
+                await self._forget(task)
+
+    async def _forget(self, task: MoveTask) -> None:
+        """Drop the record of a task; another one of its queue may have one by then."""
+        tasks = self._of_queue.get(task.source)
+        if self._is_kept and (not tasks or tasks[0] is task):
+            await self._broker.declarations.drop(KIND, task.source)
 
     def of_queue(self, source: str) -> list[MoveTask]:
         """The tasks of a queue, the latest first."""
@@ -139,6 +208,7 @@ class MoveTasks:
 
     def end(self) -> None:
         """Cancel all tasks: mq stops."""
+        self._is_ending = True
         for tasks in self._of_queue.values():
             tasks[0].scope.cancel()
 

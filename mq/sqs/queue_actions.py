@@ -289,7 +289,7 @@ async def start_move(call: ActionCall) -> Mapping[str, Any]:
     await _check_move(call, source, target)
     status = await call.desk.broker.status(source)
     task = MoveTask(source, target, per_second, status.ready)
-    call.desk.tasks.start(task)
+    await call.desk.tasks.start(task)
     call.audit("queue-redriven", source)
     return {"TaskHandle": task.handle}
 
@@ -325,7 +325,7 @@ async def cancel_move(call: ActionCall) -> Mapping[str, Any]:
     """End a task; what it has moved stays moved."""
     task = call.desk.tasks.running(call.needed("TaskHandle"))
     call.allow(Right.CONFIGURE, task.source)
-    task.scope.cancel()
+    await call.desk.tasks.cancel(task)
     return {"ApproximateNumberOfMessagesMoved": task.moved}
 
 
