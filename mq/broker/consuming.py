@@ -25,7 +25,7 @@ from mq.broker.leases import Leases
 from mq.broker.settings import check_time
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters
-from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch
+from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch, StorageFull
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import Message, MessageId, shorten
 from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result, Unlink
@@ -247,13 +247,18 @@ class Consumption:
             ReceiptMismatch: the delivery of that receipt does not hold it.
             NotLeased: it is not delayed, either.
             InvalidSetting: `at_ms` is too far away.
+            StorageFull: the store has refused to move it for now.
         """
+        on_its_way: Entry | None = None
         now_ms = self._clock_ns() // 1_000_000
         if at_ms is not None and check_time(at_ms, now_ms) <= now_ms:
             seconds, at_ms = 0.0, None
         while True:
             entry = await self._locate(index, MessageId(id), receipt)
             if entry.state is State.NEW and entry.meta.deadline_ms is not None and self._config.mover:
+                if entry == on_its_way:  # nothing more happens to it until the mover tries again
+                    raise StorageFull(f"message {id} of queue {index.name} cannot be moved now. Try again later")
+                on_its_way = entry
                 await self._upkeep.settle(index)  # it is on its way to DELAYED
                 continue
             if entry.state is not State.DELAYED or entry.meta.receipt is not None:

@@ -36,6 +36,10 @@ PURGING: Final = (7,)
 GROUPING: Final = (24, 34)
 """What seeds leave when divided by 50 in whose runs messages have groups, if there is one broker."""
 
+RESCHEDULING: Final = (4, 8)
+"""Of the seeds whose tens leave these rests when divided by 16: users delay messages, some of them for days, and change
+when they come, or cancel them."""
+
 AT_ONCE: Final = 3
 """Of the seeds whose tens leave this rest when divided by 4: a batch's calls are made as mq-native makes them."""
 
@@ -59,6 +63,7 @@ class Plan(NamedTuple):
         pairs: how many pairs of users there are of whom one publishes and the other waits for that.
         refuses: whether there is trouble most of the time, and all is looked for when it is over.
         purges: whether users purge queues, and extend most of their leases.
+        reschedules: whether users change when delayed messages come.
         largest_segment: how many keys or histories share a record.
         steps: whether the clock is set before every start.
         at_once: whether a batch's calls are made as mq-native makes them.
@@ -81,6 +86,7 @@ class Plan(NamedTuple):
     pairs: int = 0
     refuses: bool = False
     purges: bool = False
+    reschedules: bool = False
     largest_segment: int = keys.LARGEST_SEGMENT
     steps: bool = False
     at_once: bool = False
@@ -102,6 +108,8 @@ def make_plan(seed: int, random: Random) -> Plan:
         plan = plan._replace(faults=tuple(REFUSALS), users=plan.users or 2, refuses=True, largest_segment=2)
     if seed % 10 in PURGING:
         plan = plan._replace(users=plan.users or 2, purges=True)
+    if seed // 10 % 16 in RESCHEDULING:
+        plan = plan._replace(users=plan.users or 2, reschedules=True)
     if plan.brokers == 1 and seed % 10 == CLAIMING[1]:
         plan = plan._replace(clients=1, users=0)
     is_alone = plan.brokers == 1

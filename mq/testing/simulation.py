@@ -260,6 +260,7 @@ class _Run:
             lease_seconds,
             self._wall,
             purges=self.plan.purges,
+            reschedules=self.plan.reschedules,
         )
 
     def _claimants(self, broker: Broker, users: Users) -> Claimants:

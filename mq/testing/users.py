@@ -1,4 +1,5 @@
-"""Users of a simulated broker: they wait, publish in batches, with keys, delays and times to live, and vanish.
+"""Users of a simulated broker: they wait, publish in batches, with keys, delays and times to live, change what is
+delayed, and vanish.
 
 They speak to the broker itself, as a program that embeds it. What they see is checked by :mod:`mq.testing.expected`.
 """
@@ -7,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
 import trio
 
 from mq.broker import Broker, Draft, Published, Removal
-from mq.errors import MQError
+from mq.broker.peek import DELAYED
+from mq.errors import MQError, NoSuchMessage, NotLeased
 from mq.message import Message
 from mq.testing.clients import PATIENCE_SECONDS
 from mq.testing.expected import DEAD, LIMITED, MAX_MESSAGES, MAX_RECEIVES, UNIQUE, WORK, Expected, SeenDelivery, Sent
@@ -27,6 +30,8 @@ _SETTINGS: Final[dict[str, dict[str, Any]]] = {
 }
 _ALONE: Final = frozenset({UNIQUE, LIMITED})
 """What is promised only where no other broker works on the store."""
+_LATER_SECONDS: Final = (3.0, 60.0, 47_000.0, 260_000.0)
+"""Two have a timer; of the others the calendar takes care."""
 _WINDOW_SECONDS: Final = 40_000.0
 """For so long a queue knows its keys, and some more, even when the clock is set."""
 
@@ -43,6 +48,7 @@ class Users:
         lease_seconds: how long a lease lasts.
         wall: the wall clock, in seconds.
         purges: whether they purge queues now and then, and extend most of their leases.
+        reschedules: whether they delay messages for days, too, and change when delayed ones come, or cancel them.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Users:
         wall: Callable[[], float],
         *,
         purges: bool = False,
+        reschedules: bool = False,
     ) -> None:
         self._brokers = brokers
         self._expected = expected
@@ -65,6 +72,8 @@ class Users:
         self._lease_seconds = lease_seconds
         self._wall = wall
         self._purges = purges
+        self._reschedules = reschedules
+        self._changing: set[str] = set()
         self._held: list[SeenDelivery] = []
         self._queues = [queue for queue in _SETTINGS if len(brokers) == 1 or queue not in _ALONE]
 
@@ -85,6 +94,8 @@ class Users:
         """Take out and remove all there is, until nothing comes any more."""
         for queue in sorted(_SETTINGS, key=lambda queue: queue == DEAD):  # the dead last: they come from another
             if await self._brokers[0].has_queue(queue):
+                if self._reschedules and queue == WORK:
+                    await self._hurry()
                 while await self._fetch(queue, patient=True):
                     while self._held:
                         await self._remove(self._held.pop(), patient=True)
@@ -114,6 +125,7 @@ class Users:
             self._extend: 6 if self._purges else 1,
             self._requeue: 1,
             **({self._purge: 1} if self._purges else {}),
+            **({self._publish_for_later: 3, self._reschedule: 5, self._cancel: 1} if self._reschedules else {}),
         }
         for _ in range(steps):
             [action] = self._random.choices(list(odds), list(odds.values()))
@@ -282,6 +294,65 @@ class Users:
             broker, message = self._random.choice(self._brokers), delivery.message
             self._expected.letting_go(delivery)
             await self.ask("requeue", lambda: broker.requeue(delivery.queue, message.id, receipt=message.receipt))
+
+    # Later
+
+    async def _publish_for_later(self) -> None:
+        body = f"{self._random.getrandbits(64):016x}".encode()
+        await self._send([self._expected.sending(WORK, body, None, delay=self._random.choice(_LATER_SECONDS))])
+
+    async def _reschedule(self) -> None:
+        sent = self._waiting()
+        if sent is None or sent.id is None:
+            return
+        broker, id, begun = self._random.choice(self._brokers), sent.id, trio.current_time()
+        delay = self._random.choice((0.0, 0.2, *_LATER_SECONDS))
+        self._changing.add(id)
+        sent.not_before = min(sent.not_before, begun + delay)
+
+        async def reschedule() -> bool:
+            await broker.reschedule(WORK, id, delay=delay)
+            return True
+
+        if await self.ask(f"reschedule to {delay:.1f}", reschedule):
+            sent.not_before = begun + delay
+            self._changing.discard(id)  # one that was not answered may still be changed: nobody else tries
+
+    async def _cancel(self) -> None:
+        sent = self._waiting()
+        if sent is None or sent.id is None:
+            return
+        broker, id = self._random.choice(self._brokers), sent.id
+        sent.may_be_gone = True
+
+        async def remove() -> bool:
+            await broker.remove(WORK, id)
+            return True
+
+        if await self.ask("cancel", remove):
+            sent.is_gone = trio.current_time()
+
+    def _waiting(self) -> Sent | None:
+        """One that is delayed, as far as its publisher knows, and that nobody else changes now."""
+        now = trio.current_time()
+        waiting = [
+            sent
+            for sent in self._expected.sent
+            if sent.queue == WORK and sent.is_stored and sent.not_before > now and sent.id not in self._changing
+            if not sent.may_be_gone
+        ]
+        return self._random.choice(waiting) if waiting else None
+
+    async def _hurry(self) -> None:
+        """Let everything come now that is delayed."""
+        broker = self._brokers[0]
+        for sent in self._expected.sent:
+            sent.not_before = min(sent.not_before, trio.current_time())
+        while seen := await broker.peek(WORK, state=DELAYED):
+            for each in seen:
+                await each.message.body.aclose()
+                with suppress(NotLeased, NoSuchMessage):  # it has come just now
+                    await broker.reschedule(WORK, each.message.id)
 
     async def ask(
         self,

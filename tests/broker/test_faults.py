@@ -76,6 +76,19 @@ async def test_a_requeue_that_the_disk_refuses_is_tried_again_in_this_life(wall_
         assert await take(broker) == b"x"
 
 
+@pytest.mark.timeout(10)  # it went round and round, and let nobody else work
+async def test_what_the_disk_does_not_let_become_delayed_gets_no_other_time(wall_clock: WallClock) -> None:
+    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
+        disk.calls.fail("rename", errno.EDQUOT, path="new/*", times=None)
+        id = await broker.publish("q", b"x", delay=60)
+        with pytest.raises(StorageFull, match="cannot be moved now"):
+            await broker.reschedule("q", id, delay=0)
+        disk.heal()
+        await trio.sleep(RETRY_SECONDS + 1)
+        await broker.reschedule("q", id, delay=0)
+        assert await take(broker) == b"x"
+
+
 async def test_what_was_in_a_deleted_queue_is_unlinked_at_once(wall_clock: WallClock) -> None:
     """Not after the next start: a full disk may wait for that room."""
     async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:

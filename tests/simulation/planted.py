@@ -161,6 +161,9 @@ BUGS: Final = {
     "a delay is not kept": Bug(
         "_aim", "return Move(entry, State.DELAYED, entry.meta, durable=False)", "return to_ready(entry)"
     ),
+    "a delayed message keeps its earlier time": Bug(
+        "Consumption.reschedule", "job = self._begin(move, Kind.DELAY, ...)", "return"
+    ),
     "a settings change is not durable": Bug(
         "FolderStorage._put_record",
         """
