@@ -151,7 +151,7 @@ def lengths(folder: Path, effort: Effort) -> list[Figure]:
     """What does not grow: in memory (tmpfs), so that the files cost next to nothing."""
     with disks.in_memory() as memory:
         fetches = trio.run(backlog.measure_lengths, str(memory), effort.rounds, effort.lengths)
-        return fetches + many.measure(str(memory), effort.many, ("ready",))
+        return fetches + many.measure(str(memory), effort.many, ("ready", many.YEAR))
 
 
 def slow(folder: Path, effort: Effort) -> list[Figure]:
