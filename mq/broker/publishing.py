@@ -196,7 +196,7 @@ class Publisher:
         if draft.group is not None and not (settings.groups or draft.is_group_hint):
             raise Conflict(
                 f'queue {index.name} has no message groups, so the order of one would be lost: set {{"groups": true}} '
-                f"(mq set {index.name} groups=true), or publish without a group"
+                f"(mq queue set {index.name} groups=true), or publish without a group"
             )
         if settings.overflow != REJECT:
             return

@@ -126,13 +126,21 @@ def _plain(value: Any, blobs: _Blobs) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {
             _KIND: _NAMES_ON_LINKS.get(type(value), type(value).__name__),
-            "v": [_plain(each, blobs) for each in value],
+            "v": [_plain(each, blobs) for each in value[: _said(value)]],
         }
     if isinstance(value, Mapping):
         return {_KIND: "map", "v": {str(name): _plain(each, blobs) for name, each in value.items()}}
     if isinstance(value, Sequence):
         return [_plain(each, blobs) for each in value]
     raise TypeError(f"a {type(value).__name__} cannot go over a link")
+
+
+def _said(value: Any) -> int:
+    """How many fields of a named tuple have to be said: a release that has fewer understands one that uses no more."""
+    names, defaults, count = value._fields, value._field_defaults, len(value)
+    while count and names[count - 1] in defaults and value[count - 1] == defaults[names[count - 1]]:
+        count -= 1
+    return count
 
 
 def _value(plain: Any, blobs: Sequence[bytes]) -> Any:

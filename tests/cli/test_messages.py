@@ -32,6 +32,16 @@ def test_standard_input_is_one_message(client: Client, mq: Mq) -> None:
     assert (message.body, message.content_type, message.attributes) == (body, "x/y", {"colour": "blue"})
 
 
+def test_a_group_of_messages(client: Client, mq: Mq) -> None:
+    refused = mq("send", "q", "-m", "a1", "--group", "a")
+    assert refused.status != 0
+    client.configure("q", groups=True)
+    assert mq("send", "q", "--lines", "--group", "a", input=b"a1\na2\n").status == 0
+    assert mq("send", "q", "-m", "b1", "--group", "b").status == 0
+    got = list(iter(lambda: client.fetch("q"), None))
+    assert [(message.body, message.group) for message in got] == [(b"a1", "a"), (b"b1", "b")]
+
+
 def test_files_are_a_message_each(client: Client, mq: Mq, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text(name * 3)
