@@ -117,11 +117,12 @@ def test_mq_depends_on_the_client_of_its_version(wheels: dict[str, Path]) -> Non
 
 
 def test_from_the_tree_the_client_comes_from_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pip install .` asks no index for it."""
+    """`pip install .` asks no index for it, and takes none that it has built before: pip would keep the wheel of
+    a folder that is named as a name and a version are, such as `mq-client`. Hence the dot."""
     monkeypatch.delenv("MQ_RELEASE", raising=False)
     wheel = build("mq", tmp_path)
     wanted = needs(wheel)
-    assert wanted["mq-client"] == f"@ {(TREE / 'mq-client').as_uri()}"
+    assert wanted["mq-client"] == f"@ {(TREE / 'mq-client').as_uri()}/."
     for extra, plugin in {
         "cluster": "etcd",
         "memcached": "memcached",
@@ -129,7 +130,7 @@ def test_from_the_tree_the_client_comes_from_the_tree(tmp_path: Path, monkeypatc
         "postgres": "postgres",
     }.items():
         folder = TREE / "plugins" / f"mq-{plugin}"
-        assert needs(tmp_path / "mq-0.1.0-py3-none-any.whl", extra)[folder.name] == f"@ {folder.as_uri()}"
+        assert needs(tmp_path / "mq-0.1.0-py3-none-any.whl", extra)[folder.name] == f"@ {folder.as_uri()}/."
 
 
 def test_an_editable_mq_has_both_halves(tmp_path: Path, wheels: dict[str, Path]) -> None:

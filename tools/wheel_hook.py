@@ -62,12 +62,12 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg,misc]
         if version == "editable":
             return list(_project(folder)["dependencies"])  # a copy of the package would hide the tree's
         # Of this version: they know each other's insides.
-        return [f"mq-client=={self.metadata.version}" if _is_wanted(RELEASE) else f"mq-client @ {folder.as_uri()}"]
+        return [f"mq-client=={self.metadata.version}" if _is_wanted(RELEASE) else f"mq-client @ {_uri(folder)}"]
 
     def _plugins(self) -> Iterator[str]:
         for extra, name in self.config["plugins"].items():
             folder = Path(self.root) / "plugins" / name
-            named = f"{name}>={_project(folder)['version']}" if _is_wanted(RELEASE) else f"{name} @ {folder.as_uri()}"
+            named = f"{name}>={_project(folder)['version']}" if _is_wanted(RELEASE) else f"{name} @ {_uri(folder)}"
             yield f"{named} ; extra == '{extra}'"
 
     def _compile(self, build_data: dict[str, Any]) -> None:
@@ -100,6 +100,12 @@ def _matching(tree: Path, pattern: str) -> list[Path]:
         return list(tree.glob(pattern))
     among, _, after = rest.partition("}")
     return [path for one in among.split(",") for path in _matching(tree, before + one + after)]
+
+
+def _uri(folder: Path) -> str:
+    # A last segment such as mq-client looks to pip like a name and a version: it would keep the wheel, and install that
+    # one again after the tree has changed.
+    return f"{folder.as_uri()}/."
 
 
 def _project(folder: Path) -> dict[str, Any]:
