@@ -280,6 +280,7 @@ class Users:
             self._expected.held(),
             len(self._history.told_removed),
         )
+        self._expected.purging(queue, held)  # what is published meanwhile may have room by it before it is answered
         try:
             count = await self.ask(f"purge {queue}", lambda: broker.purge(queue))
         finally:

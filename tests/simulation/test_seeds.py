@@ -74,6 +74,7 @@ WITH_LOG_REGRESSIONS = {
     816872510324: "a record's file was changed, no handle was left for its folder, and the log called it refused",
     **dict.fromkeys((3068, 3747), "a write to READY was refused half-way, and a power cut brought its torn file back"),
     4211: "likewise, and the torn file made its idempotency key a sure one",
+    5387: "none: the checker counted what a purge was removing just then",
     427: "of two records that no flush had brought the second came alone: taken for damage",
 }
 """Seeds that found a bug of the log, and which."""
