@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,20 +31,13 @@ QUIET_STEPS: Final = 3
 arrival to its operation."""
 MOST_STEPS: Final = 16
 """Steps of the event loop that a batch waits at the most."""
-BATCHES: Final = 2
-"""Batches under way at the most: one in the store, and one that begins the moment it ends."""
-_LOAD_DECAY: Final = 0.95
-"""The part of :attr:`Committer._concurrent` that a batch leaves of it, if fewer messages come."""
 
 
 class Committer:
     """Commits to one store. Operations that arrive during a batch form the next one. So under load a batch grows to the
     operations that arrive within one barrier's time, and no barrier answers an operation that came after its begin.
 
-    If one barrier answered all tasks at once, the store would idle while they run, and they while it works. So one half
-    of the tasks takes turns with the other, unless barriers are so expensive that all had better share one.
-
-    Start :meth:`run` :data:`BATCHES` times.
+    Start :meth:`run` once.
 
     Args:
         storage: the store.
@@ -61,20 +53,10 @@ class Committer:
         self._gathers = storage.description.durable  # without a barrier there is nothing to share
         self._waiting: deque[_Group] = deque()
         self._size = 0  # messages that wait
-        self._under_way: deque[list[_Group]] = deque()
-        self._doing = 0  # messages whose operations are under way
-        self._concurrent = 0.0  # messages that were under way or waited at once, lately
         self._last_groups = 0  # groups in the batch before
-        self._is_called = False  # a committer task is about to form a batch
         self._idle = trio.lowlevel.ParkingLot()
-        self._answered = trio.lowlevel.ParkingLot()
         self.failure = ""
         self._shut_out: StorageFenced | None = None
-
-    @property
-    def share(self) -> int:
-        """How many messages' operations are best committed together."""
-        return self._half or LARGEST_BATCH
 
     def submit(self, make: Make, messages: int, then: Then) -> None:
         """Commit operations in one batch, together with others that wait. Groups are answered in order of arrival.
@@ -86,7 +68,7 @@ class Committer:
         """
         self._waiting.append(_Group(make, messages, then))
         self._size += messages
-        self._call()
+        self._idle.unpark()
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Commit operations in one batch, together with others that wait; their outcomes, in order."""
@@ -115,13 +97,11 @@ class Committer:
             StorageFenced: another broker is in charge of the store; this one's index is worthless.
         """
         while True:
-            while self._shut_out is None and not self._is_time():
+            while self._shut_out is None and not self._waiting:
                 await self._idle.park()
-                self._is_called = False
             if self._shut_out is not None:
                 raise self._shut_out
             groups = await self._gathered()
-            self._call()
             began = trio.current_time()
             for group in groups:
                 group.operations = group.make()
@@ -129,63 +109,32 @@ class Committer:
             outcomes = iter(await self._commit(operations))
             barrier = BatchTimes(began, max(began, trio.current_time() - self._storage.description.heard_late))
             self._told(barrier.ended - barrier.began)
-            while self._under_way[0] is not groups:
-                await self._answered.park()
-            self._under_way.popleft()
-            self._doing -= sum(group.messages for group in groups)
-            self._answered.unpark_all()
             for group in groups:
                 group.then([next(outcomes) for _ in group.operations], barrier)
-
-    @property
-    def _half(self) -> int | None:
-        """Half of the concurrent messages, where two halves that take turns pay; else None."""
-        least, half = self._storage.description.overlap_from, math.ceil(self._concurrent / 2)
-        return half if least is not None and half >= max(2, least) else None
-
-    def _call(self) -> None:
-        """Wake one idle committer task, if it is time for a batch. A busy one re-checks when it finishes."""
-        if self._idle and self._is_time():
-            self._is_called = True
-            self._idle.unpark()
-
-    def _is_time(self) -> bool:
-        """Whether to form a batch now."""
-        if not self._waiting or self._is_called:
-            return False
-        if not self._under_way:
-            return True
-        half = self._half if len(self._under_way) < BATCHES else None
-        return half is not None and self._size >= half
 
     async def _gathered(self) -> list[_Group]:
         """The next batch, once no more operations come for a few steps of the event loop."""
         # Tasks that one barrier answered come back one by one, and one that just misses a batch waits for two barriers.
-        self._is_called = True
         quiet = steps = 0
         while not self._is_enough() and quiet < QUIET_STEPS and steps < MOST_STEPS:
             size = self._size
             await trio.lowlevel.checkpoint()
             quiet, steps = quiet + 1 if self._size == size else 0, steps + 1
-        self._is_called = False
         return self._take()
 
     def _is_enough(self) -> bool:
         if not self._gathers or max(len(self._waiting), self._last_groups) <= 1:
             return True
-        return self._size >= self.share
+        return self._size >= LARGEST_BATCH
 
     def _take(self) -> list[_Group]:
         groups: list[_Group] = []
-        most, size = self.share, 0
-        while self._waiting and size < most:
+        size = 0
+        while self._waiting and size < LARGEST_BATCH:
             groups.append(self._waiting.popleft())
             size += groups[-1].messages
-        self._concurrent = max(self._concurrent * _LOAD_DECAY, float(self._size + self._doing))
         self._last_groups = len(groups)
         self._size -= size
-        self._doing += size
-        self._under_way.append(groups)
         return groups
 
     async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:

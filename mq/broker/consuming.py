@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import trio
 
 from mq.broker.bodies import close
-from mq.broker.commit import BatchChannel, BatchTimes, Future, error_of
+from mq.broker.commit import LARGEST_BATCH, BatchChannel, BatchTimes, Future, error_of
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
 from mq.broker.dispatch import Holds
@@ -413,11 +413,10 @@ class Remover:
             batches: list[_RemovalBatch] = []
             size = 0
             calls = await self._waiting.drain(LARGEST_GROUP)
-            share = self._committer.share
             for call in calls:
                 batches += call
                 size += sum(len(batch.moves) for batch in call)
-                if size >= share:
+                if size >= LARGEST_BATCH:
                     self._do(batches)
                     batches, size = [], 0
             if batches:

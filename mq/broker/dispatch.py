@@ -15,10 +15,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 import trio
@@ -143,8 +141,8 @@ class FetchWorker:
             while called:
                 assignments, portions = await self._assign_next(called)
                 await self._holds.serve(portions)
-                for part in self._shares(assignments):
-                    await self._lease(part)
+                if assignments:
+                    await self._lease(assignments)
 
     async def _assign_next(self, called: deque[QueueIndex]) -> tuple[list[Assignment], list[Portion]]:
         """Choose messages for every queue whose waiters changed, up to one turn's worth."""
@@ -160,18 +158,6 @@ class FetchWorker:
             portions += held
             self._waiters.served(index)
         return assignments, portions
-
-    def _shares(self, assignments: list[Assignment]) -> Iterator[list[Assignment]]:
-        """The assignments in parts of the size that is best committed together; a request's stay in one part."""
-        part: list[Assignment] = []
-        share = self._committer.share
-        for _, of_request in groupby(assignments, key=attrgetter("request")):
-            part += of_request
-            if len(part) >= share:
-                yield part
-                part = []
-        if part:
-            yield part
 
     async def _check_waiters(self, index: QueueIndex, wait_queue: WaitQueue) -> None:
         """Let waiting requests fail that cannot be served now: the store cannot be read, the queue was deleted, or the

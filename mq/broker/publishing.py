@@ -16,7 +16,7 @@ import trio
 
 from mq.broker.bodies import digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import BatchChannel, BatchTimes, Committer, Future, error_of
+from mq.broker.commit import LARGEST_BATCH, BatchChannel, BatchTimes, Committer, Future, error_of
 from mq.broker.core import Core
 from mq.broker.dispatch import Handover, HandoverBatch
 from mq.broker.index import RANK_TICKS, QueueIndex
@@ -109,6 +109,7 @@ class Publisher:
         self.core = core
         self.handover = handover
         self.recent = recent
+        self.is_placed = core.places
         self._ids = core.ids
         self._config = core.config
         self._clock_ns = core.clock_ns
@@ -410,7 +411,7 @@ class PublishJob:
         self._ids = publisher.core.ids
         self._handover = publisher.handover
         self._recent = publisher.recent
-        self._is_placed = publisher.core.places
+        self._is_placed = publisher.is_placed
         self._body = body = draft.body.staged if isinstance(draft.body, Upload) else draft.body
         self._digest = digest
         self._attributes = draft.attributes
@@ -516,10 +517,9 @@ class SaveWorker:
         while True:
             jobs: list[Job] = []
             calls = await self._calls.drain(LARGEST_GROUP)
-            share = self._committer.share
             for call in calls:
                 jobs += call
-                if len(jobs) >= share:
+                if len(jobs) >= LARGEST_BATCH:
                     self._do(jobs)
                     jobs = []
             if jobs:

@@ -12,7 +12,7 @@ from mq.broker import dead_letters, keys
 from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, ConsumerRecords
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
-from mq.broker.commit import BATCHES, BatchChannel, Committer
+from mq.broker.commit import BatchChannel, Committer
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Remover
 from mq.broker.core import Core
@@ -106,8 +106,7 @@ class Wiring:
     async def start(self, nursery: trio.Nursery) -> None:
         """Start every task."""
         config = self._core.config
-        for _ in range(BATCHES):
-            nursery.start_soon(self.committer.run)
+        nursery.start_soon(self.committer.run)
         for calls, deliverer in zip(self.waiters.channels, self._deliverers[1:], strict=True):
             nursery.start_soon(SaveWorker(self.committer, self._core.jobs, self._handover).run)
             nursery.start_soon(self._remover.run)

@@ -242,9 +242,6 @@ class Description(NamedTuple):
         max_body: the longest body in bytes; None for no limit of its own.
         journaled: its moves are atomic over a crash without a barrier. Where False, a move is made whole by a
             barrier of its own even if it was allowed to ride on the next one.
-        overlap_from: operations whose doing takes as long as their barrier, as far as has been measured. Batches of at
-            least so many gain where the next is handed over before the one before has ended: it begins at once then.
-            None where that brings nothing.
         heard_late: seconds from the end of the last batch, wherever that was done, until the event loop came to its
             outcomes. To be read right after :meth:`Storage.commit`, before anything else is awaited.
         places: a Write can make its message in READY or DELAYED. Where False it makes it in NEW, and a Move of its own
@@ -257,7 +254,6 @@ class Description(NamedTuple):
     ordered: bool
     max_body: int | None
     journaled: bool
-    overlap_from: int | None = None
     heard_late: float = 0.0
     places: bool = False
 

@@ -1,4 +1,4 @@
-"""Group commit: who shares a barrier, when the next batch is handed over, and in which order answers come."""
+"""Group commit: who shares a barrier, and in which order answers come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from mq.broker.commit import BATCHES, Committer
+from mq.broker.commit import Committer
 from mq.errors import StorageFenced
 from mq.message import MessageIds
 from mq.storage.interface import Description, Operation, Outcome, Result, Write
@@ -23,9 +23,8 @@ BARRIER_SECONDS = 8.0
 class Disk(MemoryStorage):
     """Does one batch after another, and takes its time for them."""
 
-    def __init__(self, overlap_from: int | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.overlap_from = overlap_from
         self.sizes: list[int] = []
         self.under_way = self.most_under_way = 0
         self.busy_seconds = 0.0
@@ -33,7 +32,7 @@ class Disk(MemoryStorage):
 
     @property
     def description(self) -> Description:
-        return super().description._replace(durable=True, overlap_from=self.overlap_from)
+        return super().description._replace(durable=True)
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         self.sizes.append(len(operations))
@@ -60,8 +59,7 @@ def writes(count: int) -> list[Operation]:
 
 async def serve(disk: Disk, nursery: trio.Nursery) -> Committer:
     committer = Committer(disk)
-    for _ in range(BATCHES):
-        nursery.start_soon(committer.run)
+    nursery.start_soon(committer.run)
     return committer
 
 
@@ -85,7 +83,7 @@ async def lockstep(clock: MockClock, disk: Disk, callers: int, rounds: int) -> f
 
 
 async def test_what_comes_while_a_batch_is_done_is_the_next_batch(autojump_clock: MockClock) -> None:
-    disk = Disk(overlap_from=None)
+    disk = Disk()
     async with trio.open_nursery() as nursery:
         committer = await serve(disk, nursery)
         async with trio.open_nursery() as people:
@@ -98,31 +96,9 @@ async def test_what_comes_while_a_batch_is_done_is_the_next_batch(autojump_clock
     assert disk.most_under_way == 1
 
 
-async def test_half_of_the_callers_are_served_while_the_others_think(autojump_clock: MockClock) -> None:
-    together, halved = Disk(overlap_from=None), Disk(overlap_from=8)
-    took_together = await lockstep(autojump_clock, together, 64, 20)
-    took_halved = await lockstep(autojump_clock, halved, 64, 20)
-    assert halved.most_under_way == BATCHES
-    assert set(halved.sizes[5:-5]) == {32}
-    assert took_halved < 0.9 * took_together
-
-
-async def test_what_a_batch_leaves_is_handed_over_at_once(autojump_clock: MockClock) -> None:
-    disk = Disk(overlap_from=2)
-    async with trio.open_nursery() as nursery:
-        committer = await serve(disk, nursery)
-        await committer.commit(writes(8))
-        async with trio.open_nursery() as people:
-            for _ in range(8):
-                people.start_soon(committer.commit, writes(1))
-            await trio.sleep(BARRIER_SECONDS / 2)
-            assert (disk.sizes[1:], disk.under_way) == ([4, 4], BATCHES)
-        nursery.cancel_scope.cancel()
-
-
 async def test_who_is_shut_out_while_batches_are_under_way_ends_when_they_have(autojump_clock: MockClock) -> None:
     """Also when nothing waits then: nobody else would come to tell."""
-    committer = Committer(Disk(overlap_from=None))
+    committer = Committer(Disk())
 
     async def be_shut_out() -> None:
         await trio.sleep(BARRIER_SECONDS / 2)
@@ -140,29 +116,27 @@ async def test_who_is_shut_out_while_batches_are_under_way_ends_when_they_have(a
     assert ended.group_contains(StorageFenced)
 
 
-async def test_where_barriers_are_dear_all_share_one(autojump_clock: MockClock) -> None:
-    disk = Disk(overlap_from=33)
+async def test_all_who_are_there_share_a_barrier(autojump_clock: MockClock) -> None:
+    disk = Disk()
     await lockstep(autojump_clock, disk, 64, 20)
     assert disk.most_under_way == 1
     assert set(disk.sizes[5:-5]) == {64}
 
 
 async def test_what_belongs_together_is_not_parted(autojump_clock: MockClock) -> None:
-    disk = Disk(overlap_from=2)
+    disk = Disk()
     async with trio.open_nursery() as nursery:
         committer = await serve(disk, nursery)
         async with trio.open_nursery() as people:
-            for size in (3, 100, 5):
+            for size in (3, 1000, 1000, 5):
                 people.start_soon(committer.commit, writes(size))
                 await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
-    assert disk.sizes == [3, 100, 5]
+    assert disk.sizes == [3, 2000, 5]
 
 
 @pytest.mark.parametrize("_", range(8))
 async def test_who_comes_first_is_answered_first(_: int, autojump_clock: MockClock) -> None:
-    """Also when two batches have ended before anybody could look."""
-
     class Both(Disk):
         async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
             await ended.wait()
@@ -170,7 +144,7 @@ async def test_who_comes_first_is_answered_first(_: int, autojump_clock: MockClo
 
     ended, answered = trio.Event(), list[int]()
     async with trio.open_nursery() as nursery:
-        committer = await serve(Both(overlap_from=1), nursery)
+        committer = await serve(Both(), nursery)
         for number in range(4):
             committer.submit(lambda: writes(4), 4, lambda _, __, number=number: answered.append(number))
             await trio.testing.wait_all_tasks_blocked()

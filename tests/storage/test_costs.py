@@ -84,22 +84,3 @@ def test_a_sync_that_failed_says_nothing_of_what_syncing_costs(watch: Stopwatch)
         fail()
     watch.sync_everything(0.01)
     assert watch.costs.prefer_everything(2)
-
-
-def do_batch(watch: Stopwatch, operations: int, seconds: float, barrier: float) -> None:
-    with watch.costs.of_batch(operations):
-        watch.now += seconds
-        with watch.costs.of_barrier():
-            watch.now += barrier
-
-
-@pytest.mark.parametrize(
-    ("operations", "seconds", "barrier", "known"),
-    [(10, 0.010, 0.005, 5), (10, 0.010, 0.0001, 1), (1, 0.001, 0.008, 8), (4, 0.0, 0.008, None)],
-)
-def test_how_many_operations_take_as_long_as_their_barrier_is_measured(
-    watch: Stopwatch, operations: int, seconds: float, barrier: float, known: int | None
-) -> None:
-    assert watch.costs.overlap_from is None
-    do_batch(watch, operations, seconds, barrier)
-    assert watch.costs.overlap_from == known

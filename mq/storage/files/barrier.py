@@ -13,7 +13,6 @@ expensive when other programs write to it.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,16 +43,6 @@ class SyncCosts:
         self._file: float | None = None
         self._everything: float | None = None
         self._measured = 0.0
-        self._operation: float | None = None
-        self._barrier: float | None = None
-        self._waited = 0.0
-
-    @property
-    def overlap_from(self) -> int | None:
-        """Operations whose doing takes as long as their barrier; None as long as nothing is known."""
-        if self._operation is None or self._barrier is None:
-            return None
-        return max(1, math.ceil(self._barrier / self._operation)) if self._operation > 0 else None
 
     def prefer_everything(self, files: int) -> bool:
         """Whether so many files are better synced with everything else than one by one."""
@@ -62,22 +51,6 @@ class SyncCosts:
         if self._file is None or self._everything is None or self._everything <= files * self._file:
             return True
         return self._clock() - self._measured > RETRY_AFTER * self._everything
-
-    @contextmanager
-    def of_batch(self, operations: int) -> Iterator[None]:
-        """So many operations, one at least, are done in the block, barriers included."""
-        start, waited = self._clock(), self._waited
-        yield
-        barrier = self._waited - waited
-        self._barrier = _smoothed(self._barrier, barrier)
-        self._operation = _smoothed(self._operation, (self._clock() - start - barrier) / operations)
-
-    @contextmanager
-    def of_barrier(self) -> Iterator[None]:
-        """A barrier is waited for in the block."""
-        start = self._clock()
-        yield
-        self._waited += self._clock() - start
 
     @contextmanager
     def of_files(self, files: int) -> Iterator[None]:

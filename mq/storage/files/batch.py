@@ -202,8 +202,7 @@ class Batch:
         return operation.durable or self._folders.sync_every_move
 
     def _flush(self, barrier: Barrier) -> None:
-        with self._folders.syncs.costs.of_barrier():
-            synced = barrier.flush()
+        synced = barrier.flush()
         self._folders.check_alarm()
         self._folders.dirty_folders = set() if synced is None else self._folders.dirty_folders - synced
 

@@ -139,11 +139,6 @@ class Folders:
         return self.calls.native if is_plain and is_utf8 else None
 
     @property
-    def overlap_from(self) -> int | None:
-        """As in :class:`mq.storage.interface.Description`."""
-        return self.syncs.costs.overlap_from if self.log is None else None
-
-    @property
     def skipped(self) -> int:
         """How many foreign names have been met, and left alone."""
         return len(self._skipped)

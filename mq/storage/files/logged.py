@@ -314,7 +314,7 @@ class _LargeBodies:
                 file = StagedFile(self._folders.calls, path, self._folders.reserve.ensure, xattrs=self._folders.xattrs)
                 self._made[-1] = file
                 file.add(body)
-                body = StagedBody(file, inline_hop, nullcontext)
+                body = StagedBody(file, inline_hop, nullcontext())
             assert isinstance(body, StagedBody), "staged in another store"
             body.file.sync()
         except OSError as error:

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Final, ParamSpec, TypeVar
 
 import trio
@@ -99,35 +99,6 @@ def load_native() -> Native | None:
     return mq_native
 
 
-class CommitGate:
-    """Lets batches change a store together (shared), and all else alone (exclusive), in the order of arrival."""
-
-    def __init__(self) -> None:
-        self._entrance = trio.Lock()
-        self._inside = 0
-        self._empty = trio.lowlevel.ParkingLot()
-
-    @asynccontextmanager
-    async def shared(self) -> AsyncIterator[None]:
-        """Inside together with others that came in so."""
-        async with self._entrance:
-            self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
-            if not self._inside:
-                self._empty.unpark_all()
-
-    @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
-        """Inside alone, when all others have left. Later ones wait."""
-        async with self._entrance:
-            while self._inside:
-                await self._empty.park()
-            yield
-
-
 class FolderStorage:
     """The four folders below one root.
 
@@ -175,7 +146,7 @@ class FolderStorage:
         self._open: OpenRoot | None = None
         self._ids = ids or MessageIds()
         self._read_ahead = ReadAhead()
-        self._gate = CommitGate()
+        self._gate = trio.Lock()
         self._heard_late = 0.0
         self._readers = trio.CapacityLimiter(_READERS)
 
@@ -189,7 +160,6 @@ class FolderStorage:
             ordered=True,
             max_body=None,
             journaled=self._mount.atomic_rename,
-            overlap_from=None if self._open is None else self._open.folders.overlap_from,
             heard_late=self._heard_late,
             places=self._open is not None and self._open.folders.log is not None,  # which makes a torn file whole again
         )
@@ -246,13 +216,13 @@ class FolderStorage:
 
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep a record; for a QUEUE, make its folder."""
-        async with self._gate.exclusive():
+        async with self._gate:
             new: bool = await self._change(self._then_check_alarm, self._put_record, kind, key, value)
             return new
 
     async def drop_record(self, kind: str, key: str) -> bool:
         """Forget a record; a QUEUE's folder goes to remove/ in one move."""
-        async with self._gate.exclusive():
+        async with self._gate:
             found: bool = await self._change(self._then_check_alarm, self._drop_record, kind, key)
             return found
 
@@ -266,7 +236,7 @@ class FolderStorage:
         folders = self._root_open.folders
         path = f"{folders.stage}/{self._ids.new()}"
         make = functools.partial(StagedFile, self._calls, path, folders.reserve.ensure, xattrs=folders.xattrs)
-        staged = StagedBody(await self._change(make), self._hop, self._gate.exclusive)
+        staged = StagedBody(await self._change(make), self._hop, self._gate)
         try:
             waiting = bytearray()
             async for chunk in chunks:
@@ -290,15 +260,9 @@ class FolderStorage:
         return outcomes if removals is None else removals.outcomes(outcomes)
 
     async def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Do a batch: on a medium in the thread, which goes from one to the next by itself; in memory when its turn
-        comes, perhaps without a thread."""
+        """Do a batch: on a medium in the thread, in memory perhaps without one."""
         outcomes: list[Outcome]
-        if self._committing is not None and self._mount.persistent:
-            async with self._gate.shared():
-                outcomes = await self._committing.hop(self._run, operations)
-                self._heard_late = self._committing.heard_late
-            return outcomes
-        async with self._gate.exclusive():
+        async with self._gate:
             inline = self._fits_inline(operations)
             hop = inline_hop if inline else self._hop_to(self._committing)
             outcomes = await hop(self._run, operations)
@@ -307,11 +271,8 @@ class FolderStorage:
 
     def _run(self, operations: Sequence[Operation]) -> list[Outcome]:
         folders = self._root_open.folders
-        with folders.syncs.costs.of_batch(max(1, len(operations))):
-            if folders.log is None:
-                outcomes = Batch(folders, operations).run()
-            else:
-                outcomes = commit(folders, folders.log, operations)
+        log = folders.log
+        outcomes = Batch(folders, operations).run() if log is None else commit(folders, log, operations)
         if folders.native is not None:
             self._read_ahead.fill(folders, operations, outcomes)
         return outcomes

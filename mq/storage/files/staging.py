@@ -92,7 +92,7 @@ class StagedFile:
 class StagedBody:
     """A large body in state/stage/."""
 
-    def __init__(self, file: StagedFile, hop: Hop, alone: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+    def __init__(self, file: StagedFile, hop: Hop, alone: AbstractAsyncContextManager[object]) -> None:
         self.file = file
         self._hop = hop
         self._alone = alone
@@ -109,7 +109,7 @@ class StagedBody:
 
     async def discard(self) -> None:
         """Take it away, unless its Write is done."""
-        async with self._alone():
+        async with self._alone:
             await self._hop(self.file.discard)
 
 
