@@ -26,7 +26,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from mq.message import checksum
+from mq.message import SharedAttributes, checksum
 from mq.storage.files.barrier import Barrier
 from mq.storage.files.batch import Batch, refusal
 from mq.storage.files.folders import Folders
@@ -178,7 +178,7 @@ def _quoted(key: str) -> str:
 def commit(folders: Folders, log: Log, operations: Sequence[Operation]) -> list[Outcome]:
     """Do a batch, by as few records as hold it. One outcome for each operation, in order."""
     outcomes: list[Outcome] = []
-    for portion in _portions(operations, log.largest_payload):
+    for portion in _portions([_encoding_once(operation) for operation in operations], log.largest_payload):
         outcomes += _commit(folders, log, portion)
     return outcomes
 
@@ -218,6 +218,13 @@ def _portions(operations: Sequence[Operation], largest: int) -> Iterator[list[Op
         size += more
     if portion or not operations:
         yield portion
+
+
+def _encoding_once(operation: Operation) -> Operation:
+    """The operation, whose attributes are encoded once for the record, the file and the reckoning of both."""
+    if isinstance(operation, Write) and operation.attributes and not isinstance(operation.attributes, SharedAttributes):
+        return operation._replace(attributes=SharedAttributes(operation.attributes))
+    return operation
 
 
 def _inline_bytes(operation: Write, largest: int) -> int | None:
