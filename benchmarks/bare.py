@@ -61,7 +61,10 @@ class BareLoop:
 
     def _do(self, group: Group) -> None:
         steps = [(State(source), State(target), number) for (source, target), number in group.moves]
-        hidden = [self._write() for _ in range(group.writes)]
+        hidden = [self._write(State.NEW) for _ in range(group.writes)]
+        for state, number in group.placed:
+            for _ in range(number):
+                self._write(State(state))
         old = [path for step in steps for path in self._move(*step)]
         if not self._renames:
             self._reveal(hidden)
@@ -78,14 +81,16 @@ class BareLoop:
         for _ in range(group.reads):
             self._read(self._leased.popleft())
 
-    def _write(self) -> str:
+    def _write(self, state: State) -> str:
         id = next(self._ids)
-        path = self._path(State.NEW, id) if self._renames else f"{self._stage}/{id}"
+        path = self._path(state, id) if self._renames else f"{self._stage}/{id}"
         handle = os.open(path, _CREATE, 0o600)
         os.setxattr(handle, "user.mq.sum", self._checksum)
         os.write(handle, self._body)
         os.close(handle)
-        self._messages[State.NEW].append(id)
+        self._messages[state].append(id)
+        if state is State.DELAYED:
+            self._leased.append(id)
         return id
 
     def _reveal(self, ids: list[str]) -> None:
@@ -118,7 +123,7 @@ class BareLoop:
             os.unlink(self._path(state, self._messages[state].popleft()))
 
     def _sync(self, group: Group, steps: list[tuple[State, State, int]]) -> None:
-        if group.writes and self._renames:
+        if group.written and self._renames:
             self._sync_all()
             return
         folders = {target for _, target, _ in steps} | {State(state) for state, _ in group.removals}

@@ -157,10 +157,11 @@ async def settled(storage: RecordedStorage, before: list[Group], messages: int) 
 
 
 def ended(groups: list[Group]) -> int:
-    """How many messages were delivered or unlinked."""
+    """How many messages were written where they rest, delivered or unlinked."""
+    placed = sum(number for group in groups for _, number in group.placed)
     delivered = sum(number for group in groups for (_, target), number in group.moves if target == State.READY.value)
     removed = sum(number for group in groups for _, number in group.removals)
-    return delivered + removed + sum(group.unlinks for group in groups)
+    return placed + delivered + removed + sum(group.unlinks for group in groups)
 
 
 async def publish_one(broker: Broker) -> None:

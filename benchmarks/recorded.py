@@ -21,6 +21,7 @@ Step = tuple[str, str]
 
 _STATE: Final = operator.attrgetter("entry.state._value_")
 _REMOVED: Final = State.REMOVED
+_NEW: Final = State.NEW.value
 _STEP: Final = operator.attrgetter("entry.state._value_", "state._value_")
 _VERBS: Final = tuple(name for name in vars(Calls) if not name.startswith("_"))
 
@@ -29,12 +30,13 @@ class Group(NamedTuple):
     """What was done together.
 
     Attributes:
-        writes: messages written.
+        writes: messages written to NEW.
         moves: how many messages were moved, by (from, to).
         unlinks: messages taken away for good.
         removals: how many were unlinked where they were, by state, instead of moved and unlinked.
         reads: messages read. They stand in a group of their own.
         durable: a barrier was asked for.
+        placed: how many messages were written where they rest, by state.
     """
 
     writes: int = 0
@@ -43,6 +45,12 @@ class Group(NamedTuple):
     removals: tuple[tuple[str, int], ...] = ()
     reads: int = 0
     durable: bool = False
+    placed: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def written(self) -> int:
+        """Messages written, wherever."""
+        return self.writes + sum(number for _, number in self.placed)
 
 
 class CountingCalls(LinuxCalls):
@@ -101,22 +109,26 @@ async def open_recorded(root: str, calls: LinuxCalls | None = None) -> AsyncIter
 
 def _group(operations: Sequence[Operation]) -> Group:
     moves = [operation for operation in operations if type(operation) is Move]
-    writes = sum([type(operation) is Write for operation in operations])
+    written = Counter([each.state._value_ for each in operations if type(each) is Write])
+    writes = written.pop(_NEW, 0)
     removed = Counter(
         [_STATE(each) for each in operations if type(each) is Unlink and each.entry.state is not _REMOVED]
     )
     return Group(
         writes=writes,
         moves=tuple(Counter(map(_STEP, moves)).items()),
-        unlinks=len(operations) - writes - len(moves) - removed.total(),
+        unlinks=len(operations) - writes - written.total() - len(moves) - removed.total(),
         removals=tuple(removed.items()),
         durable=any(operation.durable for operation in operations),
+        placed=tuple(written.items()),
     )
 
 
 def mean_group(groups: Sequence[Group]) -> float:
     """How many operations shared a barrier, on average."""
     sizes = [
-        group.writes + sum(number for _, number in (*group.moves, *group.removals)) for group in groups if group.durable
+        group.written + sum(number for _, number in (*group.moves, *group.removals))
+        for group in groups
+        if group.durable
     ]
     return sum(sizes) / len(sizes) if sizes else 0.0
