@@ -257,6 +257,8 @@ class Batch:
 
     def _reveal(self) -> None:
         """Give the files that were written their names in new/, once they are durable."""
+        if not self._hidden:
+            return
         # here a name can reach the medium before its file: a cut would leave a name that leads to what its inode held
         # before
         syncs = self._folders.syncs
