@@ -48,9 +48,7 @@ VERBS: Final = {
     "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
     "peek": CliVerb("mq.cli.messages:peek_command", "Show messages and leave them where they are."),
     "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by their ids."),
-    "reschedule": CliVerb(
-        "mq.cli.messages:reschedule_command", "Change when a delayed message can be fetched; mq delete cancels it."
-    ),
+    "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change when a delayed message can be fetched."),
     "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue that nobody holds."),
     "queues": CliVerb("mq.cli.queues:queues_command", "List all queues and what is in them."),
     "queue": CliVerb("mq.cli.queues:queue_command", "Make, show, set and delete a queue."),
@@ -58,9 +56,7 @@ VERBS: Final = {
     "resume": CliVerb("mq.cli.queues:resume_command", "End the pauses of a queue."),
     "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead messages back to the queues they died in."),
     "move": CliVerb("mq.cli.messages:move_command", "Move messages that are ready from a queue to the queue TARGET."),
-    "schedule": CliVerb(
-        "mq.cli.schedules:schedule_command", "Publish messages regularly: make, list, show and delete schedules."
-    ),
+    "schedule": CliVerb("mq.cli.schedules:schedule_command", "Publish messages regularly, by a timetable."),
     "export": CliVerb("mq.cli.archive:export_command", "Write all messages of a queue to FILE; they stay."),
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of FILE to a queue."),
     "top": CliVerb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),

@@ -102,7 +102,7 @@ def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: st
 @click.option("--at", callback=time_of, metavar="TIME", help="The time, as 2030-05-01T09:00.")
 @remote
 def reschedule_command(remote: Remote, queue: str, id: str, delay: float | None, at: datetime | None) -> None:
-    """Change when a delayed message can be fetched; mq delete cancels it."""
+    """Change when a delayed message can be fetched."""
     if (delay is None) == (at is None):
         raise click.UsageError("say either --delay SECONDS or --at TIME")
     with remote.client() as client:

@@ -18,7 +18,7 @@ _HEADER = ("SCHEDULE", "QUEUE", "WHEN", "NEXT", "LAST", "ERROR")
 
 @click.group("schedule")
 def schedule_command() -> None:
-    """Publish messages regularly: make, list, show and delete schedules."""
+    """Publish messages regularly, by a timetable."""
 
 
 @schedule_command.command("list")

@@ -185,6 +185,8 @@ class Users:
 
     async def _send(self, sent: list[Sent]) -> None:
         now = trio.current_time()
+        for each in sent:
+            each.wall = max(each.wall, self._wall())  # where it is sent again: by this clock it may expire
         drafts = [Draft(each.body, {}, max(0.0, each.not_before - now), each.ttl, each.key) for each in sent]
         broker, queue = self._random.choice(self._brokers), sent[0].queue
         outcomes = await self.ask(f"publish {len(sent)}", lambda: broker.publish_many(queue, drafts))

@@ -157,12 +157,12 @@ def _compare_clocks(patch: Patch) -> None:
     """What joined its queue before that was made is taken for a deleted queue's, and ids go back with the clock."""
     place = Catalog.place
 
-    def place_or_remove(self: Catalog, entry: Entry, due: float | None = None) -> None:
+    def place_or_remove(self: Catalog, entry: Entry, due: float | None = None, *, is_new: bool = False) -> None:
         index = self.queues.get(entry.queue)
         if index is not None and entry.state is not State.REMOVED and entry.joined < index.created:
             self.events.orphaned(entry)
         else:
-            place(self, entry, due)
+            place(self, entry, due, is_new=is_new)
 
     patch.setattr(Catalog, "place", place_or_remove)
     patch.setattr(MessageIds, "observe", lambda self, ticks: None)

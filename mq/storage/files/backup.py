@@ -66,14 +66,12 @@ class _Held(NamedTuple):
         fd: the file.
         side: the content of its side file.
         is_new: whether it may be half written: it was in new/, or the batch that wrote it may still be under way.
-        is_late: whether it came after the names were listed.
     """
 
     id: MessageId
     fd: int
     side: bytes | None
     is_new: bool
-    is_late: bool
 
 
 class BackupReport(NamedTuple):
@@ -298,10 +296,8 @@ class _Saver:
             with contextlib.suppress(Overflowed):  # what is saved stays saved
                 self._names.begin()
                 self._names.settle()
-                is_late = False
-                while self._reach(list(self._names.fresh()), is_late=is_late):
+                while self._reach(list(self._names.fresh())):
                     self._names.settle()
-                    is_late = True
                 return
         raise StorageUnusable(
             "the root changes faster than the kernel can tell: raise fs.inotify.max_queued_events, or try again when "
@@ -313,7 +309,7 @@ class _Saver:
         at the instant."""
         for held in [*self._held.values(), *self._torn.values()]:
             saved = self._saved[held.id] = self._save(held)
-            if held.is_new and held.is_late and _is_torn(saved):
+            if held.is_new and _is_torn(saved):
                 self._refused.add(held.id)  # by a full disk, or its daemon was killed: no answer said that it is stored
         for path, fd in self._torn_records.items():
             self._records[path] = self._read(fd)
@@ -343,7 +339,7 @@ class _Saver:
 
     # Until the instant
 
-    def _reach(self, fresh: list[tuple[str, str]], *, is_late: bool = True) -> bool:
+    def _reach(self, fresh: list[tuple[str, str]]) -> bool:
         """Save or open what has come. Whether that took time, so that the instant is yet to come."""
         took = False
         for folder, name in fresh:
@@ -354,7 +350,7 @@ class _Saver:
                 entry = parse_path(f"{folder}/{name}")
                 if entry is not None and entry.state is not State.REMOVED and not self._is_reached(entry.id):
                     took = True
-                    self._hold(entry, folder, name, is_late=is_late)
+                    self._hold(entry, folder, name)
             if len(self._held) >= MOST_HELD:
                 self._copy_held()
         return took
@@ -364,7 +360,7 @@ class _Saver:
             self._saved[id] = self._known[id]
         return id in self._saved or id in self._held or id in self._torn
 
-    def _hold(self, entry: Entry, folder: str, name: str, *, is_late: bool) -> None:
+    def _hold(self, entry: Entry, folder: str, name: str) -> None:
         """Open a message, unless it has moved on: then its next name is told."""
         fd = self._open(folder, name)
         if fd is None:
@@ -373,7 +369,7 @@ class _Saver:
         # It was there before the message had a name, so it is there now, if the message still is.
         side = self._read_side(entry.id) if noted is None or noted.endswith(b":f") else None
         is_new = entry.state is State.NEW or entry.meta.receives <= 1
-        self._held[entry.id] = _Held(entry.id, fd, side, is_new, is_late)
+        self._held[entry.id] = _Held(entry.id, fd, side, is_new)
 
     def _copy_held(self) -> None:
         """Copy what is open, and keep open what is half written."""
