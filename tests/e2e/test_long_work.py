@@ -24,6 +24,7 @@ from tests.e2e.daemon import TREE, Daemon
 pytestmark = pytest.mark.slow
 
 JOBS = 6
+MANY = 200
 PATIENT = Retry(patience=60, first=0.02, longest=0.2)
 
 
@@ -36,16 +37,26 @@ def daemon(tmp_path: Path, free_port: int) -> Iterator[Daemon]:
 @pytest.fixture
 def lease(daemon: Daemon) -> float:
     """Of each job: a second, or what outlives a start on a machine as busy as this one is now."""
+    seconds = max(1.0, 1.5 * started(daemon))
+    give_out(daemon, seconds, JOBS)
+    return seconds
+
+
+def started(daemon: Daemon) -> float:
+    """How many seconds a start takes here and now."""
     daemon.kill()
     began = time.monotonic()
     daemon.start()
-    seconds = max(1.0, 1.5 * (time.monotonic() - began))
+    return time.monotonic() - began
+
+
+def give_out(daemon: Daemon, lease: float, jobs: int) -> None:
+    """Publish so many jobs under that lease."""
     with Client(f"http://127.0.0.1:{daemon.port}") as client:
         client.create_queue("q")
-        client.configure("q", visibility=seconds)
-        for number in range(JOBS):
+        client.configure("q", visibility=lease)
+        for number in range(jobs):
             client.publish("q", str(number))
-    return seconds
 
 
 def die_and_live_again(daemon: Daemon, lease: float, done: threading.Event) -> None:
@@ -102,3 +113,43 @@ def test_each_job_is_done_once(daemon: Daemon, lease: float, tmp_path: Path) -> 
     done.update((tmp_path / "done").read_text().split())
     assert not any(stolen)
     assert done == Counter({str(number): 1 for number in range(JOBS)})
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(400)
+def test_each_of_two_hundred_jobs_is_done_once(daemon: Daemon) -> None:
+    """All at once, by tasks of one program; what came back would be got by a worker more."""
+    lease = max(4.0, 3 * started(daemon))
+    give_out(daemon, lease, MANY)
+    url, done, finished = f"http://127.0.0.1:{daemon.port}", Counter[str](), threading.Event()
+    stolen: list[object] = []
+
+    async def work(client: AsyncClient, taken: trio.Event) -> None:
+        async with client.receive("q", wait=20) as message:
+            taken.set()
+            assert message is not None
+            await trio.sleep(5 * lease)
+            done[message.body.decode()] += 1
+
+    async def steal(client: AsyncClient) -> None:
+        while True:
+            if (message := await client.fetch("q", wait=0.3, visibility=600)) is not None:
+                stolen.append(message)
+
+    async def main() -> None:
+        taken = [trio.Event() for _ in range(MANY)]
+        async with AsyncClient(url, retry=PATIENT) as client, trio.open_nursery() as thieves:
+            async with trio.open_nursery() as workers:
+                for each in taken:
+                    workers.start_soon(work, client, each)
+                for each in taken:
+                    await each.wait()
+                thieves.start_soon(steal, client)
+                workers.start_soon(trio.to_thread.run_sync, die_and_live_again, daemon, lease, finished)
+            thieves.cancel_scope.cancel()
+
+    trio.run(main)
+    assert not stolen
+    assert done == Counter({str(number): 1 for number in range(MANY)})
+    with Client(url) as client:
+        assert client.queue("q").leased == 0
