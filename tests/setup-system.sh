@@ -30,6 +30,7 @@ packages=(
     php-amqplib
     default-jdk-headless
     librabbitmq-client-java
+    golang-go   # runs what the page for Go shows (tests/test_readme.py)
     beanstalkd  # peers that the benchmarks start (tests/benchmarks)
     redis-server
     nats-server

@@ -22,6 +22,7 @@ SESSIONS = {
     "web-frameworks": (2, pytest.mark.proof),
     "embedding": (2, pytest.mark.proof),
     "javascript": (1, (pytest.mark.proof, pytest.mark.skipif(shutil.which("node") is None, reason="needs node"))),
+    "go": (1, (pytest.mark.proof, pytest.mark.skipif(shutil.which("go") is None, reason="needs go"))),
 }
 """Pages that are one session; how many of their commands show what they print, at the least; how they are run."""
 SHOWN_ADDRESS, SHOWN_ROOT = "127.0.0.1:8080", "/tmp/mq"
