@@ -322,6 +322,10 @@ class Log:
             raise
         self._flushed = self._sequence
 
+    def cut_off(self) -> None:
+        """Note that the file calls of a record were not all made: it stays, for the next start to make them."""
+        self._note_failure(OSError(errno.EIO, "a batch was cut off"))
+
     def empty(self) -> None:
         """Bring to the medium all that it says, and wait for that. Not between a record and its file calls.
 

@@ -200,6 +200,9 @@ def said(log: Log, *sayings: Saying) -> Iterator[None]:
             log.append(encode([Refused(sequence, tuple(range(len(sayings))))]))
             log.flush()
             raise
+        except BaseException:
+            log.cut_off()
+            raise
 
 
 def _portions(operations: Sequence[Operation], largest: int) -> Iterator[list[Operation]]:
@@ -267,6 +270,9 @@ def _record_and_do(folders: Folders, log: Log, operations: list[Operation]) -> l
     except OSError as error:
         folders.fail(error)
         return Batch(folders, operations).run()  # which says so of each
+    except BaseException:
+        log.cut_off()
+        raise
     return outcomes
 
 
