@@ -32,11 +32,11 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.spark.pipelines": (*DOMAIN, "mq.spark", "mq.observers.journal_rows", "mq.observers.journal_segments"),
     "mq.storage": (
         *DOMAIN,
-        *(f"mq.storage.{waist}" for waist in ("checks", "interface", "memory", "options", "registry")),
+        *(f"mq.storage.{waist}" for waist in ("checks", "groups", "interface", "memory", "options", "registry")),
     ),
     "mq.storage.interface": DOMAIN,
     "mq.storage.files": (*DOMAIN, "mq.storage.files", "mq.storage.interface", "mq.storage.options"),
-    "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface"),
+    "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.groups"),
     "mq.broker.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.schedules": (*DOMAIN, "mq.schedules", "mq.broker"),
     "mq.observers": (*DOMAIN, "mq.observers"),

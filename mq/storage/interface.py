@@ -156,6 +156,11 @@ class Move(NamedTuple):
     durable: bool = True
     reads: bool = False
 
+    @property
+    def target(self) -> Entry:
+        """Where the message is, once it is moved."""
+        return Entry(self.queue or self.entry.queue, self.entry.id, self.state, self.meta)
+
 
 class Unlink(NamedTuple):
     """Take an entry out of REMOVED, for good. For a deleted queue a part at a time: MORE until it is gone.
@@ -168,7 +173,43 @@ class Unlink(NamedTuple):
     durable: bool = False
 
 
+class Put(NamedTuple):
+    """Keep a record, as :meth:`Storage.put_record` does; not of kind QUEUE.
+
+    Attributes:
+        kind: of the record.
+        key: under which it is kept.
+        value: JSON.
+    """
+
+    kind: str
+    key: str
+    value: Mapping[str, Any]
+
+
+class Drop(NamedTuple):
+    """Forget a record, as :meth:`Storage.drop_record` does; not of kind QUEUE. GONE when it was not there."""
+
+    kind: str
+    key: str
+
+
+class Group(NamedTuple):
+    """Operations that are done together or not at all, also over a crash, with one outcome: DONE, or why none is.
+
+    :func:`mq.storage.groups.commit` does them in every store.
+
+    Attributes:
+        operations: Writes, Moves, Puts and Drops, each of a message or a record of its own. What they move no other
+            operation of the batch writes or moves before. A Drop of what is not there refuses nothing.
+    """
+
+    operations: tuple[Write | Move | Put | Drop, ...]
+
+
 Operation = Write | Move | Unlink
+AnyOperation = Operation | Put | Drop | Group
+"""What :func:`mq.storage.groups.commit` does in every store, and a store by itself as its description says."""
 
 
 class Result(enum.Enum):
@@ -246,6 +287,8 @@ class Description(NamedTuple):
             outcomes. To be read right after :meth:`Storage.commit`, before anything else is awaited.
         places: a Write can make its message in READY or DELAYED. Where False it makes it in NEW, and a Move of its own
             brings it there.
+        groups: operations that a Group may have at the most; 0 where it takes no Group, no Put and no Drop.
+        group_bytes: of the bodies, attributes and values in a Group at the most; None for no limit.
     """
 
     name: str
@@ -256,6 +299,8 @@ class Description(NamedTuple):
     journaled: bool
     heard_late: float = 0.0
     places: bool = False
+    groups: int = 0
+    group_bytes: int | None = None
 
 
 class Storage(Protocol):
@@ -303,9 +348,10 @@ class Storage(Protocol):
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do all of them, in order, with one durability barrier. A batch is not a transaction: each operation
-        has its own outcome, in the same order.
+        has its own outcome, in the same order; only a Group is done as a whole.
 
-        With ``durable=False`` an operation may ride on the next barrier instead.
+        With ``durable=False`` an operation may ride on the next barrier instead. Puts, Drops and Groups only as the
+        description says: :func:`mq.storage.groups.commit` knows another way.
         """
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:

@@ -17,14 +17,18 @@ import trio
 from mq.errors import CorruptMessage, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId
+from mq.storage.groups import by_intent, commit, undoing
 from mq.storage.interface import (
     QUEUE,
+    AnyOperation,
     Change,
     Description,
+    Drop,
     Entry,
+    Group,
     Move,
-    Operation,
     Outcome,
+    Put,
     Result,
     Sharing,
     Staged,
@@ -122,15 +126,19 @@ class LayeredStorage:
         """Bring a large body to the store below. It stays there, also when its message is called transient."""
         return await self._below.stage(chunks)
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do each operation in its layer. Those in memory wait for no barrier."""
         if not any(self._is_above(operation) or self._has_to_come_up(operation) for operation in operations):
             self._went_below = True
-            return await self._below.commit(operations)
+            return await commit(self._below, operations)
         outcomes: dict[int, Outcome] = {}
         together = _Together()
         for place, operation in enumerate(operations):
-            if self._is_above(operation) or together.has_written(operation):
+            if isinstance(operation, Group) and self._is_above(operation):
+                outcomes |= await self._commit_above(together)
+                together = _Together()
+                outcomes[place] = await self._commit_group(operation)
+            elif self._is_above(operation) or together.has_written(operation):
                 together.add(place, operation)
             elif self._has_to_come_up(operation):
                 outcomes |= await self._commit_above(together)
@@ -139,10 +147,29 @@ class LayeredStorage:
         outcomes |= await self._commit_above(together)
         rest = [place for place in range(len(operations)) if place not in outcomes]
         if rest:
-            done = await self._below.commit([operations[place] for place in rest])
+            done = await commit(self._below, [operations[place] for place in rest])
             outcomes.update(zip(rest, done, strict=True))
         self._went_below = bool(rest)
         return [outcomes[place] for place in range(len(operations))]
+
+    async def _commit_group(self, group: Group) -> Outcome:
+        """Do a group that is not of the store below alone. First what is in memory, which a crash takes anyway."""
+        above: list[Write | Move] = []
+        rest: list[Write | Move | Put | Drop] = []
+        for each in group.operations:
+            if isinstance(each, Write | Move) and self._is_above(each):
+                above.append(each)
+            elif self._has_to_come_up(each):
+                return await by_intent(self, group)
+            else:
+                rest.append(each)
+        with trio.CancelScope(shield=True):
+            [outcome] = await self._above.commit([Group(tuple(above))])
+            if outcome.result is Result.DONE and rest:
+                [outcome] = await commit(self._below, [Group(tuple(rest))])
+                if outcome.result is not Result.DONE:
+                    await self._above.commit(list(undoing(above)))
+        return outcome
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Each from its layer, in order."""
@@ -168,12 +195,16 @@ class LayeredStorage:
         """What happens to the store below from outside; memory is out of every other process's reach."""
         return self._below.changes()
 
-    def _is_above(self, operation: Operation) -> bool:
+    def _is_above(self, operation: AnyOperation) -> bool:
+        if isinstance(operation, Group):
+            return any(self._is_above(each) or self._has_to_come_up(each) for each in operation.operations)
+        if isinstance(operation, Put | Drop):
+            return False
         if isinstance(operation, Write):
             return isinstance(operation.body, bytes) and (operation.transient or operation.queue in self._transient)
         return self._above.holds(operation.entry)
 
-    def _has_to_come_up(self, operation: Operation) -> TypeGuard[Move]:
+    def _has_to_come_up(self, operation: AnyOperation) -> TypeGuard[Move]:
         """Whether it moves a message from below into a transient queue: from another one, or as a staged body."""
         if not isinstance(operation, Move) or operation.state is State.REMOVED:
             return False
@@ -225,14 +256,14 @@ class _Together:
     """Operations in memory that are done in one step, by their places in the batch."""
 
     def __init__(self) -> None:
-        self.operations: dict[int, Operation] = {}
+        self.operations: dict[int, AnyOperation] = {}
         self._written: set[MessageId] = set()
 
-    def add(self, place: int, operation: Operation) -> None:
+    def add(self, place: int, operation: AnyOperation) -> None:
         self.operations[place] = operation
         if isinstance(operation, Write):
             self._written.add(operation.id)
 
-    def has_written(self, operation: Operation) -> bool:
+    def has_written(self, operation: AnyOperation) -> bool:
         """Whether what it moves is among them."""
-        return not isinstance(operation, Write) and operation.entry.id in self._written
+        return isinstance(operation, Move | Unlink) and operation.entry.id in self._written

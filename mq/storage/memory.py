@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import BytesBody, MessageId, Properties, checksum
+from mq.storage.groups import undoing
 from mq.storage.interface import (
     QUEUE,
+    AnyOperation,
     Description,
+    Drop,
     Entry,
+    Group,
     Meta,
     Move,
-    Operation,
     Outcome,
+    Put,
     Result,
     Sharing,
     Staged,
@@ -33,6 +38,9 @@ from mq.storage.interface import (
     Write,
 )
 from mq.storage.options import StorageOptions
+
+MOST_TOGETHER: Final = 10_000
+"""Operations of a group at the most."""
 
 
 def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
@@ -83,7 +91,14 @@ class MemoryStorage:
     def description(self) -> Description:
         """What it is."""
         return Description(
-            "memory:", durable=False, shared=False, ordered=True, max_body=None, journaled=True, places=True
+            "memory:",
+            durable=False,
+            shared=False,
+            ordered=True,
+            max_body=None,
+            journaled=True,
+            places=True,
+            groups=MOST_TOGETHER,
         )
 
     async def open(self) -> None:
@@ -100,15 +115,12 @@ class MemoryStorage:
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep a record until the store is closed."""
         await trio.lowlevel.checkpoint()
-        records = self._records.setdefault(kind, {})
-        new = key not in records
-        records[key] = json.dumps(value)
-        return new
+        return self._set_record(kind, key, json.dumps(value)) is None
 
     async def drop_record(self, kind: str, key: str) -> bool:
         """Forget a record; with a queue's, its READY messages."""
         await trio.lowlevel.checkpoint()
-        if self._records.get(kind, {}).pop(key, None) is None:
+        if self._set_record(kind, key, None) is None:
             return False
         if kind == QUEUE:
             self._bytes -= sum(len(kept.data) for kept in self._places.pop((State.READY, key), {}).values())
@@ -123,7 +135,7 @@ class MemoryStorage:
         """Collect a body."""
         return _StagedBytes(b"".join([chunk async for chunk in chunks]))
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do all of them, in order. The checkpoint comes first: once something is done, its outcome is told."""
         await trio.lowlevel.checkpoint()
         return [self._do(operation) for operation in operations]
@@ -160,8 +172,40 @@ class MemoryStorage:
                 for id, kept in messages.items():
                     yield Entry(name, id, state, kept.meta)
 
-    def _do(self, operation: Operation) -> Outcome:
+    def _set_record(self, kind: str, key: str, text: str | None) -> str | None:
+        """Keep or forget a record; what it was before."""
+        records = self._records.setdefault(kind, {})
+        before = records.pop(key, None)
+        if text is not None:
+            records[key] = text
+        return before
+
+    def _do_group(self, group: Group) -> Outcome:
+        """Do all of it, or take back what was done."""
+        undo: list[Callable[[], object]] = []
+        for operation in group.operations:
+            if isinstance(operation, Put | Drop):
+                text = json.dumps(operation.value) if isinstance(operation, Put) else None
+                before = self._set_record(operation.kind, operation.key, text)
+                undo.append(partial(self._set_record, operation.kind, operation.key, before))
+                continue
+            outcome = self._do(operation)
+            if outcome.result is not Result.DONE:
+                for take_back in reversed(undo):
+                    take_back()
+                return outcome
+            undo += [partial(self._do, step) for step in reversed(list(undoing([operation])))]
+        return Outcome(Result.DONE)
+
+    def _do(self, operation: AnyOperation) -> Outcome:
         match operation:
+            case Group():
+                return self._do_group(operation)
+            case Put(kind, key, value):
+                self._set_record(kind, key, json.dumps(value))
+                return Outcome(Result.DONE)
+            case Drop(kind, key):
+                return Outcome(Result.GONE if self._set_record(kind, key, None) is None else Result.DONE)
             case Write():
                 return self._write(operation)
             case Move():
@@ -186,7 +230,7 @@ class MemoryStorage:
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
 
     def _move(self, move: Move) -> Outcome:
-        target = Entry(move.queue or move.entry.queue, move.entry.id, move.state, move.meta)
+        target = move.target
         if self._is_queue_missing(target):
             return Outcome(Result.NO_QUEUE)
         kept = self._take(move.entry)

@@ -247,7 +247,7 @@ OF_THE_LOG: Final = {
         "Segment._read", "(epoch, key) != (self.epoch, self.key)", "epoch > self.epoch"
     ),
     "what a record says is done though it was refused": Bug(
-        "_record_and_do", "log.append(encode([Refused(sequence, refused)]))", "pass"
+        "_record_and_do", "log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))", "pass"
     ),
     "the last of what the log says is not done again": Bug(
         "redo", "fates = _fates(sayings)", "fates = _fates(sayings[:-1])"
@@ -261,7 +261,7 @@ OF_THE_LOG: Final = {
     "files are there before the log has them": Bug(
         "_record_and_do",
         """
-        if any(isinstance(operation, Write) or operation.durable for operation in operations):
+        if any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations):
             log.flush()
         """,
         "pass",

@@ -30,8 +30,11 @@ from mq.storage.files.doctor import FindingKind, open_to_inspect, repair
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.layout import Layout
 from mq.storage.files.log import Log, read_log
-from mq.storage.files.logged import (
-    LARGEST_INLINE,
+from mq.storage.files.logged import LARGEST_INLINE
+from mq.storage.files.mount import Mount, mount_of
+from mq.storage.files.opening import unrepaired
+from mq.storage.files.posix import FolderStorage
+from mq.storage.files.sayings import (
     Forgotten,
     Kept,
     Moved,
@@ -43,11 +46,22 @@ from mq.storage.files.logged import (
     decode,
     encode,
 )
-from mq.storage.files.mount import Mount, mount_of
-from mq.storage.files.opening import unrepaired
-from mq.storage.files.posix import FolderStorage
 from mq.storage.files.source import SourceFolder
-from mq.storage.interface import FRESH, NEEDS, QUEUE, WITH_GROUPS, Entry, Move, Result, Sharing, Storage, Unlink, Write
+from mq.storage.interface import (
+    FRESH,
+    NEEDS,
+    QUEUE,
+    WITH_GROUPS,
+    Entry,
+    Group,
+    Move,
+    Put,
+    Result,
+    Sharing,
+    Storage,
+    Unlink,
+    Write,
+)
 from mq.storage.options import StorageOptions
 from mq.testing import disk as simulated
 from mq.testing.faults import Faults, PowerCut
@@ -237,6 +251,54 @@ async def test_of_a_write_that_was_refused_half_way_nothing_comes_back(seed: int
         assert results == [Result.FULL, Result.EXISTS]
         await disk.cut()
         assert await disk.everything() == {there}
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+async def test_a_group_is_whole_or_not_there_after_a_cut_at_any_call(ordered: bool) -> None:
+    endings: set[bool] = set()
+    for number in range(1, 100):
+        async with begun(number, ordered=ordered) as disk:
+            entry = await disk.bring(State.READY)
+            await disk.storage.put_record("ledger", "old", {})
+            group = Group((Write("q", new_id(), b"new"), Move(entry, State.DELAYED, LEASE), Put("ledger", "new", {})))
+            disk.odds.cut_at = disk.odds.calls + number
+            try:
+                outcomes = await disk.storage.commit([group])
+            except PowerCut:
+                outcomes = []
+            await disk.cut()
+            found = (len(await disk.everything()), sorted(await disk.storage.records("ledger")))
+            assert found in ((1, ["old"]), (2, ["new", "old"])), number
+            assert found[0] == 2 or not outcomes
+            endings.add(found[0] == 2)
+        if outcomes:
+            break
+    assert endings == {True, False}
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+@pytest.mark.parametrize(
+    ("verb", "path"), [("open", "state/records/ledger/knew*"), ("open", "queues/q/*"), ("rename", "*")]
+)
+@pytest.mark.parametrize("seed", range(4))
+async def test_of_a_group_that_was_refused_half_way_nothing_comes_back(
+    seed: int, ordered: bool, verb: str, path: str
+) -> None:
+    async with begun(seed, ordered=ordered) as disk:
+        entry = await disk.bring(State.READY)
+        await disk.storage.put_record("ledger", "old", {"n": 1})
+        write = Write("q", new_id(), b"new", state=State.READY)
+        records = (Put("ledger", "old", {"n": 2}), Put("ledger", "new", {}))
+        disk.calls.fail(verb, errno.ENOSPC, path=path, times=None)
+        [outcome, beside] = await disk.storage.commit(
+            [Group((write, Move(entry, State.DELAYED, LEASE), *records)), Put("other", "beside", {})]
+        )
+        disk.heal()
+        assert (outcome.result, beside.result) == (Result.FULL, Result.DONE)
+        for _ in range(2):
+            assert await disk.everything() == {entry}
+            assert await disk.storage.records("ledger") == {"old": {"n": 1}}
+            await disk.cut()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

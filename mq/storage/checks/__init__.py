@@ -8,6 +8,7 @@ fresh place; those in ``reopening`` open it themselves, twice.
 * ``staging``: large bodies.
 * ``moves``: compare-and-move, and its races.
 * ``batches``: each operation of a batch has its own outcome.
+* ``groups``: a group is done as a whole or not at all.
 * ``looking``: what find and scan tell, what changes() is, what a store says of itself.
 * ``records``: records and their values.
 * ``queues``: what becomes of messages when the record of their queue changes or goes.

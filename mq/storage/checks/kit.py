@@ -98,16 +98,9 @@ async def done(storage: Storage, operation: Write | Move) -> Entry:
     """Do it; where the message is now."""
     outcome = await one(storage, operation)
     assert outcome.result is Result.DONE, f"{outcome} of {operation}, not DONE"
-    expected = _target(operation)
+    expected = operation.entry if isinstance(operation, Write) else operation.target
     assert outcome.entry == expected, f"{operation} is DONE with {outcome.entry}, not {expected}"
     return expected
-
-
-def _target(operation: Write | Move) -> Entry:
-    if isinstance(operation, Write):
-        return operation.entry
-    entry, state, meta, queue = operation.entry, operation.state, operation.meta, operation.queue
-    return Entry(queue or entry.queue, entry.id, state, meta)
 
 
 async def refused(storage: Storage, operation: Operation, *results: Result) -> None:

@@ -39,7 +39,7 @@ from mq.storage.files.layout import (
     parse_leaf,
 )
 from mq.storage.files.staging import StagedBody
-from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
+from mq.storage.interface import AnyOperation, Entry, Move, Operation, Outcome, Result, Unlink, Write
 
 FILES_PER_UNLINK: Final = 256
 """Files of a deleted queue that one Unlink takes away."""
@@ -379,7 +379,7 @@ class Batch:
     # Moving
 
     def _move(self, operation: Move, index: int) -> Outcome:
-        entry, moved = operation.entry, _moved_entry(operation)
+        entry, moved = operation.entry, operation.target
         source, target = self._layout.path(entry), self._layout.path(moved)
         try:
             if entry.state is State.NEW and self._folders.published_whole:
@@ -532,7 +532,7 @@ def _do_natively(
     room: bool | None = None
     for index, operation in operations:
         if isinstance(operation, Move):
-            entry = _moved_entry(operation)
+            entry = operation.target
             steps.append((folders.layout.path(operation.entry), folders.layout.path(entry)))
         elif isinstance(operation, Write) and isinstance(operation.body, bytes):
             room = _has_room(folders) if room is None else room
@@ -559,12 +559,6 @@ def _do_natively(
             failure = error
     if failure is not None:
         raise failure
-
-
-def _moved_entry(operation: Move) -> Entry:
-    """Where a message is after its move."""
-    entry = operation.entry
-    return Entry(operation.queue or entry.queue, entry.id, operation.state, operation.meta)
 
 
 def _write_step(folders: Folders, operation: Write, body: bytes, entry: Entry) -> Step:
@@ -676,16 +670,16 @@ class JoinedRemovals:
         joined: the batch as it is to be done.
     """
 
-    def __init__(self, operations: Sequence[Operation]) -> None:
+    def __init__(self, operations: Sequence[AnyOperation]) -> None:
         self._operations = operations
-        self.joined: list[Operation] = []
+        self.joined: list[AnyOperation] = []
         self._places: list[int] = []  # of each operation, in what is done
         removed: dict[MessageId, int] = {}
         for operation in operations:
             if isinstance(operation, Unlink):
                 place = removed.get(operation.entry.id, -1)
                 move = self.joined[place] if place >= 0 else None
-                if isinstance(move, Move) and operation.entry == _target(move):
+                if isinstance(move, Move) and operation.entry == move.target:
                     self.joined[place] = Unlink(move.entry, durable=move.durable)
                     self._places.append(place)
                     continue
@@ -707,16 +701,12 @@ class JoinedRemovals:
             for operation, place in zip(self._operations, self._places, strict=True)
         ]
 
-    def _outcome(self, asked: Operation, joined: Operation, outcome: Outcome) -> Outcome:
+    def _outcome(self, asked: AnyOperation, joined: AnyOperation, outcome: Outcome) -> Outcome:
         if asked is joined:
             return outcome
         if isinstance(asked, Move):
-            return outcome._replace(entry=_target(asked)) if outcome.result is Result.DONE else outcome
+            return outcome._replace(entry=asked.target) if outcome.result is Result.DONE else outcome
         return outcome if outcome.result is Result.DONE else _GONE
-
-
-def _target(move: Move) -> Entry:
-    return Entry(move.queue or move.entry.queue, move.entry.id, State.REMOVED, move.meta)
 
 
 class ReadAhead:
@@ -729,7 +719,7 @@ class ReadAhead:
         self._read: dict[MessageId, tuple[Entry, Opened]] = {}
         self._bytes = 0
 
-    def fill(self, folders: Folders, operations: Sequence[Operation], outcomes: Sequence[Outcome]) -> None:
+    def fill(self, folders: Folders, operations: Sequence[AnyOperation], outcomes: Sequence[Outcome]) -> None:
         """Read what was moved to be read, where it is plain."""
         entries = [
             outcome.entry

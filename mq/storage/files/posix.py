@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import trio
 
@@ -37,14 +37,16 @@ from mq.storage.files.folders import Opened
 from mq.storage.files.format import need
 from mq.storage.files.hop import Hop, OwnThread, inline_hop
 from mq.storage.files.layout import flat_name
-from mq.storage.files.logged import Forgotten, Kept, QueueRemoved, Saying, commit, said
+from mq.storage.files.logged import commit, most_together, said
 from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
 from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
+from mq.storage.files.sayings import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
 from mq.storage.files.watch import watch_folders
 from mq.storage.interface import (
     NEEDS,
     QUEUE,
+    AnyOperation,
     Change,
     Description,
     Entry,
@@ -153,6 +155,8 @@ class FolderStorage:
     @property
     def description(self) -> Description:
         """What it is."""
+        log = None if self._open is None else self._open.folders.log  # which makes a torn file whole again
+        most, most_bytes = (0, None) if log is None else most_together(log)
         return Description(
             name=self._name,
             durable=self._mount.durable,
@@ -161,7 +165,9 @@ class FolderStorage:
             max_body=None,
             journaled=self._mount.atomic_rename,
             heard_late=self._heard_late,
-            places=self._open is not None and self._open.folders.log is not None,  # which makes a torn file whole again
+            places=log is not None,
+            groups=most,
+            group_bytes=most_bytes,
         )
 
     async def open(self) -> None:
@@ -251,7 +257,7 @@ class FolderStorage:
             raise
         return staged
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do a batch in one hop."""
         joins = self._joins_removals and any(isinstance(operation, Unlink) for operation in operations)
         removals = JoinedRemovals(operations) if joins else None
@@ -259,7 +265,7 @@ class FolderStorage:
         outcomes = await self._do(operations)
         return outcomes if removals is None else removals.outcomes(outcomes)
 
-    async def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def _do(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do a batch: on a medium in the thread, in memory perhaps without one."""
         outcomes: list[Outcome]
         async with self._gate:
@@ -269,10 +275,11 @@ class FolderStorage:
             self._heard_late = 0.0 if inline or self._committing is None else self._committing.heard_late
         return outcomes
 
-    def _run(self, operations: Sequence[Operation]) -> list[Outcome]:
-        folders = self._root_open.folders
-        log = folders.log
-        outcomes = Batch(folders, operations).run() if log is None else commit(folders, log, operations)
+    def _run(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        opened = self._root_open
+        folders, log = opened.folders, opened.folders.log
+        plain = cast("Sequence[Operation]", operations)  # without a log nothing else comes
+        outcomes = Batch(folders, plain).run() if log is None else commit(folders, opened.records, log, operations)
         if folders.native is not None:
             self._read_ahead.fill(folders, operations, outcomes)
         return outcomes
@@ -315,7 +322,7 @@ class FolderStorage:
         is_ordered = self._mount.ordered or self._root_open.folders.log is not None
         return is_alone and is_ordered and self._mount.atomic_rename
 
-    def _fits_inline(self, operations: Sequence[Operation]) -> bool:
+    def _fits_inline(self, operations: Sequence[AnyOperation]) -> bool:
         """Whether a hop would take longer than the batch does."""
         # not with an Unlink: a deleted queue may be long, and a file large
         if self._mount.persistent or len(operations) > _MOST_INLINE:

@@ -29,8 +29,8 @@ from mq.storage.files.layout import (
     parse_path,
 )
 from mq.storage.files.log import LogDamaged, Record
-from mq.storage.files.logged import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
 from mq.storage.files.records import Records
+from mq.storage.files.sayings import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
 from mq.storage.interface import QUEUE
 
 logger = logging.getLogger("mq.storage")

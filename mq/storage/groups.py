@@ -1,0 +1,223 @@
+"""Groups in every store: all of a :class:`~mq.storage.interface.Group`, or nothing.
+
+What a store cannot do as a whole is done by an *intent*: a record that says what is about to be done, durable before
+the first operation, and dropped, durably, before the answer. So one that :func:`redo` finds is of a group that was not
+answered. It is done to its end, unless one of its messages was not written: then what is there of it is undone.
+
+Where others change a store, a group there has no Write: they could take a message that is undone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import trio
+
+from mq.errors import StorageError, StorageFailed, StorageFenced, StorageFull, StorageUnsure
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.interface import (
+    AnyOperation,
+    Description,
+    Drop,
+    Entry,
+    Group,
+    Meta,
+    Move,
+    Operation,
+    Outcome,
+    Put,
+    Result,
+    Storage,
+    Unlink,
+    Write,
+)
+
+INTENT: Final = "intent"
+"""The kind of an intent's record. Its key is that of one thing in the group."""
+_REFUSED: Final = frozenset({Result.GONE, Result.EXISTS, Result.NO_QUEUE, Result.FULL})
+"""Outcomes after which nothing was changed."""
+_DONE: Final = Outcome(Result.DONE)
+_BEYOND: Final = (Put, Drop, Group)
+
+
+async def commit(storage: Storage, operations: Sequence[AnyOperation]) -> list[Outcome]:
+    """As :meth:`~mq.storage.interface.Storage.commit`, with Puts, Drops and Groups in every store."""
+    if not any(isinstance(operation, _BEYOND) for operation in operations):
+        return await storage.commit(cast("Sequence[Operation]", operations))
+    outcomes: list[Outcome] = []
+    together: list[Any] = []
+    description = storage.description
+    for operation in operations:
+        if _can(description, operation):
+            together.append(operation)
+            continue
+        if together:
+            outcomes += await storage.commit(together)
+            together = []
+        with trio.CancelScope(shield=True):  # what was begun is ended
+            outcomes.append(await _do(storage, operation))
+    return outcomes + (await storage.commit(together) if together else [])
+
+
+async def redo(storage: Storage) -> None:
+    """Do to its end, or undo, what a crash has left half done. Before anything else is asked of the store.
+
+    Raises:
+        StorageError: that is not possible now.
+    """
+    for name, value in (await storage.records(INTENT)).items():
+        group = _decoded(value)
+        written = [each.entry for each in group.operations if isinstance(each, Write)]
+        found = [await storage.find(entry.queue, entry.id) for entry in written]
+        if None in found:
+            await _all_done(storage, [step for entry in found if entry is not None for step in _removal(entry)])
+            moves = [each for each in group.operations if isinstance(each, Move)]
+            await _all_done(storage, list(undoing(moves)))
+        else:
+            await _all_done(storage, [each for each in group.operations if not isinstance(each, Write)])
+        await storage.drop_record(INTENT, name)
+
+
+def undoing(operations: Iterable[Write | Move]) -> Iterator[Move | Unlink]:
+    """What takes back operations of a group that were done."""
+    for operation in reversed(list(operations)):
+        if isinstance(operation, Write):
+            yield from _removal(operation.entry)
+        else:
+            yield Move(operation.target, operation.entry.state, operation.entry.meta, operation.entry.queue)
+
+
+def _removal(entry: Entry) -> tuple[Move, Unlink]:
+    return Move(entry, State.REMOVED), Unlink(entry._replace(state=State.REMOVED, meta=Meta()))
+
+
+def _can(description: Description, operation: AnyOperation) -> bool:
+    """Whether a store does an operation by itself."""
+    if not isinstance(operation, Group):
+        return description.groups > 0 or not isinstance(operation, _BEYOND)
+    if len(operation.operations) > description.groups:
+        return False
+    return description.group_bytes is None or sum(map(_bytes, operation.operations)) <= description.group_bytes
+
+
+def _bytes(operation: AnyOperation) -> int:
+    """About so many are in an operation besides its place."""
+    if isinstance(operation, Put):
+        return len(json.dumps(operation.value))
+    if isinstance(operation, Write):
+        return len(json.dumps(dict(operation.attributes))) + (
+            len(operation.body) if isinstance(operation.body, bytes) else 0
+        )
+    return 0
+
+
+async def _do(storage: Storage, operation: AnyOperation) -> Outcome:
+    if isinstance(operation, Put | Drop):
+        return await _keep(storage, operation)
+    assert isinstance(operation, Group), "every store does the others"
+    return await by_intent(storage, operation)
+
+
+async def by_intent(storage: Storage, group: Group) -> Outcome:
+    """Do a group by an intent."""
+    if not group.operations:
+        return _DONE
+    messages = [each for each in group.operations if isinstance(each, Write | Move)]
+    records = [each for each in group.operations if isinstance(each, Put | Drop)]
+    restoring = [await _restoring(storage, each) for each in records] if len(records) > 1 else []
+    name = messages[0].entry.id if messages else f"{records[0].kind}/{records[0].key}"
+    outcome = await _keep(storage, Put(INTENT, name, _encoded(messages, records)))
+    if outcome.result is not Result.DONE:
+        return outcome
+    outcomes = await storage.commit(messages)
+    done = [each for each, of_it in zip(messages, outcomes, strict=True) if of_it.result is Result.DONE]
+    refusal = next((each for each in outcomes if each.result is not Result.DONE), None)
+    kept = 0
+    while refusal is None and kept < len(records):
+        outcome = await _keep(storage, records[kept])
+        refusal = None if outcome.result in (Result.DONE, Result.GONE) else outcome
+        kept += refusal is None
+    if refusal is not None:
+        if refusal.result not in _REFUSED:
+            return refusal  # the next start finds the intent
+        undone = await storage.commit(list(undoing(done))) + [await _keep(storage, each) for each in restoring[:kept]]
+        if any(each.result is not Result.DONE for each in undone):
+            return Outcome(Result.UNKNOWN, reason=refusal.reason)
+    dropped = await _keep(storage, Drop(INTENT, name))
+    if dropped.result in _REFUSED - {Result.GONE}:
+        return Outcome(Result.UNKNOWN, reason=dropped.reason)
+    return dropped if dropped.result not in (Result.DONE, Result.GONE) else refusal or _DONE
+
+
+async def _keep(storage: Storage, operation: Put | Drop) -> Outcome:
+    try:
+        if isinstance(operation, Put):
+            await storage.put_record(*operation)
+        elif not await storage.drop_record(*operation):
+            return Outcome(Result.GONE)
+    except StorageUnsure as error:
+        return Outcome(Result.UNKNOWN, reason=_reason(error))
+    except StorageFenced as error:
+        return Outcome(Result.FENCED, reason=_reason(error))
+    except StorageFailed as error:
+        return Outcome(Result.FAILED, reason=_reason(error))
+    except StorageError as error:
+        return Outcome(Result.FULL, reason=_reason(error))
+    return _DONE
+
+
+def _reason(error: StorageError) -> str:
+    return str(error).removesuffix(". Try again later").removeprefix("cannot store now: ")
+
+
+async def _restoring(storage: Storage, operation: Put | Drop) -> Put | Drop:
+    """What brings back the record that an operation is about to change."""
+    value = (await storage.records(operation.kind)).get(operation.key)
+    return Drop(operation.kind, operation.key) if value is None else Put(operation.kind, operation.key, value)
+
+
+async def _all_done(storage: Storage, operations: Sequence[AnyOperation]) -> None:
+    """Do what a crash has left, as far as it was not done.
+
+    Raises:
+        StorageError: something is refused for now, or the medium failed.
+    """
+    for outcome in await commit(storage, operations):
+        if outcome.result is Result.FULL:
+            raise StorageFull(f"cannot end now what a crash has cut off: {outcome.reason}. Try again later")
+        if outcome.result in (Result.FAILED, Result.UNKNOWN, Result.FENCED):
+            raise StorageFailed(f"cannot end what a crash has cut off: {outcome.reason or outcome.result.value}")
+
+
+def _encoded(messages: Sequence[Write | Move], records: Sequence[Put | Drop]) -> dict[str, Any]:
+    return {
+        "written": [_place(each.entry) for each in messages if isinstance(each, Write)],
+        "moved": [[_place(each.entry), _place(each.target)] for each in messages if isinstance(each, Move)],
+        "put": [list(each) for each in records if isinstance(each, Put)],
+        "dropped": [list(each) for each in records if isinstance(each, Drop)],
+    }
+
+
+def _decoded(value: Mapping[str, Any]) -> Group:
+    """The group of an intent; its Writes have no body."""
+    moves = [(_entry(source), _entry(target)) for source, target in value["moved"]]
+    return Group(
+        (
+            *(Write(entry.queue, entry.id, b"", meta=entry.meta) for entry in map(_entry, value["written"])),
+            *(Move(source, target.state, target.meta, target.queue) for source, target in moves),
+            *(Put(*each) for each in value["put"]),
+            *(Drop(*each) for each in value["dropped"]),
+        )
+    )
+
+
+def _place(entry: Entry) -> list[Any]:
+    return [entry.queue, entry.id, entry.state.value, list(entry.meta)]
+
+
+def _entry(place: Sequence[Any]) -> Entry:
+    queue, id, state, meta = place
+    return Entry(queue, MessageId(id), State(state), Meta(*meta))
