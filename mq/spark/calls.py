@@ -22,6 +22,8 @@ _ACCEPT: Final = (("accept", COLUMNS),)
 
 _ID_BYTES: Final = 36
 _INSTANT: Final = pa.timestamp("us", "UTC")
+_TICKS_AT_1970: Final = MessageId.time_ns(0) // 100
+"""What has to be added to the ticks of ids to count from 1970 on."""
 
 
 class Columns(NamedTuple):
@@ -67,7 +69,7 @@ def read_columns(data: bytes) -> Columns:
         id_ends = pa.array(range(0, _ID_BYTES * (count + 1), _ID_BYTES), pa.int32()).buffers()[1]
         return Columns(
             _array(pa.int64(), count, rest.slice(0, 8 * count)),
-            pc.divide(pc.add(ticks, MessageId.time_ns(0) // 100), 10).cast(_INSTANT),
+            pc.divide(pc.add(ticks, _TICKS_AT_1970), 10).cast(_INSTANT),
             _array(pa.int32(), count, rest.slice(16 * count, 4 * count)),
             _array(pa.string(), count, id_ends, ids),
             _array(pa.binary(), count, ends, bodies),
@@ -75,6 +77,11 @@ def read_columns(data: bytes) -> Columns:
         )
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise NotUnderstood(f"the daemon answered with something that is not columns of messages: {error}") from error
+
+
+def ticks_of(micros: int) -> int:
+    """The first tick, as sequences count them, of an instant in microseconds since 1970."""
+    return micros * 10 - _TICKS_AT_1970
 
 
 def _array(kind: pa.DataType, length: int, *buffers: pa.Buffer) -> pa.Array:

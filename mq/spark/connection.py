@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import http.client
+import re
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
+from mq.client import requests
 from mq.client.calls import Answer, Call, Source
 from mq.client.errors import ClientError, Interrupted, Unreachable
 from mq.client.retries import Retry, Tries
+from mq.client.values import Queue
 from mq.spark.calls import ColumnsPage
 from mq.spark.calls import page as next_page
 from mq.spark.errors import InvalidOption, naming_options
@@ -66,7 +70,7 @@ class DaemonConnection:
         Raises:
             SparkSourceError: it has none.
         """
-        with naming_options(self._options.url, self._options.queue):
+        with naming_options(self._options.url, self._options.asked_for):
             return self.attempt(call)
 
     def pages(self, call: Call[ColumnsPage]) -> Iterator[ColumnsPage]:
@@ -84,6 +88,25 @@ class DaemonConnection:
                 yield page
             if page.next is None:
                 return
+
+    def queues(self) -> list[str]:
+        """The queues that the options name, or those of today that their pattern fits, by name.
+
+        Raises:
+            SparkSourceError: as :meth:`run`.
+        """
+        if not self._options.queue_pattern:
+            return list(self._options.queues)
+        fits = re.compile(self._options.queue_pattern).fullmatch
+        return sorted(queue.name for queue in self.run(requests.queues()) if fits(queue.name))
+
+    def queue(self) -> Queue:
+        """The queue that the options name: its settings, and what is in it.
+
+        Raises:
+            SparkSourceError: as :meth:`run`.
+        """
+        return self.run(requests.queue_info(self._options.queue))
 
     def attempt(self, call: Call[T]) -> T:
         """As :meth:`run`, with the errors of the client.
@@ -109,7 +132,8 @@ class DaemonConnection:
         connection = self._connected()
         try:
             if self._asked is not call:
-                self._ask(connection, call)
+                with suppress(BrokenPipeError, ConnectionResetError):  # a refusal may be there before all was sent
+                    self._ask(connection, call)
             self._asked = None
             response = connection.getresponse()
             body = response.read()

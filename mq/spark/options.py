@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -20,6 +22,8 @@ _ALL: Final = (READ, READ_STREAM, WRITE)
 
 SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
 """Options, in small letters, that Spark hands on and that mean nothing here."""
+_OF_A_TABLE: Final = "provider"
+"""Only ``CREATE TABLE`` hands this on."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Options:
 
     Attributes:
         url: the daemon's address.
-        queue: the queue.
+        queue: the queue, or several with commas between them; empty where a pattern or a column names them.
+        queue_pattern: a regular expression for the names of the queues that are read.
         token: for ``Authorization: Bearer``.
         user: for ``Authorization: Basic``, with `password`.
         password: of the user.
@@ -39,6 +44,9 @@ class Options:
         num_partitions: tasks that read side by side.
         fetch_size: messages of one answer.
         include_headers: whether there are the columns ``contentType`` and ``headers``.
+        snapshot: whether a table shows what there was when it was planned, instead of what there is at each action.
+        starting_time: only messages published then or later; in microseconds since 1970.
+        ending_time: only messages published before; in microseconds since 1970.
         consumer: the name under which a stream keeps its place in the queue.
         max_messages_per_trigger: messages of one micro-batch.
         max_bytes_per_trigger: bytes of their bodies together.
@@ -51,16 +59,20 @@ class Options:
 
     url: str = "http://127.0.0.1:8080"
     queue: str = ""
+    queue_pattern: str = ""
     token: str = ""
     user: str = ""
     password: str = ""
     ca_file: str = ""
     certificate_file: str = ""
     timeout_seconds: float = 60.0
-    retry_seconds: float = 60.0
+    retry_seconds: float = 600.0
     num_partitions: int = 2
     fetch_size: int = 4000
     include_headers: bool = False
+    snapshot: bool = False
+    starting_time: int | None = None
+    ending_time: int | None = None
     consumer: str = ""
     max_messages_per_trigger: int = 10_000
     max_bytes_per_trigger: int | None = None
@@ -69,6 +81,20 @@ class Options:
     fail_on_claim_lost: bool = True
     batch_size: int = 1000
     write_id: str = ""
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues that are named."""
+        return tuple(self.queue.split(",")) if self.queue else ()
+
+    @property
+    def asked_for(self) -> str:
+        """Which queues these options are about, for people."""
+        return self.queue or self.queue_pattern or "of each row"
+
+    def only(self, queue: str) -> Options:
+        """The same, for one queue."""
+        return replace(self, queue=queue, queue_pattern="")
 
 
 class _Option(NamedTuple):
@@ -124,14 +150,40 @@ def _parse_text(text: str) -> str:
     return text
 
 
+def _parse_names(text: str) -> str:
+    names = [_parse_name(name.strip()) for name in text.split(",")]
+    if len(set(names)) < len(names):
+        raise ValueError
+    return ",".join(names)
+
+
+def _parse_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError from error
+    return _parse_text(text)
+
+
+def _parse_time(text: str) -> int:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
 _SWITCH: Final = (_parse_switch, "true or false")
 _NAME: Final = (_parse_name, "1 to 100 letters, digits and . _ @ -")
+_NAMES: Final = (_parse_names, "1 to 100 letters, digits and . _ @ -, or several such names with commas, each once")
+_PATTERN: Final = (_parse_pattern, "a regular expression")
+_TIME: Final = (_parse_time, "a time as 2026-11-24T08:00:00Z; without a zone it is UTC")
 _TEXT: Final = (_parse_text, "a text on one line")
 _LARGEST: Final = (1 << 63) - 1
 
 TABLE: Final[Mapping[str, _Option]] = {
     "url": _Option("url", _parse_url, "http://HOST:PORT or https://HOST:PORT, without credentials", _ALL),
-    "queue": _Option("queue", *_NAME, _ALL),
+    "queue": _Option("queue", *_NAMES, _ALL),
+    "queue_pattern": _Option("queuePattern", *_PATTERN, _READS),
     "token": _Option("token", *_TEXT, _ALL),
     "user": _Option("user", *_TEXT, _ALL),
     "password": _Option("password", *_TEXT, _ALL),
@@ -142,6 +194,9 @@ TABLE: Final[Mapping[str, _Option]] = {
     "num_partitions": _Option("numPartitions", *_count(1, 10_000), _READS),
     "fetch_size": _Option("fetchSize", *_count(1, 10_000), _READS),
     "include_headers": _Option("includeHeaders", *_SWITCH, _READS),
+    "snapshot": _Option("snapshot", *_SWITCH, (READ,)),
+    "starting_time": _Option("startingTime", *_TIME, (READ,)),
+    "ending_time": _Option("endingTime", *_TIME, (READ,)),
     "consumer": _Option("consumer", *_NAME, (READ_STREAM,)),
     "max_messages_per_trigger": _Option("maxMessagesPerTrigger", *_count(1, 10_000), (READ_STREAM,)),
     "max_bytes_per_trigger": _Option("maxBytesPerTrigger", *_count(1, _LARGEST), (READ_STREAM,)),
@@ -171,6 +226,11 @@ def read_options(given: Mapping[str, str], way: str | None = None) -> Options:
     for name, text in given.items():
         if name.lower() in SPARKS_OWN:
             continue
+        if name.lower() == _OF_A_TABLE:
+            raise InvalidOption(
+                "CREATE TABLE ... USING mq: Spark keeps such a table without its options when the source is written in "
+                "Python. Say CREATE TEMPORARY VIEW name USING mq OPTIONS (queue 'name'), which does what you want"
+            )
         if name.lower() not in known:
             raise InvalidOption(f'unknown option "{name}"{_hint(name)}')
         field, option = known[name.lower()]
@@ -178,8 +238,7 @@ def read_options(given: Mapping[str, str], way: str | None = None) -> Options:
             raise InvalidOption(f'option "{option.name}" is for {" and ".join(option.ways)}, not for {way}')
         values[field] = _value(option, str(text))
     options = Options(**values)
-    if not options.queue:
-        raise InvalidOption('option "queue" is missing: name the queue')
+    _check_queues(options, way)
     if way == READ_STREAM and not options.consumer:
         raise InvalidOption('option "consumer" is missing: name this query, so that it finds its place again')
     if bool(options.user) != bool(options.password):
@@ -187,6 +246,18 @@ def read_options(given: Mapping[str, str], way: str | None = None) -> Options:
     if options.token and options.user:
         raise InvalidOption('give the option "token", or "user" and "password", not both')
     return options
+
+
+def _check_queues(options: Options, way: str | None) -> None:
+    if options.queue and options.queue_pattern:
+        raise InvalidOption('give the option "queue", or "queuePattern", not both')
+    if way in _READS and not options.queue and not options.queue_pattern:
+        raise InvalidOption('option "queue" is missing: name the queue, or give a "queuePattern"')
+    if way == WRITE and len(options.queues) > 1:
+        raise InvalidOption(
+            'option "queue" names several: a write goes into one, or, without the option, each row into the one that '
+            'its column "queue" names'
+        )
 
 
 def _value(option: _Option, text: str) -> Any:

@@ -26,6 +26,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from mq.errors import InvalidName
+from mq.message import QueueName
 from mq.spark.calls import Columns
 from mq.spark.errors import InvalidRow, InvalidSchema
 
@@ -42,7 +44,12 @@ COLUMNS: Final = StructType(
 """What a message is as a row."""
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 ALL_COLUMNS: Final = StructType(
-    [*COLUMNS, StructField("contentType", StringType()), StructField("headers", ArrayType(_HEADER))]
+    [
+        *COLUMNS,
+        StructField("contentType", StringType()),
+        StructField("headers", ArrayType(_HEADER)),
+        StructField("group", StringType()),
+    ]
 )
 """With what is there besides with the option ``includeHeaders``."""
 
@@ -51,9 +58,11 @@ DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 
 OWN_KEYS: Final = ("idempotencyKey", "id")
 """Columns of which the first that is not null is the row's own key."""
-WRITTEN: Final = ("value", "idempotencyKey", "contentType", "headers", "delaySeconds", "ttlSeconds")
+WRITTEN: Final = ("value", "idempotencyKey", "contentType", "headers", "group", "delaySeconds", "ttlSeconds")
 """Columns that make a message."""
-NOT_WRITTEN: Final = ("id", "queue", "sequence", "timestamp", "deliveryCount")
+QUEUE: Final = "queue"
+"""The column that says where a row goes, where no option does."""
+NOT_WRITTEN: Final = ("id", QUEUE, "sequence", "timestamp", "deliveryCount")
 """Columns that a row has because it was read from a queue; the broker gives a new message its own."""
 KEY_DIGEST_BYTES: Final = 12
 _NO_DIGEST: Final = bytes(KEY_DIGEST_BYTES)
@@ -98,8 +107,8 @@ class RowMaker:
             return _texts(columns) if self._is_text else columns.body
         if name == "queue":
             return pa.repeat(self._queue, len(columns))
-        if name in ("contentType", "headers"):
-            field, read = self._schema.field(name), _content_type if name == "contentType" else _headers
+        if name in _SAID:
+            field, read = self._schema.field(name), _SAID[name]
             said = [columns.said.get(str(number), {}) for number in range(len(columns))]
             return pa.array(list(map(read, said)), type=field.type, from_pandas=False)
         return _COLUMNS[name](columns)
@@ -126,6 +135,15 @@ def _headers(said: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"key": key, "value": text.encode("utf-8", "surrogateescape")} for key, text in texts.items()]
 
 
+def _group(said: Mapping[str, Any]) -> str | None:
+    return said.get("group")
+
+
+_SAID: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "contentType": _content_type,
+    "headers": _headers,
+    "group": _group,
+}
 _COLUMNS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {
     "id": lambda columns: columns.id,
     "sequence": lambda columns: columns.sequence,
@@ -134,8 +152,12 @@ _COLUMNS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {
 }
 
 
-def check_written(schema: StructType) -> None:
+def check_written(schema: StructType, queue: str) -> None:
     """Whether rows of this schema can be messages.
+
+    Args:
+        schema: the rows' columns.
+        queue: where all of them go; empty where each says so itself.
 
     Raises:
         InvalidSchema: a column is missing, unknown, or of a type that no message has.
@@ -143,12 +165,14 @@ def check_written(schema: StructType) -> None:
     types = {field.name: field.dataType for field in schema}
     if "key" in types:
         raise InvalidSchema(
-            'the column "key" is not taken, for it may mean two things. A group, which many rows share, as Kafka\'s '
-            'key: mq has no column "group" yet, so put it into "headers", or drop it. Or what names this one row, so '
-            'that it is stored once: rename it to "idempotencyKey"'
+            'the column "key" is not taken, for it may mean two things. A group, which many rows share and which keeps '
+            'their order, as Kafka\'s key: rename it to "group" for a queue with groups. Or what names this one '
+            'row, so that it is stored once: rename it to "idempotencyKey"'
         )
     if "value" not in types:
         raise InvalidSchema(f'there is no column "value", the body; the columns are {", ".join(types)}')
+    if not queue and QUEUE not in types:
+        raise InvalidSchema('option "queue" is missing, and there is no column "queue": name the queue in either')
     for name in types:
         if name not in (*WRITTEN, *NOT_WRITTEN):
             raise InvalidSchema(f"unknown column {name}; a message is made of {', '.join(WRITTEN)}")
@@ -157,10 +181,13 @@ def check_written(schema: StructType) -> None:
         "value": (BinaryType().simpleString(), *texts),
         "idempotencyKey": texts,
         "contentType": texts,
+        "group": texts,
         "headers": ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>"),
         "delaySeconds": ("double", "float", "int", "bigint"),
         "ttlSeconds": ("double", "float", "int", "bigint"),
     }
+    if not queue:
+        wanted[QUEUE] = texts
     for name, allowed in wanted.items():
         if name in types and types[name].simpleString() not in allowed:
             raise InvalidSchema(f"column {name} must be {' or '.join(allowed)}, not {types[name].simpleString()}")
@@ -177,6 +204,7 @@ class LineMaker:
     Args:
         write: names the write: what is written again under this name is the same.
         partition: the task's.
+        queue: where all rows go; empty where each says so in its column ``queue``.
         is_named: whether the whole write can be run anew under its name.
 
     Attributes:
@@ -184,15 +212,16 @@ class LineMaker:
             there are only such.
     """
 
-    def __init__(self, write: str, partition: int, *, is_named: bool = False) -> None:
+    def __init__(self, write: str, partition: int, queue: str, *, is_named: bool = False) -> None:
         self._write = write if is_named else f"{write}\0{partition}"
         self._partition = partition
         self._is_named = is_named
+        self._queue = queue
         self._seen: Counter[bytes] = Counter()
         self.digests = bytearray()
 
-    def lines(self, batch: pa.RecordBatch, first: int) -> Iterator[bytes]:
-        """A line for each row; `first` is the number of the first one.
+    def lines(self, batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, bytes]]:
+        """For each row its queue, and a line; `first` is the number of the first one.
 
         Raises:
             InvalidRow: one cannot be a message.
@@ -203,12 +232,14 @@ class LineMaker:
             row = {name: values[number] for name, values in columns.items()}
             try:
                 own = next((row[name] for name in OWN_KEYS if row.get(name)), None)
+                queue = self._queue or _queue_of(row)
                 line = self._line(row, own)
             except ValueError as error:
                 raise InvalidRow(f"row {first + number} of partition {self._partition}: {error}") from error
             if has_digests:
-                self.digests += _digest_of(line["key"]) if own is not None or self._is_named else _NO_DIGEST
-            yield json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
+                self.digests += _digest_of(queue, line["key"]) if own is not None or self._is_named else _NO_DIGEST
+            text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+            yield queue, text.encode("utf-8", "surrogatepass") + b"\n"
 
     def _line(self, row: Mapping[str, Any], own: str | None) -> dict[str, Any]:
         value = row["value"]
@@ -216,11 +247,11 @@ class LineMaker:
             raise ValueError('column "value" is null, and a message has a body: filter such rows, or coalesce them')
         body = value.encode() if isinstance(value, str) else bytes(value)
         line: dict[str, Any] = _as_member(body)
-        for column, name in (("contentType", "content_type"), ("delaySeconds", "delay"), ("ttlSeconds", "ttl")):
+        for column, name in _AS_MEMBERS:
             if row.get(column) is not None:
                 line[name] = row[column]
         if row.get("headers"):
-            line["attributes"] = {pair["key"].lower(): _text(pair["value"]) for pair in row["headers"]}
+            line["attributes"] = _attributes(row["headers"])
         line["key"] = own if own is not None else self._key(body, line)
         return line
 
@@ -259,8 +290,43 @@ def find_repeated(digests: Sequence[bytes | bytearray]) -> tuple[tuple[int, int]
     return (place, first - starts[place]), (other, second - starts[other])
 
 
-def _digest_of(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=KEY_DIGEST_BYTES).digest()
+_AS_MEMBERS: Final = (
+    ("contentType", "content_type"),
+    ("group", "group"),
+    ("delaySeconds", "delay"),
+    ("ttlSeconds", "ttl"),
+)
+
+
+def _digest_of(queue: str, key: str) -> bytes:
+    return hashlib.blake2b(f"{queue}\0{key}".encode(), digest_size=KEY_DIGEST_BYTES).digest()
+
+
+def _queue_of(row: Mapping[str, Any]) -> str:
+    try:
+        return QueueName(row[QUEUE] or "")
+    except InvalidName as error:
+        raise ValueError(f'column "queue": {error}') from error
+
+
+def _attributes(headers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Headers as attributes, whose names are in small letters.
+
+    Raises:
+        ValueError: two have one name, or one has no name or no value.
+    """
+    found: dict[str, str] = {}
+    for pair in headers:
+        name = (pair["key"] or "").lower()
+        if not name:
+            raise ValueError('column "headers" has a header without a name')
+        if name in found:
+            raise ValueError(
+                f'column "headers" has the header "{name}" twice. A message has each once, whatever its case: join the '
+                "values, or give the others names of their own"
+            )
+        found[name] = _text(pair["value"])
+    return found
 
 
 def _as_member(body: bytes) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -16,6 +18,8 @@ from mq.spark.options import READ, READ_STREAM, WRITE, Options, read_options
 from mq.spark.rows import ALL_COLUMNS, COLUMNS, RowMaker
 from mq.spark.stream import MqStreamReader
 from mq.spark.writing import MqStreamWriter, MqWriter
+
+_EARLIEST: Final = -(1 << 63)
 
 
 class MqDataSource(DataSource):
@@ -44,6 +48,7 @@ class MqDataSource(DataSource):
 
         Raises:
             InvalidOption: the rows should replace what is there.
+            InvalidSchema: they cannot be messages.
         """
         if overwrite:
             raise InvalidOption('mode "overwrite": a queue is not replaced. Use "append", after a purge if need be')
@@ -56,17 +61,28 @@ class MqDataSource(DataSource):
 
 @dataclass
 class SequenceRange(InputPartition):
-    """Messages whose sequence is greater than `after` and at most `up_to`."""
+    """Messages of a queue whose sequence is greater than `after` and at most `up_to`.
 
+    Attributes:
+        queue: the queue.
+        after: see above.
+        up_to: see above; None for what is there when the part is read.
+    """
+
+    queue: str
     after: int
-    up_to: int
+    up_to: int | None
 
 
 class MqReader(DataSourceReader):
-    """Browses a queue.
+    """Browses queues.
+
+    Spark plans a DataFrame or a view once, and reads its parts again with each action. So the last part of a queue has
+    no end: it shows what came since then, too. Parts are ranges of sequences, and a message keeps its own, so whenever
+    they are read, and in whatever order, each message is in one.
 
     Args:
-        options: which one, and where.
+        options: which ones, and where.
         schema: the columns that are wanted.
 
     Raises:
@@ -76,22 +92,49 @@ class MqReader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        RowMaker(options.queue, schema)
+        RowMaker(options.asked_for, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Parts of about the same length: what comes into the queue later is in none."""
-        with DaemonConnection(self._options) as connection:
-            found = connection.run(calls.ranges(self._options.queue, self._options.num_partitions))
-        bounds = [int(bound) for bound in found["bounds"]] or [0]
-        return [SequenceRange(after, up_to) for after, up_to in zip([0, *bounds[:-1]], bounds, strict=True)]
+        """Parts of about the same length."""
+        options = self._options
+        with DaemonConnection(options) as connection:
+            queues = connection.queues()
+            each = -(-options.num_partitions // max(1, len(queues)))
+            parts = [part for queue in queues for part in self._parts(connection, queue, each)]
+        return parts or [SequenceRange(options.asked_for, 0, 0)]  # of none Spark would make one of its own
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a part that are still ready, a page a batch."""
         assert isinstance(partition, SequenceRange)
-        rows = RowMaker(self._options.queue, self._schema)
-        if not partition.up_to:
-            return
-        queue, most = self._options.queue, self._options.fetch_size
-        with DaemonConnection(self._options) as connection:
-            for page in connection.pages(calls.browse(queue, partition.after, partition.up_to, most)):
-                yield rows.batch(page.messages)
+        queue, up_to, most = partition.queue, partition.up_to, self._options.fetch_size
+        rows = RowMaker(queue, self._schema)
+        after = max(partition.after, self._first_sequence() - 1)
+        with DaemonConnection(self._options.only(queue)) as connection:
+            if up_to is None:  # else what comes while it is read would keep it from ending
+                up_to = int(connection.run(calls.ranges(queue, 1))["high"])
+            if after >= up_to:
+                return
+            for page in connection.pages(calls.browse(queue, after, up_to, most)):
+                batch = rows.batch(page.messages)
+                yield batch if self._takes_all else batch.filter(self._within(page.messages.timestamp))
+
+    def _parts(self, connection: DaemonConnection, queue: str, most: int) -> list[InputPartition]:
+        found = connection.run(calls.ranges(queue, most))
+        bounds = [int(bound) for bound in found["bounds"]]
+        ends: list[int | None] = [*bounds] if self._options.snapshot else [*bounds[:-1], None]
+        return [SequenceRange(queue, after, up_to) for after, up_to in zip([0, *bounds], ends or [0], strict=False)]
+
+    @property
+    def _takes_all(self) -> bool:
+        return self._options.starting_time is None and self._options.ending_time is None
+
+    def _first_sequence(self) -> int:
+        """The least that a message may have: none joins its queue before it is published."""
+        begin = self._options.starting_time
+        return 0 if begin is None else max(0, calls.ticks_of(begin))
+
+    def _within(self, timestamps: pa.Array) -> pa.Array:
+        begin, end = self._options.starting_time, self._options.ending_time
+        micros = timestamps.cast(pa.int64())
+        is_late = pc.greater_equal(micros, begin if begin is not None else _EARLIEST)
+        return is_late if end is None else pc.and_(is_late, pc.less(micros, end))

@@ -1,13 +1,13 @@
-"""Reading on and on: each micro-batch is a claim of the broker, which is there again after any crash.
+"""Reading on and on: each micro-batch is a claim of the broker for each queue, which is there again after any crash.
 
 Spark calls ``latestOffset(start)`` only once batch `start` is in its commit log: so that is acknowledged there, and the
 next batch claimed. ``commit()`` comes after that, and has nothing to do. After a restart ``partitions`` may come first:
 it claims again what Spark had planned.
 
-An offset has the number of a batch and the name of the query's checkpoint. ``initialOffset()`` draws that name, since
-Spark asks for one only where it has no checkpoint, and the later offsets carry it on; with the first rows that are read
-the consumer goes with that checkpoint. Spark commits a batch also when its sink has skipped it, so each task notes at
-the broker what it has read, and a batch of which not all was read is not acknowledged.
+An offset has the number of each queue's batch and the name of the query's checkpoint. ``initialOffset()`` draws that
+name, since Spark asks for one only where it has no checkpoint, and the later offsets carry it on; with the first rows
+that are read the consumer goes with that checkpoint. Spark commits a batch also when its sink has skipped it, so each
+task notes at the broker what it has read, and a batch of which not all was read is not acknowledged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from mq.client import requests
-from mq.client.errors import ClientError, Conflict
+from mq.client.errors import ClientError, Conflict, NotFound
 from mq.spark import calls
 from mq.spark.connection import DaemonConnection
 from mq.spark.errors import ClaimLost, SparkSourceError
@@ -41,6 +40,7 @@ class Slice(InputPartition):
     """Places of a claim, from `start` to before `stop`.
 
     Attributes:
+        queue: the queue.
         batch: the claim's number.
         epoch: of the query.
         start: the first place.
@@ -49,6 +49,7 @@ class Slice(InputPartition):
         checkpoint: the query's; None where it has offsets of before checkpoints had names.
     """
 
+    queue: str
     batch: int
     epoch: int
     start: int
@@ -58,10 +59,10 @@ class Slice(InputPartition):
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Claims batch after batch of a queue.
+    """Claims batch after batch of one queue or several.
 
     Args:
-        options: which queue, and under which consumer's name.
+        options: which queues, and under which consumer's name.
         schema: the columns that are wanted.
 
     Raises:
@@ -72,20 +73,19 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._checkpoint = uuid.uuid4().hex
-        self._epoch = 0
-        self._acknowledged = 0
-        self._up_to: int | None = None
+        self._known: dict[str, QueueClaims] = {}
+        self._up_to: dict[str, int] | None = None
         self._keeper: _Keeper | None = None
-        RowMaker(options.queue, schema)
+        RowMaker(options.asked_for, schema)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_keeper": None}
+        return {**self.__dict__, "_keeper": None, "_known": {}}
 
     # Offsets
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the consumer is, for a query without a checkpoint."""
-        return self._offset(self._checkpoint, int(self._standing()["acknowledged"]), 0)
+        return self._offset(self._checkpoint, {queue: self._of(queue).begin() for queue in self._queues()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """As the option ``maxMessagesPerTrigger`` says."""
@@ -93,55 +93,65 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is there now, and no more."""
-        self._up_to = int(self._standing()["high"])
+        self._up_to = {queue: int(self._of(queue).standing()["high"]) for queue in self._queues()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Acknowledge what Spark has written, and claim what comes next; `start` where there is nothing."""
-        batch = self._batch(start)
-        self._start(start)
-        again = 0
-        if batch == self._acknowledged + 1:
-            if not self._acknowledge(batch):
-                again = int(start.get("again", 0)) + 1
-        elif batch != self._acknowledged:
-            self._check_taken_over(batch)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else LARGEST_CLAIM
-        batch = self._acknowledged + 1
-        held = self._claim(batch, min(most, LARGEST_CLAIM), self._options.max_bytes_per_trigger, self._up_to)
-        if held is None:
-            return start
-        return self._offset(start.get("checkpoint"), batch, int(held["messages"]), again)
+        """Acknowledge what Spark has written, and claim what comes next; `start` where there is nothing.
+
+        A batch has the rows of several queues, each its share; what one leaves is had by those after it, and the first
+        one is another each time.
+        """
+        before, checkpoint = self._places(start), start.get("checkpoint")
+        queues = self._queues() if self._up_to is None else sorted(self._up_to)
+        turn = sum(int(place["batch"]) for place in before.values()) % len(queues) if queues else 0
+        left = min(limit.max_rows if isinstance(limit, ReadMaxRows) else LARGEST_CLAIM, LARGEST_CLAIM * len(queues))
+        left_bytes = self._options.max_bytes_per_trigger
+        after = {queue: place for queue, place in before.items() if queue in queues}
+        for queue in before.keys() - after.keys():
+            self._leave(queue, before[queue], checkpoint)
+        for number, queue in enumerate([*queues[turn:], *queues[:turn]]):
+            claims, coming = self._of(queue), len(queues) - number
+            again = claims.settle(before.get(queue) or claims.begin(), checkpoint)
+            if not left:
+                continue
+            share_bytes = None if left_bytes is None else max(1, left_bytes // coming)
+            up_to = None if self._up_to is None else self._up_to[queue]
+            held = claims.claim(min(-(-left // coming), LARGEST_CLAIM), share_bytes, up_to)
+            if held is None:
+                continue
+            rows = int(held["messages"])
+            after[queue] = {"batch": int(held["batch"]), "rows": rows} | ({"again": again} if again else {})
+            left = max(0, left - rows)
+            if left_bytes is not None and share_bytes is not None:
+                left_bytes = max(1, left_bytes - share_bytes)
+        return start if after == before else self._offset(checkpoint, after)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """What is in the queue, for the query's progress."""
-        found = self._run(requests.queue_info(self._options.queue))
-        return {"ready": found.ready, "leased": found.leased, "delayed": found.delayed}
+        """How much waits, and since when, for the query's progress."""
+        found = []
+        for queue in self._queues():
+            with DaemonConnection(self._options.only(queue)) as connection:
+                found.append(connection.queue())
+        ages = [each.oldest_seconds for each in found if each.oldest_seconds is not None]
+        return {
+            "ready": sum(each.ready for each in found),
+            "leased": sum(each.leased for each in found),
+            "delayed": sum(each.delayed for each in found),
+            "oldestSeconds": max(ages, default=0.0),
+        }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Slices of the claim that `end` is, which is claimed again where its lease has ended."""
-        batch, planned = self._batch(end), int(end["rows"])
-        if start == end or not planned:
-            return []
-        self._start(end)
-        if batch != self._acknowledged + 1:
-            self._check_taken_over(batch)
-            return []
-        held = self._claim(batch)
-        there = 0 if held is None else int(held["messages"])
-        if there < planned:
-            self._lost(f"{planned - there} of {planned} messages of batch {batch} went to somebody else")
-        step = max(1, -(-there // int(end.get("partitions", self._options.num_partitions))))
-        checkpoint = end.get("checkpoint")
-        return [
-            Slice(batch, self._epoch, place, min(place + step, there), there, checkpoint)
-            for place in range(0, there, step)
-        ]
+        """Slices of the claims that `end` is, which are claimed again where their leases have ended."""
+        before, checkpoint = self._places(start), end.get("checkpoint")
+        planned = {queue: place for queue, place in self._places(end).items() if place != before.get(queue)}
+        parts = -(-int(end.get("partitions", self._options.num_partitions)) // max(1, len(planned)))
+        return [slice for queue, place in planned.items() for slice in self._of(queue).slices(place, checkpoint, parts)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: latestOffset has acknowledged that batch, if it was read."""
 
     def stop(self) -> None:
-        """Let the lease run out."""
+        """Let the leases run out."""
         if self._keeper is not None:
             self._keeper.stop()
 
@@ -150,81 +160,155 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A slice of a claim: the same rows however often it is read."""
         assert isinstance(partition, Slice)
-        options, rows = self._options, RowMaker(self._options.queue, self._schema)
+        options, rows = self._options.only(partition.queue), RowMaker(partition.queue, self._schema)
+        place = (partition.queue, options.consumer, partition.batch, partition.epoch, partition.start, partition.stop)
         missing = partition.stop - partition.start
         with DaemonConnection(options) as connection:
-            call = calls.read_claim(
-                options.queue,
-                options.consumer,
-                partition.batch,
-                partition.epoch,
-                partition.start,
-                partition.stop,
-                options.fetch_size,
-                of=partition.of,
-            )
-            for page in connection.pages(call):
+            for page in connection.pages(calls.read_claim(*place, options.fetch_size, of=partition.of)):
                 missing -= len(page.messages)
                 yield rows.batch(page.messages)
-            if missing:
-                self._lost(f"{missing} messages of batch {partition.batch} are damaged in the store")
-            connection.run(
-                calls.note_read(
-                    options.queue,
-                    options.consumer,
-                    partition.batch,
-                    partition.epoch,
-                    partition.start,
-                    partition.stop,
-                    of=partition.of,
-                    checkpoint=partition.checkpoint,
+            if missing and options.fail_on_claim_lost:
+                raise ClaimLost(
+                    f"{missing} messages of batch {partition.batch} are damaged in the store, and stay there (queue "
+                    f"{partition.queue}, consumer {options.consumer}). mq doctor shows which; remove them, or, to have "
+                    'them removed with this batch, set the option "failOnClaimLost" to false'
                 )
-            )
+            connection.run(calls.note_read(*place, of=partition.of, checkpoint=partition.checkpoint))
 
     # How it is done
 
-    def _offset(self, checkpoint: str | None, batch: int, rows: int, again: int = 0) -> dict[str, Any]:
-        """`again` tells a batch that Spark has to run once more from the same one before."""
+    def _queues(self) -> list[str]:
+        with DaemonConnection(self._options) as connection:
+            return connection.queues()
+
+    def _leave(self, queue: str, place: Mapping[str, Any], checkpoint: str | None) -> None:
+        """Acknowledge what was read of a queue that this query reads no more, if it is still there."""
+        try:
+            self._of(queue).settle(place, checkpoint)
+        except SparkSourceError as error:
+            if not isinstance(error.__cause__, NotFound):
+                raise
+
+    def _of(self, queue: str) -> QueueClaims:
+        if self._keeper is None:
+            self._keeper = _Keeper(self._options)
+        if queue not in self._known:
+            self._known[queue] = QueueClaims(self._options.only(queue), self._keeper)
+        return self._known[queue]
+
+    def _offset(self, checkpoint: str | None, places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         options = self._options
-        offset = {
+        offset: dict[str, Any] = {
             "consumer": options.consumer,
-            "batch": batch,
-            "rows": rows,
             "partitions": options.num_partitions,  # a batch that is run again has the same ones, for sinks count on it
         }
-        more = {"checkpoint": checkpoint, "again": again}
-        return offset | {name: value for name, value in more.items() if value}
+        if list(places) == list(options.queues) and len(places) == 1:
+            offset |= {"queue": options.queue, **places[options.queue]}
+        else:
+            offset["queues"] = {queue: dict(place) for queue, place in places.items()}
+        return offset | ({"checkpoint": checkpoint} if checkpoint else {})
 
-    def _batch(self, offset: Mapping[str, Any]) -> int:
+    def _places(self, offset: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """For each queue the number of its batch, and how many rows that has."""
         if offset["consumer"] != self._options.consumer:
             raise SparkSourceError(
                 f'option "consumer" is {self._options.consumer}, and the checkpoint is that of {offset["consumer"]}: '
                 "use another checkpointLocation, or that name"
             )
-        return int(offset["batch"])
+        if "queues" in offset:
+            return dict(offset["queues"])
+        queue = offset.get("queue") or self._options.queue  # offsets of earlier releases are those of one queue
+        if not queue or "," in queue:
+            raise SparkSourceError(
+                f'the checkpoint does not say of which queue it is: run the query once more with the option "queue" '
+                f"as it was, before it reads {self._options.asked_for}"
+            )
+        return {queue: {name: offset[name] for name in ("batch", "rows", "again") if name in offset}}
 
-    def _claim(
-        self, batch: int, most: int | None = None, most_bytes: int | None = None, up_to: int | None = None
+
+class QueueClaims:
+    """The claims of one queue, in the driver.
+
+    A *place* says how far a query is there: the number of a batch, its rows, and, where Spark has to run a batch once
+    more from the same one before, how often.
+
+    Args:
+        options: which queue, and under which consumer's name.
+        keeper: renews the leases.
+    """
+
+    def __init__(self, options: Options, keeper: _Keeper) -> None:
+        self._options = options
+        self._keeper = keeper
+        self._epoch = 0
+        self._acknowledged = 0
+
+    def begin(self) -> dict[str, Any]:
+        """The place of a query without a checkpoint."""
+        return {"batch": int(self.standing()["acknowledged"]), "rows": 0}
+
+    def standing(self) -> Mapping[str, Any]:
+        """How far the consumer is."""
+        found: Mapping[str, Any] = self._run(calls.consumer(self._options.queue, self._options.consumer))
+        return found
+
+    def settle(self, place: Mapping[str, Any], checkpoint: str | None) -> int:
+        """Acknowledge the batch of `place`; how often it comes again where it was not read.
+
+        Raises:
+            SparkSourceError: it was not read, or is another one than the consumer's.
+        """
+        batch = int(place["batch"])
+        self._start(checkpoint)
+        if batch == self._acknowledged + 1:
+            if not self._acknowledge(batch):
+                return int(place.get("again", 0)) + 1
+        elif batch != self._acknowledged:
+            self._check_taken_over(batch)
+        return 0
+
+    def claim(
+        self, most: int | None = None, most_bytes: int | None = None, up_to: int | None = None
     ) -> Mapping[str, Any] | None:
-        options = self._options
+        """The batch after the last that was acknowledged, or have it again; None where nothing is to be had."""
+        options, batch = self._options, self._acknowledged + 1
         call = calls.claim(
             options.queue, options.consumer, batch, self._epoch, options.lease_seconds, most, most_bytes, up_to
         )
         held: Mapping[str, Any] | None = self._run(call)
         if held is not None:
-            self._kept().batch = batch
+            self._keeper.keep(options.queue, batch, self._epoch)
         return held
+
+    def slices(self, place: Mapping[str, Any], checkpoint: str | None, parts: int) -> list[Slice]:
+        """The batch of `place` in so many parts, claimed again where its lease has ended."""
+        batch, planned = int(place["batch"]), int(place["rows"])
+        if not planned:
+            return []
+        self._start(checkpoint)
+        if batch != self._acknowledged + 1:
+            self._check_taken_over(batch)
+            return []
+        held = self.claim()
+        there = 0 if held is None else int(held["messages"])
+        if there < planned:
+            self._lost(f"{planned - there} of {planned} messages of batch {batch} went to somebody else")
+        step = max(1, -(-there // parts))
+        return [
+            Slice(self._options.queue, batch, self._epoch, start, min(start + step, there), there, checkpoint)
+            for start in range(0, there, step)
+        ]
+
+    # How it is done
 
     def _acknowledge(self, batch: int) -> bool:
         """False where it was not read, or is no claim, and the query goes on from where the consumer is."""
-        keeper = self._kept()
-        if keeper.batch == batch:
-            keeper.batch = None
         options = self._options
+        self._keeper.let_go(options.queue)
         try:
             self._run(calls.acknowledge(options.queue, options.consumer, batch, self._epoch))
         except SparkSourceError as error:
-            found = self._standing()
+            found = self.standing()
             if not isinstance(error.__cause__, Conflict) or found["epoch"] != self._epoch:
                 raise
             if found["batch"] != batch:
@@ -242,15 +326,15 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._acknowledged = batch
         return True
 
-    def _start(self, offset: Mapping[str, Any]) -> None:
+    def _start(self, checkpoint: str | None) -> None:
         """Begin this query's epoch, with the first thing that is not mere looking."""
         if self._epoch:
             return
-        options, checkpoint = self._options, offset.get("checkpoint")
+        options = self._options
         try:
             found = self._run(calls.start(options.queue, options.consumer, checkpoint, take_over=options.take_over))
         except SparkSourceError as error:
-            if isinstance(error.__cause__, Conflict) and self._standing()["checkpoint"] not in (None, checkpoint):
+            if isinstance(error.__cause__, Conflict) and self.standing()["checkpoint"] not in (None, checkpoint):
                 raise SparkSourceError(
                     f'option "consumer": {options.consumer} goes with another checkpoint than this query. Give it that '
                     "checkpointLocation, or another name. If the other one is lost, or this query is to replace that "
@@ -275,59 +359,67 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             f"the daemon's root is an old copy. To go on from there, start with {_TAKE_OVER} {self._where()}"
         )
 
-    def _standing(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._run(calls.consumer(self._options.queue, self._options.consumer))
-        return found
-
     def _where(self) -> str:
         return f"(queue {self._options.queue} at {self._options.url})"
-
-    def _kept(self) -> _Keeper:
-        if self._keeper is None:
-            self._keeper = _Keeper(self._options, self._epoch)
-        return self._keeper
 
     def _run(self, call: Any) -> Any:
         with DaemonConnection(self._options) as connection:
             return connection.run(call)
 
     def _lost(self, what: str) -> None:
-        if self._options.fail_on_claim_lost:
-            raise ClaimLost(
-                f'{what} (queue {self._options.queue}, consumer {self._options.consumer}). Raise "leaseSeconds"; to go '
-                'on without them, set the option "failOnClaimLost" to false'
-            )
+        options = self._options
+        if not options.fail_on_claim_lost:
+            return
+        with DaemonConnection(options) as connection:
+            most = connection.queue().settings.get("max_receives")
+        died = (
+            f" The queue has max_receives={most}, and each claim of a message that had come back counts: those that "
+            "were handed out as often are among its dead letters by now. Raise that, too, and redrive them."
+            if most
+            else ""
+        )
+        raise ClaimLost(
+            f'{what} (queue {options.queue}, consumer {options.consumer}).{died} Raise "leaseSeconds"; to go on '
+            'without them, set the option "failOnClaimLost" to false'
+        )
 
 
 class _Keeper:
-    """Renews the lease of the batch that is at work, while the driver lives.
+    """Renews the leases of the batches that are at work, while the driver lives.
 
-    Attributes:
-        batch: its number; None for none.
+    Args:
+        options: how long a lease is, and where the daemon is.
     """
 
-    def __init__(self, options: Options, epoch: int) -> None:
-        self.batch: int | None = None
+    def __init__(self, options: Options) -> None:
         self._options = options
-        self._epoch = epoch
+        self._held: dict[str, tuple[int, int]] = {}
         self._stopped = threading.Event()
         threading.Thread(target=self._run, name="mq-lease", daemon=True).start()
 
+    def keep(self, queue: str, batch: int, epoch: int) -> None:
+        """Renew the lease of that batch."""
+        self._held[queue] = batch, epoch
+
+    def let_go(self, queue: str) -> None:
+        """Renew that queue's no more."""
+        self._held.pop(queue, None)
+
     def stop(self) -> None:
-        """Renew no more."""
+        """Renew nothing more."""
         self._stopped.set()
 
     def _run(self) -> None:
-        options = self._options
-        while not self._stopped.wait(options.lease_seconds / 3):
-            batch = self.batch
-            if batch is None:
-                continue
-            call = calls.claim(options.queue, options.consumer, batch, self._epoch, options.lease_seconds)
-            try:
-                with DaemonConnection(options) as connection:
-                    connection.attempt(call)
-            except Conflict:  # acknowledged meanwhile, or taken over: the query finds out itself
-                continue
-            except ClientError:  # away for a while: the lease has two thirds left, and is had again where it ends
-                continue
+        while not self._stopped.wait(self._options.lease_seconds / 3):
+            for queue, (batch, epoch) in list(self._held.items()):
+                self._renew(self._options.only(queue), batch, epoch)
+
+    def _renew(self, options: Options, batch: int, epoch: int) -> None:
+        call = calls.claim(options.queue, options.consumer, batch, epoch, options.lease_seconds)
+        try:
+            with DaemonConnection(options) as connection:
+                connection.attempt(call)
+        except Conflict:  # acknowledged meanwhile, or taken over: the query finds out itself
+            return
+        except ClientError:  # away for a while: the lease has two thirds left, and is had again where it ends
+            return

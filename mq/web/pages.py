@@ -31,7 +31,7 @@ from mq.message import BytesBody, Message
 from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, part_headers, preferred, said_of, written_line
 from mq.web.exchange import Reply
 from mq.web.multipart import begin_part, end_parts
-from mq.web.parameters import content_type_of, texts_of
+from mq.web.parameters import content_type_of, group_of, texts_of
 from mq.web.replies import STORED, read_body
 from mq.web.request_body import IN_MEMORY_BYTES
 
@@ -287,4 +287,6 @@ def _numbers(kind: str, values: Iterable[int]) -> bytes:
 
 
 def _said(entry: BatchEntry) -> dict[str, Any]:
-    return {"content_type": content_type_of(entry.message), "attributes": texts_of(entry.message)}
+    said: dict[str, Any] = {"content_type": content_type_of(entry.message), "attributes": texts_of(entry.message)}
+    group = group_of(entry.message)
+    return said if group is None else {**said, "group": group}

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """For tests without Spark, each of which has a queue of its own."""
     home = tmp_path_factory.mktemp("daemon")
-    with Daemon(home / "root", home / "daemon.log") as running:
+    with Daemon(home / "root", home / "daemon.log", "--max-body", "2000000") as running:
         yield running
+
+
+@pytest.fixture
+def options(shared_daemon: Daemon) -> Any:
+    """Those of a queue of its own."""
+    from mq.spark.options import Options
+
+    queue = uuid.uuid4().hex
+    with Client(url(shared_daemon)) as client:
+        client.create_queue(queue)
+    return Options(url=url(shared_daemon), queue=queue, consumer="c", retry_seconds=0.0)
 
 
 @pytest.fixture

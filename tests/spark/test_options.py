@@ -12,6 +12,17 @@ from mq.spark.source import MqDataSource
 from tests.e2e.daemon import TREE
 
 
+def test_a_time_without_a_zone_is_utc() -> None:
+    times = ("1970-01-01", "1970-01-01T00:00:01.5", "1970-01-01T01:00:01.5+01:00", "1970-01-01T00:00:01.5Z")
+    found = [read_options({"queue": "q", "startingTime": time}).starting_time for time in times]
+    assert found == [0, 1_500_000, 1_500_000, 1_500_000]
+
+
+def test_rows_may_say_where_they_go() -> None:
+    assert read_options({}, WRITE).queues == ()
+    assert read_options({"queue": "a, b"}, READ).queues == ("a", "b")
+
+
 def test_what_was_said_in_any_case() -> None:
     options = read_options({"QUEUE": "q", "numpartitions": "7", "failOnClaimLost": "False", "leaseSeconds": "60.5"})
     assert (options.queue, options.num_partitions, options.fail_on_claim_lost) == ("q", 7, False)
@@ -36,6 +47,13 @@ def test_what_spark_hands_on_means_nothing() -> None:
         ({"queue": "q", "numPartitions": "two"}, READ, "got 'two'"),
         ({"queue": "q", "leaseSeconds": "nan", "consumer": "c"}, READ_STREAM, 'option "leaseSeconds"'),
         ({"queue": "q", "includeHeaders": "yes"}, READ, "true or false"),
+        ({"queue": "a,b,a"}, READ, "each once"),
+        ({"queue": "a,b"}, WRITE, 'option "queue" names several'),
+        ({"queue": "a", "queuePattern": "b"}, READ, "not both"),
+        ({"queuePattern": "("}, READ, "a regular expression"),
+        ({"queuePattern": "a"}, WRITE, 'option "queuePattern" is for read and readStream'),
+        ({"queue": "q", "startingTime": "yesterday"}, READ, 'option "startingTime" must be a time as'),
+        ({"queue": "q", "provider": "mq", "option.queue": "q"}, None, "CREATE TEMPORARY VIEW name USING mq"),
         ({"queue": "q", "consumer": "c"}, READ, 'option "consumer" is for readStream, not for read'),
         ({"queue": "q", "batchSize": "10"}, READ_STREAM, 'option "batchSize" is for write'),
         ({"queue": "q"}, READ_STREAM, 'option "consumer" is missing'),

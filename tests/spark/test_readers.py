@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 from unittest.mock import ANY
 
 import pytest
@@ -14,22 +13,33 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from mq.client import Client, Outgoing
+from mq.spark.calls import ColumnsPage, read_columns
+from mq.spark.connection import DaemonConnection
 from mq.spark.errors import ClaimLost, InvalidRow, SparkSourceError
 from mq.spark.options import Options
-from mq.spark.rows import COLUMNS
+from mq.spark.rows import ALL_COLUMNS, COLUMNS
 from mq.spark.source import MqDataSource, MqReader
-from mq.spark.stream import MqStreamReader
+from mq.spark.stream import Slice
 from mq.spark.writing import MqWriter
 from tests.e2e.daemon import Daemon
+from tests.spark.by_hand import (
+    FROM_QUEUE,
+    KEYED,
+    LIMIT,
+    VALUE,
+    fill,
+    rows,
+    stream,
+    unsettled,
+    with_options,
+    write,
+)
 from tests.spark.conftest import url
-
-LIMIT = ReadMaxRows(10)
-VALUE = StructType([StructField("value", BinaryType())])
+from tests.web.written import encode_columns
 
 
 @pytest.fixture
@@ -38,41 +48,62 @@ def client(shared_daemon: Daemon) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture
-def options(shared_daemon: Daemon, client: Client) -> Options:
-    queue = uuid.uuid4().hex
-    client.create_queue(queue)
-    return Options(url=url(shared_daemon), queue=queue, consumer="c", retry_seconds=0.0)
-
-
-def fill(client: Client, options: Options, count: int, start: int = 0) -> list[bytes]:
-    bodies = [b"%d" % number for number in range(start, start + count)]
-    client.publish_many(options.queue, [Outgoing(body) for body in bodies])
-    return bodies
-
-
-def with_options(options: Options, **changed: Any) -> Options:
-    return Options(**{**vars(options), **changed})
-
-
-def stream(options: Options) -> MqStreamReader:
-    return MqStreamReader(options, COLUMNS)
-
-
-def rows(reader: Any, parts: Any) -> list[bytes]:
-    """As executors read: from a pickled reader and pickled parts."""
-    reader, parts = pickle.loads(pickle.dumps((reader, list(parts))))
-    return [row["value"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
-
-
 def test_a_batch_read_covers_everything_once(client: Client, options: Options) -> None:
     bodies = fill(client, options, 50)
     reader = MqReader(Options(**{**vars(options), "num_partitions": 4, "fetch_size": 7}), COLUMNS)
     parts = reader.partitions()
     assert len(parts) == 4
-    fill(client, options, 5, 50)  # comes too late
     assert rows(reader, parts) == bodies
+    bodies += fill(client, options, 5, 50)
+    assert rows(reader, parts) == bodies  # as Spark reads a view again: its parts are those of the first time
+    assert rows(reader, parts[:2]) + rows(reader, parts[2:]) == bodies
+
+
+def test_a_batch_read_of_how_it_was(client: Client, options: Options) -> None:
+    bodies = fill(client, options, 9)
+    reader = MqReader(with_options(options, num_partitions=2, snapshot=True), COLUMNS)
+    parts = reader.partitions()
+    fill(client, options, 5, 9)  # comes too late
     assert rows(reader, parts) == bodies
+
+
+def test_a_batch_read_of_a_stretch_of_time(client: Client, options: Options) -> None:
+    for number in range(3):
+        fill(client, options, 1, number)
+    reader = MqReader(with_options(options, num_partitions=1), COLUMNS)
+    [batch] = reader.read(reader.partitions()[0])
+    first, second, third = (each.value for each in batch["timestamp"])
+    assert first < second < third
+
+    def read(begin: int | None, end: int | None) -> list[bytes]:
+        reader = MqReader(with_options(options, starting_time=begin, ending_time=end, num_partitions=1), COLUMNS)
+        return rows(reader, reader.partitions())
+
+    assert read(second, None) == [b"1", b"2"]
+    assert read(None, third) == [b"0", b"1"]
+    assert read(second, third) == [b"1"]
+    assert read(third + 1, None) == []
+
+
+def test_a_batch_read_of_several_queues(client: Client, options: Options) -> None:
+    other = with_options(options, queue=f"{options.queue}-2")
+    client.create_queue(other.queue)
+    bodies = fill(client, options, 3) + fill(client, other, 3, 3)
+    for several in (
+        with_options(options, queue=f"{options.queue},{other.queue}"),
+        with_options(options, queue="", queue_pattern=f"{options.queue}.*"),
+    ):
+        reader = MqReader(several, COLUMNS)
+        assert rows(reader, reader.partitions()) == bodies
+        names = {part.queue for part in reader.partitions()}
+        assert names == {options.queue, other.queue}
+
+
+def test_a_pattern_is_that_of_a_whole_name(client: Client, options: Options) -> None:
+    fill(client, options, 1)
+    for pattern, found in ((options.queue, [b"0"]), (options.queue[:-1], []), (options.queue[1:], [])):
+        reader = MqReader(with_options(options, queue="", queue_pattern=pattern), COLUMNS)
+        assert rows(reader, reader.partitions()) == found
 
 
 def test_an_empty_queue_is_an_empty_table(options: Options) -> None:
@@ -89,13 +120,15 @@ def test_offsets_from_batch_to_batch(client: Client, options: Options) -> None:
         == reader.initialOffset()
         == {
             "consumer": "c",
+            "queue": options.queue,
             "batch": 0,
             "rows": 0,
             "partitions": 2,
             "checkpoint": ANY,
         }
     )
-    assert reader.reportLatestOffset() == {"ready": 25, "leased": 0, "delayed": 0}
+    assert reader.reportLatestOffset() == {"ready": 25, "leased": 0, "delayed": 0, "oldestSeconds": ANY}
+    assert 0 <= reader.reportLatestOffset()["oldestSeconds"] < 60
     found = []
     for number, count in ((1, 10), (2, 10), (3, 5)):
         end = reader.latestOffset(start, LIMIT)
@@ -134,12 +167,6 @@ def test_a_batch_that_is_run_again_has_the_same_partitions(client: Client, optio
     before = [(part.start, part.stop) for part in reader.partitions(start, end)]
     after = [(part.start, part.stop) for part in stream(options).partitions(start, end)]
     assert before == after == [(0, 2), (2, 4), (4, 6), (6, 8)]
-
-
-def unsettled(client: Client, options: Options) -> int:
-    """How many messages are not removed."""
-    found = client.queue(options.queue)
-    return found.ready + found.leased
 
 
 def test_what_was_not_read_is_not_acknowledged(client: Client, options: Options) -> None:
@@ -228,7 +255,7 @@ def test_offsets_of_before_checkpoints_had_names(client: Client, options: Option
     reader = stream(options)
     start = {"consumer": "c", "batch": 0, "rows": 0}
     end = reader.latestOffset(start, LIMIT)
-    assert end == {"consumer": "c", "batch": 1, "rows": 5, "partitions": 2}
+    assert end == {"consumer": "c", "queue": options.queue, "batch": 1, "rows": 5, "partitions": 2}
     assert rows(reader, reader.partitions(start, end)) == bodies
     assert stream(options).latestOffset(end, LIMIT) == end
     assert unsettled(client, options) == 0
@@ -245,21 +272,17 @@ def test_what_is_there_now_and_no_more(client: Client, options: Options) -> None
     assert reader.latestOffset(end, LIMIT) == end
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_messages_that_went_to_somebody_else(client: Client, options: Options, fails: bool) -> None:
+def test_messages_of_a_batch_that_went_to_somebody_else(client: Client, options: Options) -> None:
     bodies = fill(client, options, 5)
-    reader = stream(Options(**{**vars(options), "fail_on_claim_lost": fails}))
+    reader = stream(options)
     start = reader.initialOffset()
     end = reader.latestOffset(start, LIMIT)
-    client.purge(options.queue)
     [first] = [message for message in client.browse(options.queue, state="leased") if message.body == bodies[0]]
     client.remove(first)
-    reader = stream(Options(**{**vars(options), "fail_on_claim_lost": fails}))
-    if fails:
-        with pytest.raises(ClaimLost, match=r"1 of 5 messages of batch 1 .* \"failOnClaimLost\""):
-            reader.partitions(start, end)
-    else:
-        assert rows(reader, reader.partitions(start, end)) == bodies[1:]
+    with pytest.raises(ClaimLost, match=r"1 of 5 messages of batch 1 .* \"failOnClaimLost\""):
+        stream(options).partitions(start, end)
+    reader = stream(with_options(options, fail_on_claim_lost=False))
+    assert rows(reader, reader.partitions(start, end)) == bodies[1:]
 
 
 def test_a_checkpoint_that_is_older_than_the_consumer(client: Client, options: Options) -> None:
@@ -321,6 +344,112 @@ def test_slices_are_those_of_the_claim_as_it_was_planned(client: Client, options
         reader.latestOffset(end, LIMIT)
 
 
+def test_a_stream_of_several_queues(client: Client, options: Options) -> None:
+    """Each has its share of a batch, and what one leaves goes to the others."""
+    queues = [options.queue, f"{options.queue}-2", f"{options.queue}-3"]
+    sent = []
+    for count, queue in zip((30, 12, 0), queues, strict=True):
+        client.create_queue(queue)
+        sent += fill(client, with_options(options, queue=queue), count, len(sent))
+    reader = stream(with_options(options, queue=",".join(queues)))
+    start = reader.initialOffset()
+    assert reader.reportLatestOffset()["ready"] == 42
+    found: list[bytes] = []
+    sizes = []
+    while (end := reader.latestOffset(start, LIMIT)) != start:
+        read = rows(reader, reader.partitions(start, end))
+        sizes.append(len(read))
+        found += read
+        start = end
+    assert sorted(found) == sorted(sent)
+    assert max(sizes) == 10
+    assert sum(client.queue(queue).ready + client.queue(queue).leased for queue in queues) == 0
+    again = stream(with_options(options, queue=",".join(queues)))  # a restart: nothing is there, nothing is lost
+    assert again.latestOffset(start, LIMIT) == start
+
+
+def test_a_stream_of_a_pattern_follows_queues_that_come_and_go(client: Client, options: Options) -> None:
+    pattern = with_options(options, queue="", queue_pattern=f"{options.queue}.*")
+    later = with_options(options, queue=f"{options.queue}-2")
+    fill(client, options, 2)
+    reader = stream(pattern)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, LIMIT)
+    assert rows(reader, reader.partitions(start, end)) == [b"0", b"1"]
+    client.create_queue(later.queue)
+    fill(client, later, 1, 2)
+    start, end = end, reader.latestOffset(end, LIMIT)
+    assert rows(reader, reader.partitions(start, end)) == [b"2"]
+    client.delete_queue(options.queue)
+    reader = stream(pattern)
+    start, end = end, reader.latestOffset(end, LIMIT)
+    assert list(end["queues"]) == [later.queue]
+    assert unsettled(client, later) == 0
+
+
+def test_a_stream_of_one_queue_may_be_given_others(client: Client, options: Options) -> None:
+    other = with_options(options, queue=f"{options.queue}-2")
+    client.create_queue(other.queue)
+    fill(client, options, 1)
+    reader = stream(options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, LIMIT)
+    rows(reader, reader.partitions(start, end))
+    fill(client, other, 1, 1)
+    reader = stream(other)  # the first one is left: what was read of it is settled
+    start, end = end, reader.latestOffset(end, LIMIT)
+    assert unsettled(client, options) == 0
+    assert rows(reader, reader.partitions(start, end)) == [b"1"]
+    fill(client, options, 1, 2)
+    reader = stream(with_options(options, queue=f"{other.queue},{options.queue}"))
+    start, end = end, reader.latestOffset(end, LIMIT)
+    assert unsettled(client, other) == 0
+    assert rows(reader, reader.partitions(start, end)) == [b"2"]
+    old = {"consumer": "c", "batch": 1, "rows": 1}  # of an earlier release
+    with pytest.raises(SparkSourceError, match="does not say of which queue it is"):
+        stream(with_options(options, queue=f"{other.queue},{options.queue}")).latestOffset(old, LIMIT)
+
+
+def test_a_batch_has_as_many_bytes_as_was_said(client: Client, options: Options) -> None:
+    client.publish_many(options.queue, [Outgoing(b"x" * 100) for _ in range(5)])
+    reader = stream(with_options(options, max_bytes_per_trigger=250))
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, LIMIT)["rows"] == 2
+
+
+def test_what_is_damaged_is_neither_lost_to_others_nor_passed_over(client: Client, options: Options) -> None:
+    """Such a message was accepted, and only whoever runs the query may give it up."""
+
+    def lacking(fails: bool) -> None:
+        reader = stream(with_options(options, fail_on_claim_lost=fails))
+        part = Slice(options.queue, 1, 1, 0, 3, 3, None)
+        page = ColumnsPage(read_columns(encode_columns([])), None)
+        with (
+            mock.patch.object(DaemonConnection, "pages", return_value=[page]),
+            mock.patch.object(DaemonConnection, "run") as run,
+        ):
+            try:
+                assert sum(batch.num_rows for batch in reader.read(part)) == 0
+            finally:
+                assert run.called is not fails
+
+    with pytest.raises(ClaimLost, match=r"3 messages of batch 1 are damaged .* stay there .*mq doctor"):
+        lacking(fails=True)
+    lacking(fails=False)
+
+
+def test_messages_that_died_of_claims_are_told_apart(client: Client, options: Options) -> None:
+    client.create_queue(f"{options.queue}-dead")
+    client.configure(options.queue, max_receives=3, dead_letter_queue=f"{options.queue}-dead")
+    fill(client, options, 2)
+    reader = stream(options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, LIMIT)
+    client.remove(next(iter(client.browse(options.queue, state="leased"))))
+    with pytest.raises(ClaimLost, match=r"max_receives=3, .* dead letters .* redrive them. Raise \"leaseSeconds\""):
+        stream(options).partitions(start, end)
+
+
 def test_a_queue_that_is_missing_or_deleted_is_named(client: Client, options: Options) -> None:
     reader = stream(options)
     start = reader.initialOffset()
@@ -331,6 +460,8 @@ def test_a_queue_that_is_missing_or_deleted_is_named(client: Client, options: Op
         MqReader(options, COLUMNS).partitions()
     with pytest.raises(SparkSourceError, match='option "queue"'):
         MqWriter(options, VALUE).write(iter([pa.RecordBatch.from_pylist([{"value": b"x"}])]))
+    with pytest.raises(SparkSourceError, match=f'option "queue": .*{options.queue}'):
+        write(MqWriter(options, VALUE))  # without a row no task has asked for the queue
 
 
 def test_a_daemon_that_is_down_is_named() -> None:
@@ -350,32 +481,6 @@ def test_a_task_that_writes_again_stores_each_row_once(client: Client, options: 
     assert client.queue(options.queue).ready == 30
     MqWriter(options, VALUE).write(iter([batch]))  # another write
     assert client.queue(options.queue).ready == 60
-
-
-KEYED = StructType([StructField("value", BinaryType()), StructField("idempotencyKey", StringType())])
-FROM_QUEUE = StructType([StructField("value", BinaryType()), StructField("id", StringType())])
-
-
-def write(writer: MqWriter, *partitions: list[dict[str, Any]]) -> list[Any]:
-    """As Spark writes: a task for each partition, and then the driver."""
-    stored = []
-    for number, rows in enumerate(partitions):
-        copy = pickle.loads(pickle.dumps(writer))
-        with task(number):
-            stored.append(pickle.loads(pickle.dumps(copy.write(iter([pa.RecordBatch.from_pylist(rows)])))))
-    writer.commit(stored)
-    return stored
-
-
-@contextmanager
-def task(partition: int) -> Iterator[None]:
-    """Run as that partition's task."""
-    context = TaskContext._getOrCreate()
-    context._partitionId = partition
-    try:
-        yield
-    finally:
-        TaskContext._setTaskContext(None)
 
 
 @pytest.mark.parametrize("counts", [(4, 3), (3, 6), (1, 4), (4, 4)])
@@ -439,6 +544,69 @@ def test_a_row_that_the_broker_refuses_is_named(client: Client, options: Options
     schema = MqDataSource({"queue": "q", "includeHeaders": "true"}).schema()
     with pytest.raises(InvalidRow, match="row 1 of partition 0: content_type"):
         MqWriter(options, schema).write(iter([pa.RecordBatch.from_pylist(rows)]))
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"headers": [{"key": "h", "value": b"a\nb"}]}, "row 1 of partition 0: attribute h must be text on one line"),
+        ({"group": "g"}, "row 1 of partition 0: .*group"),  # the queue has none
+        ({"value": b"x" * 3_000_000}, "row 1 of partition 0: the body has 3000000 bytes, the limit is 2000000"),
+    ],
+)
+def test_whatever_the_broker_refuses_is_named(
+    shared_daemon: Daemon, client: Client, options: Options, row: Any, why: str
+) -> None:
+    rows = [{"value": b"x", "headers": [], "group": None}, {"value": b"y", "headers": [], "group": None, **row}]
+    with pytest.raises(InvalidRow, match=why):
+        MqWriter(options, ALL_COLUMNS).write(iter([pa.RecordBatch.from_pylist(rows)]))
+
+
+def test_rows_that_are_too_long_together_go_in_parts(client: Client, options: Options) -> None:
+    rows = [{"value": b"%d" % number * 400_000} for number in range(7)]
+    MqWriter(options, VALUE).write(iter([pa.RecordBatch.from_pylist(rows)]))
+    assert sorted(message.body for message in client.browse(options.queue)) == [row["value"] for row in rows]
+
+
+def test_a_body_that_is_longer_as_a_line_than_it_is(client: Client, options: Options) -> None:
+    """JSON writes six characters for a zero byte; what the daemon takes by itself it takes from Spark."""
+    client.configure(options.queue, groups=True)
+    row = {"value": bytes(400_000), "group": "g", "headers": [{"key": "h", "value": b"1"}], "idempotencyKey": "k"}
+    schema = StructType([*ALL_COLUMNS, StructField("idempotencyKey", StringType())])
+    for _ in range(2):
+        write(MqWriter(options, schema), [row])
+    [found] = client.browse(options.queue)
+    assert (found.body, found.group, found.attributes) == (row["value"], "g", {"h": "1"})
+
+
+def test_headers_and_a_group_go_in_and_out(client: Client, options: Options) -> None:
+    client.configure(options.queue, groups=True)
+    headers = [{"key": "a", "value": b"1"}, {"key": "b", "value": "ä".encode()}]
+    rows = [{"value": b"%d" % number, "group": f"g{number % 2}", "headers": headers} for number in range(4)]
+    MqWriter(options, ALL_COLUMNS).write(iter([pa.RecordBatch.from_pylist(rows)]))
+    reader = MqReader(options, ALL_COLUMNS)
+    found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [{name: row[name] for name in ("value", "group", "headers")} for row in found] == rows
+
+
+def test_each_row_goes_into_the_queue_that_it_names(client: Client, options: Options) -> None:
+    client.create_queue(f"{options.queue}-2")
+    rows = [{"value": b"%d" % number, "queue": options.queue + "-2" * (number % 2)} for number in range(6)]
+    writer = MqWriter(with_options(options, queue="", batch_size=2), ALL_COLUMNS)
+    write(writer, rows)
+    assert [message.body for message in client.browse(options.queue)] == [b"0", b"2", b"4"]
+    assert [message.body for message in client.browse(f"{options.queue}-2")] == [b"1", b"3", b"5"]
+    with pytest.raises(SparkSourceError, match="nowhere"):
+        write(writer, [{"value": b"x", "queue": "nowhere"}])
+
+
+def test_rows_that_were_there_are_counted(client: Client, options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    named = with_options(options, write_id="w")
+    rows = [{"value": b"%d" % number} for number in range(3)]
+    write(MqWriter(named, VALUE), rows)
+    assert not caplog.records
+    write(MqWriter(named, VALUE), [*rows, {"value": b"4"}])
+    assert f"of 4 rows 3 were in queue {options.queue} already" in caplog.text
 
 
 def test_a_queue_that_stays_full_is_named(client: Client, options: Options) -> None:

@@ -28,7 +28,7 @@ from mq.web.batches import BatchEntry
 from tests.web.written import encode_columns
 
 ID = MessageIds(lambda: 1_700_000_000_123_456_700).new()
-SAID: dict[str, Any] = {"content_type": "text/plain", "attributes": {"a": "ä"}}
+SAID: dict[str, Any] = {"content_type": "text/plain", "attributes": {"a": "ä", "b": "2"}, "group": "g"}
 
 
 def columns(*bodies: bytes) -> Columns:
@@ -47,7 +47,8 @@ def test_a_message_as_a_row() -> None:
     assert (row["value"], row["id"], row["queue"], row["sequence"]) == ("hällo".encode(), ID, "q", 1 << 59)
     assert row["timestamp"].isoformat() == "2023-11-14T22:13:20.123456+00:00"
     assert (row["deliveryCount"], row["contentType"]) == (2, "text/plain")
-    assert row["headers"] == [{"key": "a", "value": "ä".encode()}]
+    assert row["headers"] == [{"key": "a", "value": "ä".encode()}, {"key": "b", "value": b"2"}]
+    assert row["group"] == "g"
 
 
 def test_only_the_columns_that_are_wanted_in_their_order() -> None:
@@ -98,15 +99,23 @@ def test_columns_that_no_message_has(schema: StructType, why: str) -> None:
 )
 def test_rows_that_can_be_no_messages(schema: StructType, why: str) -> None:
     with pytest.raises(InvalidSchema, match=why):
-        check_written(schema)
+        check_written(schema, "q")
 
 
 def test_what_was_read_can_be_written() -> None:
-    check_written(ALL_COLUMNS)
+    check_written(ALL_COLUMNS, "q")
+    check_written(ALL_COLUMNS, "")
+
+
+def test_rows_of_which_no_queue_is_known() -> None:
+    with pytest.raises(InvalidSchema, match='option "queue" is missing, and there is no column "queue"'):
+        check_written(of(("value", BinaryType())), "")
+    with pytest.raises(InvalidSchema, match="column queue must be string, not bigint"):
+        check_written(of(("value", BinaryType()), ("queue", LongType())), "")
 
 
 def lines(maker: LineMaker, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in maker.lines(pa.RecordBatch.from_pylist(rows), 0)]
+    return [json.loads(line) for _, line in maker.lines(pa.RecordBatch.from_pylist(rows), 0)]
 
 
 def test_a_row_as_a_message() -> None:
@@ -114,40 +123,69 @@ def test_a_row_as_a_message() -> None:
         "value": b"\xff",
         "idempotencyKey": "k",
         "contentType": "x/y",
-        "headers": [{"key": "H", "value": "ä".encode()}],
+        "headers": [{"key": "H", "value": "ä".encode()}, {"key": "i", "value": b"2"}],
+        "group": "g",
         "delaySeconds": 1.5,
         "ttlSeconds": 60.0,
     }
-    assert lines(LineMaker("w", 0), [row]) == [
-        {"base64": "/w==", "content_type": "x/y", "delay": 1.5, "ttl": 60.0, "attributes": {"h": "ä"}, "key": "k"}
-    ]
-    assert lines(LineMaker("w", 0), [{"value": "x", "id": "i"}]) == [{"body": "x", "key": "i"}]
+    line = {"base64": "/w==", "content_type": "x/y", "group": "g", "delay": 1.5, "ttl": 60.0, "key": "k"}
+    assert lines(LineMaker("w", 0, "q"), [row]) == [{**line, "attributes": {"h": "ä", "i": "2"}}]
+    assert lines(LineMaker("w", 0, "q"), [{"value": "x", "id": "i"}]) == [{"body": "x", "key": "i"}]
     both = {"value": "x", "id": "i", "idempotencyKey": "k"}
-    assert lines(LineMaker("w", 0), [both]) == [{"body": "x", "key": "k"}]
+    assert lines(LineMaker("w", 0, "q"), [both]) == [{"body": "x", "key": "k"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"headers": [("H", b"1"), ("h", b"2")]}, 'the header "h" twice'),
+        ({"headers": [("h", None)]}, "a header without a value"),
+        ({"headers": [("", b"1")]}, "a header without a name"),
+        ({"queue": None}, 'column "queue"'),
+        ({"queue": "a/b"}, 'column "queue"'),
+    ],
+)
+def test_a_row_that_can_be_no_message_is_named(row: dict[str, Any], why: str) -> None:
+    headers = [{"key": key, "value": value} for key, value in row.pop("headers", [])]
+    rows = [{"value": b"x", "headers": [], "queue": "q"}, {"value": b"x", "headers": headers, "queue": "q", **row}]
+    with pytest.raises(InvalidRow, match=f"row 1 of partition 4: .*{why}"):
+        lines(LineMaker("w", 4, ""), rows)
+
+
+def test_each_row_into_its_own_queue() -> None:
+    batch = pa.RecordBatch.from_pylist([{"value": b"x", "queue": name} for name in "ab"])
+    assert [queue for queue, _ in LineMaker("w", 0, "").lines(batch, 0)] == ["a", "b"]
+    assert [queue for queue, _ in LineMaker("w", 0, "c").lines(batch, 0)] == ["c", "c"]
+
+
+def test_one_key_in_two_queues_is_no_repeated_row() -> None:
+    maker = LineMaker("w", 0, "")
+    lines(maker, [{"value": "x", "idempotencyKey": "k", "queue": name} for name in "ab"])
+    assert find_repeated([maker.digests]) is None
 
 
 def test_a_task_that_runs_again_has_the_same_keys_in_whatever_order() -> None:
     rows = [{"value": text} for text in ("a", "b", "a", "c")]
-    first = lines(LineMaker("w", 3), rows)
-    again = lines(LineMaker("w", 3), rows[::-1])
+    first = lines(LineMaker("w", 3, "q"), rows)
+    again = lines(LineMaker("w", 3, "q"), rows[::-1])
     assert sorted(line["key"] for line in first) == sorted(line["key"] for line in again)
     assert len({line["key"] for line in first}) == 4
-    others = [lines(LineMaker("w", 4), rows), lines(LineMaker("v", 3), rows)]
+    others = [lines(LineMaker("w", 4, "q"), rows), lines(LineMaker("v", 3, "q"), rows)]
     assert not {line["key"] for line in first} & {line["key"] for other in others for line in other}
 
 
 def test_a_write_that_can_be_run_anew_has_the_same_keys_in_other_partitions() -> None:
     rows = [{"value": text} for text in ("a", "b", "a", "c")]
-    keys = {line["key"] for line in lines(LineMaker("w", 3, is_named=True), rows)}
-    assert keys == {line["key"] for line in lines(LineMaker("w", 4, is_named=True), rows)}
+    keys = {line["key"] for line in lines(LineMaker("w", 3, "q", is_named=True), rows)}
+    assert keys == {line["key"] for line in lines(LineMaker("w", 4, "q", is_named=True), rows)}
     assert len(keys) == 4
-    assert not keys & {line["key"] for line in lines(LineMaker("v", 3, is_named=True), rows)}
+    assert not keys & {line["key"] for line in lines(LineMaker("v", 3, "q", is_named=True), rows)}
 
 
 def digests(*partitions: list[str | None]) -> list[bytearray]:
     found = []
     for number, keys in enumerate(partitions):
-        maker = LineMaker("w", number)
+        maker = LineMaker("w", number, "q")
         lines(maker, [{"value": "x", "idempotencyKey": key} for key in keys])
         found.append(maker.digests)
     return found
@@ -169,19 +207,19 @@ def test_rows_with_one_key(partitions: list[list[str | None]], found: Any) -> No
 
 
 def test_rows_that_have_no_key_of_their_own_cost_no_digest() -> None:
-    maker = LineMaker("w", 0)
+    maker = LineMaker("w", 0, "q")
     lines(maker, [{"value": "x"}])
     assert not maker.digests
 
 
 def test_rows_that_differ_beside_their_value_are_not_the_same() -> None:
     rows = [{"value": "a", "contentType": "x/y"}, {"value": "a", "contentType": None}]
-    keys = [line["key"] for line in lines(LineMaker("w", 0), rows)]
-    alone = lines(LineMaker("w", 0), [{"value": "a"}])
+    keys = [line["key"] for line in lines(LineMaker("w", 0, "q"), rows)]
+    alone = lines(LineMaker("w", 0, "q"), [{"value": "a"}])
     assert keys[1] == alone[0]["key"] != keys[0]
 
 
 def test_a_null_is_named_by_its_row() -> None:
     batch = pa.RecordBatch.from_pylist([{"value": b"x"}, {"value": None}])
     with pytest.raises(InvalidRow, match='row 11 of partition 2: column "value" is null'):
-        list(LineMaker("w", 2).lines(batch, 10))
+        list(LineMaker("w", 2, "q").lines(batch, 10))

@@ -39,8 +39,11 @@ def test_a_table_written_is_the_table_read_and_nothing_is_taken(spark: Any, daem
     assert {row.queue for row in found} == {"q"}
     assert {row.deliveryCount for row in found} == {0}
     assert len({row.sequence for row in found}) == len({row.id for row in found}) == 2500
-    assert table.count() == 2500
-    assert client.queue("q").ready == 2500
+    kept = read(spark, daemon, snapshot=True).load()
+    assert table.count() == kept.count() == 2500
+    client.publish("q", b"later")
+    assert table.count() == 2501
+    assert kept.count() == client.queue("q").ready - 1 == 2500
     texts = read(spark, daemon).schema("value string, sequence long").load()
     assert texts.where("value = '7'").count() == 1
 
@@ -76,7 +79,7 @@ def test_a_stream_from_queue_to_queue(spark: Any, daemon: Daemon, client: Client
     client.publish_many("q", [Outgoing(f"{number % 7}") for number in range(500)])
     writer = (
         spark.readStream.format("mq")
-        .options(url=url(daemon), queue="q", consumer="c")
+        .options(url=url(daemon), queue="q", consumer="c", maxMessagesPerTrigger=250)
         .load()
         .select("value")
         .writeStream.format("mq")
@@ -84,7 +87,9 @@ def test_a_stream_from_queue_to_queue(spark: Any, daemon: Daemon, client: Client
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
     )
-    patiently(writer.start, to_the_end)
+    queries = patiently(writer.start, to_the_end)
+    read = [each["numInputRows"] for query in queries for each in query.recentProgress]
+    assert [rows for rows in read if rows] == [250, 250]
     assert client.queue("r").ready == 500
     assert sorted(message.body for message in client.browse("r")) == sorted(b"%d" % (n % 7) for n in range(500))
 
@@ -111,6 +116,7 @@ def test_what_is_wrong_is_said_with_its_option_or_row(
         nulls.write.format("mq").options(url=url(daemon), queue="q").mode("overwrite").save()
 
 
+@pytest.mark.proof
 def test_rows_are_not_taken_for_one_another(spark: Any, daemon: Daemon, client: Client) -> None:
     rows = [(f"{number}".encode(), f"{number % 10}") for number in range(1000)]
 
@@ -133,6 +139,7 @@ def test_rows_are_not_taken_for_one_another(spark: Any, daemon: Daemon, client: 
         assert client.queue("q").ready == 1000
 
 
+@pytest.mark.proof
 def test_the_older_of_two_queries_with_one_name_fails_and_nothing_is_lost(
     spark: Any, daemon: Daemon, client: Client, tmp_path: Path
 ) -> None:
@@ -163,6 +170,7 @@ def test_the_older_of_two_queries_with_one_name_fails_and_nothing_is_lost(
     assert found == set(range(300))
 
 
+@pytest.mark.proof
 def test_a_checkpoint_that_is_lost_takes_no_message_with_it(
     spark: Any, daemon: Daemon, client: Client, tmp_path: Path
 ) -> None:
@@ -201,6 +209,7 @@ def test_a_checkpoint_that_is_lost_takes_no_message_with_it(
     assert there() == list(range(600))
 
 
+@pytest.mark.proof
 def test_rows_that_foreach_batch_has_not_read_stay_in_the_queue(
     spark: Any, daemon: Daemon, client: Client, tmp_path: Path
 ) -> None:
@@ -220,6 +229,7 @@ def test_rows_that_foreach_batch_has_not_read_stay_in_the_queue(
     assert client.queue("q").ready == client.queue("q").leased == 0
 
 
+@pytest.mark.proof
 def test_a_queue_that_is_deleted_ends_the_query_with_its_name(
     spark: Any, daemon: Daemon, client: Client, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ claims them, Spark's file sink knows which files count, and only what is in one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Final
 
@@ -94,7 +94,8 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
     unfinished = [path.name for path in wanted if not _is_drained(path) and not (path / _DONE).exists()]
     if unfinished:
         raise InvalidSetting(f"{', '.join(unfinished)} in {folder} is not finished: run mq-pipeline archive again")
-    return reduce(DataFrame.unionByName, (spark.read.parquet(str(path)) for path in wanted))
+    tables = (spark.read.parquet(str(path)) for path in wanted)  # those of earlier releases have fewer columns
+    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), tables)
 
 
 def _drain(

@@ -12,9 +12,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from mq.errors import InvalidSetting
 from mq.message import MessageId, QueueName, shorten
+from mq.spark.connection import DaemonConnection
+from mq.spark.errors import SparkSourceError
+from mq.spark.options import read_options
 from mq.spark.pipelines.archive import SOURCE, Progress, read_archive
 
 _SENT: Final = ("value", "idempotencyKey", "contentType", "headers")
+_GROUP: Final = "group"
 
 
 class Choice(NamedTuple):
@@ -75,13 +79,24 @@ def replay(
             if progress is not None:
                 progress(f"{queue}: {counts.get(queue, sum(counts.values())):,} messages", number, len(steps))
             ordered = messages.repartition(1).sortWithinPartitions("timestamp", "sequence")
-            keyed = ordered.withColumn("idempotencyKey", F.concat(F.lit(f"{run}-"), "id")).select(*_SENT)
+            keyed = ordered.withColumn("idempotencyKey", F.concat(F.lit(f"{run}-"), "id"))
+            has_groups = _GROUP in keyed.columns and _takes_groups({**options, "queue": str(queue)})
+            keyed = keyed.select(*_SENT, *([_GROUP] if has_groups else []))
             keyed.write.format(SOURCE).mode("append").options(**options, queue=str(queue)).save()
     finally:
         chosen.unpersist()
     if progress is not None:
         progress("done", len(steps), len(steps))
     return sum(counts.values())
+
+
+def _takes_groups(options: Mapping[str, str]) -> bool:
+    """Whether the queue has message groups; another one refuses messages with a group."""
+    try:
+        with DaemonConnection(read_options(options)) as connection:
+            return bool(connection.queue().settings.get("groups"))
+    except SparkSourceError:
+        return False  # the write says what is wrong
 
 
 def chosen_of(messages: DataFrame, choice: Choice) -> DataFrame:

@@ -1,0 +1,160 @@
+"""What the data source does on the wire: it tries again, asks ahead, renews leases, and proves who it is."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+import trustme
+
+from mq.client import Access, Client
+from mq.client.calls import Call
+from mq.spark.connection import DaemonConnection
+from mq.spark.errors import SparkSourceError
+from mq.spark.options import Options
+from mq.spark.rows import COLUMNS
+from mq.spark.source import MqReader
+from mq.spark.writing import MqStreamWriter
+from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
+from tests.e2e.daemon import Daemon
+from tests.e2e.test_client import TLSDaemon
+from tests.spark.by_hand import LIMIT, VALUE, fill, rows, stream, task, with_options
+from tests.spark.conftest import url
+
+
+@pytest.fixture
+def client(shared_daemon: Daemon) -> Iterator[Client]:
+    with Client(url(shared_daemon)) as client:
+        yield client
+
+
+def test_a_request_is_sent_again_when_its_connection_broke(
+    client: Client, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = http.client.HTTPConnection.getresponse
+    broken = []
+
+    def breaking(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        if not broken:
+            broken.append(connection)
+            connection.close()
+            raise ConnectionResetError
+        return answers(connection)
+
+    bodies = fill(client, options, 3)
+    monkeypatch.setattr(http.client.HTTPConnection, "getresponse", breaking)
+    reader = MqReader(with_options(options, retry_seconds=30.0), COLUMNS)
+    assert rows(reader, reader.partitions()) == bodies
+    assert broken
+
+
+def test_the_next_page_is_asked_for_before_this_one_is_worked_on(
+    client: Client, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sends, asked = DaemonConnection._ask, []
+
+    def asking(connection: DaemonConnection, wire: Any, call: Call[Any]) -> None:
+        asked.append(call.target)
+        sends(connection, wire, call)
+
+    bodies = fill(client, options, 5)
+    reader = MqReader(with_options(options, fetch_size=2, num_partitions=1, snapshot=True), COLUMNS)
+    [part] = reader.partitions()
+    monkeypatch.setattr(DaemonConnection, "_ask", asking)
+    pages = reader.read(part)
+    found = next(pages)["value"].to_pylist()
+    assert len(asked) == 2
+    found += [value for page in pages for value in page["value"].to_pylist()]
+    assert found == bodies
+    assert len(set(asked)) == len(asked) == 3  # and each once
+
+
+def test_leases_are_renewed_while_the_driver_lives(
+    client: Client, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases of 3 ms are renewed each millisecond; how long they take is of no matter here."""
+    renewed: list[str] = []
+    is_renewed = threading.Event()
+
+    def attempt(connection: DaemonConnection, call: Call[Any]) -> None:
+        renewed.append(f"{call.method} {call.target}")
+        if len(renewed) == 3:
+            is_renewed.set()
+
+    fill(client, options, 1)
+    reader = stream(options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, LIMIT)
+    assert end["batch"] == 1
+    quick = stream(with_options(options, lease_seconds=0.003))
+    monkeypatch.setattr(DaemonConnection, "attempt", attempt)
+    claims = quick._of(options.queue)
+    claims._keeper.keep(options.queue, 1, 7)
+    assert is_renewed.wait(3)
+    assert renewed[0].startswith(f"PUT /{options.queue}/consumers/c/claim?batch=1&epoch=7&lease=0.003")
+    claims._keeper.let_go(options.queue)
+    quick.stop()
+
+
+def test_micro_batches_with_the_same_rows_are_each_stored(client: Client, options: Options) -> None:
+    """And one that is run again is stored once."""
+    batch = pa.RecordBatch.from_pylist([{"value": b"x"}])
+    for micro_batch, stored in (("0", 1), ("1", 2), ("1", 2), ("2", 3)):
+        writer = MqStreamWriter(options, VALUE)
+        with task(0, **{"sql.streaming.queryId": "query", "streaming.sql.batchId": micro_batch}):
+            writer.commit([writer.write(iter([batch]))], int(micro_batch))
+        assert client.queue(options.queue).ready == stored
+    with task(0, **{"sql.streaming.queryId": "another", "streaming.sql.batchId": "2"}):
+        MqStreamWriter(options, VALUE).write(iter([batch]))
+    assert client.queue(options.queue).ready == 4
+    with task(0), pytest.raises(SparkSourceError, match="which query and micro-batch"):
+        MqStreamWriter(options, VALUE).write(iter([batch]))
+
+
+def test_over_tls_as_a_user(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    server, own = authority.issue_cert("127.0.0.1"), authority.issue_cert("me@example.org")
+    server.private_key_pem.write_to_path(tmp_path / "key.pem")
+    for number, pem in enumerate(server.cert_chain_pems):
+        pem.write_to_path(tmp_path / "cert.pem", append=number > 0)
+    own.private_key_and_cert_chain_pem.write_to_path(tmp_path / "own.pem")
+    said = (
+        '[users.me]\ntokens = ["TOKEN"]\nadminister = ["*"]\n'
+        '[users.reader]\npassword = "PASSWORD"\nconsume = ["q"]\n'
+        '[users.other]\ntokens = ["OTHER_TOKEN"]\npublish = ["other"]\n'
+    )
+    users = write_users(tmp_path / "users.toml", said)
+    files = {"--tls-cert": "cert.pem", "--tls-key": "key.pem", "--tls-client-ca": "ca.pem"}
+    flags = [part for flag, file in files.items() for part in (flag, str(tmp_path / file))]
+    ca, certificate = str(tmp_path / "ca.pem"), str(tmp_path / "own.pem")
+    with TLSDaemon(tmp_path / "root", tmp_path / "log", "--users", users, *flags) as daemon:
+        at = f"https://127.0.0.1:{daemon.port}"
+        with Client(Access(url=at, token=TOKEN, ca=tmp_path / "ca.pem", certificate=tmp_path / "own.pem")) as client:
+            client.create_queue("q")
+            client.publish("q", b"x")
+        options = Options(url=at, queue="q", ca_file=ca, certificate_file=certificate, retry_seconds=0.0)
+        for known in (
+            with_options(options, token=TOKEN),
+            with_options(options, user="reader", password=PASSWORD),
+        ):
+            reader = MqReader(known, COLUMNS)
+            assert rows(reader, reader.partitions()) == [b"x"]
+        for unknown in (options, with_options(options, token=OTHER_TOKEN)):
+            with pytest.raises(SparkSourceError, match='options "token", "user" and "password": '):
+                MqReader(unknown, COLUMNS).partitions()
+        for wrong in ({"ca_file": ""}, {"certificate_file": ""}):
+            with pytest.raises(SparkSourceError, match=r'option "url": no daemon answers|the connection .* broke'):
+                MqReader(with_options(options, token=TOKEN, **wrong), COLUMNS).partitions()
+        for wrong in ({"ca_file": "/nowhere.pem"}, {"certificate_file": "/nowhere.pem"}):
+            [name] = wrong
+            with pytest.raises(SparkSourceError, match=f'option "{name.split("_")[0]}File": cannot use /nowhere.pem'):
+                MqReader(with_options(options, token=TOKEN, **wrong), COLUMNS).partitions()
