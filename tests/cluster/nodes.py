@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any
@@ -67,7 +68,7 @@ class Host:
         try:
             with self._scope:
                 async with (
-                    open_broker(self._cluster.roots[self.name], CONFIG) as local,
+                    open_broker(self._cluster.roots[self.name], CONFIG, clock_ns=self._cluster.clock_ns) as local,
                     trio.open_nursery() as self.nursery,
                 ):
                     self.node = ClusterNode(
@@ -144,6 +145,11 @@ class Cluster:
         self._cut: set[frozenset[str]] = set()
         self._news = trio.Event()
         self._nursery = nursery
+        self._began_ns = time.time_ns() - int(trio.current_time() * 1e9)
+
+    def clock_ns(self) -> int:
+        """The wall clock of the nodes' own queues: it goes as Trio's does, so a time to live ends by that."""
+        return self._began_ns + int(trio.current_time() * 1e9)
 
     async def start(self, name: str, *, is_cut_off: bool = False) -> Host:
         """Start a node; where it is cut off, it hears of nobody."""

@@ -515,8 +515,7 @@ async def test_a_root_that_is_served_alone_for_once_keeps_what_leads_to_the_clus
 
 
 @pytest.mark.slow
-async def test_what_dies_waits_until_it_is_known_whether_its_next_queue_is_there() -> None:
-    """Real time: a time to live ends by the wall clock."""
+async def test_what_dies_waits_until_it_is_known_whether_its_next_queue_is_there(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         a, b = cluster.hosts["a"], cluster.hosts["b"]
         async with raw(b) as client:

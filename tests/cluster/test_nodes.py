@@ -18,10 +18,8 @@ from mq.lifecycle import State
 from mq.storage.interface import Move
 from tests.cluster.nodes import PORTS, Host, config_of, three_nodes
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
-
-async def test_a_queue_is_the_same_wherever_one_is_connected() -> None:
+async def test_a_queue_is_the_same_wherever_one_is_connected(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         a, b, c = (cluster.hosts[name] for name in "abc")
         assert (await b.http("PUT", "/q?store=cluster")).status == 201
@@ -36,7 +34,7 @@ async def test_a_queue_is_the_same_wherever_one_is_connected() -> None:
         assert (await a.http("GET", "/q")).status == 404
 
 
-async def test_only_the_master_tells_prometheus_how_deep_a_queue_is() -> None:
+async def test_only_the_master_tells_prometheus_how_deep_a_queue_is(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         a, b = (cluster.hosts[name] for name in "ab")
         await a.http("PUT", "/q?store=cluster")
@@ -52,7 +50,7 @@ async def test_only_the_master_tells_prometheus_how_deep_a_queue_is() -> None:
 
 
 async def test_a_node_that_stays_alone_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr("mq.cluster.node.ALONE_SECONDS", 1.0)
     async with three_nodes() as cluster:
@@ -64,7 +62,7 @@ async def test_a_node_that_stays_alone_says_so(
         assert caplog.text.count("node c is the only one of its cluster") == 1
 
 
-async def test_over_amqp_too() -> None:
+async def test_over_amqp_too(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         b, c = cluster.hosts["b"], cluster.hosts["c"]
         async with b.amqp() as producer, c.amqp() as consumer:
@@ -98,7 +96,7 @@ async def test_the_oldest_is_promoted_and_has_everything(autojump_clock: MockClo
 
 
 @pytest.mark.parametrize("prefetch", [1, 100])  # it waits for its client, or for messages
-async def test_consumers_are_told_and_begin_again(prefetch: int) -> None:
+async def test_consumers_are_told_and_begin_again(prefetch: int, autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         a, b, c = (cluster.hosts[name] for name in "abc")
         async with b.amqp() as on_mirror, c.amqp() as producer:

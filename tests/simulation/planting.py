@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import sys
 import textwrap
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -94,7 +95,7 @@ class _Found(NamedTuple):
 
 def _the_one(bug: Bug, package: Any) -> _Found:
     module, _, name = bug.where.rpartition(":")
-    there = [found for found in _functions(bug, package, name) if module in ("", _module_of(found.path, package))]
+    there = list(_functions(bug, package, name, module))
     holding = [found for found in there if found.matches]
     if len(holding) == 1 and len(holding[0].matches) == 1:
         return holding[0]
@@ -123,13 +124,13 @@ def _is_in(outer: _Found, inner: _Found) -> bool:
     return inner.path == outer.path and inner.name.startswith(f"{outer.name}.")
 
 
-def _functions(bug: Bug, package: Any, name: str) -> Iterator[_Found]:
-    """Every function whose dotted name ends so; all of them for no name."""
+def _functions(bug: Bug, package: Any, name: str, module: str = "") -> Iterator[_Found]:
+    """Every function whose dotted name ends so; all of them for no name. Only of that module, if one is given."""
     wanted = name.split(".") if name else []
     pattern = _parse(bug.what)
-    said = f"def {wanted[-1]}(" if wanted else "def "
+    said = [f"def {wanted[-1]}(", *wanted[:-1]] if wanted else ["def "]
     for path, text in _sources(package).items():
-        if said not in text:
+        if (module and module != _module_of(path, package)) or not all(word in text for word in said):
             continue
         tree = ast.parse(text)
         for chain, function in _chains(tree, ()):
@@ -143,7 +144,8 @@ def _chains(node: ast.AST, above: tuple[_Named, ...]) -> Iterator[tuple[tuple[_N
         chain = (*above, child) if isinstance(child, _Named) else above
         if isinstance(child, _Function):
             yield chain, child
-        yield from _chains(child, chain)
+        if not isinstance(child, ast.expr):  # no function stands in an expression
+            yield from _chains(child, chain)
 
 
 @functools.cache
@@ -298,15 +300,17 @@ def _swaps(bug: Bug, package: Any) -> list[tuple[FunctionType, CodeType, CodeTyp
     lines = [_first_line(function) for function in found.functions]
     before = _code(found.tree, module, lines)
     _replace(bug, found.matches[0])
+    ast.fix_missing_locations(found.functions[-1])
     after = _code(found.tree, module, lines)
     lost = set(before[-1].co_freevars) - set(after[-1].co_freevars)
     if lost:  # what the code takes from around it must stay the same
-        found.functions[-1].body.append(_never_run(sorted(lost)))
+        found.functions[-1].body.append(ast.fix_missing_locations(_never_run(sorted(lost))))
         after = _code(found.tree, module, lines)
     if before[-1].co_freevars != after[-1].co_freevars:
         raise CannotPlant(f"{bug.instead!r} uses names of around {bug.where} that this does not use today")
     changes = {_mark(old): (old, new) for old, new in zip(before, after, strict=True)}
-    swaps = [(each, *changes[_mark(each.__code__)]) for each in _live_functions() if _mark(each.__code__) in changes]
+    live = _live_functions(package, nested=len(found.functions) > 1)
+    swaps = [(each, *changes[_mark(each.__code__)]) for each in live if _mark(each.__code__) in changes]
     if not swaps or any(function.__code__ != old for function, old, _ in swaps):
         raise CannotPlant(
             f"{found.name} does not run as it stands in {found.path}: it is compiled, "
@@ -315,8 +319,22 @@ def _swaps(bug: Bug, package: Any) -> list[tuple[FunctionType, CodeType, CodeTyp
     return [(function, function.__code__, new) for function, _, new in swaps]
 
 
-def _live_functions() -> list[FunctionType]:
-    return [function for function in gc.get_objects() if isinstance(function, FunctionType)]
+def _live_functions(package: Any, *, nested: bool) -> list[FunctionType]:
+    """All of the package's, and perhaps others. Those that calls make, with each call anew, are looked for each time:
+    that takes as long as there are objects."""
+    loaded = [each for name, each in list(sys.modules.items()) if f"{name}.".startswith(f"{package.__name__}.")]
+    return _all_functions() if nested else _defined(tuple(loaded))
+
+
+@functools.lru_cache(maxsize=1)
+def _defined(loaded: tuple[ModuleType, ...]) -> list[FunctionType]:
+    """What was there when these modules had been imported."""
+    folders = tuple({str(Path(str(module.__file__)).parent) for module in loaded if module.__file__})
+    return [each for each in _all_functions() if each.__code__.co_filename.startswith(folders)]
+
+
+def _all_functions() -> list[FunctionType]:
+    return [each for each in gc.get_objects() if type(each) is FunctionType]
 
 
 def _mark(code: CodeType) -> tuple[str, str, int]:
@@ -333,7 +351,7 @@ def _never_run(names: list[str]) -> ast.stmt:
 
 def _code(tree: ast.Module, module: ModuleType, lines: list[int]) -> list[CodeType]:
     """The code of the functions that begin at these lines, each in the one before."""
-    code = compile(ast.fix_missing_locations(tree), str(module.__file__), "exec", dont_inherit=True)
+    code = compile(tree, str(module.__file__), "exec", dont_inherit=True)
     codes = []
     for line in lines:
         code = next(each for each in _codes_in(code) if each.co_firstlineno == line and "<" not in each.co_name)

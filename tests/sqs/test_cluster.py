@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
+from trio.testing import MockClock
 
 from mq.doors.budget import Budget
 from mq.sqs.door import SqsDoor
 from mq.web.exchange import Request
 from mq.web.request_body import WholeBody
 from tests.cluster.nodes import Host, three_nodes
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 async def ask(host: Host, door: SqsDoor, action: str, **wanted: Any) -> tuple[int, Any]:
@@ -24,7 +22,7 @@ async def ask(host: Host, door: SqsDoor, action: str, **wanted: Any) -> tuple[in
     return reply.status, json.loads(reply.body or b"{}")
 
 
-async def test_a_queue_is_the_same_at_every_node() -> None:
+async def test_a_queue_is_the_same_at_every_node(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         hosts = [cluster.hosts[name] for name in "abc"]
         doors = [SqsDoor(each.endpoints, each.node.broker, Budget(), each.nursery) for each in hosts]
