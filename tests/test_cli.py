@@ -164,10 +164,10 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "open_storage", open_storage)
     monkeypatch.setattr(serve, "open_broker", open_broker)
     flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
-    flags += ["--group-writable", "--root-owner=4711", "--no-log"]
+    flags += ["--group-writable", "--root-owner=4711", "--no-log", "--untested-fs"]
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024)
-    trust = {"group_writable": True, "root_owner": 4711, "log": False}
+    trust = {"group_writable": True, "root_owner": 4711, "log": False, "untested": True}
     options = {"sharing": Sharing.PEERS, "max_lease_seconds": 0.5, "native": True, **trust}
     assert given == [options, "posix:/r", config]
 

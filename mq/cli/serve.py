@@ -102,6 +102,7 @@ def _open_store(settings: Settings, config: BrokerConfig) -> AbstractAsyncContex
         group_writable=settings.group_writable,
         root_owner=settings.root_owner,
         log=not settings.no_log,
+        untested=settings.untested_fs,
     )
 
 

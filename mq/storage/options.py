@@ -20,6 +20,8 @@ class StorageOptions:
         log: whether batches are made durable by a log instead of file by file, where one process has a store on a file
             system of which that was proven (:attr:`mq.storage.files.mount.Mount.logged`).
         log_bytes: of each of its two segments; where not given, they grow from 1 MiB to 32 MiB.
+        untested: whether a root is served on a file system of which nothing was measured
+            (:attr:`mq.storage.files.mount.Mount.assumed`).
         max_memory: bytes of bodies that may be kept in memory, where the store keeps some there.
     """
 
@@ -31,3 +33,4 @@ class StorageOptions:
     max_memory: int = 1 << 28
     log: bool = True
     log_bytes: int | None = None
+    untested: bool = False

@@ -226,6 +226,14 @@ def test_only_what_is_known_to_be_local_is_not_remote(machine: Machine, kind: st
     assert machine.mount_of().remote == (kind in REMOTE)
 
 
+@pytest.mark.parametrize("kind", [*REMOTE, *LOCAL])
+def test_what_was_never_measured_is_known_for_that(machine: Machine, kind: str) -> None:
+    """Where nothing is known of a local one, its names are moved in the way that was measured without a journal."""
+    machine.mount(kind)
+    is_measured = kind == "fuse.glusterfs" or (kind in LOCAL and kind != "zfs")
+    assert machine.mount_of().assumed == (not is_measured)
+
+
 def test_what_no_table_tells_of_is_remote(machine: Machine) -> None:
     assert machine.mount_of().remote
 

@@ -185,7 +185,6 @@ async def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
         ("fsync", errno.EIO, "Input/output error"),
         ("set_attribute", errno.ENOSPC, "No space left on device; make room first"),
         ("set_attribute", errno.EIO, "Input/output error"),
-        ("lock", errno.ENOLCK, "No locks available"),
         ("names", errno.EIO, "Input/output error"),
     ],
 )
@@ -237,6 +236,38 @@ async def test_where_moves_are_renames_links_need_not_be_possible() -> None:
     disk.calls.fail("link", errno.EPERM, times=None)
     await disk.open()
     await disk.check_whole()
+
+
+FAR: Final = Mount("fuse.far", atomic_rename=True, remote=True)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+@pytest.mark.parametrize(("verb", "call"), [("fsync", "fsync"), ("rename", "rename"), ("lock", "flock")])
+async def test_what_a_file_system_cannot_do_is_named(verb: str, call: str, number: int) -> None:
+    disk = Disk(FAR)
+    disk.calls.fail(verb, number, path="state/stage/probe-*" if verb != "lock" else "state/lock", times=None)
+    told = await line(disk)
+    assert f"is on fuse.far, where {call} fails: {os.strerror(number)}" in told
+    assert disk.files("state/stage") == set()
+
+
+@pytest.mark.parametrize("lie", ["rename", "lock"])
+async def test_a_file_system_that_only_says_that_it_can_is_found_out(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(FAR)
+    monkeypatch.setattr(disk.calls, lie, lambda *_, **__: None)
+    told = await line(disk)
+    assert ("rename does not move a name" if lie == "rename" else "flock gives one lock twice") in told
+    assert disk.files("state/stage") == set()
+
+
+async def test_where_nothing_was_measured_a_root_is_served_only_when_asked_for() -> None:
+    disk = Disk(FAR._replace(kind="nfs4", assumed=True))
+    disk.inner.mkdir("/root")
+    assert "is on nfs4, where mq was never put under power cuts" in await line(disk)
+    assert "--untested-fs" in await line(disk)
+    assert disk.tree() == {}
+    async with opened(disk.another(untested=True)):
+        pass
 
 
 async def test_tmpfs_is_for_memory_alone(tmp_path: Path) -> None:

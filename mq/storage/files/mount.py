@@ -29,6 +29,7 @@ class Mount(NamedTuple):
             stays out may come later.
         logged: whether batches are made durable by a log here: what was put under power cuts so, and tells of a full
             disk at the call. btrfs tells it at the sync: then a checkpoint fails, and with it the store.
+        assumed: what stands here of it was read, not measured: no power was cut there, no server lost.
         folder_syncs: the sync of a folder brings its names to the medium. Not so on GlusterFS, whose servers are not
             even asked: there a name is as durable as the last sync of its file.
         flaw: why mq must not use it at all; empty when it may.
@@ -43,6 +44,7 @@ class Mount(NamedTuple):
     flushes: bool = True
     remote: bool = False
     logged: bool = False
+    assumed: bool = False
     folder_syncs: bool = True
     flaw: str = ""
 
@@ -55,14 +57,14 @@ class Mount(NamedTuple):
 _KNOWN: Final = {
     "xfs": Mount("xfs", atomic_rename=True, ordered=True, syncfs=True, logged=True),
     "btrfs": Mount("btrfs", atomic_rename=True, syncfs=True),
-    "zfs": Mount("zfs", atomic_rename=True, ordered=True),
+    "zfs": Mount("zfs", atomic_rename=True, ordered=True, assumed=True),
     "tmpfs": Mount("tmpfs", persistent=False, atomic_rename=True, ordered=True, syncfs=True),
     "ramfs": Mount("ramfs", persistent=False, atomic_rename=True, ordered=True, syncfs=True),
-    "nfs": Mount("nfs", atomic_rename=True, remote=True),
-    "nfs4": Mount("nfs4", atomic_rename=True, remote=True),
-    "ceph": Mount("ceph", atomic_rename=True, remote=True),
+    "nfs": Mount("nfs", atomic_rename=True, remote=True, assumed=True),
+    "nfs4": Mount("nfs4", atomic_rename=True, remote=True, assumed=True),
+    "ceph": Mount("ceph", atomic_rename=True, remote=True, assumed=True),
     "fuse.glusterfs": Mount("fuse.glusterfs", atomic_rename=True, remote=True, folder_syncs=False),
-    "fuse.mfs": Mount("fuse.mfs", atomic_rename=True, remote=True),
+    "fuse.mfs": Mount("fuse.mfs", atomic_rename=True, remote=True, assumed=True),
 }
 
 _LOCAL: Final = frozenset(
@@ -124,7 +126,8 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
     kind, source, options = _find(f"{os.major(device)}:{os.minor(device)}", path, mounts)
     if kind == "overlay" and "volatile" in options:
         return Mount(kind, flaw="is an overlay mounted 'volatile', which ignores every sync; mount it without")
-    found = _KNOWN.get(kind, Mount(kind, remote=kind not in _LOCAL))
+    is_strange = kind not in _LOCAL
+    found = _KNOWN.get(kind, Mount(kind, remote=is_strange, assumed=is_strange))
     if kind in ("ext3", "ext4"):
         journaled = os.path.isdir(f"{journals}/{os.path.basename(os.path.realpath(source))}-8")
         logged = journaled and kind == "ext4"

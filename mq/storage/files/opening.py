@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -13,7 +14,16 @@ from typing import Final, NamedTuple
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import shorten
 from mq.storage.files.barrier import Spare, close_all, sync, sync_folder
-from mq.storage.files.calls import NO_HANDLES, NO_ROOM, Calls, FileKind, UnsyncedCalls, is_transient
+from mq.storage.files.calls import (
+    NO_HANDLES,
+    NO_ROOM,
+    OPEN_NEW,
+    OPEN_READ,
+    Calls,
+    FileKind,
+    UnsyncedCalls,
+    is_transient,
+)
 from mq.storage.files.folders import Folders
 from mq.storage.files.format import WITH_LOG, check_format, is_in_use, open_moves_lock, put_to_rest, take_in_use
 from mq.storage.files.layout import Layout
@@ -33,6 +43,8 @@ logger = logging.getLogger("mq.storage")
 _PROBE: Final = "user.mq.probe"
 _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_NO_SUCH_CALL: Final = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EXDEV})
+"""What a file system answers to a call that it does not have."""
 
 
 class RootBusy(StorageUnusable):
@@ -100,6 +112,11 @@ def open_root(
     """
     if mount.flaw:
         raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
+    if mount.assumed and not options.untested:
+        raise StorageUnusable(
+            f"root {shorten(root)} is on {mount.kind}, where mq was never put under power cuts and lost servers; "
+            "choose a --root on ext4, xfs or btrfs, or serve it all the same with --untested-fs"
+        )
     try:
         return _open(calls, root, mount, options, clock, syncfs=syncfs, peers=peers, draw=draw)
     except StorageUnusable as error:
@@ -131,12 +148,12 @@ def _open(
         opened = _open_folders(calls, layout, root, Guard(calls, root, options, mount))
         handles += opened.values()
         handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
-        alone = _lock(calls, lock, root, shared=options.sharing is Sharing.PEERS)
+        with _named(root, mount, "flock"):
+            alone = _lock(calls, lock, root, shared=options.sharing is Sharing.PEERS)
         needed = check_format(calls, layout, root)
         if peers:
             alone = _meet_peers(peer_lease, root, options, alone=alone)
-        if not mount.atomic_rename:
-            _check_links(calls, layout, root, mount)
+        _check_calls(calls, layout, root, mount)
         folders = Folders(
             calls,
             layout,
@@ -392,6 +409,62 @@ def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 calls.unlink(name)
+
+
+@contextlib.contextmanager
+def _named(root: str, mount: Mount, call: str) -> Iterator[None]:
+    """Say which call it was that the file system does not have."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SUCH_CALL:
+            raise
+        raise StorageUnusable(
+            f"root {shorten(root)} is on {mount.kind}, where {call} fails: {error.strerror}. mq cannot do without; "
+            "choose a --root on a local disk"
+        ) from error
+
+
+def _check_calls(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
+    """See by trying that the file system has the calls that mq needs, where that is not known."""
+    if not mount.atomic_rename:
+        _check_links(calls, layout, root, mount)
+    if mount.remote:
+        _check_moves_and_locks(calls, layout, root, mount)
+
+
+def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
+    """See by trying that files can be synced, names moved, and locks relied upon."""
+    written, moved = (f"{layout.stage}/probe-{secrets.token_hex(8)}" for _ in range(2))  # peers may try just now
+    handles = [calls.open(written, OPEN_NEW)]
+    try:
+        with _named(root, mount, "fsync"):
+            sync(calls, handles[0])
+        with _named(root, mount, "rename"):
+            calls.rename(written, moved)
+        if calls.kind(written) is not None or calls.kind(moved) is not FileKind.FILE:
+            raise StorageUnusable(f"root {shorten(root)} is on {mount.kind}, where rename does not move a name")
+        with _named(root, mount, "flock"):
+            calls.lock(handles[0], exclusive=True)
+            handles.append(calls.open(moved, OPEN_READ))
+            if not _is_locked(calls, handles[1]):
+                raise StorageUnusable(
+                    f"root {shorten(root)} is on {mount.kind}, where flock gives one lock twice: two daemons would "
+                    "think that each serves the root alone. Choose a --root on a local disk"
+                )
+    finally:
+        close_all(calls, handles)
+        for name in (written, moved):
+            with contextlib.suppress(FileNotFoundError):
+                calls.unlink(name)
+
+
+def _is_locked(calls: Calls, fd: int) -> bool:
+    try:
+        calls.lock(fd, exclusive=True)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def has_xattrs(calls: Calls, lock: int) -> bool:
