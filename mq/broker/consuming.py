@@ -144,7 +144,10 @@ class Consumption:
     async def _removed(self, entry: Entry) -> bool:
         """Remove a message from where it is; False when a peer has moved it meanwhile."""
         with suppress(NoSuchMessage):
-            await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").future.get()
+            if self._has_other_names:
+                await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").future.get()
+            else:
+                await self._remover.remove([entry], durable=True, strict=True).get()
             return True
         return False
 

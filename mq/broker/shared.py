@@ -6,8 +6,9 @@ The index then has hints only. A move on a stale one fails, for the store lets o
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import trio
 
@@ -26,6 +27,9 @@ logger = logging.getLogger("mq.broker")
 _REST_FACTOR: Final = 4
 """The pause after a look at the store, in times that the look took, if that is longer than the usual pause. So a large
 and slow store takes up a fifth of the time at the most."""
+_LONGEST_REST_SECONDS: Final = 0.4
+"""The longest pause after a glance: a request that waits hears within a second of what another broker has published,
+also where a look takes half of that."""
 
 
 class StoreWatcher:
@@ -43,6 +47,7 @@ class StoreWatcher:
         self._waiters = waiters
         self._sweep = core.config.sharing is Sharing.PEERS and core.config.mover
         self._stranded_since: dict[Entry, float] = {}
+        self._loaded: Mapping[str, Mapping[str, Any]] | None = None
 
     async def load(self) -> None:
         """Load all queues and messages of the store."""
@@ -56,6 +61,8 @@ class StoreWatcher:
         """Load the queues and their settings."""
         known = set(self._catalog.queues)  # without those made during the scan, which are not gone
         records = await self._storage.records(QUEUE)
+        if records is self._loaded:
+            return  # a store gives the same again where nothing has changed
         for name, record in records.items():
             settings = QueueSettings.stored(record.get("settings", {}))
             index = self._catalog.queues.get(name)
@@ -74,6 +81,7 @@ class StoreWatcher:
             index = self._catalog.queues.pop(name)
             index.deleted = True
             self._waiters.call(index)
+        self._loaded = records
 
     async def refresh(self, index: QueueIndex) -> None:
         """Load which messages of one queue are READY."""
@@ -86,7 +94,7 @@ class StoreWatcher:
             changes = self._storage.changes()
             if changes is None:
                 nursery.start_soon(do_every, POLL_SECONDS, self._look_again)
-                nursery.start_soon(do_every, GLANCE_SECONDS, self._glance)
+                nursery.start_soon(do_every, GLANCE_SECONDS, self._glance, _LONGEST_REST_SECONDS)
                 return
             if self._sweep:
                 nursery.start_soon(do_every, STRANDED_SECONDS, self._look_again)
@@ -96,10 +104,14 @@ class StoreWatcher:
                     await self._apply(change)
 
     async def _glance(self) -> None:
-        """Load the READY messages of the queues that requests wait for."""
-        try:
+        """Load the READY messages of the queues that requests wait for: all at once, so that none waits for others."""
+        async with trio.open_nursery() as nursery:
             for index in self._waiters.waited_for():
-                await self.refresh(index)
+                nursery.start_soon(self._glance_at, index)
+
+    async def _glance_at(self, index: QueueIndex) -> None:
+        try:
+            await self.refresh(index)
         except StorageError as error:
             logger.debug("cannot look at the store now: %s", error)
 
@@ -172,13 +184,20 @@ class StoreWatcher:
             _forget(index, entry.id)
 
 
-async def do_every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
-    """Call `look` every so many seconds for ever, less often when it takes long."""
+async def do_every(seconds: float, look: Callable[[], Awaitable[None]], longest_rest: float = math.inf) -> None:
+    """Call `look` every so many seconds for ever, less often when it takes long.
+
+    Args:
+        seconds: the usual pause.
+        look: what to do.
+        longest_rest: the longest pause, in seconds, however long a look takes.
+    """
     while True:
         await trio.sleep(seconds)
         began = trio.current_time()
         await look()
-        await trio.sleep(max(0.0, _REST_FACTOR * (trio.current_time() - began) - seconds))
+        rest = min(_REST_FACTOR * (trio.current_time() - began), longest_rest)
+        await trio.sleep(max(0.0, rest - seconds))
 
 
 def _forget(index: QueueIndex, id: MessageId) -> None:

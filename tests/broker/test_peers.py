@@ -20,7 +20,7 @@ from mq.broker.config import GLANCE_SECONDS, STRANDED_SECONDS
 from mq.broker.shared import do_every
 from mq.errors import NoSuchMessage, StorageFailed, StorageUnusable
 from mq.message import MessageIds
-from mq.storage.interface import QUEUE, Description, Sharing, State, Unlink, Write
+from mq.storage.interface import QUEUE, Description, Entry, Move, Sharing, State, Unlink, Write
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock, leave
@@ -203,6 +203,40 @@ async def test_looking_takes_up_a_fifth_of_the_time_at_the_most(autojump_clock: 
     apart = [later - earlier for earlier, later in itertools.pairwise(looks)]
     assert apart[:20] == [pytest.approx(10)] * 20, "two seconds of ten"
     assert apart[20:] == [pytest.approx(1)] * 8, "and no longer than it has to be"
+
+
+class SlowToList(MemoryStorage):
+    """Tells nothing by itself, and takes its time to list a queue."""
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """As in Storage."""
+        await trio.sleep(0.4)
+        return await super().scan(state, queue, limit)
+
+
+async def test_who_waits_hears_within_a_second_where_looks_are_slow(autojump_clock: trio.testing.MockClock) -> None:
+    store, others = SlowToList(), [f"q{number}" for number in range(5)]
+    for queue in ("q", *others):
+        await store.put_record(QUEUE, queue, {"created": 0})
+    heard: list[float] = []
+
+    async def wait(broker: Broker, queue: str) -> None:
+        if await broker.fetch(queue, wait=60) is not None:
+            heard.append(trio.current_time())
+
+    async with open_broker(store, BrokerConfig(peers=1, mover=False)) as broker, trio.open_nursery() as nursery:
+        for queue in (*others, "q"):
+            nursery.start_soon(wait, broker, queue)
+        await trio.sleep(12.3)
+        for _ in range(7):
+            published = trio.current_time()
+            [new] = await store.commit([Write("q", MessageIds().new(), b"x")])
+            assert new.entry is not None
+            await store.commit([Move(new.entry, State.READY)])
+            await trio.sleep(3.07)
+            assert heard.pop() - published <= 1
+            nursery.start_soon(wait, broker, "q")
+        nursery.cancel_scope.cancel()
 
 
 async def test_both_names_of_a_message_are_removed_before_either_is_reaped() -> None:

@@ -1,4 +1,5 @@
-"""Two and four brokers on one root of this machine: while nobody fails nothing is lost, nothing is handed out twice."""
+"""Two and four brokers on one root of this machine: while none fails nothing is lost, nothing is handed out twice; and
+what either may do that is killed again and again."""
 
 from __future__ import annotations
 
@@ -16,15 +17,18 @@ from tests.e2e.through import Through
 
 MESSAGES: Final = 200
 LEASE_SECONDS: Final = 60.0
+SHORT_LEASE_SECONDS: Final = 6.0
+"""What a killed broker had handed out comes back while the test runs."""
+KILLS: Final = 50
 
 
 pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def brokers_on(root: Path, number: int) -> Iterator[list[Daemon]]:
+def brokers_on(root: Path, number: int, lease_seconds: float = LEASE_SECONDS) -> Iterator[list[Daemon]]:
     """So many daemons on one root; stopped in order, they leave no trace of themselves."""
-    flags = ("--peers", str(number - 1), "--delay", str(LEASE_SECONDS))
+    flags = ("--peers", str(number - 1), "--delay", str(lease_seconds))
     with ExitStack() as stack:
         daemons = [stack.enter_context(Daemon(root, root.parent / f"{each}.log", *flags)) for each in range(number)]
         yield daemons
@@ -64,3 +68,27 @@ def test_one_after_another_is_stopped_and_started_while_the_other_serves(temp_ro
     sys.stdout.write(f"stopped and started in turn: {verdict.summary()}\n")
     assert not verdict.faults(peers=1)
     assert verdict.again == 0, "handed out twice, though each was stopped in order"
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+def test_either_is_killed_again_and_again_while_the_other_serves(temp_root: Path) -> None:
+    pauses = []
+    with brokers_on(temp_root, 2, SHORT_LEASE_SECONDS) as daemons:
+        through = Through(daemons, SHORT_LEASE_SECONDS)
+        with through.at_work(KILLS):
+            for number in range(KILLS):
+                through.go_on(10)
+                before = len(through.clients.history)
+                daemons[number % 2].kill()
+                through.go_on(20)
+                pauses.append(through.longest_pause(before))
+                daemons[number % 2].start()
+        verdict = through.verdict()
+    middle, longest = sorted(pauses)[KILLS // 2], max(pauses)
+    sys.stdout.write(
+        f"{KILLS} kills: {verdict.summary()}; without a delivery {middle:.2f} s, at most {longest:.2f} s\n"
+    )
+    assert not verdict.faults(peers=1)
+    assert not verdict.overlapping, "handed out twice during a lease"
+    assert verdict.messages >= 30 * KILLS

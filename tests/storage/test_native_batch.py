@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,11 +15,14 @@ from mq.errors import CorruptMessage
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_storage
+from mq.storage.files.calls import LinuxCalls, Step
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
-from mq.storage.files.posix import load_native
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Stored, Unlink, Write
+from mq.storage.files.posix import FolderStorage, load_native
+from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sharing, Storage, Stored, Unlink, Write
+from mq.storage.options import StorageOptions
 from mq.storage.registry import open_storage
-from tests.storage.disks import new_id
+from mq.testing.calls import StepByStep
+from tests.storage.disks import MOUNTS, new_id, open_disk
 from tests.storage.places import Places
 
 pytestmark = pytest.mark.skipif(
@@ -25,6 +30,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 STATES = (State.NEW, State.READY, State.DELAYED, State.REMOVED)
+
+
+@asynccontextmanager
+async def open_root(
+    root: Path, sharing: Sharing = Sharing.ALONE, *, native: bool = True
+) -> AsyncIterator[FolderStorage]:
+    """A store on a real root, of which it is told that names keep their order there: else nothing is done natively."""
+    calls, options = LinuxCalls(load_native() if native else None), StorageOptions(sharing=sharing, log=False)
+    storage = FolderStorage(f"test:{root}", str(root), calls, options, mount=lambda root: MOUNTS["rename"])
+    await storage.open()
+    try:
+        assert (storage._root_open.folders.native is not None) == native
+        yield storage
+    finally:
+        await storage.aclose()
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -53,20 +73,108 @@ async def test_messages_are_their_owners_only(temp_root: Path, native: bool) -> 
 async def test_batches_have_the_same_outcomes_and_leave_the_same_files(temp_root: Path, seed: int) -> None:
     both = []
     for native in (True, False):
-        random, ids, root = Random(seed), MessageIds(lambda: 10**18, 1), temp_root / str(native)
+        root = temp_root / str(native)
         async with open_storage(f"posix:{root}", native=native) as storage:
-            for queue in ("a", "b"):
-                await storage.put_record(QUEUE, queue, {"created": 0})
-            told, known = [], [Entry("a", ids.new(), State.READY)]
-            for _ in range(10):
-                batch = list(_batch(random, ids, known))
-                outcomes = await storage.commit(batch)
-                known += [outcome.entry for outcome in outcomes if outcome.entry is not None]
-                told += [(outcome.result, outcome.entry) for outcome in outcomes]
-            read = [found and (found.properties, await _body(found)) for found in await storage.read(known)]
-        both.append((told, read, _tree(root)))
+            both.append(await _after_ten_batches(storage, root, seed))
     assert both[0] == both[1]
     assert {result for result, _ in both[0][0]} > {Result.DONE, Result.GONE}
+
+
+@pytest.mark.parametrize("sharing", [Sharing.ALONE, Sharing.PEERS])
+@pytest.mark.parametrize("seed", range(10))
+async def test_so_they_have_among_peers(temp_root: Path, seed: int, sharing: Sharing) -> None:
+    both = []
+    for native in (True, False):
+        root = temp_root / str(native)
+        async with open_root(root, sharing, native=native) as storage:
+            both.append(await _after_ten_batches(storage, root, seed, each_once=True))
+    assert both[0] == both[1]
+    assert {result for result, _ in both[0][0]} >= {Result.DONE, Result.GONE, Result.EXISTS}
+
+
+Left = tuple[list[tuple[Result, Entry | None]], list[object], dict[str, tuple[bytes, dict[str, bytes]]]]
+
+
+async def _after_ten_batches(storage: Storage, root: Path, seed: int, *, each_once: bool = False) -> Left:
+    """Outcomes, what can be read, and files; with `each_once`, of a message a batch has one operation at the most."""
+    random, ids = Random(seed), MessageIds(lambda: 10**18, 1)
+    for queue in ("a", "b"):
+        await storage.put_record(QUEUE, queue, {"created": 0})
+    told, known = [], [Entry("a", ids.new(), State.READY)]
+    for _ in range(10):
+        batch = list(_batch(random, ids, known))
+        if each_once:
+            batch = list({each.id if isinstance(each, Write) else each.entry.id: each for each in batch}.values())
+        outcomes = await storage.commit(batch)
+        known += [outcome.entry for outcome in outcomes if outcome.entry is not None]
+        told += [(outcome.result, outcome.entry) for outcome in outcomes]
+    read = [found and (found.properties, await _body(found)) for found in await storage.read(known)]
+    return told, read, _tree(root)
+
+
+async def test_among_peers_a_name_appears_in_new_only_when_its_file_is_whole(
+    temp_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer may take a message up that has lain there for long: also one that is being written."""
+    async with open_root(temp_root, Sharing.PEERS) as storage:
+        folders = storage._root_open.folders
+        native = folders.native
+        assert native is not None
+        steps: list[Step] = []
+
+        def do_steps(asked: list[Step], keep: bool) -> list[int]:
+            steps.extend(asked)
+            return native.do_steps(asked, keep)
+
+        monkeypatch.setattr(folders, "native", SimpleNamespace(do_steps=do_steps, read_files=native.read_files))
+        await storage.put_record(QUEUE, "q", {})
+        [outcome] = await storage.commit([Write("q", id := new_id(), b"body")])
+        staged = f"{folders.stage}/{id}"
+        assert [step[0] for step in steps] == [staged, staged]
+        assert steps[1] == (staged, f"{temp_root}/new/q:{id}")
+        (temp_root / "new" / f"q:{(taken := new_id())}").write_bytes(b"another's")
+        [refused] = await storage.commit([Write("q", taken, b"body")])
+        assert (outcome.result, refused.result) == (Result.DONE, Result.EXISTS)
+        assert os.listdir(folders.stage) == []
+        await storage.drop_record(QUEUE, "q")
+        assert [each.result for each in await storage.commit([Write("q", new_id(), b"body")] * 2)] == [
+            Result.NO_QUEUE
+        ] * 2
+
+
+@pytest.mark.parametrize("is_mine", [True, False])
+async def test_what_another_process_wrote_is_synced_when_it_is_delivered(is_mine: bool) -> None:
+    """Its writer may have been killed before its barrier."""
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
+        disk.folders.native = StepByStep(disk.calls)
+        peer = disk.another()
+        await peer.open()
+        [outcome] = await (disk.storage if is_mine else peer).commit([Write("q", new_id(), b"body")])
+        assert outcome.entry is not None
+        disk.calls.log.clear()
+        await disk.done(Move(outcome.entry, State.READY, durable=False))
+        synced = disk.calls.said("fdatasync", "fsync")
+        assert any(call.endswith(f" new/q:{outcome.entry.id}") for call in synced) != is_mine, synced
+        await peer.aclose()
+
+
+async def test_side_files_go_with_their_messages_and_no_others(temp_root: Path) -> None:
+    async with open_root(temp_root, Sharing.PEERS) as storage:
+        await storage.put_record(QUEUE, "q", {})
+        large = {"long": "x" * LARGEST_ATTRIBUTES}
+        written = [each.entry for each in await storage.commit([Write("q", new_id(), b"", large) for _ in range(3)])]
+        kept, gone, moved = [entry for entry in written if entry is not None]
+        [delivered] = await storage.commit([Move(moved, State.READY)])
+        removals: list[Operation] = []
+        for entry in (gone, moved):  # the second is not there any more
+            removals += [Move(entry, State.REMOVED), Unlink(entry._replace(state=State.REMOVED))]
+        told = [outcome.result for outcome in await storage.commit(removals)]
+        assert told == [Result.DONE, Result.DONE, Result.GONE, Result.GONE]
+        assert {path.name for path in (temp_root / "state" / "properties").iterdir()} == {kept.id, moved.id}
+        assert delivered.entry is not None
+        [stored] = await storage.read([delivered.entry])
+        assert stored is not None
+        assert stored.properties.attributes == large
 
 
 async def _body(found: Stored) -> bytes | str:
@@ -104,5 +212,5 @@ def _tree(root: Path) -> dict[str, tuple[bytes, dict[str, bytes]]]:
     return {
         str(path.relative_to(root)): (path.read_bytes(), {name: os.getxattr(path, name) for name in os.listxattr(path)})
         for path in root.rglob("*")
-        if path.is_file() and path.name != "ballast"
+        if path.is_file() and path.name != "ballast" and path.parent.name not in ("log", "peers")
     }

@@ -53,12 +53,17 @@ async def test_where_a_name_could_come_back_it_is_moved_first() -> None:
         assert "rename queues/q/ID remove/q:ID" in shown(disk)
 
 
-async def test_where_others_look_it_is_moved_first() -> None:
+async def test_among_peers_it_is_one_step_too_and_one_of_them_wins() -> None:
     async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         entry = await disk.bring(State.READY)
+        peer = disk.another(sharing=Sharing.PEERS)
+        await peer.open()
         shown(disk)
         await disk.commit(*removal(entry))
-        assert "rename queues/q/ID remove/q:ID" in shown(disk)
+        assert "unlink queues/q/ID" in shown(disk)
+        late = await peer.commit([Move(entry, State.DELAYED, entry.meta._replace(receipt="0" * 16)), *removal(entry)])
+        assert [outcome.result.name for outcome in late] == ["GONE"] * 3
+        await peer.aclose()
 
 
 async def test_each_has_its_own_outcome_among_others() -> None:

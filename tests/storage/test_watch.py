@@ -19,11 +19,14 @@ from mq.lifecycle import State
 from mq.storage.files.calls import FileKind, LinuxCalls
 from mq.storage.files.fake import make_fake
 from mq.storage.files.posix import FolderStorage
+from mq.storage.files.watch import watch_folders
 from mq.storage.interface import QUEUE, Change, Entry, Meta, Move, Result, Sharing, Unlink, Write
 from mq.storage.options import StorageOptions
+from mq.testing.calls import StepByStep
 from tests.storage.disks import LEASE, MOUNTS, Disk, new_id, open_disk
 
 AGAIN: Final = Change(None)
+GONE: Final = Result.GONE
 PATIENCE_SECONDS: Final = 20
 """Of a real clock: the kernel tells at once, and a test that hears nothing must end."""
 
@@ -31,8 +34,9 @@ PATIENCE_SECONDS: Final = 20
 class Watched:
     """A real root that somebody changes, and a store that is told."""
 
-    def __init__(self, disk: Disk, changes: AsyncIterator[Change], root: Path) -> None:
+    def __init__(self, disk: Disk, eyes: FolderStorage, changes: AsyncIterator[Change], root: Path) -> None:
         self.disk = disk
+        self.eyes = eyes
         self.root = root
         self._changes = changes
 
@@ -58,10 +62,8 @@ async def watching(root: Path, mount: str = "rename", **options: Any) -> AsyncIt
             "eyes:", str(root), LinuxCalls(), StorageOptions(sharing=Sharing.PEERS), mount=lambda root: MOUNTS[mount]
         )
         await eyes.open()
-        told = eyes.changes()
-        assert told is not None
-        async with told as changes:
-            yield Watched(disk, changes, root)
+        async with watch_folders(eyes._root_open.folders, frozenset(State), eyes._own_changes) as changes:
+            yield Watched(disk, eyes, changes, root)
         await eyes.aclose()
 
 
@@ -91,6 +93,51 @@ async def test_a_message_is_told_on_its_whole_way(temp_root: Path, mount: str) -
         assert [change for change in told if not change.present] == vanished(*places)
         for place in places[1:]:
             assert told.index(Change(place)) < told.index(Change(place, present=False))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("mount", MOUNTS)
+async def test_what_it_does_itself_is_not_told_and_what_others_do_in_between_is(
+    temp_root: Path, mount: str, native: bool
+) -> None:
+    async with watching(temp_root, mount) as watched:
+        mine, disk = watched.eyes, watched.disk
+        if native and MOUNTS[mount].atomic_rename:
+            mine._root_open.folders.native = StepByStep(mine._root_open.folders.calls)
+        [written] = await mine.commit([Write("q", new_id(), b"body")])
+        theirs = await disk.bring(State.READY)
+        place = written.entry
+        for move in (State.READY, State.DELAYED, State.READY):
+            assert place is not None
+            [moved] = await mine.commit([Move(place, move, LEASE if move is State.DELAYED else Meta())])
+            place = moved.entry
+        assert place is not None
+        left = await disk.done(Move(place, State.DELAYED, LEASE))
+        assert (await mine.commit([Move(place, State.DELAYED, LEASE), Move(theirs, State.REMOVED)]))[0].result is GONE
+        told = [change for change in await watched.told() if change.entry is not None]
+        assert {change.entry.id for change in told if change.entry.id != theirs.id} == {left.id}
+        # In NEW, into which no broker looks, its file is told once more, when it is closed.
+        here = [change for change in told if change.entry.id == left.id and change.entry.state is not State.NEW]
+        assert set(here) == {Change(left), Change(place, present=False)}, "of two moves of a name the second"
+        assert Change(theirs) in told
+        assert Change(theirs, present=False) not in told
+        assert watched.eyes._own_changes._noted == {}, "what failed is noted no more"
+
+
+async def test_a_broker_hears_of_queues_and_leases_only(temp_root: Path) -> None:
+    async with watching(temp_root) as watched:
+        told = watched.eyes.changes()
+        assert told is not None
+        async with told as changes:
+            removed = await watched.disk.bring(State.REMOVED)
+            await watched.disk.bring(State.NEW)
+            ready = await watched.disk.bring(State.READY)
+            heard = []
+            while ready not in [change.entry for change in heard]:
+                with trio.fail_after(PATIENCE_SECONDS):
+                    heard.append(await anext(changes))
+        assert {change.entry.state for change in heard if change.entry} == {State.READY}
+        assert Change(removed) not in heard
 
 
 async def test_a_file_that_is_written_in_place_is_told_when_it_is_closed(temp_root: Path) -> None:
@@ -287,16 +334,16 @@ async def test_a_new_queue_is_watched_once_there_are_file_handles_again(
 ) -> None:
     """Being out of them for a moment ended the daemon."""
     failures = iter(range(2))
-    names = LinuxCalls.names
+    names = LinuxCalls().names
 
-    def scarce(calls: LinuxCalls, path: str | int) -> list[tuple[str, FileKind]]:
+    def scarce(path: str | int) -> list[tuple[str, FileKind]]:
         if str(path).endswith("/queues") and next(failures, None) is not None:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        listed: list[tuple[str, FileKind]] = names(calls, path)
+        listed: list[tuple[str, FileKind]] = names(path)
         return listed
 
     async with watching(temp_root) as watched:
-        monkeypatch.setattr(LinuxCalls, "names", scarce)
+        monkeypatch.setattr(watched.eyes._root_open.folders.calls, "names", scarce)
         monkeypatch.setattr("mq.storage.files.watch._PAUSE_SECONDS", 0.01)
         (watched.root / "queues" / "by-hand").mkdir()
         assert await watched.told() == [AGAIN]

@@ -168,11 +168,14 @@ class Batch:
             operation = self._operations[index]
             if isinstance(operation, Move):
                 self._outcomes[index] = self._moved(operation, entry)
+                self._folders.written.discard(entry.id)
             elif isinstance(operation, Unlink):
                 self._outcomes[index] = self._removed(operation)
             else:
                 self._outcomes[index] = Outcome(Result.DONE, entry)
                 self._written.add(entry.id)
+                if self._folders.published_whole:
+                    self._folders.note_written(entry.id)
                 self._barrier.add_folders(self._layout.folder(entry.state, entry.queue))
                 self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()
             durable |= self._is_durable(operation)
@@ -518,6 +521,14 @@ def _is_removal(operation: Operation) -> bool:
 # What is plain, in one go
 
 
+class _Planned(NamedTuple):
+    """An operation as steps of mq-native: its number in the batch, where its message is after it, the steps."""
+
+    number: int
+    entry: Entry
+    steps: Sequence[Step]
+
+
 def _do_natively(
     native: Native, folders: Folders, operations: Iterable[tuple[int, Operation]], *, keep: bool
 ) -> Iterator[tuple[int, Entry, int]]:
@@ -527,43 +538,85 @@ def _do_natively(
     Raises:
         OSError: the medium has failed; raised after everything that was done was yielded.
     """
-    planned: list[tuple[int, Entry]] = []
-    steps: list[Step] = []
-    room: bool | None = None
-    for index, operation in operations:
-        if isinstance(operation, Move):
-            entry = operation.target
-            steps.append((folders.layout.path(operation.entry), folders.layout.path(entry)))
-        elif isinstance(operation, Write) and isinstance(operation.body, bytes):
-            room = _has_room(folders) if room is None else room
-            if not room:
-                continue
-            entry = operation.entry
-            steps.append(_write_step(folders, operation, operation.body, entry))
-        elif (
-            isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED and not folders.has_side_files
-        ):
-            entry = operation.entry
-            steps.append((folders.layout.path(entry),))
-        else:
-            continue
-        planned.append((index, entry))
+    planned = _plan(folders, operations)
+    results = iter(native.do_steps([step for each in planned for step in each.steps], keep))
     failure: OSError | None = None
-    for (index, entry), result in zip(planned, native.do_steps(steps, keep), strict=True):
-        if result >= 0:
-            yield index, entry, result
+    removed: list[MessageId] = []
+    for number, entry, steps in planned:
+        found = [next(results) for _ in steps]
+        if min(found) >= 0:
+            if len(steps[0]) == 1:
+                removed.append(entry.id)
+            yield number, entry, found[0]
             continue
         try:
-            _check_refused(result, folders.layout.path(entry))
+            if found[0] >= 0:  # written, and did not get its name
+                _take_back_staged(folders, steps[0][0], found[0] if keep else None)
+            _check_refused(min(found), folders.layout.path(entry))
         except OSError as error:
             failure = error
+    try:
+        _unlink_sides(native, folders, removed)
+    except OSError as error:
+        failure = error
     if failure is not None:
         raise failure
 
 
-def _write_step(folders: Folders, operation: Write, body: bytes, entry: Entry) -> Step:
+def _plan(folders: Folders, operations: Iterable[tuple[int, Operation]]) -> list[_Planned]:
+    """The operations that are plain, as steps."""
+    planned: list[_Planned] = []
+    room: bool | None = None
+    queues: dict[str, bool] = {}  # whether they are there: looked at once a batch
+    for index, operation in operations:
+        if isinstance(operation, Move):
+            if _is_anothers(folders, operation.entry):
+                continue
+            entry = operation.target
+            steps: list[Step] = [(folders.layout.path(operation.entry), folders.layout.path(entry))]
+        elif isinstance(operation, Write) and isinstance(operation.body, bytes):
+            room = _has_room(folders) if room is None else room
+            if not room or not _is_wanted(folders, operation.queue, queues):
+                continue
+            entry = operation.entry
+            steps = _write_steps(folders, operation, operation.body, entry)
+        elif isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED:
+            entry = operation.entry
+            steps = [(folders.layout.path(entry),)]
+        else:
+            continue
+        planned.append(_Planned(index, entry, steps))
+    return planned
+
+
+def _is_anothers(folders: Folders, entry: Entry) -> bool:
+    """Whether another process may have written a message in NEW, and not have synced it yet."""
+    return folders.published_whole and entry.state is State.NEW and entry.id not in folders.written
+
+
+def _is_wanted(folders: Folders, queue: str, known: dict[str, bool]) -> bool:
+    """Whether a message may be written for a queue: not where another broker has deleted it."""
+    if folders.published_whole and queue not in known:
+        known[queue] = folders.calls.kind(f"{folders.layout.queues}/{queue}") is FileKind.FOLDER
+    return known.get(queue, True)
+
+
+def _take_back_staged(folders: Folders, path: str, fd: int | None) -> None:
+    """Take a file away that was written in one go and did not get its name: its twin begins anew."""
+    if fd is not None:
+        folders.calls.close(fd)
+    with contextlib.suppress(OSError):  # then its twin is refused, for the name is taken
+        folders.calls.unlink(path)
+
+
+def _write_steps(folders: Folders, operation: Write, body: bytes, entry: Entry) -> list[Step]:
+    """Write a file; where other processes look into its folder, under another name first."""
     attributes, noted = encode_noted(operation.attributes, len(body), checksum(body), LARGEST_ATTRIBUTES)
-    return folders.layout.path(entry), body, noted, attributes
+    path = folders.layout.path(entry)
+    if not folders.published_whole:
+        return [(path, body, noted, attributes)]
+    staged = f"{folders.stage}/{entry.id}"
+    return [(staged, body, noted, attributes), (staged, path)]
 
 
 def _has_room(folders: Folders) -> bool:
@@ -594,13 +647,16 @@ def _unlink_natively(folders: Folders, entries: Sequence[Entry]) -> list[bool]:
     Raises:
         OSError: the medium has failed.
     """
-    if folders.native is None or folders.has_side_files:
+    if folders.native is None:
         return [False] * len(entries)
     paths = [folders.layout.path(entry) for entry in entries]
     results = folders.native.do_steps([(path,) for path in paths], False)
     for path, result in zip(paths, results, strict=True):
         if result < 0:
             _check_refused(result, path)
+    _unlink_sides(
+        folders.native, folders, [entry.id for entry, result in zip(entries, results, strict=True) if not result]
+    )
     return [result == 0 for result in results]
 
 
@@ -657,11 +713,25 @@ def _unlink_side(folders: Folders, id: str) -> None:
             folders.calls.unlink(f"{folders.layout.properties}/{id}")
 
 
+def _unlink_sides(native: Native, folders: Folders, ids: Sequence[MessageId]) -> None:
+    """Take away in one go the side files of messages that are gone.
+
+    Raises:
+        OSError: the medium has failed.
+    """
+    if not ids or not folders.has_side_files:
+        return
+    paths = [f"{folders.layout.properties}/{id}" for id in ids]
+    for path, result in zip(paths, native.do_steps([(path,) for path in paths], False), strict=True):
+        if result < 0:
+            _check_refused(result, path)  # what stays for now, recovery takes away
+
+
 class JoinedRemovals:
     """A batch in which each removal and the unlink of what it removes are one unlink.
 
-    Only for a root whose names reach the medium in the order in which they were changed, and into whose remove/ no
-    other process looks: there one unlink cannot be told from a move and an unlink.
+    Only for a root whose names reach the medium in the order in which they were changed: there one unlink cannot be
+    told from a move and an unlink. Of peers that race for the message one wins either way.
 
     Args:
         operations: the batch as it was asked for: each unlink after its removal.

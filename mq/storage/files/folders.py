@@ -133,8 +133,8 @@ class Folders:
         self._skipped: set[str] = set()
 
     def _native(self) -> Native | None:
-        """What makes many calls in one, where a file may have its name before it is whole."""
-        is_plain = self.xattrs and self.mount.atomic_rename and not self.published_whole
+        """What makes many calls in one, where names are moved and files have attributes."""
+        is_plain = self.xattrs and self.mount.atomic_rename
         is_utf8 = os.fsencode(self.layout.new) == self.layout.new.encode(errors="replace")
         return self.calls.native if is_plain and is_utf8 else None
 

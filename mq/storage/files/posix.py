@@ -36,10 +36,12 @@ from mq.storage.files.calls import (
 from mq.storage.files.folders import Opened
 from mq.storage.files.format import need
 from mq.storage.files.hop import Hop, OwnThread, inline_hop
+from mq.storage.files.kept_look import KeptLook
 from mq.storage.files.layout import flat_name
 from mq.storage.files.logged import commit, most_together, said
 from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
 from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
+from mq.storage.files.own_changes import NotedCalls, OwnChanges
 from mq.storage.files.sayings import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
 from mq.storage.files.watch import watch_folders
@@ -76,7 +78,9 @@ _READERS: Final = 4
 _MOST_INLINE: Final = 4
 """Writes, moves or reads that in memory take as long as a hop to a thread and back."""
 _MOST_INLINE_BYTES: Final = 1 << 16
-_WATCHED: Final = frozenset({State.NEW, State.READY, State.DELAYED, State.REMOVED})
+_WATCHED: Final = frozenset({State.READY, State.DELAYED})
+"""What a broker wants to hear of. It delivers what it has written, and unlinks what it has removed, itself; what a dead
+one has left in NEW and REMOVED is looked for from time to time."""
 
 
 def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
@@ -136,6 +140,8 @@ class FolderStorage:
         self._name = name
         self._root = os.path.abspath(root)
         self._calls = calls
+        self._can_watch = isinstance(calls, LinuxCalls)
+        self._own_changes = OwnChanges()
         self._options = options
         self._mount_of = mount
         self._hop = hop or trio.to_thread.run_sync
@@ -146,6 +152,7 @@ class FolderStorage:
         self._draw = draw
         self._mount = Mount("unknown")
         self._open: OpenRoot | None = None
+        self._queues: KeptLook[Mapping[str, Mapping[str, Any]]] | None = None
         self._ids = ids or MessageIds()
         self._read_ahead = ReadAhead()
         self._gate = trio.Lock()
@@ -189,6 +196,9 @@ class FolderStorage:
             )
         if self._mount.remote and not isinstance(self._calls, RetryingCalls):
             self._calls = RetryingCalls(self._calls)
+            self._can_watch = False
+        elif self._can_watch and self._options.sharing is not Sharing.ALONE and isinstance(self._calls, LinuxCalls):
+            self._calls = NotedCalls(self._calls, self._own_changes)
         syncfs = self._mount.syncfs and syncfs_reports_errors() if self._syncfs is None else self._syncfs
         opening = functools.partial(
             open_root,
@@ -203,10 +213,16 @@ class FolderStorage:
         )
         for _ in range(_BUSY_TRIES):
             with contextlib.suppress(RootBusy):
-                self._open = await self._hop(opening)
+                self._opened(await self._hop(opening))
                 return
             await trio.sleep(_BUSY_PAUSE_SECONDS)  # another daemon may be repairing the root just now
-        self._open = await self._hop(opening)
+        self._opened(await self._hop(opening))
+
+    def _opened(self, opened: OpenRoot) -> None:
+        self._open = opened
+        if self._can_watch and self._options.sharing is not Sharing.ALONE:
+            layout = opened.folders.layout
+            self._queues = KeptLook(self._calls, [layout.queues, f"{layout.records}/{QUEUE}"])
 
     async def aclose(self) -> None:
         """Let go of the root."""
@@ -234,6 +250,9 @@ class FolderStorage:
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind. A folder in queues/ is a queue, whether it has settings or not."""
+        if kind == QUEUE and (kept := self._kept_queues()) is not None:
+            await trio.lowlevel.checkpoint()
+            return kept
         found: Mapping[str, Mapping[str, Any]] = await self._read_only(self._records, kind)
         return found
 
@@ -306,9 +325,9 @@ class FolderStorage:
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
         """By inotify, on a real file system of this machine."""
-        if not isinstance(self._calls, LinuxCalls) or self._mount.remote:
+        if not self._can_watch:
             return None
-        return watch_folders(self._root_open.folders, _WATCHED)
+        return watch_folders(self._root_open.folders, _WATCHED, self._own_changes)
 
     @property
     def _root_open(self) -> OpenRoot:
@@ -318,9 +337,8 @@ class FolderStorage:
 
     @property
     def _joins_removals(self) -> bool:
-        is_alone = self._options.sharing is Sharing.ALONE
         is_ordered = self._mount.ordered or self._root_open.folders.log is not None
-        return is_alone and is_ordered and self._mount.atomic_rename
+        return is_ordered and self._mount.atomic_rename
 
     def _fits_inline(self, operations: Sequence[AnyOperation]) -> bool:
         """Whether a hop would take longer than the batch does."""
@@ -375,10 +393,27 @@ class FolderStorage:
         return FileBody(self._root_open.folders, opened.fd, opened, self._hop)
 
     def _records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
-        found = self._root_open.records.all(kind)
         if kind != QUEUE:
-            return found
-        return {name: found.get(name, {}) for name in self._root_open.folders.queues()}
+            return self._root_open.records.all(kind)
+        return self._look_at_queues()[0] if self._queues is None else self._queues.look(self._look_at_queues)
+
+    def _kept_queues(self) -> Mapping[str, Mapping[str, Any]] | None:
+        """The queues as they were last seen, where nothing has changed since; None where they have to be looked at."""
+        # two quick calls on this machine, without a hop: brokers with peers ask for each request
+        if self._queues is None:
+            return None
+        try:
+            return self._queues.get()
+        except OSError:
+            return None  # then the look tells why
+
+    def _look_at_queues(self) -> tuple[Mapping[str, Mapping[str, Any]], bool]:
+        """The queues, and whether another process cannot be writing the record of one just now."""
+        opened = self._root_open
+        before = opened.records.passed_over
+        found = opened.records.all(QUEUE)
+        queues = {name: found.get(name, {}) for name in opened.folders.queues()}
+        return queues, opened.records.passed_over == before
 
     def _put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         folders = self._root_open.folders

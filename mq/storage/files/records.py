@@ -36,9 +36,13 @@ class Records:
     Args:
         calls: the system.
         folder: the folder that holds one folder a kind.
+
+    Attributes:
+        passed_over: how many torn records were met: perhaps ones that another process is writing.
     """
 
     def __init__(self, calls: Calls, folder: str) -> None:
+        self.passed_over = 0
         self._calls = calls
         self._folder = folder
 
@@ -131,6 +135,7 @@ class Records:
         try:
             value = json.loads(b"".join(iter(lambda: self._calls.read(fd, _LARGEST), b"")))
         except (ValueError, RecursionError):
+            self.passed_over += 1
             logger.warning("a torn record is passed over: %s", ascii(path))
             return None
         finally:

@@ -2,7 +2,7 @@
 
 A file is told when it is complete: when its name has been moved in, or when its writer has closed it. Where
 moves are links (no atomic rename) a new name is complete at once. Queues that come and go, and an overflow of the
-kernel's queue, are told as "look again at everything".
+kernel's queue, are told as "look again at everything". What this process does itself is not told.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from mq.lifecycle import State
 from mq.storage.files.calls import FileKind
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import parse_flat, parse_leaf
+from mq.storage.files.own_changes import OwnChanges
 from mq.storage.interface import Change, Entry
 
 logger = logging.getLogger("mq.storage")
 
 _PAUSE_SECONDS: Final = 1.0
+_GATHER_SECONDS: Final = 0.002
+"""The shortest time between two looks at what was told. The events of a batch come one by one: each would wake the
+event loop, and hold up the thread that makes the next."""
 _FLAGS: Final = inotify_simple.flags
 _APPEARED: Final = _FLAGS.MOVED_TO | _FLAGS.CLOSE_WRITE
 _VANISHED: Final = _FLAGS.MOVED_FROM | _FLAGS.DELETE
@@ -34,27 +38,39 @@ _LOOK_AGAIN: Final = Change(None)
 
 
 @asynccontextmanager
-async def watch_folders(folders: Folders, states: frozenset[State]) -> AsyncIterator[AsyncIterator[Change]]:
+async def watch_folders(
+    folders: Folders, states: frozenset[State], own: OwnChanges | None = None
+) -> AsyncIterator[AsyncIterator[Change]]:
     """Changes in the folders of these states, while the block lasts.
+
+    Args:
+        folders: of the root.
+        states: whose folders are watched.
+        own: the changes that this process makes itself, which are not told; where not given, all are.
 
     Raises:
         StorageUnusable: the machine has no watch to give.
     """
     with _no_watch_is_unusable():
         notifier = inotify_simple.INotify(nonblocking=True)
+    own = own or OwnChanges()
     try:
         with _no_watch_is_unusable():
-            watch = _Watch(notifier, folders, states)
+            watch = _Watch(notifier, folders, states, own)
         async with aclosing(watch.changes()) as changes:
             yield changes
     finally:
+        own.end()
         notifier.close()
 
 
 class _Watch:
-    def __init__(self, notifier: inotify_simple.INotify, folders: Folders, states: frozenset[State]) -> None:
+    def __init__(
+        self, notifier: inotify_simple.INotify, folders: Folders, states: frozenset[State], own: OwnChanges
+    ) -> None:
         self._notifier = notifier
         self._folders = folders
+        self._own = own
         self._places: dict[int, tuple[State, str | None]] = {}
         self._queues: dict[str, int] = {}
         self._appeared = _APPEARED if folders.mount.atomic_rename else _APPEARED | _FLAGS.CREATE
@@ -78,20 +94,24 @@ class _Watch:
                 if self._stale:
                     await self._add_queues_in_time()
                     yield _LOOK_AGAIN
+            await trio.sleep(_GATHER_SECONDS)
             await trio.lowlevel.wait_readable(self._notifier.fileno())
 
     def _translate(self, event: inotify_simple.Event) -> Iterator[Change]:
         if event.mask & _FLAGS.Q_OVERFLOW:
             for queue in list(self._queues):
                 self._forget_queue(queue)  # it may have been deleted and made again
+            self._own.forget()
             self._stale = True
         elif event.wd == self._queues_watch:
             if event.mask & _VANISHED:
                 self._forget_queue(event.name)  # its folder is still watched, in remove/
             self._stale = True
         elif event.wd in self._places:
-            entry = self._entry(event)
             present = bool(event.mask & self._appeared)
+            if self._own.take(f"{self._folder(event.wd)}/{event.name}", appears=present):
+                return
+            entry = self._entry(event)
             if entry is not None and not (present and self._is_foreign(entry)):
                 yield Change(entry, present)
             elif present:
@@ -103,9 +123,12 @@ class _Watch:
             return parse_leaf(event.name, queue, state)
         return parse_flat(event.name, state)
 
+    def _folder(self, descriptor: int) -> str:
+        state, queue = self._places[descriptor]
+        return self._folders.layout.folder(state, queue or "")
+
     def _skip(self, event: inotify_simple.Event) -> None:
-        state, queue = self._places[event.wd]
-        self._folders.skip(self._folders.layout.folder(state, queue or ""), event.name, "not a message")
+        self._folders.skip(self._folder(event.wd), event.name, "not a message")
 
     def _is_foreign(self, entry: Entry) -> bool:
         """Whether something else lies there under a message's name; not when it has left already."""
@@ -135,14 +158,17 @@ class _Watch:
     def _forget_queue(self, queue: str) -> None:
         descriptor = self._queues.pop(queue, None)
         if descriptor is not None:
+            self._own.ignore(self._folder(descriptor))
             del self._places[descriptor]
             with contextlib.suppress(OSError):  # it went with its folder
                 self._notifier.rm_watch(descriptor)
 
     def _add(self, queue: str | None, state: State) -> int:
         mask = self._appeared | _VANISHED | _FLAGS.ONLYDIR | _FLAGS.DONT_FOLLOW
-        descriptor: int = self._notifier.add_watch(self._folders.layout.folder(state, queue or ""), mask)
+        folder = self._folders.layout.folder(state, queue or "")
+        descriptor: int = self._notifier.add_watch(folder, mask)
         self._places[descriptor] = (state, queue)
+        self._own.watch(folder)  # not before: of a change that is noted an event has to come
         return descriptor
 
 
