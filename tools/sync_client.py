@@ -55,7 +55,6 @@ NAMES: Final = {
     "anyio": "time",
     "aread": "read",
     "asynccontextmanager": "contextmanager",
-    "task_lease": "thread_lease",
 }
 
 _ASYNC_ONLY: Final = re.compile(r"^( *)# async only\b.*\n(?:\1.*\S.*\n)+", re.MULTILINE)

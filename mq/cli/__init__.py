@@ -7,8 +7,8 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``serve``: the daemon; it opens ``clustering``, ``journaling``, ``protect`` (users, TLS) and ``supervised`` (the
   service manager's). ``flags``: its settings.
 * ``plain``: how they say no. ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``,
-  ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``, ``connections``,
-  ``logging_level``, ``bench``.
+  ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``, ``daemon``
+  (connections, logging), ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.
 * ``mover``, ``reaper``: programs over a root; ``trust``: their flags. ``pipeline``: programs over the journal.
@@ -61,10 +61,10 @@ VERBS: Final = {
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of FILE to a queue."),
     "top": CliVerb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),
     "connections": CliVerb(
-        "mq.cli.connections:connections_command", "Show who is connected and who consumes, or close a connection."
+        "mq.cli.daemon:connections_command", "Show who is connected and who consumes, or close a connection."
     ),
     "logging": CliVerb(
-        "mq.cli.logging_level:logging_command", "Show how much a daemon logs, or change it until the daemon ends."
+        "mq.cli.daemon:logging_command", "Show how much a daemon logs, or change it until the daemon ends."
     ),
     "certificate": CliVerb("mq.cli.certificate:certificate_command", "Make a certificate for TLS, and its key."),
     "doctor": CliVerb(

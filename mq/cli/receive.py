@@ -16,7 +16,7 @@ import click
 from mq.cli.remote import EMPTY, REFUSED, Remote, json_option, print_json, queue_argument, remote, warn
 from mq.client import Client, ClientError, Death, Head, Lease, LeaseLost, NotFound, Stream
 from mq.client.codec import body_members
-from mq.client.renewal import MAX_HANDLING_SECONDS
+from mq.client.leases import MAX_HANDLING_SECONDS
 from mq.client.webhook import Webhook
 
 FOLLOW_WAIT_SECONDS: Final = 20.0

@@ -17,10 +17,9 @@ import trio
 
 from mq import __version__, log_lines
 from mq.amqp.protocol.session import ConnectionLimits
+from mq.amqp.server.exchanges import TopologyPublisher, declared
 from mq.amqp.server.listener import serve as serve_amqp
-from mq.amqp.server.shown import declared
 from mq.amqp.server.state import AmqpState
-from mq.amqp.server.topology_publisher import TopologyPublisher
 from mq.broker import BrokerConfig, open_broker
 from mq.cli.clustering import cluster_of, clustered
 from mq.cli.flags import settings_options
@@ -44,10 +43,9 @@ from mq.storage.interface import Storage
 from mq.storage.registry import open_storage
 from mq.web.app import WebApp
 from mq.web.authorizer import Auditor, Authorizer
-from mq.web.browser_guard import ANY_HOST, BrowserGuard
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Handler
-from mq.web.request_log import RequestLog
+from mq.web.front import ANY_HOST, BrowserGuard, RequestLog
 from mq.web.serve import serve, serve_socket
 
 logger = logging.getLogger("mq")

@@ -4,8 +4,7 @@
 * ``calls``: a request, its body and its answer, and when it may be sent again; ``requests``: each verb of the protocol
   as such a call; ``codec``: headers and lines; ``batches``: long lists, cut into requests.
 * ``retries``: pauses between tries; ``wire``: what httpx is told.
-* ``renewal``: when the lease of a message at hand is extended, and when it is lost; ``task_lease``, ``thread_lease``:
-  the task, and the thread, that do it.
+* ``leases``: when the lease of a message at hand is extended, and the task or the thread that does it.
 * ``spans``: what OpenTelemetry hears of it all, where that is installed.
 * ``async_client``: the client for asyncio and Trio; ``sync_client``: the one for threads, generated from it.
 * ``webhook``: posts messages to another server.
@@ -59,9 +58,8 @@ from mq.client.values import (
 
 if TYPE_CHECKING:
     from mq.client.async_client import AsyncClient, AsyncStream
+    from mq.client.leases import AsyncLease, Lease
     from mq.client.sync_client import Client, Stream
-    from mq.client.task_lease import AsyncLease
-    from mq.client.thread_lease import Lease
     from mq.client.wire import Access
 
 __all__ = [
@@ -102,10 +100,10 @@ __all__ = [
 _WITH_TRANSPORT: Final = {
     "Access": "mq.client.wire",
     "AsyncClient": "mq.client.async_client",
-    "AsyncLease": "mq.client.task_lease",
+    "AsyncLease": "mq.client.leases",
     "AsyncStream": "mq.client.async_client",
     "Client": "mq.client.sync_client",
-    "Lease": "mq.client.thread_lease",
+    "Lease": "mq.client.leases",
     "Stream": "mq.client.sync_client",
 }
 

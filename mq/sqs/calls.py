@@ -19,7 +19,7 @@ from mq.sqs.names import QueueNames, is_fifo, queue_of_url
 from mq.sqs.notes import NoteBook
 from mq.sqs.shapes import Struct, needed, number
 from mq.web.exchange import Request
-from mq.web.hang_ups import WaitingRequests
+from mq.web.http_connection import WaitingRequests
 
 ANY_RIGHT: Final = "any"
 """Some right on the queue, whichever."""

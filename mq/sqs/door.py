@@ -31,8 +31,7 @@ from mq.sqs.notes import NoteBook
 from mq.sqs.protocol import FORM, PREFIX, TARGET, VERSION, JsonSpeech, QuerySpeech, Speech, fields_of
 from mq.sqs.signatures import ALGORITHM, SIGNED, check_time, is_signed_by, signature_of
 from mq.web.exchange import Handler, Reply, Request
-from mq.web.hang_ups import WaitingRequests
-from mq.web.http_connection import CONNECTION
+from mq.web.http_connection import CONNECTION, WaitingRequests
 from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, WholeBody, making_room
 
 logger = logging.getLogger(__name__)

@@ -8,20 +8,15 @@
   ``schedule_operations``, ``page_operations``.
 * ``prometheus``: what Prometheus scrapes.
 * ``page_operations``: for people who look on. ``page_files``: the page itself, from ``page/``;
-  ``overview``, ``events``: what it shows, and what changes of that; ``previews``: the beginnings of messages;
-  ``sessions``: who has logged in.
+  ``overview``, ``events``: what it shows, and what changes of that; ``sessions``: who has logged in.
 * ``openapi``: the table described for programs; ``schemas``: what goes in and out as JSON.
-* ``parameters``: query and headers, checked; ``request_body``: the body, as it arrives.
-* ``trace_context``: the trace that a publish belongs to, kept with its messages.
-* ``batches``: many messages in one body, parsed and written; its formats: ``json_lines``, ``json_array``,
-  ``multipart``.
+* ``parameters``: query and headers, checked, and the trace of a publish; ``request_body``: the body, as it arrives.
+* ``batches``: many messages in one body, parsed and written; its formats: ``json_lines``, ``multipart``.
 * ``replies``: one message as a reply; ``pages``: many of them, out of a budget of memory.
 * ``refusals``: the status of each error, and the refusals of malformed requests.
-* ``hang_ups``: requests that wait for messages, and clients that hang up meanwhile.
-* ``authorizer``: stands before the endpoints: users, rights, audit log; ``browser_guard``: refuses what other web pages
-  ask for.
-* ``request_log``: a line for each request, where that is wanted.
-* ``http_connection``: a connection as operators see it: its user, its waiting requests.
+* ``front``: stands before every handler: a line for each request, where that is wanted; refuses what other web pages
+  ask for. ``authorizer``: stands before the endpoints: users, rights, audit log.
+* ``http_connection``: a connection: its user, its waiting requests, and when its client hangs up.
 * ``watched_stream``: a connection that ends once its client is silent for too long.
 * ``fast_http1``: plain HTTP/1.1 requests, served straight on the stream.
 * ``app``: all others, as a Quart-Trio app; ``hypercorn_server``: Hypercorn's connection, with limits of its own.

@@ -24,8 +24,7 @@ from mq.doors.budget import Room
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
 from mq.message import Message, MessageId
 from mq.web.exchange import Request
-from mq.web.json_array import Array
-from mq.web.json_lines import Lines
+from mq.web.json_lines import Array, Lines
 from mq.web.multipart import Part, Parts
 from mq.web.parameters import (
     DEFAULT_CONTENT_TYPE,
@@ -47,11 +46,12 @@ from mq.web.parameters import (
     make_attributes,
     read_header,
     texts_of,
+    trace_of,
     with_group,
+    with_trace,
 )
 from mq.web.refusals import problem_of
 from mq.web.request_body import LimitedBody, making_room
-from mq.web.trace_context import trace_of, with_trace
 
 JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 JSON: Final = "application/json"

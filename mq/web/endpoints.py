@@ -35,15 +35,14 @@ from mq.web import (
     schedule_operations,
 )
 from mq.web.exchange import Reply, Request, document, problem
-from mq.web.hang_ups import WaitingRequests
+from mq.web.http_connection import WaitingRequests
 from mq.web.openapi import describe
 from mq.web.operations import NO_RIGHT, Operation, RequestContext, Success
 from mq.web.overview import Overview
-from mq.web.parameters import ATTRIBUTE, read_query
+from mq.web.parameters import ATTRIBUTE, TRACE_HEADERS, read_query, without_trace
 from mq.web.refusals import refusal_of
 from mq.web.replies import without_body
 from mq.web.schemas import as_json
-from mq.web.trace_context import TRACE_HEADERS, without_trace
 
 NO_WEBSOCKET: Final = problem(400, "there is no WebSocket here: use plain HTTP")
 """The answer to a WebSocket handshake, whatever its path."""

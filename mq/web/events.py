@@ -14,7 +14,7 @@ import trio
 
 from mq.errors import MQError
 from mq.web.exchange import OnHangUp, Reply
-from mq.web.hang_ups import WaitingRequests
+from mq.web.http_connection import WaitingRequests
 from mq.web.replies import NOT_CACHED
 
 CONTENT_TYPE: Final = "text/event-stream"

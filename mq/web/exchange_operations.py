@@ -13,14 +13,21 @@ from mq.errors import MQError
 from mq.message import shorten
 from mq.web.batches import draft_entries, read_entries, refused_line
 from mq.web.exchange import Reply, document, problem
-from mq.web.message_operations import draft_of, in_trace
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
-from mq.web.parameters import IDEMPOTENCY_KEY, MESSAGE_GROUP, MESSAGE_PRIORITY, MESSAGE_TIMES, refuse_message_headers
+from mq.web.parameters import (
+    IDEMPOTENCY_KEY,
+    MESSAGE_GROUP,
+    MESSAGE_PRIORITY,
+    MESSAGE_TIMES,
+    TRACE_HEADERS,
+    draft_of,
+    in_trace,
+    refuse_message_headers,
+)
 from mq.web.refusals import refusal_of
 from mq.web.replies import outcomes_reply
 from mq.web.request_body import LimitedBody, making_room
 from mq.web.schemas import BYTES, DRAFTS, OUTCOMES, as_json, record
-from mq.web.trace_context import TRACE_HEADERS
 
 LONGEST_NAME: Final = 255
 """Bytes of a name, or a key, of AMQP."""

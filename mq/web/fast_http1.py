@@ -24,7 +24,7 @@ from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestE
 from mq.doors.connections import Turns
 from mq.errors import BodyIncomplete, CorruptMessage, StorageError
 from mq.web.exchange import BUG, DISCARD_SECONDS, BodyTooSlow, Handler, OutgoingBody, Reply, Request
-from mq.web.hang_ups import HangUps
+from mq.web.http_connection import HangUps
 from mq.web.refusals import AMBIGUOUS_LINE, refusal_of_head
 from mq.web.replies import without_body
 from mq.web.request_body import ArrivingBody, WholeBody

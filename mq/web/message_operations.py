@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from mq.access import Right
@@ -30,26 +29,23 @@ from mq.web.parameters import (
     IF_MATCH,
     IF_NONE_MATCH,
     LARGEST_BATCH,
-    MESSAGE_AT,
-    MESSAGE_DELAY,
     MESSAGE_GROUP,
     MESSAGE_PRIORITY,
     MESSAGE_TIMES,
-    MESSAGE_TTL,
     MOST,
     REASON,
     STATE,
     TIME,
+    TRACE_HEADERS,
     WAIT,
-    attributes_of,
+    draft_of,
+    in_trace,
     read_header,
     refuse_message_headers,
-    with_group,
 )
 from mq.web.replies import MESSAGE_HEADERS, NOT_CACHED, message_reply, outcomes_reply
 from mq.web.request_body import LimitedBody, read_object
 from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json, lines_of, or_null, record, reference
-from mq.web.trace_context import TRACE_HEADERS, trace_of, with_trace
 
 
 async def publish(context: RequestContext) -> Reply:
@@ -64,25 +60,6 @@ async def publish(context: RequestContext) -> Reply:
     if isinstance(outcome, MQError):
         raise outcome
     return empty(201 if outcome.is_new else 200, ("x-message-id", outcome.id))
-
-
-def draft_of(headers: Mapping[str, str]) -> Draft:
-    """What the headers of a publish say of its message, which has no body yet.
-
-    Raises:
-        InvalidRequest: one of them makes no sense.
-    """
-    group = read_header(headers, MESSAGE_GROUP)
-    return Draft(
-        b"",
-        with_trace(with_group(attributes_of(headers), group), trace_of(headers)),
-        read_header(headers, MESSAGE_DELAY),
-        read_header(headers, MESSAGE_TTL),
-        read_header(headers, IDEMPOTENCY_KEY),
-        priority=read_header(headers, MESSAGE_PRIORITY) or 0,
-        at_ms=read_header(headers, MESSAGE_AT),
-        group=group,
-    )
 
 
 async def publish_batch(context: RequestContext) -> Reply:
@@ -105,17 +82,6 @@ async def publish_batch(context: RequestContext) -> Reply:
         else:
             lines.append(published_line(outcome.id, is_new=outcome.is_new))
     return outcomes_reply(lines)
-
-
-def in_trace(headers: Mapping[str, str], drafts: list[Draft | MQError]) -> list[Draft | MQError]:
-    """The entries of a batch, in the trace of their request where they name none themselves."""
-    trace = trace_of(headers)
-    if not trace:
-        return drafts
-    return [
-        draft._replace(attributes=with_trace(draft.attributes, trace)) if isinstance(draft, Draft) else draft
-        for draft in drafts
-    ]
 
 
 async def contains(context: RequestContext) -> Reply:

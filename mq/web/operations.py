@@ -21,7 +21,7 @@ from mq.message import QueueName
 from mq.observers.metrics import Metrics
 from mq.schedules.scheduler import Scheduler
 from mq.web.exchange import Reply, Request
-from mq.web.hang_ups import WaitingRequests
+from mq.web.http_connection import WaitingRequests
 from mq.web.overview import Overview
 
 Schema = Mapping[str, Any]

@@ -2,28 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import codecs
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final
 
 from mq.access import Right
 from mq.broker import QueueStatus, Seen
+from mq.broker.bodies import close
 from mq.broker.peek import READY
 from mq.broker.settings import QUEUE, seconds
-from mq.errors import InvalidRequest, NoSuchQueue
-from mq.message import QueueName
+from mq.errors import CorruptMessage, InvalidRequest, NoSuchQueue
+from mq.message import Body, BytesBody, QueueName
 from mq.observers.metrics import Metrics
 from mq.observers.rates import Flow
 from mq.web.events import CONTENT_TYPE, LONGEST_SECONDS, Look, View, events_reply
 from mq.web.exchange import Reply, document, empty
 from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success, known_queue
 from mq.web.page_files import file_reply, index_reply
-from mq.web.parameters import FILTER, ID, MOST, SKIP, STATE, SWITCH, one_of
-from mq.web.previews import previews_of
+from mq.web.parameters import FILTER, ID, MOST, SKIP, STATE, SWITCH, content_type_of, group_of, one_of, texts_of
 from mq.web.rate_operations import SORTS, sort_queues
 from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
 from mq.web.schemas import BYTES, COUNT, TEXT, as_json, record, reference
 from mq.web.sessions import credentials, shown_user
+
+PREVIEW_BYTES: Final = 200
+"""Of a body that are shown."""
+LONGEST_TEXT: Final = 1000
+"""Characters of an attribute that are shown."""
+
+
+async def previews_of(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """What is shown of messages. Their bodies are closed.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    try:
+        return [await _preview(each) for each in seen]
+    finally:
+        await close([each.message for each in seen])
+
+
+async def _preview(seen: Seen) -> dict[str, Any]:
+    message = seen.message
+    shown: dict[str, Any] = {
+        "id": message.id,
+        "queue": message.queue,
+        "state": seen.state,
+        "receives": message.receives,
+        "published_ms": message.id.published_ns // 1_000_000,
+        "size": message.body.size,
+        "content_type": content_type_of(message),
+        "attributes": {name: text[:LONGEST_TEXT] for name, text in texts_of(message).items()},
+        "deaths": list(message.deaths),
+    }
+    if (group := group_of(message)) is not None:
+        shown["group"] = group
+    try:
+        beginning = await _beginning(message.body)
+    except CorruptMessage as error:
+        return shown | {"damage": str(error)}
+    return shown | _written(beginning, is_whole=len(beginning) == message.body.size)
+
+
+async def _beginning(body: Body) -> bytes:
+    if type(body) is BytesBody:
+        return body.data[:PREVIEW_BYTES]
+    found = b""
+    chunks = aiter(body)
+    try:
+        async for chunk in chunks:
+            found += chunk
+            if len(found) >= PREVIEW_BYTES:
+                break
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
+    return found[:PREVIEW_BYTES]
+
+
+def _written(beginning: bytes, *, is_whole: bool) -> dict[str, str]:
+    try:
+        return {"text": codecs.getincrementaldecoder("utf-8")().decode(beginning, is_whole)}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(beginning).decode()}
+
 
 MOST_PREVIEWS: Final = 100
 MOST_DEAD_LETTER_QUEUES: Final = 1000

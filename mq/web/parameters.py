@@ -1,4 +1,4 @@
-"""What stands in a request's query and headers, checked."""
+"""What stands in a request's query and headers, checked: parameters, the draft of a publish, and its trace."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from mq.broker import Draft
 from mq.broker.api import PLACES
 from mq.broker.dead_letters import LONGEST_REASON
 from mq.broker.peek import DELAYED, LEASED, READY
 from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value, count, seconds
-from mq.errors import InvalidId, InvalidRequest
+from mq.errors import InvalidId, InvalidRequest, MQError
 from mq.log_lines import LEVELS
 from mq.message import LONGEST_GROUP, MESSAGE_ID_PATTERN, Message, MessageId, shorten
 from mq.web.operations import Parameter
@@ -345,3 +346,95 @@ def _to_header(text: str) -> str | None:
         return text.encode("utf-8", "surrogateescape").decode("latin-1")
     except UnicodeEncodeError:
         return None
+
+
+# The trace of a publish (W3C Trace Context, level 1)
+#
+# It is two attributes of a message, so every door gives them back. Tracing never refuses a publish: what cannot be
+# read, or has no room, is left out.
+
+_IDS: Final = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+"""The trace, the parent in it, flags."""
+_VALID_PARENT: Final = re.compile(f"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(?:-[!-~]{{1,200}})?")
+"""Versions behind the first may have more at the end (section 3.2.4)."""
+_VALID_STATE: Final = re.compile(r"[!-~](?:[\t -~]{0,510}[!-~])?")
+"""As much as everybody has to carry (section 3.3.1.5). What its members are is for those who read it."""
+
+
+def _as_it_came(value: Any) -> Any:
+    return value
+
+
+_TEXT: Final = SettingKind(_as_it_came, "text", {"type": "string"})
+TRACE_HEADERS: Final = (
+    Parameter(TRACEPARENT, _TEXT, "the trace that the message belongs to; one that cannot be read is passed over"),
+    Parameter(TRACESTATE, _TEXT, "what tracing systems add to traceparent; means nothing without it"),
+)
+"""What a publish may say of its trace."""
+
+
+def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """The trace of a request, as attributes; empty where it has none that can be read.
+
+    Args:
+        headers: names in small letters.
+    """
+    parent = headers.get(TRACEPARENT, "").strip()
+    if _VALID_PARENT.fullmatch(parent) is None:
+        return {}
+    state = headers.get(TRACESTATE, "").strip()
+    return {TRACEPARENT: parent, TRACESTATE: state} if _VALID_STATE.fullmatch(state) else {TRACEPARENT: parent}
+
+
+def with_trace(attributes: Mapping[str, Any], trace: Mapping[str, str]) -> Mapping[str, Any]:
+    """A message's attributes, as they are kept, with a trace; as they are where they name one, or leave no room.
+
+    Args:
+        attributes: of the message, checked. They are not checked once more: a batch has up to 64,000 of them.
+        trace: what :func:`trace_of` returned.
+    """
+    texts = attributes.get("attributes", {})
+    if not trace or not texts.keys().isdisjoint(TRACE_NAMES) or len(texts) + len(trace) > MOST_ATTRIBUTES:
+        return attributes
+    size = len(attributes.get("content_type", "")) + _size(texts) + _size(trace)
+    return attributes if size > LARGEST_ATTRIBUTES_BYTES else {**attributes, "attributes": {**texts, **trace}}
+
+
+def _size(texts: Mapping[str, str]) -> int:
+    """Bytes, as attributes are counted."""
+    return sum(map(len, texts)) + sum(len(text.encode("utf-8", "surrogateescape")) for text in texts.values())
+
+
+def without_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Headers without those of a trace."""
+    return {name: value for name, value in headers.items() if name not in TRACE_NAMES}
+
+
+def draft_of(headers: Mapping[str, str]) -> Draft:
+    """What the headers of a publish say of its message, which has no body yet.
+
+    Raises:
+        InvalidRequest: one of them makes no sense.
+    """
+    group = read_header(headers, MESSAGE_GROUP)
+    return Draft(
+        b"",
+        with_trace(with_group(attributes_of(headers), group), trace_of(headers)),
+        read_header(headers, MESSAGE_DELAY),
+        read_header(headers, MESSAGE_TTL),
+        read_header(headers, IDEMPOTENCY_KEY),
+        priority=read_header(headers, MESSAGE_PRIORITY) or 0,
+        at_ms=read_header(headers, MESSAGE_AT),
+        group=group,
+    )
+
+
+def in_trace(headers: Mapping[str, str], drafts: list[Draft | MQError]) -> list[Draft | MQError]:
+    """The entries of a batch, in the trace of their request where they name none themselves."""
+    trace = trace_of(headers)
+    if not trace:
+        return drafts
+    return [
+        draft._replace(attributes=with_trace(draft.attributes, trace)) if isinstance(draft, Draft) else draft
+        for draft in drafts
+    ]

@@ -28,8 +28,7 @@ from mq.doors.unix_socket import listen_unix
 from mq.errors import first_of
 from mq.web.app import WebApp
 from mq.web.fast_http1 import FastHttp1
-from mq.web.hang_ups import HangUps
-from mq.web.http_connection import CONNECTION, HttpConnection
+from mq.web.http_connection import CONNECTION, HangUps, HttpConnection
 from mq.web.hypercorn_server import GuardedServer
 from mq.web.watched_stream import IdleWatch, WatchedStream
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.amqp.model.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY
 from mq.amqp.model.declared import Binding, Destination, Exchange, ExchangeType, Queue
 from mq.amqp.model.topology import Topology
-from mq.amqp.server.shown import declared
+from mq.amqp.server.exchanges import declared
 from mq.doors.exchanges import DeadLetterWay, Declared, DeclaredBinding, DeclaredExchange, Exchanges
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from mq.client import AsyncClient, Client, GiveBack, Head, LeaseLost, Received, Retry
-from mq.client.renewal import Renewal
+from mq.client.leases import Renewal
 from tests.client.inside import Inside, running
 from tests.client.loops import on_both_loops
 from tests.client.scripted import ID, URL, message, refused

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.doors.recent_rate import SLOT_SECONDS, SLOTS, RecentRate
+from mq.doors.open_connections import SLOT_SECONDS, SLOTS, RecentRate
 
 
 def test_before_anything_happens_it_is_none() -> None:

@@ -25,8 +25,8 @@ from mq.errors import (
 )
 from mq.sqs.door import SqsDoor
 from mq.sqs.errors import sqs_error
-from mq.web.browser_guard import BrowserGuard
 from mq.web.exchange import BodyTooSlow, Reply, Request
+from mq.web.front import BrowserGuard
 from mq.web.request_body import WholeBody
 from tests.web.talking import http1, parse, start_server
 

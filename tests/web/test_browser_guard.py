@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from mq.broker import open_broker
-from mq.web.browser_guard import BrowserGuard
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request, empty
+from mq.web.front import BrowserGuard
 from tests.e2e.daemon import Daemon
 from tests.web.talking import MAX_BODY, ask, detail, publish
 

@@ -11,7 +11,7 @@ from pamqp import commands
 from trio.testing import MockClock
 
 from mq.access import Right, User
-from mq.amqp.server.topology_publisher import TopologyPublisher
+from mq.amqp.server.exchanges import TopologyPublisher
 from mq.doors.exchanges import Exchanges
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request

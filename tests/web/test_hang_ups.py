@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from mq.web.hang_ups import HangUps
+from mq.web.http_connection import HangUps
 
 Pair = tuple[trio.SocketStream, trio.SocketStream]
 

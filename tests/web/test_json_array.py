@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mq.errors import InvalidRequest, MQError
 from mq.web.endpoints import Endpoints
-from mq.web.json_array import Array
+from mq.web.json_lines import Array
 from tests.web.talking import ask
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(['"', "\\", "[{,", "]}", "\n", "é\r\n"])

@@ -14,7 +14,7 @@ from mq.broker.peek import Seen
 from mq.message import DamagedBody, Message, MessageIds, Properties
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
-from mq.web.previews import PREVIEW_BYTES, previews_of
+from mq.web.page_operations import PREVIEW_BYTES, previews_of
 from tests.web.talking import ask, stream
 
 

@@ -17,8 +17,7 @@ from mq.broker import Broker, BrokerConfig, QueueStatus, open_broker
 from mq.broker.settings import QueueSettings
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
-from mq.observers.histograms import Histogram
-from mq.observers.metrics import OTHERS, Metrics
+from mq.observers.metrics import OTHERS, Histogram, Metrics
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
 from mq.web.prometheus import COUNTED, MOST_QUEUES, Scrape, page

@@ -10,7 +10,7 @@ import trio.testing
 
 from mq.errors import NoSuchQueue
 from mq.web.exchange import Tell
-from mq.web.hang_ups import WaitingRequests
+from mq.web.http_connection import WaitingRequests
 
 
 def never(tell: Tell) -> AbstractAsyncContextManager[None]:

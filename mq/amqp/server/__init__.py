@@ -4,13 +4,13 @@
 * ``message_codec``: a message between AMQP and the broker, in both directions.
 * ``copies``: a routed message and its queues: one copy for each, stored under one barrier.
 * ``dead_letters``: dead letters on their way through an exchange, and the ``x-death`` header they carry.
-* ``topology_publisher``: publishing to an exchange from another door.
+* ``exchanges``: what is declared, as other doors show it and publish to it.
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
 * ``publish_pump``: what a connection publishes, stored in order; the alarm of a store that has no room.
 * ``consumer_pump``: one consumer: messages from its queue to its client.
 * ``state``: what all connections share; queues that expire while nobody uses them.
 * ``handlers``: each command carried out and answered.
-* ``looking``: what operators see of a connection; ``shown``: what is declared, as other doors show it.
+* ``looking``: what operators see of a connection.
 * ``served_connection``: the tasks of one connection: read, write, store, keep time, end.
 * ``listener``: the socket: accept, serve, stop.
 """

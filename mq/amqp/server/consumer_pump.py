@@ -19,7 +19,7 @@ from mq.amqp.server.message_codec import arrival_of
 from mq.amqp.server.shielded import shielded
 from mq.broker import Exclusion, Held, Precedence
 from mq.broker.api import BrokerAPI
-from mq.doors.recent_rate import RecentRate
+from mq.doors.open_connections import RecentRate
 from mq.errors import CorruptMessage
 from mq.message import BytesBody
 

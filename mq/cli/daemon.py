@@ -1,4 +1,4 @@
-"""The verb ``connections``: who is connected to a daemon, who consumes, and an end to a connection."""
+"""Verbs for who runs a daemon: ``connections`` (to see and to close), ``logging`` (to see and to change)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from mq.cli.remote import Remote, json_option, print_json, print_table, remote
+from mq.log_lines import LEVELS
 
 _HEADER: Final = ("ID", "DOOR", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
 _CONSUMERS: Final = (
@@ -87,3 +88,21 @@ def _size(value: int | None) -> str:
     power = max(0, (value.bit_length() - 1) // 10)
     power = min(power, len(_UNITS) - 1)
     return f"{value / 1024**power:.0f} {_UNITS[power]}"
+
+
+@click.command("logging")
+@click.option("--level", type=click.Choice(LEVELS), help="Log lines of this weight, and heavier ones.")
+@click.option("--requests/--no-requests", default=None, help="Log a line for each request over HTTP, or none.")
+@json_option
+@remote
+def logging_command(remote: Remote, level: str | None, requests: bool | None, as_json: bool) -> None:
+    """Show how much a daemon logs, or change it until the daemon ends."""
+    with remote.client() as client:
+        if level is None and requests is None:
+            found = client.logging()
+        else:
+            found = client.change_logging(level=level, every_request=requests)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{found['level']}{', and every request' if found['requests'] else ''}")

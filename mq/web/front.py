@@ -1,4 +1,6 @@
-"""The browser guard: stands before every HTTP door, and refuses requests that foreign web pages cause.
+"""What stands before every HTTP handler: the request log, and the browser guard behind it.
+
+The guard refuses requests that foreign web pages cause.
 
 A browser sends a page's requests from the machine that it runs on. So any page could use a daemon on a loopback
 address, without users: by a request across sites, or by a name of the page's own that comes to point here (DNS
@@ -9,12 +11,50 @@ sections 3.1 and 4.7; Fetch Metadata). Other clients name the daemon with the fi
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from time import perf_counter
 from typing import Final
 
+from mq.log_lines import REQUESTS, write
 from mq.message import shorten
 from mq.web.exchange import Handler, Reply, Request, problem
+from mq.web.http_connection import CONNECTION
+
+LONGEST_PATH: Final = 300
+"""Bytes of a path that are written down."""
+
+
+class RequestLog:
+    """Hands on every request, and writes down what became of it.
+
+    Args:
+        handler: answers.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to `request`."""
+        if not REQUESTS.isEnabledFor(logging.INFO):
+            return await self._handler.handle(request)
+        begun = perf_counter()
+        reply = await self._handler.handle(request)
+        connection = CONNECTION.get()
+        write(
+            REQUESTS,
+            "request",
+            method=request.method,
+            path=request.path[:LONGEST_PATH].decode("latin-1"),
+            status=reply.status,
+            seconds=round(perf_counter() - begun, 6),
+            address=request.address,
+            user=None if connection is None else connection.user,
+        )
+        return reply
+
 
 ANY_HOST: Final = "*"
 _OWN_SITES: Final = ("same-origin", "none")

@@ -1,4 +1,7 @@
-"""Publishing to an exchange for other doors: a message becomes one of AMQP, is routed, and stored in each queue."""
+"""Exchanges for other doors (:mod:`mq.doors.exchanges`): what is declared, and publishing to one of them.
+
+A message that is published here becomes one of AMQP, is routed, and stored in each queue.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,64 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mq.amqp.model.arguments import OVERFLOW
-from mq.amqp.model.declared import Queue
+from mq.amqp.model.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY, OVERFLOW
+from mq.amqp.model.declared import Destination, Queue
 from mq.amqp.model.names import encode
 from mq.amqp.model.topology import Topology
+from mq.amqp.model.vhost import Vhost
 from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.dead_letters import DeadLetterRouter, Reason
 from mq.amqp.server.message_codec import properties_of
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties
 from mq.broker import Draft
-from mq.doors.exchanges import InternalExchange, NoSuchExchange
+from mq.doors.exchanges import (
+    DeadLetterWay,
+    Declared,
+    DeclaredBinding,
+    DeclaredExchange,
+    InternalExchange,
+    NoSuchExchange,
+)
 from mq.errors import MQError, NoSuchQueue, QueueFull, StorageUnsure
+
+
+def declared(topology: Topology) -> Declared:
+    """Everything, by name. Exchanges that are there by themselves only where something is bound to them."""
+    exchanges: list[DeclaredExchange] = []
+    bindings: list[DeclaredBinding] = []
+    ways: list[DeadLetterWay] = []
+    for vhost in topology.vhosts():
+        for name, exchange in sorted(vhost.exchanges.items()):
+            if not name.startswith("amq.") or vhost.bindings_from(name) or vhost.bindings_to(Destination(False, name)):
+                exchanges.append(DeclaredExchange(vhost.name, name, exchange.kind.value, exchange.durable))
+        for each in sorted(vhost.bindings, key=lambda binding: (binding.source, binding.to, binding.routing_key)):
+            target = None if each.to.is_queue else each.to.name
+            bindings.append(DeclaredBinding(vhost.name, each.source, target, each.queue, each.routing_key))
+        ways += [_way(vhost, queue) for queue in vhost.queues.values() if DEAD_LETTER_EXCHANGE in queue.arguments]
+    return Declared(tuple(exchanges), tuple(bindings), tuple(sorted(ways)))
+
+
+def _way(vhost: Vhost, queue: Queue) -> DeadLetterWay:
+    exchange = queue.arguments[DEAD_LETTER_EXCHANGE]
+    key = queue.arguments.get(DEAD_LETTER_ROUTING_KEY)
+    return DeadLetterWay(queue.key, vhost.name, exchange, key, tuple(_targets(vhost, exchange, key)))
+
+
+def _targets(vhost: Vhost, exchange: str, key: str | None) -> list[str]:
+    """Where the dead letters may come to: over any binding, as which one fits is up to each letter."""
+    if not exchange:
+        return [encode(vhost.name, key)] if key else []
+    found: set[str] = set()
+    seen, waiting = {exchange}, [exchange]
+    while waiting:
+        for binding in vhost.bindings_from(waiting.pop()):
+            if binding.queue is not None:
+                found.add(binding.queue)
+            elif binding.to.name not in seen:
+                seen.add(binding.to.name)
+                waiting.append(binding.to.name)
+    return sorted(found)
 
 
 class _Publication(NamedTuple):
