@@ -117,7 +117,7 @@ TRIO_FREE: Final = (
     *(f"mq.vsqs.{part}" for part in ("names", "publisher", "receiver", "system", "view")),
     "mq.spark",
     *(f"mq.spark.{part}" for part in ("batch", "calls", "connection", "errors", "options", "rows", "source")),
-    *(f"mq.spark.{part}" for part in ("stream", "writing")),
+    *(f"mq.spark.{part}" for part in ("stream", "versions", "writing")),
     *(f"mq.spark.pipelines.{part}" for part in ("archive", "audit", "insight", "plots")),
     *(f"mq.spark.pipelines.{part}" for part in ("reading", "replay", "report", "session")),
     "mq.storage.files.calls",

@@ -4,6 +4,7 @@
 * ``options``: what can be said to it; ``errors``: what it raises; ``rows``: between messages and Arrow.
 * ``calls``: requests of its own, and columns as answers; ``connection``: sends them by :mod:`http.client`, with the
   requests and retries of :mod:`mq.client`. No event loop: this runs in Spark's Python workers.
+* ``versions``: what differs between those of Spark.
 * ``pipelines``: programs over the journal.
 
 Where mq is installed, Spark finds the source by itself (the module ``pyspark_mq``)::

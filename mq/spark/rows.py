@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -30,6 +29,7 @@ from mq.errors import InvalidName
 from mq.message import QueueName
 from mq.spark.calls import Columns
 from mq.spark.errors import InvalidRow, InvalidSchema
+from mq.spark.versions import arrow_schema
 
 COLUMNS: Final = StructType(
     [
@@ -91,7 +91,7 @@ class RowMaker:
                 wanted = there.dataType.simpleString()
                 raise InvalidSchema(f"column {field.name} is {wanted}, not {field.dataType.simpleString()}")
         self._is_text = any(field.name == "value" and field.dataType == StringType() for field in schema)
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = arrow_schema(schema)
 
     def batch(self, columns: Columns) -> pa.RecordBatch:
         """Messages as they came, as rows.

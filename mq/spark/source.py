@@ -8,15 +8,17 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mq.spark import calls
 from mq.spark.connection import DaemonConnection
-from mq.spark.errors import InvalidOption
+from mq.spark.errors import InvalidOption, SparkSourceError
 from mq.spark.options import READ, READ_STREAM, WRITE, Options, read_options
 from mq.spark.rows import ALL_COLUMNS, COLUMNS, RowMaker
 from mq.spark.stream import MqStreamReader
+from mq.spark.versions import READS_STREAMS
 from mq.spark.writing import MqStreamWriter, MqWriter
 
 _EARLIEST: Final = -(1 << 63)
@@ -40,7 +42,16 @@ class MqDataSource(DataSource):
         return MqReader(read_options(self.options, READ), schema)
 
     def streamReader(self, schema: StructType) -> MqStreamReader:
-        """For ``spark.readStream``."""
+        """For ``spark.readStream``.
+
+        Raises:
+            SparkSourceError: this Spark is too old for that.
+        """
+        if not READS_STREAMS:
+            raise SparkSourceError(
+                f"readStream: Spark {pyspark.__version__} does not tell a source in Python where a stream stands, so "
+                "messages could be lost with a checkpoint: use Spark 4.2 or later. Tables and writes need 4.0"
+            )
         return MqStreamReader(read_options(self.options, READ_STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> MqWriter:

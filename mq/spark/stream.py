@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from mq.client.errors import ClientError, Conflict, NotFound
@@ -29,6 +28,7 @@ from mq.spark.connection import DaemonConnection
 from mq.spark.errors import ClaimLost, SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import RowMaker
+from mq.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 LARGEST_CLAIM: Final = 10_000
 """Messages that the broker puts into one claim."""

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from mq.client import requests
@@ -25,6 +25,7 @@ from mq.spark.connection import DaemonConnection
 from mq.spark.errors import InvalidRow, SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import LineMaker, check_written, find_repeated
+from mq.spark.versions import DataSourceStreamArrowWriter, as_batches
 
 logger = logging.getLogger("mq.spark")
 
@@ -101,6 +102,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
         check_written(schema, options.queue)
         self._options = options
+        self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish the rows of a task of a micro-batch, which is the same one after a restart of the query."""
@@ -109,7 +111,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if query is None or batch is None:
             raise SparkSourceError("Spark does not tell which query and micro-batch this is: use a supported Spark")
-        return _publish(self._options, f"{query}/{batch}", iterator)
+        return _publish(self._options, f"{query}/{batch}", as_batches(iterator, self._schema))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """See that no row was taken for another one. What a task has published is published.

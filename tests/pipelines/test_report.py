@@ -109,6 +109,20 @@ def test_lines_lie_where_their_numbers_say() -> None:
     assert y0 > y2
 
 
+def test_no_line_is_drawn_across_idle_time() -> None:
+    times = [NOON + timedelta(seconds=number) for number in (0, 1, 2, 600, 601, 900)]
+    drawn = lines("t", {"q": [(at, 5.0) for at in times]}, "", step=1)
+    figure = ElementTree.fromstring(drawn.partition("<p class")[0])
+    assert [len(line.attrib["points"].split()) for line in figure.iter("polyline")] == [3, 2]
+    assert len(list(figure.iter("circle"))) == 1
+    tables_of_idle = tables(0) | {
+        "throughput": [
+            {"queue": HOSTILE, "begin": at, "seconds": 1, "publish": 5, "lease": 0, "remove": 5} for at in times
+        ]
+    }
+    assert as_page(Report(tables_of_idle, [])).count("<polyline") == 4
+
+
 def test_spans_are_on_one_logarithmic_scale() -> None:
     drawn = spans("t", {"q": [0.001, 0.1, 10.0]}, ["a", "b", "c"])
     figure = ElementTree.fromstring(drawn.partition("<p class")[0])

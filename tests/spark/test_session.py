@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import urllib.request
 from collections.abc import Callable
@@ -15,7 +16,7 @@ pytest.importorskip("pyspark")
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from mq.client import Client, Outgoing
-from tests.e2e.daemon import Daemon
+from tests.e2e.daemon import TREE, Daemon
 from tests.spark.conftest import patiently, to_the_end, url
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -245,3 +246,19 @@ def test_a_queue_that_is_deleted_ends_the_query_with_its_name(
     client.delete_queue("q")
     with pytest.raises(StreamingQueryException, match='option "queue"'):
         query.awaitTermination(120)
+
+
+@pytest.mark.proof
+def test_the_notebook_runs_from_its_first_cell_to_its_last(
+    spark: Any, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MQ_URL", url(daemon))
+    cells = json.loads((TREE / "examples" / "spark.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "spark.ipynb", "exec"), names)
+    assert [row["count"] for row in names["customers"].collect()] == []  # the stream has taken them
+    said = capsys.readouterr().out
+    assert "|       0|  143|" in said
+    assert said.endswith("1000 orders in the files, 0 in the queue\n")

@@ -21,8 +21,15 @@ COLOURS: Final = 6
 Point = tuple[datetime, float]
 
 
-def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str) -> str:
-    """Lines over time, one a name."""
+def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, step: float = math.inf) -> str:
+    """Lines over time, one a name.
+
+    Args:
+        title: says what they are.
+        series: by name, in the order of time.
+        unit: of the values.
+        step: seconds between two points. Where two are further apart nothing happened: the line is interrupted.
+    """
     points = [point for each in series.values() for point in each]
     if not points:
         return ""
@@ -37,15 +44,28 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str) -> str:
     drawn = [_grid_line(top * part / 4, top) for part in range(5)]
     for number, (name, each) in enumerate(series.items()):
         colour = f"var(--c{number % COLOURS})"
-        path = " ".join(map(place, each))
-        drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        for point in each if len(each) == 1 else ():
-            x, y = place(point).split(",")
+        for run in _runs(each, step):
+            if len(run) > 1:
+                path = " ".join(map(place, run))
+                drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+                continue
+            x, y = place(run[0]).split(",")
             drawn.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"><title>{html.escape(name)}</title></circle>')
     low, high = (f"{at:%Y-%m-%d %H:%M:%S}" for at in (begin, end))
     drawn.append(f'<text x="{_LEFT}" y="{_HEIGHT - 8}">{low}</text>')
     drawn.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 8}" text-anchor="end">{high} UTC</text>')
     return _figure(title, f"{unit}", drawn, _HEIGHT) + _legend(list(series))
+
+
+def _runs(points: Sequence[Point], step: float) -> list[list[Point]]:
+    """Points, cut where two are more than a step apart."""
+    runs: list[list[Point]] = []
+    for point in points:
+        if runs and (point[0] - runs[-1][-1][0]).total_seconds() <= step:
+            runs[-1].append(point)
+        else:
+            runs.append([point])
+    return runs
 
 
 def spans(title: str, rows: Mapping[str, Sequence[float]], marks: Sequence[str]) -> str:

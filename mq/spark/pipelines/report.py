@@ -85,12 +85,14 @@ def _verdict(report: Report) -> str:
 def _throughput(rows: Sequence[Row], queues: Sequence[Row]) -> str:
     busiest = [row["queue"] for row in queues][:COLOURS]
     plots = []
+    step = max((row["seconds"] for row in rows), default=1)
     for what, title in (("publish", "Published"), ("remove", "Removed")):
         series: dict[str, list[Point]] = {
             queue: [(row["begin"], row[what] / row["seconds"]) for row in rows if row["queue"] == queue]
             for queue in busiest
         }
-        plots.append(lines(title, {queue: points for queue, points in series.items() if points}, "messages a second"))
+        drawn = {queue: points for queue, points in series.items() if points}
+        plots.append(lines(title, drawn, "messages a second", step))
     more = f"the {COLOURS} busiest queues" if len(queues) > COLOURS else ""
     return _section("Throughput", "".join(plots), more)
 

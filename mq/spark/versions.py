@@ -1,0 +1,74 @@
+"""What differs between the versions of Spark: 4.2 and later have all; 4.0 and 4.1 read no streams.
+
+Spark 4.2 is the first that tells a source in Python where a stream stands when it asks for more. Without that a message
+could be removed on the word of a checkpoint that is lost, so earlier ones are refused for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from inspect import signature
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+    from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+    READS_STREAMS: bool
+else:
+    try:
+        from pyspark.sql.datasource import DataSourceStreamArrowWriter
+        from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+        READS_STREAMS: Final = True
+    except ImportError:
+        from pyspark.sql.datasource import DataSourceStreamWriter as DataSourceStreamArrowWriter
+
+        READS_STREAMS: Final = False
+
+        class ReadLimit:
+            """Of which none is given."""
+
+        class ReadMaxRows(ReadLimit):
+            """Of which none is given."""
+
+            def __init__(self, max_rows: int) -> None:
+                self.max_rows = max_rows
+
+        class SupportsTriggerAvailableNow:
+            """Which nothing asks for."""
+
+
+__all__ = [
+    "READS_STREAMS",
+    "DataSourceStreamArrowWriter",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "arrow_schema",
+    "as_batches",
+]
+
+_ROWS: Final = 1000
+"""Rows of a batch that is made here."""
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema in Arrow, with times in UTC."""
+    with_zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **with_zone)
+
+
+def as_batches(given: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """What a writer of a stream is given: batches as they come, or rows, gathered."""
+    if READS_STREAMS:
+        yield from given
+        return
+    wanted = arrow_schema(schema)
+    while rows := [row.asDict(recursive=True) for row in islice(given, _ROWS)]:
+        yield pa.RecordBatch.from_pylist(rows, schema=wanted)

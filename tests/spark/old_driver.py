@@ -1,0 +1,47 @@
+"""What every Spark from 4.0 on can do, in a process of its own. The queues q and copies are there.
+
+python old_driver.py URL FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+
+def main(url: str, folder: str) -> None:
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+    spark = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    rows = [(f"{number}".encode(), [("h", b"1")]) for number in range(1500)]
+    schema = "value binary, headers array<struct<key string, value binary>>"
+    frame = spark.createDataFrame(rows, schema).repartition(3)
+    frame.write.format("mq").options(url=url, queue="q").mode("append").save()
+    table = spark.read.format("mq").options(url=url, queue="q", includeHeaders=True).load()
+    found = table.where("headers[0].key = 'h'").orderBy("sequence").collect()
+    assert sorted(bytes(row.value) for row in found) == sorted(value for value, _ in rows)
+    table.select("value").write.mode("overwrite").parquet(f"{folder}/rows")
+    stream = spark.readStream.schema("value binary").parquet(f"{folder}/rows").writeStream.format("mq")
+    stream = stream.options(url=url, queue="copies", checkpointLocation=f"{folder}/copies").trigger(availableNow=True)
+    assert stream.start().awaitTermination(120)
+    assert spark.read.format("mq").options(url=url, queue="copies").load().count() == 1500
+    query = spark.readStream.format("mq").options(url=url, queue="q", consumer="c")
+    try:
+        writer = query.load().writeStream.format("parquet").trigger(availableNow=True)
+        running = writer.options(path=f"{folder}/out", checkpointLocation=f"{folder}/out-checkpoint").start()
+        assert running.awaitTermination(120)
+        read = spark.read.parquet(f"{folder}/out").count()
+    except PySparkException as error:
+        if "use Spark 4.2 or later" not in str(error):
+            raise
+        read = 0
+    spark.stop()
+    sys.stdout.write(f"Spark {pyspark.__version__}: {read} rows streamed\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
