@@ -30,6 +30,8 @@ from mq.message import shorten
 SHORTEST_LEASE_SECONDS: Final = 2
 """etcd gives no shorter one."""
 LONGEST_LEASE_SECONDS: Final = 60
+DEFAULT_LEASE_SECONDS: Final = 5
+"""On a busy machine etcd may take a second or two for a renewal."""
 
 DEFAULT_COORDINATOR: Final = "etcd:http://127.0.0.1:2379"
 """Where a member of etcd listens that was told nothing else."""
@@ -88,7 +90,7 @@ class ClusterConfig:
     user: str = "cluster"
     ca: str | None = None
     certificate: str | None = None
-    lease_seconds: float = SHORTEST_LEASE_SECONDS
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
 
 
 def load_cluster(
@@ -216,7 +218,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
 
 
 def _lease(source: _ConfigSource, values: Mapping[str, Any]) -> float:
-    value = values.get("lease_seconds", SHORTEST_LEASE_SECONDS)
+    value = values.get("lease_seconds", DEFAULT_LEASE_SECONDS)
     try:
         seconds = int(value)
         if isinstance(value, bool) or not SHORTEST_LEASE_SECONDS <= seconds <= LONGEST_LEASE_SECONDS:

@@ -27,6 +27,7 @@ from mq.cluster.leadership import Leadership, LocalLeader
 from mq.cluster.names import Names
 from mq.cluster.peer_link import Dial, PeerLink, dial
 from mq.cluster.sessions import LinkSessions
+from mq.cluster.silence import Silence
 from mq.errors import StorageError, first_of
 from mq.lifecycle import Observer
 
@@ -44,6 +45,9 @@ SHORTEST_PAUSE_SECONDS: Final = 0.02
 LEAVING_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 1.0
 """How often members are looked at although no change was told."""
+SILENT_LEASES: Final = 3
+"""So many leases a master that no neighbour reaches stays one while they are members: longer than a link takes to come
+back."""
 ALONE_SECONDS: Final = 10.0
 """After how long without another member a node says so: nodes that start together have found each other by then."""
 
@@ -121,6 +125,7 @@ class ClusterNode:
         broker = ClusterBroker(config.node, local, self.names, self.directory, self.sessions, self.membership)
         self._declarations = broker.declarations
         self.broker = cast(BrokerAPI, broker)  # its verbs are made from a table (tests/cluster/test_verbs.py)
+        self._silence = Silence(SILENT_LEASES * config.lease_seconds, clock)
         self._members: list[Member] = []
         self._tenure: Tenure | None = None
         self._leadership: Leadership | None = None
@@ -280,12 +285,26 @@ class ClusterNode:
                 alone_since = self._clock()
             elif self._clock() - alone_since >= ALONE_SECONDS:
                 self._warn(f"node {self._config.node} is the only one of its cluster: {_NOBODY_ELSE}")
+            self._give_way_if_silent(stop)
             is_oldest = bool(self._members) and self._members[0].number == tenure.candidacy.number
             if is_oldest and not is_master and tenure.lasts:
                 is_master = True
                 nursery.start_soon(self._be_master, tenure, stop)
             with trio.move_on_after(POLL_SECONDS):
                 await self._news.wait()
+
+    def _give_way_if_silent(self, stop: Callable[[Exception], None]) -> None:
+        """Leave, as a master that no neighbour has reached for too long."""
+        others = [member.node for member in self._members if member.node != self._config.node]
+        hears, leads = bool(self.sessions.nodes), self._leadership is not None
+        if self._silence.is_too_long(hears=hears, leads=leads, has_others=bool(others)):
+            stop(
+                CandidacyEnded(
+                    f"it leads, and no neighbor has reached it for {self._silence.most_seconds:g} seconds, though "
+                    f"{' and '.join(others)} are members: look at the links between the nodes, and at the password. "
+                    "It comes back as the youngest"
+                )
+            )
 
     async def _be_master(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
         """Serve the highly available queues until this task is cancelled."""

@@ -126,6 +126,11 @@ class LinkSessions:
             finally:
                 self._nursery = None  # links that end after this have nothing to give back to: the node ends
 
+    @property
+    def nodes(self) -> set[str]:
+        """The neighbours that have a link to here."""
+        return {session.node for session in self._sessions.values() if session.node}
+
     # The queues that are none
 
     def owns(self, queue: str) -> bool:

@@ -37,7 +37,7 @@ CONFIG = BrokerConfig(workers=2)
 
 def config_of(name: str, password: str = "secret") -> ClusterConfig:
     first, second = (Neighbor("memory", port) for other, port in PORTS.items() if other != name)
-    return ClusterConfig(name, (first, second), "fake:", password)
+    return ClusterConfig(name, (first, second), "fake:", password, lease_seconds=2)
 
 
 def login_of(role: str, heartbeat: int) -> Login:

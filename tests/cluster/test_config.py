@@ -33,7 +33,7 @@ def test_a_file_that_says_all_there_is_to_say(file: Path) -> None:
     neighbors = (Neighbor("10.9.0.2", 5672), Neighbor("fd00::3", 5673))
     assert config == ClusterConfig("a", neighbors, "etcd:http://10.9.0.1:2379", "secret")
     assert [str(neighbor) for neighbor in neighbors] == ["10.9.0.2:5672", "[fd00::3]:5673"]
-    assert (config.lease_seconds, config.user, config.ca) == (2, "cluster", None)
+    assert (config.lease_seconds, config.user, config.ca) == (5, "cluster", None)
 
 
 def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:

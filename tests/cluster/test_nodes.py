@@ -13,6 +13,7 @@ from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
+from mq.cluster.node import SILENT_LEASES
 from mq.cluster.peer_link import PeerLink
 from mq.lifecycle import State
 from mq.storage.interface import Move
@@ -351,3 +352,44 @@ async def test_only_the_margin_ends_one_mastership_before_the_next(
         while b.node.membership().role != "master":
             await trio.sleep(0.01)
         assert a.node.membership().role == "master", "two at a time"
+
+
+async def test_a_master_that_no_neighbour_reaches_leaves_and_is_the_youngest(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        await a.http("PUT", "/q?store=cluster")
+        assert (await c.http("POST", "/q/messages", b"one")).status == 201
+        cluster.cut("a", "c")
+        await trio.sleep(20)
+        assert a.node.membership().role == "master", "b reaches it"
+        cluster.cut("a", "b")
+        began = trio.current_time()
+        assert (await c.http("POST", "/q/messages", b"two")).status == 201
+        assert trio.current_time() - began < SILENT_LEASES * cluster.ground.lease_seconds + 3
+        await trio.sleep(1)
+        assert [member.node for member in cluster.ground.members()] == ["b", "c", "a"]
+        assert await left_in(b, "q") == [b"one", b"two"]
+
+
+async def test_where_no_node_reaches_another_mastership_does_not_go_round(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        for one, other in ("ab", "bc", "ac"):
+            cluster.cut(one, other)
+        await trio.sleep(60)
+        settled = list(cluster.ground.masters)
+        await trio.sleep(600)
+        assert (cluster.ground.masters, len(settled)) == (settled, 4), "each has given way once"
+        for one, other in ("ab", "bc", "ac"):
+            cluster.mend(one, other)
+        await trio.sleep(5)
+        for host in cluster.hosts.values():
+            assert (await host.http("PUT", "/q?store=cluster")).status in (200, 201)
+
+
+async def test_a_master_whose_neighbours_are_dead_stays(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        for name in "bc":
+            await cluster.hosts[name].kill()
+        await trio.sleep(60)
+        assert cluster.hosts["a"].node.membership().role == "master"
+        assert cluster.ground.masters == [1]

@@ -30,7 +30,12 @@ logger = logging.getLogger("mq.cluster")
 SIZE: Final = 3
 """A cluster has three nodes (seed CHMQ, part four)."""
 CONNECTIONS: Final = 8
-"""Two watches, and room for what is asked beside them: no renewal waits for its turn."""
+"""Two watches, and room for what is asked beside them."""
+RENEWING_CONNECTIONS: Final = 2
+"""For renewals alone, so that none waits for its turn behind names that are looked for."""
+CHANGE_SECONDS: Final = 10.0
+"""How long a change of the master's store may take, however short its lease: for as long as the lease is renewed the
+doors wait for it, and the master stays one. What is gone by then is not known to have been done, and ends the term."""
 ATTEMPTS: Final = 4
 """So many members of etcd can be asked in vain in the time of a lease: all three, and one of them again."""
 
@@ -47,17 +52,21 @@ async def make_coordinator(rest: str, lease_seconds: float) -> AsyncIterator[Etc
         StorageUnusable: the address makes no sense.
     """
     address = parse_address(rest)
-    client = Client(
-        address.endpoints,
-        user=address.user,
-        tls=address.tls,
-        patience=lease_seconds / ATTEMPTS,
-        deadline=lease_seconds,
-        connections=CONNECTIONS,
+    client, renewing = (
+        Client(
+            address.endpoints,
+            user=address.user,
+            tls=address.tls,
+            patience=lease_seconds / ATTEMPTS,
+            deadline=lease_seconds,
+            connections=connections,
+        )
+        for connections in (CONNECTIONS, RENEWING_CONNECTIONS)
     )
     try:
-        yield EtcdCoordinator(client, rest, address.prefix, lease_seconds)
+        yield EtcdCoordinator(client, renewing, rest, address.prefix, lease_seconds)
     finally:
+        await renewing.aclose()
         await client.aclose()
 
 
@@ -69,13 +78,15 @@ class EtcdCoordinator:
 
     Args:
         client: of etcd.
+        renewing: another one, for renewals alone.
         rest: of the store's address.
         prefix: of the store's keys.
         lease_seconds: how long a member is one without renewing.
     """
 
-    def __init__(self, client: Client, rest: str, prefix: str, lease_seconds: float) -> None:
+    def __init__(self, client: Client, renewing: Client, rest: str, prefix: str, lease_seconds: float) -> None:
         self._client = client
+        self._renewing = renewing
         self._rest = rest
         self._members = prefix.rstrip("/") + "-members/"
         self._reserved = prefix.rstrip("/") + "-reserved/"
@@ -103,7 +114,7 @@ class EtcdCoordinator:
                 await self._clear(done.answers[0], lease.id)
                 raise CoordinatorError(f"there is a node {node} already, or its last life is not quite over")
         return EtcdCandidacy(
-            self._client, self._rest, self._reserved, key, done.revision, lease.id, self._lease_seconds
+            self._renewing, self._rest, self._reserved, key, done.revision, lease.id, self._lease_seconds
         )
 
     async def _count_voters(self) -> None:
@@ -152,13 +163,13 @@ class EtcdCandidacy:
     """A :class:`~mq.cluster.coordinator.Candidacy`.
 
     Args:
-        client: of etcd.
+        client: of etcd, for renewals alone.
         rest: of the store's address.
         reserved: what the keys begin with that reserve names.
         key: of the member.
         number: the revision at which it was made.
         lease: under which it is.
-        lease_seconds: how long that lasts. Longer no request to the store may take: by then somebody else is master.
+        lease_seconds: how long that lasts.
     """
 
     def __init__(
@@ -186,7 +197,7 @@ class EtcdCandidacy:
         """The store, whose every change depends on the key, and which makes no queue of a reserved name."""
         options = {
             "patience": f"{self._lease_seconds / ATTEMPTS:g}",
-            "deadline": f"{self._lease_seconds:g}",
+            "deadline": f"{max(CHANGE_SECONDS, self._lease_seconds):g}",
             "fence": f"{self._key}@{self.number}",
             "reserved": self._reserved,
         }

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 from mq_etcd.testing.cluster import Cluster
+from mq_etcd.testing.wire import is_txn, never, wire_to
 
 from mq.cluster.coordinator import CandidacyEnded, Coordinator, CoordinatorError, find_coordinator
 from mq.errors import StorageFenced
-from mq.storage.interface import QUEUE
+from mq.message import MessageIds
+from mq.storage.interface import QUEUE, Result, Write
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +96,36 @@ async def test_the_store_of_who_is_no_member_any_more_changes_nothing(coordinato
     await after.open()
     assert list(await after.records(QUEUE)) == ["q"]
     await after.aclose()
+
+
+async def test_a_change_that_takes_longer_than_a_lease_is_late_and_the_master_stays(
+    single: Cluster, prefix: str
+) -> None:
+    async with (
+        wire_to(single.members[0].port) as wire,
+        trio.open_nursery() as nursery,
+        find_coordinator(f"etcd:{wire.endpoint}?prefix={prefix}", LEASE_SECONDS) as coordinator,
+    ):
+        master = await coordinator.join("a")
+
+        async def renew() -> None:
+            while True:
+                await master.renew()
+                await trio.sleep(LEASE_SECONDS / 5)
+
+        async def answer_late() -> None:
+            await trio.sleep(LEASE_SECONDS * 2)
+            wire.holds = never
+
+        nursery.start_soon(renew)
+        store = master.storage()
+        await store.open()
+        await store.put_record(QUEUE, "q", {"created": 1})
+        wire.holds = is_txn
+        nursery.start_soon(answer_late)
+        [outcome] = await store.commit([Write("q", MessageIds().new(), b"body")])
+        assert outcome.result is Result.DONE
+        assert wire.held, "it was asked for again and again"
+        assert await names(coordinator) == ["a"]
+        await store.aclose()
+        nursery.cancel_scope.cancel()
