@@ -4,20 +4,21 @@ Its files, in reading order:
 
 * ``broker``: the API, and how to open a broker; ``api``: the same as doors see it, in a cluster, too;
   ``verbs``: what holds for each verb.
-* ``wiring``: makes, loads and starts the parts; ``core``: what each of them has; ``config``: how a broker works;
-  ``in_flight``: requests that are not finished.
-* ``index``: one queue's messages in memory; ``message_groups``: which of its groups comes next; ``catalog``: all
-  queues, and the messages that are being moved.
-* ``settings``: a queue's settings; ``bodies``, ``body_loader``: body stats, where settings need them.
+* ``wiring``: makes, loads and starts the parts; ``core``: what each of them has; ``config``: how a broker works.
+* ``index``: one queue's messages in memory, those of next year, too; ``message_groups``: which of its groups comes
+  next; ``catalog``: all queues, and the messages that are being moved.
+* ``settings``: a queue's settings; ``bodies``: body stats, where settings need them, and bodies that are still in
+  memory; ``body_loader``: loads the former.
 * ``queues``: queues made, deleted, set, emptied; what doors declare.
-* ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier.
-* ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``recent``: bodies
-  still in memory; ``leases``: names and lengths of leases.
+* ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier,
+  and the requests that are not finished.
+* ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``leases``: names and
+  lengths of leases.
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a
   queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``peek``: reading only.
 * ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``calendar``: what is due in more than
-  half a day, which ``far_off`` keeps small; ``dead_letters``: where dead messages go; ``keys``: idempotency keys and
-  their ledger; ``shared``: the watcher of a store that others change, too.
+  half a day; ``dead_letters``: where dead messages go; ``keys``: idempotency keys and their ledger; ``shared``: the
+  watcher of a store that others change, too.
 """
 
 from mq.broker.batch_consumers import LARGEST_CLAIM, ClaimedBatch, ConsumerPosition

@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from mq.broker.bodies import close
+from mq.broker.commit import InFlight
 from mq.broker.consuming import Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
-from mq.broker.in_flight import InFlight
 from mq.broker.index import QueueIndex, incarnation_of
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases

@@ -13,10 +13,10 @@ import trio
 from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership
 from mq.broker.batch_consumers import Claims
 from mq.broker.bodies import digest_of
+from mq.broker.commit import InFlight
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
 from mq.broker.exclusion import Exclusion
-from mq.broker.in_flight import InFlight
 from mq.broker.peek import READY, Seen
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, QueueStatus, Redriven

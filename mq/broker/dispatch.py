@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from mq.broker.bodies import close
+from mq.broker.bodies import LARGEST_BODY, RecentBodies, close
 from mq.broker.commit import BatchChannel, BatchTimes, error_of
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.core import Core
@@ -30,7 +30,6 @@ from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
 from mq.broker.message_groups import number_of
-from mq.broker.recent import LARGEST_BODY, RecentBodies
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters, WaitQueue
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from mq.broker.bodies import digest_of
+from mq.broker.bodies import RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.commit import LARGEST_BATCH, BatchChannel, BatchTimes, Committer, Future, error_of
 from mq.broker.core import Core
@@ -22,7 +22,6 @@ from mq.broker.dispatch import Handover, HandoverBatch
 from mq.broker.index import RANK_TICKS, QueueIndex
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
-from mq.broker.recent import RecentBodies
 from mq.broker.settings import DELAY, REJECT, TTL, QueueSettings, check_time, check_value
 from mq.errors import (
     BodyTooLarge,

@@ -107,6 +107,7 @@ class Queues:
         self._jobs = core.jobs
         self._ids = core.ids
         self._config = core.config
+        self._others_move = core.config.others_move
         self._incarnations = itertools.count(int(core.writer, 16))
         self._changing = trio.Lock()
 
@@ -123,7 +124,7 @@ class Queues:
 
     async def look_up(self, queue: str, *, surely: bool = False) -> QueueIndex | None:
         """The queue's index; None without such a queue. `surely` reads the store itself, where others change it."""
-        if self._config.others_move and (surely or queue not in self._catalog.queues):
+        if self._others_move and (surely or queue not in self._catalog.queues):
             await self._watcher.load_queues()
         return self._catalog.queues.get(queue)
 
@@ -134,7 +135,7 @@ class Queues:
             NoSuchQueue: it does not exist.
         """
         index = await self.get(queue)
-        if self._config.others_move:
+        if self._others_move:
             await self._watcher.refresh(index)
         await self._upkeep.settle(index)
         return index
@@ -180,7 +181,7 @@ class Queues:
                 made = await self._storage.put_record(QUEUE, name, index.record(settings))
             if made and self._config.sharing is Sharing.PEERS:
                 await self._remove(leftovers)  # only now: if a peer has made the queue, they are its messages
-            if self._config.others_move:
+            if self._others_move:
                 await self._watcher.load_queues()  # a peer may have made it at the same time, before us
             self._catalog.queues.setdefault(name, index)
             return made
@@ -193,7 +194,7 @@ class Queues:
         """
         async with self._changing:
             index = await self.get(queue)
-            before = {*index.new.values(), *index.all_delayed()} if self._config.others_move else None
+            before = {*index.new.values(), *index.all_delayed()} if self._others_move else None
             index.is_going = True
             try:
                 with self._committer.noting_failure():
@@ -251,7 +252,7 @@ class Queues:
 
     async def all(self) -> list[QueueStatus]:
         """The status of every queue, sorted by name."""
-        if self._config.others_move:
+        if self._others_move:
             await self._watcher.load_queues()
         found: list[QueueStatus] = []
         for place, name in enumerate(sorted(self._catalog.queues)):
@@ -330,7 +331,7 @@ class Queues:
                 f"queue {name} cannot be made now: some messages of the one that was deleted cannot be removed yet. "
                 "Try again later"
             )
-        if not self._config.others_move and name not in self._catalog.strangers:
+        if not self._others_move and name not in self._catalog.strangers:
             return []
         return [entry for state in (State.NEW, State.DELAYED) for entry in await self._storage.scan(state, name)]
 
@@ -348,7 +349,7 @@ class Queues:
 
     async def _make_sure(self, name: str) -> None:
         """Make a queue durable that is there already."""
-        if self._config.others_move:  # a peer may have died before its record was
+        if self._others_move:  # a peer may have died before its record was
             record = (await self._storage.records(QUEUE)).get(name)
             if record is not None:
                 with self._committer.noting_failure():
@@ -388,7 +389,7 @@ class Queues:
 
     async def _check(self, index: QueueIndex, settings: QueueSettings) -> None:
         """Refuse settings that contradict the store or another queue."""
-        if settings.unique and self._config.others_move:
+        if settings.unique and self._others_move:
             raise Conflict("unique cannot be kept on a store that others change too: serve it with --peers=0")
         if settings.groups:
             check_groups(self._config)

@@ -10,6 +10,7 @@ import trio
 
 from mq.broker import dead_letters, keys
 from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, ConsumerRecords
+from mq.broker.bodies import MOST_BYTES, RecentBodies
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
 from mq.broker.commit import BatchChannel, Committer
@@ -24,7 +25,6 @@ from mq.broker.leases import Leases
 from mq.broker.peek import Peek, SequenceBrowser
 from mq.broker.publishing import Publisher, SaveWorker
 from mq.broker.queues import Declarations, Queues
-from mq.broker.recent import MOST_BYTES, RecentBodies
 from mq.broker.shared import StoreWatcher
 from mq.broker.unacked import Unacked
 from mq.broker.upkeep import Upkeep

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import disks
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.recent import MOST_BYTES, OVERHEAD
+from mq.broker.bodies import MOST_BYTES, OVERHEAD
 from mq.message import SharedAttributes
 
 SIZE = 1024

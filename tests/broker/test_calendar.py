@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, open_broker
 from mq.broker.calendar import DOUBT_SECONDS, LOOK_SECONDS, NEAR_SECONDS
-from mq.broker.far_off import FarOff
+from mq.broker.index import FarOff
 from mq.errors import InvalidSetting, NoSuchMessage, NotLeased
 from mq.lifecycle import State
 from mq.message import MessageIds

@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, Held, open_broker
-from mq.broker.recent import LARGEST_BODY
+from mq.broker.bodies import LARGEST_BODY
 from mq.errors import Conflict, NoSuchQueue, QueueHeld, StorageError, StorageFull
 from mq.lifecycle import Kind, State
 from mq.storage.interface import Entry, Operation, Outcome, Result, Stored

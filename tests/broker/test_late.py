@@ -14,11 +14,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
+from mq.broker.bodies import LARGEST_BODY
 from mq.broker.config import GLANCE_SECONDS
 from mq.broker.dispatch import LARGEST_GROUP, FetchWorker
 from mq.broker.index import QueueIndex
 from mq.broker.leases import MOST_ALLOWED_SECONDS
-from mq.broker.recent import LARGEST_BODY
 from mq.broker.upkeep import Upkeep
 from mq.errors import StorageSlow
 from mq.lifecycle import State

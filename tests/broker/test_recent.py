@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.recent import LARGEST_BODY, OVERHEAD, RecentBodies
+from mq.broker.bodies import LARGEST_BODY, OVERHEAD, RecentBodies
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import Entry, Stored
 from mq.storage.memory import MemoryStorage
