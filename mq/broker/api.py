@@ -46,6 +46,25 @@ class Node(NamedTuple):
     is_master: bool
 
 
+class NeighborLink(NamedTuple):
+    """What is between a node of a cluster and one of its neighbours.
+
+    Attributes:
+        address: where that one serves AMQP.
+        node: its name; empty while it was never met.
+        is_up: whether this node's link to it holds.
+        is_heard: whether its own link to this node does. The master serves its clients over that.
+        lag_seconds: how long it took for its last answer, or takes for the next where that is longer already; None
+            while the link is down.
+    """
+
+    address: str
+    node: str
+    is_up: bool
+    is_heard: bool
+    lag_seconds: float | None
+
+
 class Membership(NamedTuple):
     """A cluster, as one of its nodes sees it.
 
@@ -56,6 +75,10 @@ class Membership(NamedTuple):
         queues: how many highly available queues there are.
         is_served: whether a node serves them now, as far as this node knows.
         term: rises with every new master; 0 where none is known.
+        failovers: how often another term has begun since this node was started, as far as it has heard.
+        lease_seconds: so long after its last sign of life a node is a member; 0 where there is no cluster.
+        lease_left_seconds: how long this node certainly stays a member if it renews no more; None while it is none.
+        links: to its neighbours, in the order of the cluster's file.
     """
 
     node: str
@@ -64,6 +87,10 @@ class Membership(NamedTuple):
     queues: int
     is_served: bool
     term: int
+    failovers: int = 0
+    lease_seconds: float = 0
+    lease_left_seconds: float | None = None
+    links: tuple[NeighborLink, ...] = ()
 
 
 ALONE: Final = Membership("", "alone", (), 0, False, 0)

@@ -44,11 +44,13 @@ class Directory:
     Attributes:
         leader: serves the queues; None while none is known.
         term: the highest that was heard of.
+        failovers: how often a higher one was.
     """
 
     def __init__(self) -> None:
         self.leader: Leader | None = None
         self.term = 0
+        self.failovers = 0
         self._changed = trio.Event()
         self._told_failover: Callable[[], None] = _ignore_failover
 
@@ -63,6 +65,8 @@ class Directory:
         if leader.term < self.term:
             return
         self._lose()
+        if 0 < self.term < leader.term:
+            self.failovers += 1
         self.term, self.leader = leader.term, leader
         self._news()
 

@@ -17,7 +17,7 @@ from typing import Final, cast
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.broker.api import BrokerAPI, Membership, Node
+from mq.broker.api import BrokerAPI, Membership, NeighborLink, Node
 from mq.cluster.cluster_broker import ClusterBroker
 from mq.cluster.config import ClusterConfig
 from mq.cluster.coordinator import Candidacy, CandidacyEnded, Coordinator, CoordinatorError, Member
@@ -113,7 +113,6 @@ class ClusterNode:
         clock: Callable[[], float] = boot_seconds,
         dial: Dial = dial,
     ) -> None:
-        self._dial = dial
         self._config = config
         self._coordinator = coordinator
         self._broker_config = broker_config
@@ -122,6 +121,7 @@ class ClusterNode:
         self.names = Names(config, coordinator.names, local)
         self.directory = Directory()
         self.sessions = LinkSessions(config.node, config.password)
+        self._links = [PeerLink(config, neighbor, self.directory, dial) for neighbor in config.neighbors]
         broker = ClusterBroker(config.node, local, self.names, self.directory, self.sessions, self.membership)
         self._declarations = broker.declarations
         self.broker = cast(BrokerAPI, broker)  # its verbs are made from a table (tests/cluster/test_verbs.py)
@@ -142,8 +142,23 @@ class ClusterNode:
             for member in self._members
         )
         role = "alone" if tenure is None else "master" if self._leadership is not None else "mirror"
-        is_served, term = self.directory.leader is not None, self.directory.term
-        return Membership(self._config.node, role, nodes, len(self.names.queues), is_served, term)
+        return Membership(
+            self._config.node,
+            role,
+            nodes,
+            len(self.names.queues),
+            self.directory.leader is not None,
+            self.directory.term,
+            self.directory.failovers,
+            self._config.lease_seconds,
+            None if tenure is None else round(max(0.0, tenure.left), 3),
+            tuple(map(self._linked, self._links)),
+        )
+
+    def _linked(self, link: PeerLink) -> NeighborLink:
+        lag = link.lag_seconds
+        is_heard = link.node in self.sessions.nodes
+        return NeighborLink(str(link.neighbor), link.node, link.is_up, is_heard, None if lag is None else round(lag, 4))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be a node, for ever. Started once it answers links and has loaded what it knew when it ended.
@@ -156,8 +171,8 @@ class ClusterNode:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.names.run)
             await nursery.start(self.sessions.run)
-            for neighbor in self._config.neighbors:
-                nursery.start_soon(PeerLink(self._config, neighbor, self.directory, self._dial).run)
+            for link in self._links:
+                nursery.start_soon(link.run)
             task_status.started()
             while True:
                 try:

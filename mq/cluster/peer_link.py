@@ -35,6 +35,8 @@ AGAIN_SECONDS: Final = 0.2
 """Between two attempts to connect. A node that is up again should be found at once."""
 HEARTBEAT_SECONDS: Final = 1
 """A neighbour that is silent for two of these is gone."""
+MEASURE_SECONDS: Final = 1.0
+"""Between two looks at how long a neighbour takes to answer."""
 LOST: Final = "the link to the master broke before its answer came: it may have been done"
 
 
@@ -186,14 +188,31 @@ class PeerLink:
         neighbor: which one.
         directory: hears whether it leads.
         dial: opens connections.
+
+    Attributes:
+        neighbor: which one.
+        node: its name, once it was met; else empty.
+        is_up: whether the link holds, and the neighbour has taken this node for one.
     """
 
     def __init__(self, config: ClusterConfig, neighbor: Neighbor, directory: Directory, dial: Dial) -> None:
         self._config = config
-        self._neighbor = neighbor
+        self.neighbor = neighbor
+        self.node = ""
+        self.is_up = False
+        self._took = 0.0
+        self._asked: float | None = None
         self._directory = directory
         self._dial = dial
         self._was_told = ""
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """How long the neighbour took for its last answer, or takes for the next where that is longer already; None
+        while the link is down."""
+        if not self.is_up:
+            return None
+        return self._took if self._asked is None else max(self._took, trio.current_time() - self._asked)
 
     async def run(self) -> None:
         """Keep the link, for ever."""
@@ -201,24 +220,38 @@ class PeerLink:
             try:
                 await self._serve()
             except (ClientError, MQError, ExceptionGroup) as error:
-                self._tell(f"no link to {self._neighbor}: {error}")
+                self._tell(f"no link to {self.neighbor}: {error}")
             await trio.sleep(AGAIN_SECONDS)
 
     async def _serve(self) -> None:
         config = self._config
-        async with self._dial(config, self._neighbor) as connection:
+        async with self._dial(config, self.neighbor) as connection:
             replies = REPLIES + secrets.token_hex(16)
             exchange = await connection.open_channel(_Exchange)
             line = PeerLeader(exchange, replies)
             exchange.told = lambda correlation, value: self._on(line, correlation, value)
             await exchange.begin(replies)
             try:
-                name = await line.call("hello", [config.password, config.node, VERSION], {})
-                self._tell(f"linked to node {name} at {self._neighbor}")
-                await exchange.over.wait()
+                self.node = await line.call("hello", [config.password, config.node, VERSION], {})
+                self._tell(f"linked to node {self.node} at {self.neighbor}")
+                self.is_up, self._took, self._asked = True, 0.0, None
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._measure, line)
+                    await exchange.over.wait()
+                    nursery.cancel_scope.cancel()
             finally:
+                self.is_up = False
                 self._directory.end(line)
                 line.leave()
+
+    async def _measure(self, line: PeerLeader) -> None:
+        """Ask the neighbour for an answer now and then, for ever."""
+        while True:
+            self._asked = trio.current_time()
+            with suppress(MQError):  # a refusal is an answer, too
+                await line.call("ping", [], {})
+            self._took, self._asked = trio.current_time() - self._asked, None
+            await trio.sleep(MEASURE_SECONDS)
 
     def _on(self, line: PeerLeader, correlation: str, value: Any) -> None:
         if correlation:

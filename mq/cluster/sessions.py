@@ -199,7 +199,9 @@ class LinkSessions:
             return self._greet(session, correlation, args)
         if not session.node:
             return CallerError("a link says hello first")
-        if method == "cancel":
+        if method == "ping":
+            session.send(correlation, None)
+        elif method == "cancel":
             scope = session.scopes.get(str(args[0]))
             if scope is not None:
                 scope.cancel()

@@ -70,7 +70,7 @@ async def metrics(context: RequestContext) -> Reply:
     elsewhere = _led_elsewhere(context.broker, queues)
     snapshot = Scrape(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)
     fates = {fate.value: context.schedules.fates[fate] for fate in Fate}
-    snapshot = snapshot._replace(schedules=len(context.schedules), firings=fates)
+    snapshot = snapshot._replace(cluster=context.broker.membership, schedules=len(context.schedules), firings=fates)
     body = await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
     return Reply(200, (("content-type", CONTENT_TYPE), ("content-length", str(len(body))), NOT_CACHED), body)
 
@@ -112,7 +112,8 @@ async def change_logging(context: RequestContext) -> Reply:
 async def cluster(context: RequestContext) -> Reply:
     """The nodes of the cluster, and which is master."""
     found = context.broker.membership
-    return document(200, {**found._asdict(), "nodes": [node._asdict() for node in found.nodes]})
+    nodes, links = ([each._asdict() for each in some] for some in (found.nodes, found.links))
+    return document(200, {**found._asdict(), "nodes": nodes, "links": links})
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (

@@ -22,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from mq.broker import QueueStatus
+from mq.broker.api import ALONE, Membership
 from mq.lifecycle import Kind, Span
 from mq.observers.metrics import DELIVERY_AGE, OTHERS, Durations, Totals
 
@@ -63,6 +64,7 @@ class Scrape(NamedTuple):
         led_elsewhere: names of queues that another node of the cluster counts: their depths are its to tell.
         schedules: how many there are.
         firings: how many of their firings were published, skipped, or failed.
+        cluster: as this node sees it.
     """
 
     version: str
@@ -76,6 +78,7 @@ class Scrape(NamedTuple):
     led_elsewhere: Set[str] = frozenset()
     schedules: int = 0
     firings: Mapping[str, int] = {}
+    cluster: Membership = ALONE
 
 
 def page(snapshot: Scrape) -> bytes:
@@ -106,6 +109,7 @@ def _families(snapshot: Scrape) -> Iterator[Metric]:
     for fate, count in snapshot.firings.items():
         firings.add_metric([fate], count)
     yield firings
+    yield from _of_cluster(snapshot.cluster)
     if snapshot.room is not None:
         yield from _room(snapshot.room)
     yield from _counters(snapshot.totals)
@@ -133,6 +137,29 @@ def _counters(totals: Totals) -> Iterator[Metric]:
     for queue, size in totals.published_bytes.items():
         published.add_metric([queue], size)
     yield published
+
+
+def _of_cluster(seen: Membership) -> Iterator[Metric]:
+    """What a node of a cluster tells; nothing where there is none."""
+    if not seen.node:
+        return
+    is_master, left = seen.role == "master", seen.lease_left_seconds or 0.0
+    yield GaugeMetricFamily("mq_cluster_members", "nodes that are members of the cluster now", len(seen.nodes))
+    yield GaugeMetricFamily("mq_cluster_master", "1 while this node is master, else 0", float(is_master))
+    yield GaugeMetricFamily("mq_cluster_served", "1 while a node serves the cluster's queues", float(seen.is_served))
+    yield CounterMetricFamily("mq_cluster_failovers", "new masters since the start of this node", value=seen.failovers)
+    yield GaugeMetricFamily("mq_cluster_lease_left_seconds", "how long this node certainly stays a member", left)
+    up = GaugeMetricFamily("mq_cluster_link_up", "1 while the link to a neighbor holds", labels=["neighbor"])
+    heard = GaugeMetricFamily("mq_cluster_link_heard", "1 while its link to this node does", labels=["neighbor"])
+    lag = GaugeMetricFamily(
+        "mq_cluster_link_lag_seconds", "how long a neighbor takes for an answer", labels=["neighbor"]
+    )
+    for link in seen.links:
+        up.add_metric([link.address], float(link.is_up))
+        heard.add_metric([link.address], float(link.is_heard))
+        if link.lag_seconds is not None:
+            lag.add_metric([link.address], link.lag_seconds)
+    yield from (up, heard, lag)
 
 
 def _depths(snapshot: Scrape) -> Iterator[Metric]:

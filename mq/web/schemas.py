@@ -286,6 +286,21 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "queues": COUNT,
             "is_served": {"type": "boolean"},
             "term": COUNT,
+            "failovers": COUNT,
+            "lease_seconds": {"type": "number", "minimum": 0},
+            "lease_left_seconds": {"type": ["number", "null"], "minimum": 0},
+            "links": {
+                "type": "array",
+                "items": record(
+                    {
+                        "address": TEXT,
+                        "node": TEXT,
+                        "is_up": {"type": "boolean"},
+                        "is_heard": {"type": "boolean"},
+                        "lag_seconds": {"type": ["number", "null"], "minimum": 0},
+                    }
+                ),
+            },
         }
     ),
     "Declared": record(

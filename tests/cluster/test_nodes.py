@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from mq.broker import Published
 from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed
 from mq.cluster.config import Neighbor
@@ -17,6 +18,7 @@ from mq.cluster.node import SILENT_LEASES
 from mq.cluster.peer_link import PeerLink
 from mq.lifecycle import State
 from mq.storage.interface import Move
+from mq.web.exchange import Reply
 from tests.cluster.nodes import PORTS, Host, config_of, three_nodes
 
 
@@ -393,3 +395,58 @@ async def test_a_master_whose_neighbours_are_dead_stays(autojump_clock: MockCloc
         await trio.sleep(60)
         assert cluster.hosts["a"].node.membership().role == "master"
         assert cluster.ground.masters == [1]
+
+
+def series(reply: Reply) -> dict[str, float]:
+    """What Prometheus hears of a cluster."""
+    assert isinstance(reply.body, bytes)
+    return {
+        name: float(value) for name, value in re.findall(r"^(mq_cluster_\S+) (\S+)$", reply.body.decode(), re.MULTILINE)
+    }
+
+
+async def test_a_node_tells_of_links_leases_and_failovers(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        await trio.sleep(5)
+        seen = json.loads(bytes((await b.http("GET", "/-/cluster")).body))
+        assert (seen["failovers"], seen["lease_seconds"]) == (0, 2)
+        assert 1 < seen["lease_left_seconds"] <= 1.7
+        assert seen["links"] == [
+            {"address": f"memory:{port}", "node": node, "is_up": True, "is_heard": True, "lag_seconds": 0.0}
+            for node, port in (("a", 1), ("c", 3))
+        ]
+        assert series(await a.http("GET", "/-/metrics"))["mq_cluster_master"] == 1
+        await a.kill()
+        await trio.sleep(10)
+        found = series(await b.http("GET", "/-/metrics"))
+        left = found.pop("mq_cluster_lease_left_seconds")
+        assert 1 < left <= 1.7
+        assert found == {
+            "mq_cluster_members": 2,
+            "mq_cluster_master": 1,
+            "mq_cluster_served": 1,
+            "mq_cluster_failovers_total": 1,
+            'mq_cluster_link_up{neighbor="memory:1"}': 0,
+            'mq_cluster_link_up{neighbor="memory:3"}': 1,
+            'mq_cluster_link_heard{neighbor="memory:1"}': 0,
+            'mq_cluster_link_heard{neighbor="memory:3"}': 1,
+            'mq_cluster_link_lag_seconds{neighbor="memory:3"}': 0,
+        }
+        assert json.loads(bytes((await c.http("GET", "/-/cluster")).body))["failovers"] == 1
+
+
+async def test_a_neighbour_that_does_not_answer_lags(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three_nodes() as cluster:
+        a, b = (cluster.hosts[name] for name in "ab")
+        await trio.sleep(1)
+        receive = b.node.sessions.receive
+        monkeypatch.setattr(b.node.sessions, "receive", lambda drafts: [Published(cluster.ids.new()) for _ in drafts])
+        await trio.sleep(30)
+        [link] = [link for link in a.node.membership().links if link.node == "b"]
+        assert link.is_up
+        assert link.lag_seconds is not None
+        assert link.lag_seconds > 28
+        monkeypatch.setattr(b.node.sessions, "receive", receive)

@@ -49,6 +49,8 @@ def look_on(hand: Hand, master: Machine) -> None:
 
     hand.until(lambda: shown() == {name: "master" if name == master.name else "mirror" for name in "abc"})
     hand.sees("1 highly available queue, served")
+    links = hand.tab.get_by_role("region", name="Links").locator("tbody tr")
+    hand.until(lambda: [row.split("\t")[1:3] for row in links.all_inner_texts()] == [["up", "up"], ["up", "up"]])
     hand.open(f"#/queue/{QUEUE}")
     hand.write("Body", "for all nodes")
     hand.click("button", "Publish")

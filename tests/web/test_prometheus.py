@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mq.broker import Broker, BrokerConfig, QueueStatus, open_broker
+from mq.broker.api import Membership, NeighborLink
 from mq.broker.settings import QueueSettings
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
@@ -170,7 +171,9 @@ def everything() -> str:
     totals = metrics.totals({"q"}, 1)
     room = os.statvfs("/")
     snapshot = Scrape("1", totals, [status("q")], True, room, 0, metrics.durations(), {"http": 1})
-    return page(snapshot._replace(schedules=1, firings={"published": 1})).decode()
+    link = NeighborLink("10.9.0.2:5671", "b", is_up=True, is_heard=True, lag_seconds=0.001)
+    cluster = Membership("a", "master", (), 1, True, 1, 0, 5, 4.25, (link,))
+    return page(snapshot._replace(schedules=1, firings={"published": 1}, cluster=cluster)).decode()
 
 
 def shown() -> set[str]:

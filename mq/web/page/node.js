@@ -32,6 +32,12 @@ export function nodeView({ onState }) {
     ["Role", (each) => (each.is_master ? "master" : "mirror")],
     ["Member for", (each) => duration(each.uptime_seconds), true],
   ], ({ name }) => name, "This daemon is in no cluster.");
+  const links = makeTable("Links", [
+    ["Neighbor", (each) => each.node || each.address],
+    ["Link to it", (each) => (each.is_up ? "up" : "down")],
+    ["Its link to here", (each) => (each.is_heard ? "up" : "down")],
+    ["Answers after", (each) => (each.lag_seconds === null ? "—" : brief(each.lag_seconds)), true],
+  ], ({ address }) => address, "There are no links.");
 
   async function look() {
     const [membership, metrics, ready] = await Promise.all([
@@ -60,11 +66,12 @@ export function nodeView({ onState }) {
     );
     setText(cluster, explained(membership));
     nodes.fill(membership.nodes);
+    links.fill(membership.links);
   }
 
   const end = poll(look, tell, onState, EVERY_MS);
   const element = h(
-    "section", {}, h("h1", {}, "This daemon"), h("h2", {}, "Store"), store, h("h2", {}, "How long things take"), times.element, h("h2", {}, "Cluster"), cluster, nodes.element,
+    "section", {}, h("h1", {}, "This daemon"), h("h2", {}, "Store"), store, h("h2", {}, "How long things take"), times.element, h("h2", {}, "Cluster"), cluster, nodes.element, links.element,
   );
   return { element, end };
 }
@@ -119,5 +126,9 @@ function gauges(text) {
 function explained(membership) {
   if (!membership.node) return "";
   const served = membership.is_served ? "served" : "not served now";
-  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}.`;
+  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "fail-over")} since this node was started. ${lease(membership)}`;
+}
+
+function lease({ lease_left_seconds: left, lease_seconds: whole }) {
+  return left === null ? "It is no member now." : `Its lease of ${whole} s has ${left.toFixed(1)} s left.`;
 }
