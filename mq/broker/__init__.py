@@ -17,8 +17,8 @@ Its files, in reading order:
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a
   queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``peek``: reading only.
 * ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``calendar``: what is due in more than
-  half a day; ``dead_letters``: where dead messages go; ``keys``: idempotency keys and their ledger; ``shared``: the
-  watcher of a store that others change, too.
+  half a day; ``dead_letters``: where dead messages go; ``keys``: idempotency keys; ``ledger``: what both keep, small;
+  ``shared``: the watcher of a store that others change, too.
 """
 
 from mq.broker.batch_consumers import LARGEST_CLAIM, ClaimedBatch, ConsumerPosition

@@ -7,6 +7,7 @@ message is removed for good.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from mq.broker.commit import BatchChannel, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex, without_rank
-from mq.broker.keys import Ledger
+from mq.broker.ledger import Ledger
 from mq.errors import Conflict, MQError, NotServed, StorageError, StorageFailed, StorageFull, StorageUnsure
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message, MessageId, MessageIds
@@ -54,7 +55,7 @@ class DeadLetters:
     """
 
     def __init__(
-        self, core: Core, ledger: Ledger, sinks: DeadLetterSinks, look_again: Callable[[], Awaitable[None]]
+        self, core: Core, ledger: Ledger[Any], sinks: DeadLetterSinks, look_again: Callable[[], Awaitable[None]]
     ) -> None:
         self._ledger = ledger
         self._catalog = core.catalog
@@ -93,8 +94,8 @@ class DeadLetters:
         orders = sorted(self._orders.get(entry.id, ()))
         past = [order for order in orders if order <= entry.joined]
         if past:
-            return tuple(self._ledger.get(_key(entry.id, past[-1])))
-        return tuple(self._ledger.get(_key(entry.id, orders[0]))[1:]) if orders else ()
+            return tuple(self._ledger.get(_key(entry.id, past[-1])) or ())
+        return tuple((self._ledger.get(_key(entry.id, orders[0])) or ())[1:]) if orders else ()
 
     async def note_failure(self, entry: Entry, reason: str) -> None:
         """Note why the work on a message failed, for the case that it dies of it. Durable on return, if it can be."""
@@ -194,12 +195,12 @@ class DeadLetters:
         await self._ledger.load()
         self._orders.clear()
         self._failed.clear()
-        for key in self._ledger:
-            id, _, order = key.partition(",")
-            if int(order) == _FAILURE:
-                self._failed.add(MessageId(id))
+        for name in self._ledger:
+            id, order = HistoryCodec.split(name)
+            if order == _FAILURE:
+                self._failed.add(id)
             else:
-                self._orders.setdefault(MessageId(id), set()).add(int(order))
+                self._orders.setdefault(id, set()).add(order)
 
     def _end(self, each: _Dead, move: Move, outcome: Outcome) -> bool:
         """End the move of a dead message. False when it stays where it was, where it dies again and is tried again."""
@@ -332,6 +333,38 @@ def arriving(index: QueueIndex, entry: Entry, ids: MessageIds, clock_ns: Callabl
     ttl = index.settings.ttl
     expires_ms = None if ttl is None else clock_ns() // 1_000_000 + max(1, round(ttl * 1000))
     return Meta(order=ids.new().time, expires_ms=expires_ms)
+
+
+class HistoryCodec:
+    """What a history is in the ledger: JSON, also in memory."""
+
+    width = 24
+
+    @staticmethod
+    def split(name: bytes) -> tuple[MessageId, int]:
+        """The message and the order that :meth:`name` was given."""
+        return MessageId.from_key(int.from_bytes(name[:16])), int.from_bytes(name[16:])
+
+    def name(self, key: str) -> bytes:
+        """Both as bytes."""
+        id, _, order = key.partition(",")
+        return MessageId(id).key.to_bytes(16) + int(order).to_bytes(8)
+
+    def pack(self, value: Any) -> bytes:
+        """Its JSON."""
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+    def unpack(self, packed: bytes) -> Any:
+        """From JSON."""
+        return json.loads(packed.decode("utf-8", "surrogatepass"))
+
+    def to_json(self, value: Any) -> Any:
+        """As it is."""
+        return value
+
+    def from_json(self, key: str, kept: Any) -> Any:
+        """As it is."""
+        return kept
 
 
 def _key(id: MessageId, order: int) -> str:

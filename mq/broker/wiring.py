@@ -8,7 +8,7 @@ from random import Random
 
 import trio
 
-from mq.broker import dead_letters, keys
+from mq.broker import dead_letters
 from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, ConsumerRecords
 from mq.broker.bodies import MOST_BYTES, RecentBodies
 from mq.broker.body_loader import BodyLoader
@@ -17,11 +17,12 @@ from mq.broker.commit import BatchChannel, Committer
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Remover
 from mq.broker.core import Core
-from mq.broker.dead_letters import DeadLetters, DeadLetterSinks
+from mq.broker.dead_letters import DeadLetters, DeadLetterSinks, HistoryCodec
 from mq.broker.dispatch import Deliverer, FetchWorker, Handover, Holds
 from mq.broker.jobs import Job
-from mq.broker.keys import Keys, Ledger
+from mq.broker.keys import Keys
 from mq.broker.leases import Leases
+from mq.broker.ledger import Ledger
 from mq.broker.peek import Peek, SequenceBrowser
 from mq.broker.publishing import Publisher, SaveWorker
 from mq.broker.queues import Declarations, Queues
@@ -63,11 +64,12 @@ class Wiring:
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock_ns, random, writer)
         self.waiters = waiters = Waiters(config.workers)
         self.watcher = watcher = StoreWatcher(core, waiters)
-        self._keys = None if config.others_move else Keys(core, self._ledger(keys.KIND))
+        self._keys = None if config.others_move else Keys(core)
         if self._keys is not None:
             core.settle = self._keys.settle
         sinks = DeadLetterSinks(storage)
-        ledger = self._ledger(dead_letters.KIND)
+        is_shared = config.sharing is Sharing.PEERS
+        ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)
         self._dead_letters = dead = DeadLetters(core, ledger, sinks, watcher.load_queues)
         recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
@@ -129,7 +131,3 @@ class Wiring:
                 f"queue {grouped[0]} has message groups, whose order cannot be kept where others hand out messages: "
                 "serve the store with --peers=0, or end the groups of its queues first"
             )
-
-    def _ledger(self, kind: str) -> Ledger:
-        core = self._core
-        return Ledger(core.storage, core.committer, kind, core.writer, is_shared=core.config.sharing is Sharing.PEERS)

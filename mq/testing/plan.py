@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final, NamedTuple
 
-from mq.broker import keys, mover
+from mq.broker import ledger, mover
 from mq.testing.disk import Medium
 from mq.testing.faults import KINDS, REFUSALS
 
@@ -87,7 +87,7 @@ class Plan(NamedTuple):
     refuses: bool = False
     purges: bool = False
     reschedules: bool = False
-    largest_segment: int = keys.LARGEST_SEGMENT
+    largest_segment: int = ledger.LARGEST_SEGMENT
     steps: bool = False
     at_once: bool = False
     strict_seeds: bool = False

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import trio
 from trio.testing import MockClock
 
-from mq.broker import Broker, BrokerConfig, keys, mover, open_broker
+from mq.broker import Broker, BrokerConfig, ledger, mover, open_broker
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.errors import MQError
 from mq.lifecycle import State
@@ -384,12 +384,12 @@ class _Run:
 @contextmanager
 def _small(longest_round: int, largest_segment: int) -> Iterator[None]:
     """What takes many messages to fill is full with few."""
-    usual = mover.LARGEST_ROUND, keys.LARGEST_SEGMENT
-    vars(mover)["LARGEST_ROUND"], vars(keys)["LARGEST_SEGMENT"] = longest_round, largest_segment
+    usual = mover.LARGEST_ROUND, ledger.LARGEST_SEGMENT
+    vars(mover)["LARGEST_ROUND"], vars(ledger)["LARGEST_SEGMENT"] = longest_round, largest_segment
     try:
         yield
     finally:
-        vars(mover)["LARGEST_ROUND"], vars(keys)["LARGEST_SEGMENT"] = usual
+        vars(mover)["LARGEST_ROUND"], vars(ledger)["LARGEST_SEGMENT"] = usual
 
 
 @contextmanager

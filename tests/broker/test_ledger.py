@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 
 from mq.broker.commit import Committer
-from mq.broker.keys import LARGEST_SEGMENT, Ledger
+from mq.broker.ledger import LARGEST_SEGMENT, Ledger
 from mq.errors import StorageFull
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import WallClock
@@ -33,14 +34,39 @@ class Records(MemoryStorage):
         return await super().put_record(kind, key, value)
 
 
-def ledger(store: MemoryStorage, writer: int = 1, *, is_shared: bool = False) -> Ledger:
-    return Ledger(store, Committer(store), "kind", f"{writer:012x}", is_shared=is_shared)
+class Plain:
+    """Keys of up to ``width`` characters, and values that JSON has."""
+
+    width = 24
+
+    def name(self, key: str) -> bytes:
+        return key.encode().ljust(self.width)
+
+    def pack(self, value: Any) -> bytes:
+        return json.dumps(value).encode()
+
+    def unpack(self, packed: bytes) -> Any:
+        return json.loads(packed)
+
+    def to_json(self, value: Any) -> Any:
+        return value
+
+    def from_json(self, key: str, kept: Any) -> Any:
+        return kept
+
+
+def ledger(store: MemoryStorage, writer: int = 1, *, is_shared: bool = False) -> Ledger[Any]:
+    return Ledger(store, Committer(store), "kind", f"{writer:012x}", Plain(), is_shared=is_shared)
+
+
+def keys_of(kept: Ledger[Any]) -> list[str]:
+    return [name.decode().rstrip() for name in kept]
 
 
 async def loaded(store: MemoryStorage) -> dict[str, object]:
     fresh = ledger(store, 99)
     await fresh.load()
-    return {key: fresh.get(key) for key in fresh}
+    return {key: fresh.get(key) for key in keys_of(fresh)}
 
 
 @pytest.fixture
@@ -115,7 +141,7 @@ async def test_what_a_peer_has_forgotten_is_forgotten(store: MemoryStorage) -> N
         one.forget(key)
     await one.put({"last": 1})
     await other.load()
-    assert list(other) == ["last"]
+    assert keys_of(other) == ["last"]
 
 
 async def test_what_was_refused_is_written_with_the_next(store: Records) -> None:
@@ -208,3 +234,71 @@ async def test_what_comes_while_another_segment_is_written_is_written_next(store
         store.gate.set()
     await kept.flush()
     assert "late" in await loaded(store)
+
+
+async def test_full_segments_are_packed_and_all_is_there(store: Records) -> None:
+    """As it was put, also of what has moved to a later one, and of what was packed again since most had left."""
+    kept = ledger(store)
+    keys = [f"{number}" for number in range(3 * LARGEST_SEGMENT)]
+    await kept.put({key: [key, "ö"] for key in keys})
+    assert not any(segment.open for segment in kept._segments.values() if segment is not kept._filling)
+    await kept.put({keys[7]: "moved"})
+    left = {key for place, key in enumerate(keys) if place % 5 == 0 or key == keys[7]}
+    for key in keys:
+        if key not in left:
+            kept.forget(key)
+    assert {key: kept.get(key) for key in left} == {key: [key, "ö"] for key in left} | {keys[7]: "moved"}
+    assert {key for key in keys if kept.get(key) is not None} == left
+    assert sum(len(segment._packed.ends) for segment in kept._segments.values()) < len(left) + 3 * LARGEST_SEGMENT / 3
+    fresh = ledger(store, 99)
+    await fresh.load()
+    assert all(fresh.get(key) == kept.get(key) for key in left)
+
+
+async def test_a_name_is_not_found_between_two_others(store: Records) -> None:
+    class Two(Plain):
+        width = 2
+
+    kept: Ledger[Any] = Ledger(store, Committer(store), "kind", "1" * 12, Two(), is_shared=False)
+    for key in ("ab", "ca", "bc"):  # "abcabc" has "bc" twice
+        await kept.put({key: key})
+    await kept.put({f"{number:02}": number for number in range(LARGEST_SEGMENT) if number < 100})
+    segment = kept._segments["000000000001-" + "1" * 12]
+    segment.pack([(name, value) for name, (_, value) in segment.open.items()])
+    assert [kept.get(key) for key in ("ab", "ca", "bc", "99", "b0")] == ["ab", "ca", "bc", 99, None]
+
+
+async def test_a_sweep_looks_at_each_in_turn_whatever_comes_and_goes(store: Records) -> None:
+    kept = ledger(store)
+    await kept.put({f"{number}": number for number in range(2 * LARGEST_SEGMENT)})
+    seen: list[int] = []
+
+    def is_over(value: int) -> bool:
+        seen.append(value)
+        return value % 2 == 0
+
+    while not kept.sweep(100, is_over):
+        await kept.put({f"new {len(seen)}": 1})
+    assert set(seen) == set(range(2 * LARGEST_SEGMENT))
+    assert all(kept.get(f"{number}") == (number if number % 2 else None) for number in range(2 * LARGEST_SEGMENT))
+    assert len(kept) < 2 * LARGEST_SEGMENT
+
+
+async def test_a_sweep_forgets_nothing_that_was_put_again(store: Records) -> None:
+    kept = ledger(store)
+    await kept.put({f"{number}": "old" for number in range(LARGEST_SEGMENT + 1)})
+    await kept.put({"7": "new"})
+    kept.sweep(10 * LARGEST_SEGMENT, lambda value: value == "old")
+    assert keys_of(kept) == ["7"]
+
+
+async def test_what_was_full_before_it_was_written_is_not_packed_yet(store: Records) -> None:
+    kept = ledger(store)
+    store.gate, store.is_asked = trio.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kept.put, {"first": 1})
+        await store.is_asked.wait()
+        kept.put_later(dict.fromkeys(map(str, range(LARGEST_SEGMENT)), 1))
+        store.gate.set()
+    await kept.flush()
+    assert len(await loaded(store)) == LARGEST_SEGMENT + 1

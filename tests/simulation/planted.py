@@ -127,7 +127,7 @@ BUGS: Final = {
     ),
     "a ledger forgets what was refused": Bug("Ledger._write", "self._dirty.update(dirty)", "pass"),
     "a ledger writes what was left before where that went": Bug(
-        "Ledger._write", "sorted(dirty, key=_age, reverse=True)", "sorted(dirty, key=_age)"
+        "Ledger._write", "sorted(dirty, key=_by_age, reverse=True)", "sorted(dirty, key=_by_age)"
     ),
     "a delivery that is refused is forgotten": Bug(
         "Upkeep._end_move", "self._catalog.end(entry, entry, kind)", "self._catalog.end(entry, None, kind)"
