@@ -37,6 +37,9 @@ VARIANTS: Final = {
     "log": Variant(Mount("log", atomic_rename=True, ordered=True, logged=True, size=SMALL), log=True),
     "at once": Variant(Mount("at once", atomic_rename=True, ordered=True, size=SMALL), at_once=True),
     "shared": Variant(Mount("shared", atomic_rename=True, size=SMALL), sharing=Sharing.PEERS),
+    "shared at once": Variant(
+        Mount("shared at once", atomic_rename=True, ordered=True, size=SMALL), sharing=Sharing.PEERS, at_once=True
+    ),
     "shared link": Variant(Mount("shared link", size=SMALL), sharing=Sharing.PEERS, syncfs=False),
 }
 
