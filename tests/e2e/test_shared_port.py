@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from mq.testing.ports import HeldPort
 from tests.e2e.daemon import Daemon, DaemonFailed
 
 CONNECTIONS: Final = 40
@@ -22,11 +24,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def daemons(temp_root: Path, tmp_path: Path) -> Iterator[list[Daemon]]:
+def amqp_port() -> Iterator[int]:
+    held = HeldPort()
+    yield held.number
+    held.close()
+
+
+@pytest.fixture
+def daemons(temp_root: Path, tmp_path: Path, amqp_port: int) -> Iterator[list[Daemon]]:
     with ExitStack() as stack:
-        first = stack.enter_context(Daemon(temp_root, tmp_path / "first", *SHARED))
+        shared = (*SHARED, "--amqp-port", str(amqp_port))
+        first = stack.enter_context(Daemon(temp_root, tmp_path / "first", *shared))
         port = ("--port", str(first.port))
-        yield [first, stack.enter_context(Daemon(temp_root, tmp_path / "second", *SHARED, *port))]
+        yield [first, stack.enter_context(Daemon(temp_root, tmp_path / "second", *shared, *port))]
 
 
 def sockets(daemon: Daemon) -> int:
@@ -61,6 +71,18 @@ def test_both_serve_the_same_messages(daemons: list[Daemon]) -> None:
             assert status == 200
             bodies.append(int(body))
         assert sorted(bodies) == list(range(CONNECTIONS))
+
+
+def test_they_share_the_port_of_amqp_too(daemons: list[Daemon], amqp_port: int) -> None:
+    with ExitStack() as stack:
+        before = [sockets(daemon) for daemon in daemons]
+        for _ in range(CONNECTIONS):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", amqp_port), timeout=30))
+            connection.sendall(b"AMQP\0\0\x09\x01")
+            assert connection.recv(1) == b"\x01", "a frame: connection.start"
+        more = [sockets(daemon) - count for daemon, count in zip(daemons, before, strict=True)]
+        assert sum(more) == CONNECTIONS
+        assert min(more) > LEAST, more
 
 
 def test_one_goes_on_when_the_other_has_stopped(daemons: list[Daemon]) -> None:
