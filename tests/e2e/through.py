@@ -50,6 +50,7 @@ class Through:
         self._tasks: list[Future[None]] = []
         self._counted = 0
         self._counts: Counter[type[Event]] = Counter()
+        self._unanswered = 0
         self._counting = threading.Lock()
         entered(self.clients.create_queue)()
 
@@ -84,7 +85,9 @@ class Through:
         with self._counting:
             history = self.clients.history
             while self._counted < len(history):
-                self._counts[type(history[self._counted])] += 1
+                event = history[self._counted]
+                self._counts[type(event)] += 1
+                self._unanswered += isinstance(event, Published) and event.id is None
                 self._counted += 1
             return self._counts[kind]
 
@@ -108,10 +111,10 @@ class Through:
         return max(later - earlier for earlier, later in itertools.pairwise(instants))
 
     def _produce(self, number: int, over: threading.Event) -> None:
-        """No faster than the consumers follow."""
+        """No faster than the consumers follow. What was left without an answer may never have been stored."""
         with self.clients.caller(number) as caller:
             while not (over.is_set() and self.count(Published) >= self._most) and not self.clients.stop.is_set():
-                if self.count(Published) - self.count(Delivered) < LONGEST_BACKLOG:
+                if self.count(Published) - self._unanswered - self.count(Delivered) < LONGEST_BACKLOG:
                     self.clients.publish(caller, b"message %d" % next(self._numbers))
                 else:
                     self.clients.stop.wait(_POLL_SECONDS)
