@@ -5,6 +5,7 @@ A file's tests run in one process, one after another, so that they share its fix
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Generator
@@ -29,6 +30,19 @@ APART: Final = (
 SLOWEST: Final = 5
 PROCESSOR_SECONDS: Final = "processor seconds"
 BEGAN: Final = pytest.StashKey[float]()
+
+# Collecting
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing of what collecting makes is garbage: looking for it takes a third of the time, in each process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
 
 # Sharing out
 

@@ -22,7 +22,7 @@ done
 
 step style "$bin/ruff" check .
 step types "$bin/mypy"
-step tests "$bin/pytest" -n "$workers" --dist=loadfile -m "" --kills="${KILLS:-50}"
+step tests "$bin/pytest" -n "$workers" --dist=loadfile -m "" --kills="${KILLS:-50}" --closes=3
 step oracle "$bin/python" -m tests.oracle --processes "$workers"
 step seeds "$bin/python" -m mq.testing.simulate "0-${SEEDS:-10000}" --processes "$workers"
 step "seeds with the log" "$bin/python" -m mq.testing.simulate "0-${SEEDS:-10000}" --log --processes "$workers"

@@ -192,7 +192,8 @@ def test_every_setting_ends_where_its_schema_says(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_daemon_is_as_described(temp_root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", [5, pytest.param(15, marks=pytest.mark.proof)])
+def test_the_daemon_is_as_described(temp_root: Path, tmp_path: Path, examples: int) -> None:
     """schemathesis asks for everything in many ways, right ones and wrong ones, always the same."""
     if importlib.util.find_spec("schemathesis") is None:
         pytest.skip("there is no schemathesis here")
@@ -202,7 +203,7 @@ def test_the_daemon_is_as_described(temp_root: Path, tmp_path: Path) -> None:
                 *(sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"),
                 *("--config-file", str(HERE / "described" / "schemathesis.toml")),
                 *("run", f"http://127.0.0.1:{daemon.port}/-/openapi.json"),
-                *("--seed", "1", "--max-examples", "15", "--workers", "1", "--request-timeout", "20"),
+                *("--seed", "1", "--max-examples", str(examples), "--workers", "1", "--request-timeout", "20"),
                 *("--continue-on-failure", "--suppress-health-check", "all"),
             ],
             cwd=tmp_path,

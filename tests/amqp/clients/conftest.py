@@ -21,7 +21,9 @@ _SECONDS_A_CLOSE = 120
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--judge", action="store_true", help="write down what RabbitMQ says to the tests here")
-    parser.addoption("--closes", type=int, default=2, metavar="N", help="how often 20,000 messages and a close follow")
+    parser.addoption(
+        "--closes", type=int, default=1, metavar="N", help="how often 20,000 messages and a close follow; one: 8,000"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,13 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Who asks for more rounds gets more time."""
     for item in items:
         if "closes" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(120 + _SECONDS_A_CLOSE * config.getoption("closes", 2)))
+            item.add_marker(pytest.mark.timeout(120 + _SECONDS_A_CLOSE * config.getoption("closes", 1)))
 
 
 @pytest.fixture
 def closes(request: pytest.FixtureRequest) -> int:
     """How many rounds of publishing and closing."""
-    return request.config.getoption("closes", 2)
+    return request.config.getoption("closes", 1)
 
 
 def check_is_there(kind: str) -> None:

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 FOLDER: Final = Path(__file__).parent / "node"
 WAIT_SECONDS: Final = 110
+MESSAGES: Final = 5000
+"""Of a kibibyte: more than the kernel takes at once."""
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +60,9 @@ def test_a_program_that_publishes_and_closes_hears_that_it_is_closed(
     server: Server, program: Path, queue: str, first: str
 ) -> None:
     """Without closing the channel first, amqplib says goodbye in the midst of what it has been given to send."""
-    command = ["node", str(program.parent / "close.mjs"), server.url, queue, "20000", first]
+    command = ["node", str(program.parent / "close.mjs"), server.url, queue, str(MESSAGES), first]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"closed": True, "error": None}
     if first == "channel":
-        assert ready_after_goodbye(server, queue, 20000) == 20000
+        assert ready_after_goodbye(server, queue, MESSAGES) == MESSAGES
