@@ -7,8 +7,8 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``serve``: the daemon; it opens ``clustering``, ``journaling``, ``protect`` (users, TLS) and ``supervised`` (the
   service manager's). ``flags``: its settings.
 * ``plain``: how they say no. ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``,
-  ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``, ``daemon``
-  (connections, logging), ``bench``.
+  ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``, ``cluster``,
+  ``daemon`` (connections, logging), ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.
 * ``mover``, ``reaper``: programs over a root; ``trust``: their flags. ``pipeline``: programs over the journal.
@@ -60,6 +60,7 @@ VERBS: Final = {
     "export": CliVerb("mq.cli.archive:export_command", "Write all messages of a queue to FILE; they stay."),
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of FILE to a queue."),
     "top": CliVerb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),
+    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster, or check whether a node can be stopped."),
     "connections": CliVerb(
         "mq.cli.daemon:connections_command", "Show who is connected and who consumes, or close a connection."
     ),

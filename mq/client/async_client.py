@@ -442,6 +442,10 @@ class AsyncClient:
         """Counts and rates of the daemon."""
         return await self._run(requests.stats())
 
+    async def cluster(self) -> Mapping[str, Any]:
+        """The cluster as this daemon sees it, as docs/cluster.md has it; ``node`` is empty where it is in none."""
+        return await self._run(requests.cluster())
+
     async def rates(
         self, *, sort: str = "name", filter: str = "", skip: int = 0, limit: int = PAGE, history: bool = False
     ) -> Mapping[str, Any]:

@@ -238,6 +238,11 @@ def stats() -> Call[Mapping[str, Any]]:
     return Call(method="GET", target="/-/stats", read=Answer.members)
 
 
+def cluster() -> Call[Mapping[str, Any]]:
+    """The cluster, as one node sees it."""
+    return Call(method="GET", target="/-/cluster", read=Answer.members)
+
+
 def rates(sort: str, filter: str, skip: int, limit: int, history: bool) -> Call[Mapping[str, Any]]:
     """Queues, and how much happens to them."""
     asked = {"sort": sort, "skip": str(skip), "max": str(limit)} | ({"filter": filter} if filter else {})

@@ -438,6 +438,10 @@ class Client:
         """Counts and rates of the daemon."""
         return self._run(requests.stats())
 
+    def cluster(self) -> Mapping[str, Any]:
+        """The cluster as this daemon sees it, as docs/cluster.md has it; ``node`` is empty where it is in none."""
+        return self._run(requests.cluster())
+
     def rates(
         self, *, sort: str = "name", filter: str = "", skip: int = 0, limit: int = PAGE, history: bool = False
     ) -> Mapping[str, Any]:

@@ -87,6 +87,7 @@ CASES = {
         lambda c: c.queues(), "GET", "/-/queues", lambda: document({"queues": [{"name": "q"}]}), (Queue(name="q"),)
     ),
     "stats": Case(lambda c: c.stats(), "GET", "/-/stats", lambda: document({"a": 1}), {"a": 1}),
+    "cluster": Case(lambda c: c.cluster(), "GET", "/-/cluster", lambda: document({"node": ""}), {"node": ""}),
     "logging": Case(lambda c: c.logging(), "GET", "/-/logging", lambda: document({"a": 1}), {"a": 1}),
     "change logging": Case(
         lambda c: c.change_logging(level="debug"),

@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker import Published
+from mq.cli.cluster import dangers
 from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed
 from mq.cluster.config import Neighbor
@@ -19,7 +20,7 @@ from mq.cluster.peer_link import PeerLink
 from mq.lifecycle import State
 from mq.storage.interface import Move
 from mq.web.exchange import Reply
-from tests.cluster.nodes import PORTS, Host, config_of, three_nodes
+from tests.cluster.nodes import PORTS, Cluster, Host, config_of, three_nodes
 
 
 async def test_a_queue_is_the_same_wherever_one_is_connected(autojump_clock: MockClock) -> None:
@@ -450,3 +451,36 @@ async def test_a_neighbour_that_does_not_answer_lags(
         assert link.lag_seconds is not None
         assert link.lag_seconds > 28
         monkeypatch.setattr(b.node.sessions, "receive", receive)
+
+
+async def dangers_now(cluster: Cluster) -> list[str]:
+    """What speaks against stopping a node, by what the nodes that are up say."""
+    replies = [await host.http("GET", "/-/cluster") for host in cluster.hosts.values()]
+    return list(dangers([json.loads(bytes(reply.body)) for reply in replies]))
+
+
+async def test_when_a_node_can_be_stopped(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        await trio.sleep(5)
+        assert await dangers_now(cluster) == []
+        cluster.cut("b", "c")
+        await trio.sleep(5)
+        assert await dangers_now(cluster) == [
+            "node b does not reach c at memory:3",
+            "node b is not reached by c at memory:3",
+            "node c does not reach b at memory:2",
+            "node c is not reached by b at memory:2",
+        ]
+        cluster.mend("b", "c")
+        await trio.sleep(5)
+        assert await dangers_now(cluster) == []
+        await cluster.hosts["c"].kill()
+        await trio.sleep(5)
+        assert "node a sees 2 of 3 nodes: a, b" in await dangers_now(cluster)
+        assert "only 2 of 3 nodes were asked (a, b): give the URLs of all" in await dangers_now(cluster)
+        for name in "ab":
+            cluster.ground.cut(name)
+        await trio.sleep(5)
+        found = await dangers_now(cluster)
+        assert "node b knows of no node that serves the queues" in found
+        assert "node b has 0.0 of 2 s of its lease left: etcd answers late" in found
