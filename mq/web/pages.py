@@ -179,7 +179,7 @@ def write_entries(format: str, entries: deque[BatchEntry], room: Room) -> tuple[
     """
     if format == COLUMNS:
         head = encode_head(entries)
-        return COLUMNS, _gathered(_columns(head, _let_go(entries, room)))
+        return COLUMNS, _columns(head, entries, room)
     if format == MULTIPART:
         boundary = secrets.token_hex(16)
         return f'{MULTIPART}; boundary="{boundary}"', _gathered(_parts(boundary, _let_go(entries, room)))
@@ -211,10 +211,24 @@ def _gathered(fragments: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _columns(head: bytes, entries: Iterator[BatchEntry]) -> Iterator[bytes]:
-    yield head
-    for entry in entries:
-        yield from _cut(entry.body)
+def _columns(head: bytes, entries: deque[BatchEntry], room: Room) -> Iterator[bytes]:
+    """The head, and the bodies: short ones by the piece, since they are many, and each step here is one for each."""
+    bodies, waiting, held = [head], len(head), 0
+    while entries:
+        entry = entries.popleft()
+        held += len(entry.body) + _beside(entry.message)
+        if len(entry.body) < _PIECE:
+            bodies.append(entry.body)
+            waiting += len(entry.body)
+            if waiting < _PIECE:
+                continue
+        yield b"".join(bodies)
+        if len(entry.body) >= _PIECE:
+            yield from _cut(entry.body)
+        room.shrink(max(0, room.size - held))
+        bodies, waiting, held = [], 0, 0
+    yield b"".join(bodies)
+    room.shrink(max(0, room.size - held))
 
 
 def _parts(boundary: str, entries: Iterator[BatchEntry]) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker import Broker
+from mq.doors.budget import Budget
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, preferred
 from mq.web.endpoints import Endpoints
-from mq.web.pages import COLUMNS
+from mq.web.pages import COLUMNS, write_entries
 from tests.web.test_consumer_operations import get
 from tests.web.written import encode_columns
 
@@ -76,6 +78,28 @@ def test_every_message_is_in_its_row(sent: list[tuple[bytes, int, int, dict[str,
 def test_what_is_said_of_a_message_comes_along() -> None:
     _, said = decoded(encode_columns([entry(b"", {}), entry(b"x", {"content_type": "a/b"})]))
     assert said == {"1": {"content_type": "a/b", "attributes": {}}}
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [65_535, 1, 65_536, 5], [200_000], [5, 200_000, 5, 70_000], [100] * 2000, [1 << 20, 1 << 20]]
+)
+def test_bodies_go_out_in_pieces_and_give_their_memory_back(sizes: list[int]) -> None:
+    """A page is let go while it is sent; a long body is never there twice."""
+    budget = Budget()
+    free = budget.free
+    entries = deque(entry(b"%d" % (number % 10) * size, {}) for number, size in enumerate(sizes))
+    sent = [each.body for each in entries]
+    room = budget.reserve()
+    room.cover(sum(sizes) + 512 * len(sizes))
+    pieces, taken = [], []
+    for piece in write_entries(COLUMNS, entries, room)[1]:
+        pieces.append(piece)
+        taken.append(free - budget.free)
+    assert [body for *_, body in decoded(b"".join(pieces))[0]] == sent
+    columns = 70 * len(sizes) + 100  # with the head, which goes out at once
+    assert max(map(len, pieces)) <= 2 * 65_536 + columns
+    assert taken == sorted(taken, reverse=True)
+    assert budget.free == free
 
 
 @pytest.mark.parametrize(
