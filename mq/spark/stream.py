@@ -128,16 +128,18 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """How much waits, and since when, for the query's progress."""
-        found = []
+        found, read = [], 0
         for queue in self._queues():
             with DaemonConnection(self._options.only(queue)) as connection:
                 found.append(connection.queue())
+            read += int(self._of(queue).standing()["read"])
         ages = [each.oldest_seconds for each in found if each.oldest_seconds is not None]
         return {
             "ready": sum(each.ready for each in found),
             "leased": sum(each.leased for each in found),
             "delayed": sum(each.delayed for each in found),
             "oldestSeconds": max(ages, default=0.0),
+            "read": read,
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -127,13 +127,17 @@ def test_offsets_from_batch_to_batch(client: Client, options: Options) -> None:
             "checkpoint": ANY,
         }
     )
-    assert reader.reportLatestOffset() == {"ready": 25, "leased": 0, "delayed": 0, "oldestSeconds": ANY}
+    assert reader.reportLatestOffset() == {"ready": 25, "leased": 0, "delayed": 0, "oldestSeconds": ANY, "read": 0}
     assert 0 <= reader.reportLatestOffset()["oldestSeconds"] < 60
     found = []
     for number, count in ((1, 10), (2, 10), (3, 5)):
         end = reader.latestOffset(start, LIMIT)
         assert end == {**start, "batch": number, "rows": count}
-        found += rows(reader, reader.partitions(start, end))
+        first, *others = reader.partitions(start, end)
+        found += rows(reader, [first])
+        assert reader.reportLatestOffset()["read"] == first.stop  # the tasks have told so
+        found += rows(reader, others)
+        assert reader.reportLatestOffset()["read"] == count
         reader.commit(start)
         start = end
     assert reader.latestOffset(start, LIMIT) == start
