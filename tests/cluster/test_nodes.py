@@ -19,6 +19,7 @@ from mq.cluster.node import SILENT_LEASES
 from mq.cluster.peer_link import PeerLink
 from mq.lifecycle import State
 from mq.storage.interface import Move
+from mq.storage.memory import MemoryStorage
 from mq.web.exchange import Reply
 from tests.cluster.nodes import PORTS, Cluster, Host, config_of, three_nodes
 
@@ -484,3 +485,22 @@ async def test_when_a_node_can_be_stopped(autojump_clock: MockClock) -> None:
         found = await dangers_now(cluster)
         assert "node b knows of no node that serves the queues" in found
         assert "node b has 0.0 of 2 s of its lease left: etcd answers late" in found
+
+
+async def test_a_lost_machine_is_replaced_by_an_empty_one_of_its_name(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        await a.http("PUT", "/q?store=cluster")
+        assert (await c.http("PUT", "/own?store=disk")).status == 201
+        assert (await c.http("POST", "/q/messages", b"one")).status == 201
+        await c.kill()
+        cluster.roots["c"] = MemoryStorage()  # its disk is lost
+        await trio.sleep(5)
+        assert (await b.http("PUT", "/own?store=cluster")).status == 409, "the disk may come back"
+        c = await cluster.start("c")
+        await c.wait_for_master()
+        await trio.sleep(2)
+        assert await dangers_now(cluster) == []
+        assert [member.node for member in cluster.ground.members()] == ["a", "b", "c"]
+        assert (await b.http("PUT", "/own?store=cluster")).status == 201, "its names are free again"
+        assert await left_in(c, "q") == [b"one"]
