@@ -14,8 +14,12 @@ Where mq is installed, Spark finds the source by itself (the module ``pyspark_mq
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
+from mq.spark.errors import SparkSourceError
 from mq.spark.source import MqDataSource
 
 if TYPE_CHECKING:
@@ -25,5 +29,28 @@ __all__ = ["MqDataSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``mq`` known to a session, where Spark has not found it by itself."""
+    """Make the format ``mq`` known to a session, where Spark has not found it by itself.
+
+    Raises:
+        SparkSourceError: the Python that Spark starts has no mq. The text says what to set.
+    """
+    python = getattr(getattr(spark, "_sc", None), "pythonExec", None)  # a session of Spark Connect has neither
+    if python is not None:
+        _check(python)
     spark.dataSource.register(MqDataSource)
+
+
+def _check(python: str) -> None:
+    found = shutil.which(python)
+    if found == sys.executable:
+        return
+    why = "is not there"
+    if found is not None:
+        done = subprocess.run([found, "-c", "import mq.spark"], capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0:
+            return
+        why = f"cannot use mq ({done.stderr.strip().rpartition(chr(10))[2]})"
+    raise SparkSourceError(
+        f"Spark starts {found or python} for its Python, which {why}: set PYSPARK_PYTHON to {sys.executable} before "
+        'the session begins, or install "mq[spark]" there'
+    )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("pyspark")
 
-from mq.spark.errors import InvalidOption
+from mq.spark import register
+from mq.spark.errors import InvalidOption, SparkSourceError
 from mq.spark.options import READ, READ_STREAM, TABLE, WRITE, Options, read_options
 from mq.spark.source import MqDataSource
 from tests.e2e.daemon import TREE
@@ -83,3 +88,32 @@ def test_a_queue_is_not_overwritten() -> None:
     source = MqDataSource({"queue": "q"})
     with pytest.raises(InvalidOption, match="overwrite"):
         source.writer(source.schema(), overwrite=True)
+
+
+class Session:
+    """As much of a session as registering needs."""
+
+    def __init__(self, python: str) -> None:
+        self._sc = SimpleNamespace(pythonExec=python)
+        self.known: list[type] = []
+        self.dataSource = SimpleNamespace(register=self.known.append)
+
+
+def test_a_session_whose_python_has_no_mq_is_told_which_to_set(tmp_path: Path) -> None:
+    bare = tmp_path / "python3"
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH= exec {sys.executable} -S -I "$@"\n')
+    other = tmp_path / "other"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for each in (bare, other):
+        each.chmod(0o755)
+    for python, why in ((str(bare), "cannot use mq .ModuleNotFoundError"), ("/nowhere/python", "is not there")):
+        session = Session(python)
+        with pytest.raises(
+            SparkSourceError, match=f"Spark starts {python} .*{why}.* PYSPARK_PYTHON to {sys.executable}"
+        ):
+            register(session)
+        assert not session.known
+    for python in (sys.executable, str(other)):
+        session = Session(python)
+        register(session)
+        assert session.known == [MqDataSource]
