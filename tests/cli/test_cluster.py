@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mq.client import Client
@@ -78,3 +80,23 @@ def test_a_check_says_what_speaks_against_it(answers: list[dict[str, object]], m
     answers.append(seen("a"))
     done = mq("cluster", "check")
     assert (done.status, "only 1 of 3 nodes were asked (a)" in done.out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"is_up": False, "lag_seconds": None}, "node a does not reach b at b.test:5672"),
+        ({"is_heard": False}, "node a is not reached by b at b.test:5672"),
+        ({"lag_seconds": 5.5}, "node a waits 5.5 s for an answer of b at b.test:5672"),
+        ({"node": "", "is_up": False, "lag_seconds": None}, "node a does not reach its neighbor at b.test:5672"),
+    ],
+)
+def test_each_end_of_a_link_counts(
+    change: dict[str, object], reason: str, answers: list[dict[str, object]], mq: Mq
+) -> None:
+    here = seen("a")
+    links: Any = here["links"]
+    links[0] |= change
+    answers += [here, seen("b"), seen("c")]
+    done = mq("cluster", "check", *URLS)
+    assert (done.status, done.lines) == (1, [reason])
