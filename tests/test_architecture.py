@@ -158,6 +158,30 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
 """Module -> why it may catch every exception and go on. Elsewhere such a handler must raise again."""
 
 
+NAMED_TWICE: Final[dict[str, str]] = {
+    "Conflict": "an error of the daemon, and what a client raises when it is told of it",
+    "Declared": "the answer to a declaration over AMQP, in the client; all that is declared, among the doors",
+    "Message": "the domain's, and that of VSQS, which stands by itself",
+    "Outcome": "of one entry of a batch, in the client; of one operation, in a store",
+    "Published": "the broker's answer, and the client's",
+    "Queue": "of AMQP's model, of the client, and of VSQS",
+    "QueueFull": "an error of the daemon, of the client, and of VSQS",
+    "QueueSettings": "the broker's, which checks them, and the client's, which shows them",
+    "Redriven": "the broker's answer, and the client's",
+    "Refused": "the root of what a client is refused; a record of the log",
+}
+"""Name of a class that two modules define -> why. They are never met in one file."""
+
+MANY_ARGUMENTS: Final[dict[str, str]] = {
+    "Endpoints": "what a door has and what it may show, each of which a test may leave out",
+    "Folders": "the medium, its measures, and what others on it do",
+    "FolderStorage": "a plugin's author replaces clock, calls, mount and randomness one by one",
+    "Log": "the medium, its measures, and what is done when it fails",
+    "Users": "what a simulated user may do",
+}
+"""Class whose constructor takes more than seven -> why."""
+
+
 def fits(module: str, prefix: str) -> bool:
     return module == prefix or module.startswith(prefix + ".")
 
@@ -307,3 +331,26 @@ def test_a_room_has_a_map_of_its_files(room: str) -> None:
     told = ast.get_docstring(tree(room)) or ""
     files = [name.rpartition(".")[2] for name in modules() if name.rpartition(".")[0] == room]
     assert [name for name in files if f"``{name}``" not in told] == []
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """Every class, with its module."""
+    for module in modules():
+        yield from ((module, node) for node in ast.walk(tree(module)) if isinstance(node, ast.ClassDef))
+
+
+def test_a_name_is_one_class_or_has_a_reason() -> None:
+    rooms: dict[str, list[str]] = {}
+    for module, node in classes():
+        rooms.setdefault(node.name, []).append(module)
+    assert {name for name, found in rooms.items() if len(found) > 1} == set(NAMED_TWICE)
+
+
+def test_a_constructor_has_few_arguments_or_a_reason() -> None:
+    many = set()
+    for _, node in classes():
+        for made in node.body:
+            if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                arguments = (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)
+                many |= {node.name} if len(arguments) - 1 > 7 else set()
+    assert many == set(MANY_ARGUMENTS)

@@ -22,7 +22,7 @@ from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, QueueStatus, Redriven
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.unacked import Held
-from mq.broker.waiters import FetchRequest, Precedence
+from mq.broker.waiters import FetchRequest, Handing, Precedence
 from mq.broker.wiring import Wiring
 from mq.errors import Conflict, MQError, NoSuchMessage
 from mq.lifecycle import Observer, Span
@@ -261,7 +261,7 @@ class Broker:
     async def take(self, queue: str, *, wait: float = 0) -> Message | None:
         """Fetch and remove the first READY message in one step: at most once. Whoever loses it has lost it."""
         index = await self._queues.get(queue)
-        messages = await self._fetch(FetchRequest(index, waits=wait > 0, takes=True), wait)
+        messages = await self._fetch(FetchRequest(index, waits=wait > 0, handing=Handing.REMOVE), wait)
         return messages[0] if messages else None
 
     async def remove(self, queue: str, id: str, *, receipt: str | None = None) -> None:
@@ -370,7 +370,13 @@ class Broker:
         in_memory = self.config.sharing is not Sharing.PEERS
         seconds = None if in_memory else self.config.delay_seconds
         request = FetchRequest(
-            index, most, seconds, waits=wait > 0, holds=in_memory, exclusion=exclusion, precedence=precedence
+            index,
+            most,
+            seconds,
+            waits=wait > 0,
+            handing=Handing.HOLD if in_memory else Handing.LEASE,
+            exclusion=exclusion,
+            precedence=precedence,
         )
         with self._in_flight:
             return await self._unacked.hold(request, wait)

@@ -56,7 +56,7 @@ class Committer:
         self._storage = storage
         self._told = told
         self._gathers = storage.description.durable  # without a barrier there is nothing to share
-        self._waiting: deque[_Group] = deque()
+        self._waiting: deque[_Submission] = deque()
         self._size = 0  # messages that wait
         self._last_groups = 0  # groups in the batch before
         self._idle = trio.lowlevel.ParkingLot()
@@ -71,7 +71,7 @@ class Committer:
             messages: how many messages they are about.
             then: called with one outcome for each operation, in order, and with the times of the batch.
         """
-        self._waiting.append(_Group(make, messages, then))
+        self._waiting.append(_Submission(make, messages, then))
         self._size += messages
         self._idle.unpark()
 
@@ -117,7 +117,7 @@ class Committer:
             for group in groups:
                 group.then([next(outcomes) for _ in group.operations], barrier)
 
-    async def _gathered(self) -> list[_Group]:
+    async def _gathered(self) -> list[_Submission]:
         """The next batch, once no more operations come for a few steps of the event loop."""
         # Tasks that one barrier answered come back one by one, and one that just misses a batch waits for two barriers.
         quiet = steps = 0
@@ -132,8 +132,8 @@ class Committer:
             return True
         return self._size >= LARGEST_BATCH
 
-    def _take(self) -> list[_Group]:
-        groups: list[_Group] = []
+    def _take(self) -> list[_Submission]:
+        groups: list[_Submission] = []
         size = 0
         while self._waiting and size < LARGEST_BATCH:
             groups.append(self._waiting.popleft())
@@ -168,7 +168,7 @@ Make = Callable[[], Sequence[Operation]]
 Then = Callable[[list[Outcome], BatchTimes], None]
 
 
-class _Group:
+class _Submission:
     __slots__ = ("make", "messages", "operations", "then")
 
     def __init__(self, make: Make, messages: int, then: Then) -> None:

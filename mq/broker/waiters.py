@@ -10,6 +10,7 @@ import zlib
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 
 from mq.broker.commit import BatchChannel, Future
@@ -17,6 +18,17 @@ from mq.broker.index import QueueIndex
 from mq.lifecycle import DOOR
 from mq.message import Message
 from mq.storage.interface import Entry
+
+
+class Handing(Enum):
+    """How messages are handed out."""
+
+    LEASE = "lease"
+    """They come back when their leases end."""
+    REMOVE = "remove"
+    """They are removed at once."""
+    HOLD = "hold"
+    """They stay READY, and memory notes that they are held."""
 
 
 class Precedence:
@@ -51,12 +63,12 @@ class FetchRequest:
         count: how many at the most.
         seconds: length of the lease; None for the queue's own.
         waits: whether to wait when there is no message.
-        takes: remove the messages instead of leasing them.
-        holds: leave the messages READY, and note in memory that they are held.
+        handing: what becomes of the messages.
         exclusion: the consumer's own, where it has the queue alone.
         precedence: the consumer's own; None for a request of priority 0 that no other follows.
 
     Attributes:
+        takes, holds: whether `handing` is to remove, or to hold.
         door: the front end that asks.
         held: where the messages of the answer are.
         future: the answer.
@@ -83,8 +95,7 @@ class FetchRequest:
         seconds: float | None = None,
         *,
         waits: bool = False,
-        takes: bool = False,
-        holds: bool = False,
+        handing: Handing = Handing.LEASE,
         exclusion: object | None = None,
         precedence: Precedence | None = None,
     ) -> None:
@@ -92,8 +103,8 @@ class FetchRequest:
         self.count = count
         self.seconds = seconds
         self.waits = waits
-        self.takes = takes
-        self.holds = holds
+        self.takes = handing is Handing.REMOVE
+        self.holds = handing is Handing.HOLD
         self.exclusion = exclusion
         self.precedence = precedence
         self.door = DOOR.get()

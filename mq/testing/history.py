@@ -26,7 +26,7 @@ class Deletion(NamedTuple):
     done: float | None
 
 
-class Fate(enum.Enum):
+class Whereabouts(enum.Enum):
     """What must be true of a message now."""
 
     PRESENT = "present"
@@ -85,7 +85,7 @@ class History:
             self._violate(f"P3: id {id} was given to two messages")
         sent.id, sent.done = id, self._now()
         self._by_id[id] = sent
-        if id not in self._leased_until and self._fate(sent, self._now()) is Fate.PRESENT:
+        if id not in self._leased_until and self._fate(sent, self._now()) is Whereabouts.PRESENT:
             self._never_leased[id] = sent
 
     def fetched(self, queue: str, id: MessageId, body: bytes, asked: float) -> None:
@@ -101,7 +101,7 @@ class History:
             sent.id, self._by_id[id] = id, sent
         elif sent.id != id:
             self._violate(f"P3: one message came as {sent.id} and as {id}")
-        if self._fate(sent, asked) is Fate.GONE:
+        if self._fate(sent, asked) is Whereabouts.GONE:
             self._violate(f"P5: {id} came back after its removal was acknowledged")
         self._held_until[id] = self._leased_until.get(id, self._now())
 
@@ -190,7 +190,9 @@ class History:
     def missing(self) -> list[tuple[str, MessageId]]:
         """Messages that must be there now: everyone that is fetched is to be removed from the history first."""
         now = self._now()
-        return [(sent.queue, id) for id, sent in sorted(self._by_id.items()) if self._fate(sent, now) is Fate.PRESENT]
+        return [
+            (sent.queue, id) for id, sent in sorted(self._by_id.items()) if self._fate(sent, now) is Whereabouts.PRESENT
+        ]
 
     def queue_is(self, queue: str, there: bool) -> None:
         """A queue is found to be there, or not."""
@@ -202,20 +204,20 @@ class History:
         """Some other promise was broken."""
         self._violate(text)
 
-    def _fate(self, sent: _Sent, asked: float) -> Fate:
+    def _fate(self, sent: _Sent, asked: float) -> Whereabouts:
         deletions = self._deletions.get(sent.queue, [])
         if sent.removed is not None and sent.removed < asked:
-            return Fate.GONE
+            return Whereabouts.GONE
         for deletion in deletions:
             acknowledged_before = (
                 sent.done is not None and sent.done < deletion.begun
             )  # at one instant their order is unknown
             if deletion.done is not None and deletion.done < asked and acknowledged_before:
-                return Fate.GONE
+                return Whereabouts.GONE
         if sent.removing or sent.done is None:
-            return Fate.EITHER
+            return Whereabouts.EITHER
         overlapping = any(deletion.done is None or deletion.done >= sent.sent for deletion in deletions)
-        return Fate.EITHER if overlapping else Fate.PRESENT
+        return Whereabouts.EITHER if overlapping else Whereabouts.PRESENT
 
     def _violate(self, text: str) -> None:
         self.violations.append(f"{self._now():.3f} s: {text}")

@@ -53,7 +53,7 @@ class _QuartResponse(TrioResponse):
     is_last = False
 
 
-class _Pieces(ResponseBody):
+class _SentBody(ResponseBody):
     """A body that is sent piece by piece, and closed in any case."""
 
     def __init__(self, body: OutgoingBody) -> None:
@@ -198,7 +198,7 @@ def _from_quart(request: _QuartRequest) -> Request:
 
 
 def _to_quart(reply: Reply) -> _QuartResponse:
-    body = DataBody(reply.body) if isinstance(reply.body, bytes) else _Pieces(reply.body)
+    body = DataBody(reply.body) if isinstance(reply.body, bytes) else _SentBody(reply.body)
     response = _QuartResponse(body, reply.status)
     response.headers = Headers(list(reply.headers))  # these and no others, such as a default content-type
     response.is_last = reply.is_last
