@@ -44,7 +44,7 @@ class AwsKey(NamedTuple):
 
 
 def new_key(user: str) -> AwsKey:
-    """A key that nobody has yet: 80 random bits, and 240."""
+    """A key that no user has yet: 80 random bits, and 240."""
     id = "MQIA" + "".join(secrets.choice(_LETTERS) for _ in range(16))
     return AwsKey(id, secrets.token_urlsafe(30), user)
 

@@ -20,7 +20,7 @@ REMEMBERED_SECONDS: Final = 60.0
 
 
 class SecretRefused(MQError):
-    """The secret is not taken, whoever's it is. The text is for the client.
+    """The secret is not taken, of any user. The text is for the client.
 
     Attributes:
         why: the same for the audit log.

@@ -21,7 +21,7 @@ from mq.client.webhook import Webhook
 
 FOLLOW_WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
-"""After how long a message comes back where nothing says it: one that nobody can work on must not spin."""
+"""After how long a message comes back where nothing says it: one that no consumer can work on must not spin."""
 _GLANCE_SECONDS: Final = 0.5
 """How often it is looked whether the lease of a command's message is lost."""
 
@@ -226,7 +226,7 @@ class _Runner:
                 raise
 
     def _await(self, process: subprocess.Popen[bytes], lease: Lease) -> int:
-        """The command's exit status. It is ended when the lease is lost: somebody else may have begun the same work."""
+        """The command's exit status. A lost lease ends it: another consumer may have begun the same work."""
         while True:
             try:
                 return process.wait(_GLANCE_SECONDS)

@@ -207,7 +207,7 @@ def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
 
 
 def _say(settings: Settings, line: str) -> None:
-    """Say something to whoever has started it: where programs read the log, as a line of that."""
+    """Say something to the caller of ``mq serve``: where programs read the log, as a line of that."""
     if settings.log_format == log_lines.JSON:
         logger.warning("%s", line)
     else:

@@ -63,7 +63,7 @@ async def _live(tell: Callable[[str], None], interval: float) -> None:
 
 
 def _send(address: str, message: str) -> None:
-    """A manager that does not listen keeps nobody from being served: that is a warning."""
+    """Warns where the manager does not listen: clients are served all the same."""
     name = "\0" + address[1:] if address.startswith("@") else address  # an abstract name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:

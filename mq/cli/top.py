@@ -26,7 +26,7 @@ class Look(NamedTuple):
     Attributes:
         name: its name.
         ready: messages that can be fetched.
-        leased: messages that somebody holds.
+        leased: messages that consumers hold.
         delayed: messages whose time has not come.
         oldest_seconds: the age of the oldest message; None when there is none.
         published_per_second: on average over the last minute; so are the others.

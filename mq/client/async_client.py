@@ -353,7 +353,7 @@ class AsyncClient:
             at: the time instead; with its zone.
 
         Raises:
-            Conflict: it is delayed no more: it can be fetched, or somebody has it.
+            Conflict: it is delayed no more: it can be fetched, or a consumer has it.
             NotFound: it is not there.
         """
         await self._run(requests.reschedule(queue, id, delay, at))

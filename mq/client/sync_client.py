@@ -349,7 +349,7 @@ class Client:
             at: the time instead; with its zone.
 
         Raises:
-            Conflict: it is delayed no more: it can be fetched, or somebody has it.
+            Conflict: it is delayed no more: it can be fetched, or a consumer has it.
             NotFound: it is not there.
         """
         self._run(requests.reschedule(queue, id, delay, at))

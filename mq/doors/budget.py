@@ -1,8 +1,8 @@
 """The memory that requests may take, all doors of a daemon together.
 
 A request reserves the whole size of something large before it reads the first byte of it, so that no two requests wait
-half-way for each other. What is not free is refused at once: then the bytes stay with the client. Whoever reserves and
-then sends slowly has to make room for the others.
+half-way for each other. What is not free is refused at once: then the bytes stay with the client. A client that
+reserves and then sends slowly has to make room for the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mq.errors import BodyTooLarge, NoMemory
 
 DEFAULT_BYTES: Final = 256 << 20
 PATIENCE_SECONDS: Final = 10
-"""So long nobody who sends is called slow."""
+"""So long no sender is called slow."""
 ENOUGH_BYTES_PER_SECOND: Final = 128 * 1024
 """On the average; who sends less makes room as soon as others want it. A request that has the memory to itself may be
 slower."""

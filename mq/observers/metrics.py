@@ -98,7 +98,7 @@ class Metrics:
     Attributes:
         folder, version: as given.
         knows: whether there is a queue of that name. To be set, or the counts of queues that are gone stay until
-            somebody looks.
+            they are read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, folder: str = "", version: str = "") -> None:

@@ -319,7 +319,7 @@ class Users:
 
         if await self.ask(f"reschedule to {delay:.1f}", reschedule):
             sent.not_before = begun + delay
-            self._changing.discard(id)  # one that was not answered may still be changed: nobody else tries
+            self._changing.discard(id)  # one that was not answered may still be changed: no other user tries
 
     async def _cancel(self) -> None:
         sent = self._waiting()
@@ -336,7 +336,7 @@ class Users:
             sent.is_gone = trio.current_time()
 
     def _waiting(self) -> Sent | None:
-        """One that is delayed, as far as its publisher knows, and that nobody else changes now."""
+        """One that is delayed, as far as its publisher knows, and that no other user changes now."""
         now = trio.current_time()
         waiting = [
             sent

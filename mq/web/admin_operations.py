@@ -83,7 +83,7 @@ def _led_elsewhere(broker: BrokerAPI, queues: Sequence[QueueStatus]) -> Set[str]
 
 
 def _metrics_page(snapshot: Scrape, folder: str) -> bytes:
-    """In a thread, where a file system that does not answer stops nobody else."""
+    """In a thread, where a file system that does not answer stops no other request."""
     if folder:
         with contextlib.suppress(OSError):  # it tells the rest all the same
             snapshot = snapshot._replace(room=os.statvfs(folder))

@@ -93,14 +93,14 @@ class Authorizer:
             return await self._judge_session(rule, request, cookie)
         is_from_page = _is_from_the_page(request.headers)
         if is_from_page and "authorization" not in request.headers and uid_of(request.address) is None:
-            return _without_dialogue(_UNKNOWN)  # so the page finds out that it has to ask: nobody failed to log in
+            return _without_dialogue(_UNKNOWN)  # so the page finds out that it has to ask: no login has failed
         user = await self._user(request.address, request.headers.get("authorization", ""))
         if isinstance(user, Reply):
             return _without_dialogue(user) if is_from_page else user
         return await self._judge_user(rule, request._replace(user=user), user)
 
     async def _judge_session(self, rule: Rule, request: Request, cookie: str) -> Reply:
-        """As :meth:`_judge`, for somebody who has logged in at the page."""
+        """As :meth:`_judge`, for a user who has logged in at the page."""
         session = self._sessions.find(cookie)
         if session is None:
             return _without_dialogue(_UNKNOWN)

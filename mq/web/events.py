@@ -101,7 +101,7 @@ def written(view: View) -> bytes:
 
 
 def difference(before: View, now: View) -> View:
-    """What has to be said to somebody who knows `before`."""
+    """What has to be said to a client that knows `before`."""
     news: View = {}
     for name, value in now.items():
         if name in BY_QUEUE:

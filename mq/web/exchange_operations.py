@@ -79,7 +79,7 @@ async def publish_batch_to_exchange(context: RequestContext) -> Reply:
 
 
 def _publisher(context: RequestContext) -> tuple[ExchangePublisher | None, Reply]:
-    """Who publishes; or nobody, and the reply that says why. Whoever has no right on an exchange hears the same whether
+    """Who publishes; or None, and the reply that says why. A user without a right on an exchange hears the same whether
     it is there or not."""
     missing = refusal_of(NoSuchExchange(f"no exchange {shorten(context.id)}: exchanges are declared over AMQP"))
     publisher = context.overview.exchanges.publisher

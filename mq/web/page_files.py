@@ -100,7 +100,7 @@ def _reply(file: PageFile, headers: Mapping[str, str], *more: tuple[str, str]) -
 
 
 def _policy(host: str) -> str:
-    """The page loads its own files and nothing else, not even a body that somebody has published here as a script.
+    """The page loads its own files and nothing else, not even a body that a client has published here as a script.
 
     Raises:
         InvalidRequest: the host has what no host has, and would be part of the policy.

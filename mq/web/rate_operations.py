@@ -63,7 +63,7 @@ async def queue_rates(context: RequestContext) -> Reply:
 
 
 SORTS: Final = ("name", *_DEPTHS, "oldest", *_FLOWS)
-"""By what queues may be sorted: what somebody looks for comes first."""
+"""By what queues may be sorted: what a reader looks for comes first."""
 
 
 def sort_queues(statuses: list[QueueStatus], by: str, metrics: Metrics) -> None:

@@ -71,7 +71,7 @@ async def serve(
         stop: returns when it is time to stop.
         certificates: with them TLS is spoken, and nothing else.
         crowd: says which address has too many connections; None counts those of this door alone.
-        seen: has the connections of all doors; None for nobody who looks at them.
+        seen: has the connections of all doors; None where they are not looked at.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         shares_port: other processes may listen there too, if they say the same.
         grace_seconds: what still runs that long after the stop is cut off.
@@ -108,7 +108,7 @@ async def serve_socket(
         path: of the socket.
         mode: of the socket's file: write permission lets a user connect.
         stop: returns when it is time to stop.
-        seen: has the connections of all doors; None for nobody who looks at them.
+        seen: has the connections of all doors; None where they are not looked at.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.

@@ -8,7 +8,7 @@
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
 * ``publish_pump``: what a connection publishes, stored in order; the alarm of a store that has no room.
 * ``consumer_pump``: one consumer: messages from its queue to its client.
-* ``state``: what all connections share; queues that expire while nobody uses them.
+* ``state``: what all connections share; queues that expire while they are not used.
 * ``handlers``: each command carried out and answered.
 * ``looking``: what operators see of a connection.
 * ``served_connection``: the tasks of one connection: read, write, store, keep time, end.

@@ -48,7 +48,7 @@ class AmqpState:
         limits: of each connection.
         clock_ns: wall clock, nanoseconds since 1970.
         memory: the budget that all requests of the daemon share; None makes one for this door.
-        seen: has the connections of all doors; None for nobody who looks at them.
+        seen: has the connections of all doors; None where they are not looked at.
 
     Attributes:
         broker, limits, memory, seen: as given.

@@ -41,8 +41,9 @@ def commit(folders: Folders, records: Records, log: Log, operations: Sequence[An
     """Do a batch, by as few records as hold it. One outcome for each operation, in order."""
     outcomes: list[Outcome] = []
     units = [each.operations if isinstance(each, Group) else (each,) for each in operations]
-    for portion in _portions([tuple(map(_encoding_once, unit)) for unit in units], log.largest_payload):
-        outcomes += _commit(folders, records, log, portion)
+    largest = log.largest_payload
+    for portion in _portions([tuple(map(_encoding_once, unit)) for unit in units], largest):
+        outcomes += _commit(folders, records, log, portion, largest)
     return outcomes
 
 
@@ -107,9 +108,9 @@ def _inline_bytes(operation: Write, largest: int) -> int | None:
     return len(body)
 
 
-def _commit(folders: Folders, records: Records, log: Log, units: Sequence[Unit]) -> list[Outcome]:
+def _commit(folders: Folders, records: Records, log: Log, units: Sequence[Unit], largest: int) -> list[Outcome]:
     """Do what one record holds."""
-    large = _LargeBodies(folders, log)
+    large = _LargeBodies(folders, largest)
     try:
         prepared = [large.staged_all(unit) for unit in units]
         large.sync()
@@ -177,11 +178,16 @@ def _saying(folders: Folders, operation: AnyOperation) -> Saying:
 
 
 class _LargeBodies:
-    """Bodies that do not go into the log: they are on the medium before a record names them."""
+    """Bodies that do not go into the log: they are on the medium before a record names them.
 
-    def __init__(self, folders: Folders, log: Log) -> None:
+    Args:
+        folders: of the root.
+        largest: bytes that one record can hold.
+    """
+
+    def __init__(self, folders: Folders, largest: int) -> None:
         self._folders = folders
-        self._largest = log.largest_payload
+        self._largest = largest
         self._made: list[StagedFile | None] = []
         self._any = False
 

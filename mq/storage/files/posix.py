@@ -157,11 +157,17 @@ class FolderStorage:
         self._read_ahead = ReadAhead()
         self._gate = trio.Lock()
         self._heard_late = 0.0
+        self._described: Description | None = None
         self._readers = trio.CapacityLimiter(_READERS)
 
     @property
     def description(self) -> Description:
-        """What it is."""
+        """What it is, from the opening on. A log that grows later could take larger groups, but a promise stays."""
+        if self._described is None:
+            self._described = self._describe()
+        return self._described._replace(heard_late=self._heard_late)
+
+    def _describe(self) -> Description:
         log = None if self._open is None else self._open.folders.log  # which makes a torn file whole again
         most, most_bytes = (0, None) if log is None else most_together(log)
         return Description(
@@ -171,7 +177,6 @@ class FolderStorage:
             ordered=True,
             max_body=None,
             journaled=self._mount.atomic_rename,
-            heard_late=self._heard_late,
             places=log is not None,
             groups=most,
             group_bytes=most_bytes,
@@ -219,14 +224,14 @@ class FolderStorage:
         self._opened(await self._hop(opening))
 
     def _opened(self, opened: OpenRoot) -> None:
-        self._open = opened
+        self._open, self._described = opened, None
         if self._can_watch and self._options.sharing is not Sharing.ALONE:
             layout = opened.folders.layout
             self._queues = KeptLook(self._calls, [layout.queues, f"{layout.records}/{QUEUE}"])
 
     async def aclose(self) -> None:
         """Let go of the root."""
-        opened, self._open = self._open, None
+        opened, self._open, self._described = self._open, None, None
         for thread in (self._committing, self._reading):
             if thread is not None:
                 thread.end()
