@@ -13,10 +13,10 @@ import pytest
 TREE: Final = Path(__file__).resolve().parent.parent
 
 BOUNDS: Final = {
-    "HTTP publish": (44, 360),
-    "HTTP fetch with wait, and the publish that ends it": (51, 430),
-    "AMQP publish, with its confirm": (49, 450),
-    "HTTP remove": (40, 250),
+    "HTTP publish": (42, 290),
+    "HTTP fetch with wait, and the publish that ends it": (48, 360),
+    "AMQP publish, with its confirm": (47, 400),
+    "HTTP remove": (42, 200),
 }
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
 

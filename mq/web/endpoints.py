@@ -106,10 +106,12 @@ class Route(NamedTuple):
     Attributes:
         path: its segments; None stands for any, which is handed on: first the queue, then the message or consumer.
         methods: operation by method, in the order of Allow.
+        is_of_queue: whether the first name in the path is a queue's.
     """
 
     path: tuple[str | None, ...]
     methods: Mapping[str, Operation]
+    is_of_queue: bool = True
 
 
 class Router:
@@ -167,7 +169,10 @@ def _routes(operations: Iterable[Operation], *, with_heads: bool = True) -> tupl
         there[operation.method] = operation
         if operation.has_head and with_heads:
             there["HEAD"] = operation
-    return tuple(Route(path, dict(sorted(there.items(), key=_place))) for path, there in methods.items())
+    return tuple(
+        Route(path, dict(sorted(there.items(), key=_place)), next(iter(there.values())).is_of_queue)
+        for path, there in methods.items()
+    )
 
 
 def _place(method: tuple[str, Operation]) -> int:
@@ -275,7 +280,7 @@ class Endpoints:
             _check_plain(request, operation)
             request = request._replace(headers=without_trace(request.headers))  # proxies add it: no reason to refuse
         query = read_query(request.query, operation.query)
-        what = names if operation.is_of_queue else ("", *names[-1:])
+        what = names if route.is_of_queue else ("", *names[-1:])
         shared = (self._broker, self._metrics, self._waits, self._max_body, self._budget, self._turn)
         shown = (self._connections, self._overview, self._schedules)
         return await operation.handle(RequestContext(*shared, *shown, request, query, *what))

@@ -106,6 +106,7 @@ class Connection:
     Attributes:
         state: where its life is.
         why: why it has been closed, for the log; empty where nothing was wrong.
+        session: its user, its vhost, its limits.
     """
 
     def __init__(
@@ -124,8 +125,8 @@ class Connection:
         self._heartbeats = Heartbeats(0, clock)
         self._deadline = clock() + limits.handshake_seconds
         self._sending: list[bytes] = []
-        self._session = Session(topology, owner, limits, self._sending.append)
-        self._channels = Channels(self._session)
+        self.session = Session(topology, owner, limits, self._sending.append)
+        self._channels = Channels(self.session)
         self._mechanism = ""
         self._is_blocked = False
         self._is_deaf = False  # once frames cannot be told apart any more
@@ -139,11 +140,6 @@ class Connection:
     def is_over(self) -> bool:
         """Whether nothing more is read: send what is to be sent, and close the stream."""
         return self.state is ConnectionState.OVER
-
-    @property
-    def session(self) -> Session:
-        """Its user, its vhost, its limits."""
-        return self._session
 
     def receive(self, data: bytes) -> None:
         """Bytes that came. Take all commands before the next ones."""
@@ -165,9 +161,9 @@ class Connection:
         Frames are handled one by one, so that each finds the answer to those before it. Only publishes and
         settlements are joined, as long as no other frame comes between.
         """
-        while not self._session.outbox.has_whole and self._step():
+        while not self.session.outbox.has_whole and self._step():
             pass
-        return self._session.outbox.take()
+        return self.session.outbox.take()
 
     def outgoing(self) -> bytes:
         """What is to be sent now."""
@@ -258,8 +254,8 @@ class Connection:
     def _tell_blocked(self, is_blocked: bool, method: type[base.Frame], **values: str) -> None:
         if self.state is ConnectionState.OPEN and self._is_blocked != is_blocked:
             self._is_blocked = is_blocked
-            if "connection.blocked" in self._session.capabilities:
-                self._session.send_method(0, method, **values)
+            if "connection.blocked" in self.session.capabilities:
+                self.session.send_method(0, method, **values)
 
     # Frames
 
@@ -289,13 +285,13 @@ class Connection:
             return False
         self.state = ConnectionState.STARTING
         properties = {"product": "mq", "version": self._version, "platform": "Python"}
-        self._session.send_method(
+        self.session.send_method(
             0,
             methods.Connection.Start,
             version_major=0,
             version_minor=9,
             server_properties={**properties, "capabilities": dict.fromkeys(CAPABILITIES, True)},
-            mechanisms=negotiation.mechanisms(self._session.certificate),
+            mechanisms=negotiation.mechanisms(self.session.certificate),
             locales="en_US",
         )
         return True
@@ -331,15 +327,15 @@ class Connection:
     # Methods of the connection
 
     def _start_ok(self, method: methods.Connection.StartOk) -> None:
-        asked = negotiation.read_response(method.mechanism, method.response, self._session.certificate)
+        asked = negotiation.read_response(method.mechanism, method.response, self.session.certificate)
         told = method.client_properties or {}
-        self._session.follows_text = told.get("product") in FOLLOW_THE_TEXT
+        self.session.follows_text = told.get("product") in FOLLOW_THE_TEXT
         given = told.get("capabilities")
         if isinstance(given, dict):
-            self._session.capabilities = frozenset(name for name, has in given.items() if has is True)
+            self.session.capabilities = frozenset(name for name, has in given.items() if has is True)
         self._mechanism = method.mechanism
         self.state = ConnectionState.JUDGING
-        self._session.outbox.put(asked)
+        self.session.outbox.put(asked)
 
     def _judged(self, result: Result) -> None:
         if self.state is ConnectionState.JUDGING:
@@ -349,42 +345,42 @@ class Connection:
         elif self.state is ConnectionState.OPEN:
             if not isinstance(result, commands.Authenticated):
                 raise Refusal(Code.NOT_ALLOWED, "the new secret was refused")
-            self._session.user = result.user
-            self._session.send_method(0, methods.Connection.UpdateSecretOk)
+            self.session.user = result.user
+            self.session.send_method(0, methods.Connection.UpdateSecretOk)
 
     def _admit(self, result: Result) -> None:
         if not isinstance(result, commands.Authenticated):
             text = f"ACCESS_REFUSED - Login was refused using authentication mechanism {self._mechanism}"
             code, text = (result.code, result.text) if isinstance(result, Refusal) else (Code.ACCESS_REFUSED, text)
-            if "authentication_failure_close" in self._session.capabilities:
-                self._session.send_method(0, methods.Connection.Close, reply_code=code, reply_text=clip(text))
+            if "authentication_failure_close" in self.session.capabilities:
+                self.session.send_method(0, methods.Connection.Close, reply_code=code, reply_text=clip(text))
             self._be_over(text)
             return
-        self._session.user = result.user
+        self.session.user = result.user
         self.state = ConnectionState.TUNING
-        limits = self._session.limits
+        limits = self.session.limits
         ours = {"channel_max": limits.channel_max, "frame_max": limits.frame_max, "heartbeat": limits.heartbeat_seconds}
-        self._session.send_method(0, methods.Connection.Tune, **ours)
+        self.session.send_method(0, methods.Connection.Tune, **ours)
 
     def _tune_ok(self, method: methods.Connection.TuneOk) -> None:
-        tuned = negotiate(method, self._session.limits)
+        tuned = negotiate(method, self.session.limits)
         self._channels.most = tuned.channel_max
-        self._session.frame_max = self._reader.frame_max = tuned.frame_max
+        self.session.frame_max = self._reader.frame_max = tuned.frame_max
         self._heartbeats = Heartbeats(tuned.heartbeat_seconds, self._clock)
         self.state = ConnectionState.OPENING
 
     def _open(self, method: methods.Connection.Open) -> None:
-        if not self._session.topology.has_vhost(method.virtual_host):
+        if not self.session.topology.has_vhost(method.virtual_host):
             raise Refusal(Code.NOT_ALLOWED, f"vhost '{method.virtual_host}' not found")
-        self._session.vhost = method.virtual_host
+        self.session.vhost = method.virtual_host
         self.state = ConnectionState.OPEN
         self._deadline = math.inf
-        self._session.send_method(0, methods.Connection.OpenOk)
+        self.session.send_method(0, methods.Connection.OpenOk)
 
     def _update_secret(self, method: methods.Connection.UpdateSecret) -> None:
         secret = method.new_secret if isinstance(method.new_secret, str) else ""
-        user = self._session.user
-        self._session.outbox.put(Authenticate("" if user is None else user.name, secret))
+        user = self.session.user
+        self.session.outbox.put(Authenticate("" if user is None else user.name, secret))
 
     def _close_by_client(self, method: methods.Connection.Close) -> None:
         if method.reply_code != 200:
@@ -392,7 +388,7 @@ class Connection:
         self._channels.leave()
         self.state = ConnectionState.LEAVING
         self._deadline = math.inf
-        self._session.outbox.put(Leave(None))
+        self.session.outbox.put(Leave(None))
 
     def _leave(self, command: Leave, result: Result) -> None:
         """Finish a close by the client, of a channel or of the connection."""
@@ -403,9 +399,9 @@ class Connection:
                 raise result
             self._channels.flush()
             self._channels.release()
-            self._session.send_method(0, methods.Connection.CloseOk)
+            self.session.send_method(0, methods.Connection.CloseOk)
             self.state = ConnectionState.LEFT
-            self._deadline = self._clock() + self._session.limits.handshake_seconds
+            self._deadline = self._clock() + self.session.limits.handshake_seconds
             self._heartbeats = Heartbeats(0, self._clock)
 
     # Ends
@@ -421,10 +417,10 @@ class Connection:
         self._channels.release()
         self.state = ConnectionState.CLOSING
         self._has_closed = True
-        self._deadline = self._clock() + self._session.limits.handshake_seconds
+        self._deadline = self._clock() + self.session.limits.handshake_seconds
         class_id, method_id = divmod(0 if method is None else method.index, 1 << 16)
         ids = {"class_id": class_id, "method_id": method_id}
-        self._session.send_method(0, methods.Connection.Close, reply_code=refusal.code, reply_text=refusal.text, **ids)
+        self.session.send_method(0, methods.Connection.Close, reply_code=refusal.code, reply_text=refusal.text, **ids)
 
     def _be_over(self, why: str) -> None:
         self.why = self.why or why
