@@ -99,7 +99,7 @@ class SegmentWriter:
         self._limits = limits
         self._write = write
         self._clock = clock
-        self._segment: _Segment | None = None
+        self._segment: _JournalFile | None = None
         self._number = 0
         self._sequence = 0
 
@@ -159,10 +159,10 @@ class SegmentWriter:
             segment.close()
             self._remove_old()
 
-    def _begin(self) -> _Segment:
+    def _begin(self) -> _JournalFile:
         started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._life.started_ns // 10**9))
         path = self._folder / f"{started}-{self._life.broker}-{self._number:06}{SUFFIX}"
-        self._segment = _Segment(path, self._life.head(self._number), self._write, self._clock())
+        self._segment = _JournalFile(path, self._life.head(self._number), self._write, self._clock())
         self._number += 1
         return self._segment
 
@@ -174,7 +174,7 @@ class SegmentWriter:
                 path.unlink(missing_ok=True)
 
 
-class _Segment:
+class _JournalFile:
     def __init__(self, path: Path, head: dict[str, str], write: Write, begun: float) -> None:
         self.begun = begun
         self.size = 0
