@@ -1,7 +1,7 @@
 """Faults at random, for as long as one likes: ``python -m tests.cluster.chaos --minutes 60``, as root.
 
 One host after another is hit, half of the time the master's: killed, paused, cut off from one other, from both or from
-all, started cold. In the end the history has to be what was promised, or the exit status is 1.
+all, or their nodes alone, started cold. In the end the history has to be what was promised, or the exit status is 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster.hosts import NAMES, Machine, Machines, three_machines
+from tests.cluster.hosts import AMQP_PORT, NAMES, Machine, Machines, three_machines
 from tests.hosts.network import missing
 
 LONGEST_FAULT_SECONDS = 8.0
@@ -86,6 +86,12 @@ def cut_from_nodes(machines: Machines, machine: Machine) -> Undo:
     return mend
 
 
+def cut_links(machines: Machines, machine: Machine) -> Undo:
+    """Its node and the others do not reach each other, and all of them reach etcd."""
+    machine.host.block(AMQP_PORT)
+    return lambda: machine.host.unblock(AMQP_PORT)
+
+
 def lose_majority(machines: Machines, machine: Machine) -> Undo:
     """Two members of etcd are killed; what starts again starts cold."""
     killed = [each for each in machines.by_name.values() if each is not machine]
@@ -137,7 +143,7 @@ def start_cut_off(machines: Machines, machine: Machine) -> Undo:
 
 FAULTS = (
     *(kill_node, kill_etcd, kill_both, pause_node, pause_etcd, stop_node),
-    *(cut_host, cut_pair, cut_from_nodes, cut_pair),
+    *(cut_host, cut_pair, cut_from_nodes, cut_pair, cut_links),
     *(lose_majority, start_node_cold, start_all_cold, start_cut_off),
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Machine, Machines, three_machines
+from tests.cluster.hosts import AMQP_PORT, Machine, Machines, three_machines
 
 pytestmark = [
     pytest.mark.slow,
@@ -74,6 +74,24 @@ def test_each_fault_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         mirror.start_node()
         machines.wait_until_member(mirror)
         time.sleep(1)
+        finish(machines, capsys)
+
+
+@pytest.mark.proof
+def test_a_master_that_reaches_etcd_and_no_node_gives_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with three_machines(tmp_path) as machines:
+        time.sleep(2)
+        first, term = machines.master(), machines.term()
+        machines.fault(f"node {first.name} and its neighbours do not reach each other, and all reach etcd")
+        first.host.block(AMQP_PORT)
+        machines.wait_for_term_after(term)
+        second = machines.master()
+        assert second is not first
+        time.sleep(2)
+        first.host.unblock(AMQP_PORT)
+        machines.wait_until_member(first)
+        time.sleep(2)
+        assert machines.master() is second, "who left is the youngest"
         finish(machines, capsys)
 
 

@@ -314,6 +314,16 @@ class Host(_Space):
         for here, there in ((self, other), (other, self)):
             here.ip("neigh", "del", there.address, "dev", "eth0")
 
+    def block(self, port: int) -> None:
+        """Let what this host sends others from and to a TCP port vanish; what it sends itself does not."""
+        for end in ("dport", "sport"):
+            self.ip("rule", "add", "priority", "1", "ipproto", "tcp", end, str(port), "blackhole")
+
+    def unblock(self, port: int) -> None:
+        """Undo that."""
+        for end in ("dport", "sport"):
+            self.ip("rule", "del", "priority", "1", "ipproto", "tcp", end, str(port), "blackhole")
+
 
 def _only_child(parent: subprocess.Popen[bytes]) -> int:
     """The process that another one has started; that one itself where both have ended."""
