@@ -42,7 +42,8 @@ class FarOff:
         return len(self._there)
 
     def __iter__(self) -> Iterator[Entry]:
-        return (self._entry(key) for key in self._there)
+        for key in self._there:  # compiled, a generator expression would be a list, and no iterator
+            yield self._entry(key)
 
     def add(self, entry: Entry) -> None:
         """Add a delayed message that no delivery holds, or replace its entry."""
