@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Final
 import pytest
 
 TREE = Path(__file__).resolve().parent.parent
+
+IN_VAIN: Final = re.compile(r"usefixtures\([^)]*_clock\b")
 
 DOMAIN: Final = ("mq.errors", "mq.message", "mq.lifecycle")
 
@@ -356,3 +359,11 @@ def test_a_constructor_has_few_arguments_or_a_reason() -> None:
                 arguments = (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)
                 many |= {node.name} if len(arguments) - 1 > 7 else set()
     assert many == set(MANY_ARGUMENTS)
+
+
+def test_no_test_asks_for_a_clock_that_it_does_not_get() -> None:
+    """pytest-trio takes a clock from a test's own arguments alone: by ``usefixtures`` it would go by real time."""
+    files = [path for folder in ("tests", "plugins") for path in (TREE / folder).rglob("test_*.py")]
+    in_vain = [str(path.relative_to(TREE)) for path in files if IN_VAIN.search(path.read_text())]
+    assert files
+    assert in_vain == []

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from mq.cli.pipeline import main
-from mq.client import Client
+from mq.client import Client, Outgoing
 from mq.errors import Conflict, InvalidId, InvalidSetting
 from mq.message import MessageId
 from mq.spark.pipelines.archive import archive, read_archive
@@ -35,18 +35,21 @@ def address(daemon: Daemon) -> dict[str, str]:
 
 
 def publish(daemon: Daemon, queue: str) -> dict[str, bytes]:
-    """Bodies by id."""
+    """Bodies by id, in order. The last message is published later than all others."""
     with Client(address(daemon)["url"]) as client:
         client.create_queue(queue)
-        return {str(client.publish(queue, body, content_type="text/plain").id): body for body in BODIES}
+        *first, last = (Outgoing(body, content_type="text/plain") for body in BODIES)
+        outcomes = [*client.publish_many(queue, first), *client.publish_many(queue, [last])]
+    assert all(outcome.ok for outcome in outcomes)
+    return {str(outcome.id): body for outcome, body in zip(outcomes, BODIES, strict=True)}
 
 
 def drain(daemon: Daemon, queue: str) -> list[bytes]:
     bodies = []
     with Client(address(daemon)["url"]) as client:
-        while (message := client.fetch(queue)) is not None:
-            bodies.append(bytes(message.body))
-            client.remove(message)
+        while messages := client.fetch_many(queue, len(BODIES)):
+            bodies += [bytes(message.body) for message in messages]
+            assert all(outcome.ok for outcome in client.remove_many(queue, messages))
     return bodies
 
 
