@@ -118,6 +118,9 @@ async def _do(storage: Storage, operation: AnyOperation) -> Outcome:
     if isinstance(operation, Put | Drop):
         return await _keep(storage, operation)
     assert isinstance(operation, Group), "every store does the others"
+    if len(operation.operations) == 1:
+        [outcome] = await commit(storage, operation.operations)
+        return _DONE if isinstance(operation.operations[0], Drop) and outcome.result is Result.GONE else outcome
     return await by_intent(storage, operation)
 
 

@@ -301,6 +301,46 @@ async def test_of_a_group_that_was_refused_half_way_nothing_comes_back(
             await disk.cut()
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_group_is_whole_or_not_there_though_the_log_is_emptied_in_its_batch(seed: int) -> None:
+    """The end of a deleted queue brings everything to the medium, and lets the record go."""
+    for number in range(1, 200):
+        async with begun(seed) as disk:
+            await disk.make_queue("gone")
+            await disk.storage.drop_record(QUEUE, "gone")
+            [grave] = await disk.storage.scan(State.REMOVED)
+            ids = {"refused": new_id(), "done": new_id()}
+            groups = [
+                Group((Put("ledger", name, {}), Write("q", id, b"new", state=state)))
+                for (name, id), state in zip(ids.items(), (State.READY, State.NEW), strict=True)
+            ]
+            disk.calls.fail("open", errno.ENOSPC, path="queues/q/*", times=None)
+            disk.odds.cut_at = disk.odds.calls + number
+            try:
+                outcomes = await disk.storage.commit([*groups, Unlink(grave)])
+            except PowerCut:
+                outcomes = []
+            disk.heal()
+            await disk.cut()
+            there = {entry.id for entry in await disk.everything()}
+            records = await disk.storage.records("ledger")
+            assert {name for name, id in ids.items() if id in there} == set(records), number
+        if outcomes:
+            break
+    assert [outcome.result for outcome in outcomes] == [Result.FULL, Result.DONE, Result.DONE]
+    assert set(records) == {"done"}
+
+
+async def test_a_group_of_many_reads_no_record_but_its_own() -> None:
+    async with begun() as disk:
+        await disk.storage.put_record("ledger", "another", {})
+        disk.calls.fail("open", errno.EMFILE, path="state/records/ledger/kanother*", times=None)
+        group = Group((*(Write("q", new_id(), b"new") for _ in range(3)), Put("ledger", "new", {})))
+        [outcome] = await disk.storage.commit([group])
+        disk.heal()
+        assert outcome.result is Result.DONE
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_cut_inside_the_recovery_takes_nothing_either(seed: int) -> None:
     """At every fifth call of the recovery from the cut before."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
+from mq.lifecycle import State
 from mq.message import SharedAttributes, checksum
 from mq.storage.files.barrier import Barrier
 from mq.storage.files.batch import refusal
@@ -71,13 +72,18 @@ def said(log: Log, *sayings: Saying) -> Iterator[None]:
 
 def _portions(units: Sequence[Unit], largest: int) -> Iterator[list[Unit]]:
     """The units in order, as many at a time as one record holds."""
+    # A deleted queue's end may empty the log, which must not be between a group and what takes it back.
     portion: list[Unit] = []
     size = 0
+    has_group = has_reaping = False
     for unit in units:
         more = sum(_bytes(operation, largest) for operation in unit)
-        if portion and size + more > largest:
+        has_group |= len(unit) > 1
+        has_reaping |= isinstance(unit[0], Unlink) and unit[0].entry.state is State.REMOVED
+        if portion and (size + more > largest or (has_group and has_reaping)):
             yield portion
             portion, size = [], 0
+            has_group, has_reaping = len(unit) > 1, len(unit) == 1 and has_reaping
         portion.append(unit)
         size += more
     if portion or not units:

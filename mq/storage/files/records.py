@@ -79,6 +79,16 @@ class Records:
                 return self._all(kind)
         return self._all(kind)
 
+    def get(self, kind: str, key: str) -> Mapping[str, Any] | None:
+        """A record that no other process changes; None where there is none."""
+        file, versions = self._versions(kind, key)
+        for version in sorted(versions, reverse=True):
+            record = self._read(f"{self._folder}/{kind}/{file}.{version}")
+            if record is not None and record["key"] == key:
+                value: Mapping[str, Any] = record["value"]
+                return value
+        return None
+
     def _all(self, kind: str) -> dict[str, Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
         for file, version in sorted(self._listed(kind)):

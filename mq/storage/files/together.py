@@ -51,12 +51,18 @@ class Doing:
         self._records = records
         self._undo: list[_Step] = []
         self.refused: list[int] = []
-        messages = [each for unit in units for each in unit if isinstance(each, Write | Move | Unlink)]
-        outcomes = iter(Batch(folders, messages).run() if messages else ())
+        kept = [self._keep_all(unit) for unit in units]  # first: they are what a full disk refuses
+        messages = [
+            each
+            for unit, (_, refused) in zip(units, kept, strict=True)
+            for each in unit
+            if refused is None and isinstance(each, Write | Move | Unlink)
+        ]
+        done = iter(Batch(folders, messages).run() if messages else ())
         self.outcomes: list[Outcome] = []
         first = 0
-        for unit in units:
-            self.outcomes.append(self._end(unit, first, outcomes))
+        for unit, (steps, refused) in zip(units, kept, strict=True):
+            self.outcomes.append(self._end(unit, first, steps, refused, done))
             first += len(unit)
 
     @property
@@ -73,48 +79,52 @@ class Doing:
         for step in self._undo:
             step.do()
 
-    def _end(self, unit: Unit, first: int, of_messages: Iterator[Outcome]) -> Outcome:
-        """Do the records of a unit, once its messages are done; the outcome of all of it."""
-        if len(unit) == 1 and not isinstance(unit[0], Put | Drop):
-            outcome = next(of_messages)
-            # to take away what is not there changes nothing, also when it is done again
-            if outcome.result in _REFUSED and not (isinstance(unit[0], Unlink) and outcome.result is Result.GONE):
-                self.refused.append(first)
-            return outcome
-        numbered = list(enumerate(unit, first))
-        outcomes = {number: next(of_messages) for number, each in numbered if not isinstance(each, Put | Drop)}
-        refused = next((outcome for outcome in outcomes.values() if outcome.result is not Result.DONE), None)
-        steps = {
-            number: self._taking_back(operation)
-            for number, operation in numbered
-            if len(unit) > 1 and number in outcomes and outcomes[number].result is Result.DONE
-        }
-        for number, operation in numbered:
-            if isinstance(operation, Put | Drop) and refused is None:
-                before = self._restoring(operation) if len(unit) > 2 else None
-                outcomes[number] = self._keep(operation)
-                if outcomes[number].result not in (Result.DONE, Result.GONE):
-                    refused = outcomes[number]
-                elif before is not None:
-                    steps[number] = before
-        if refused is not None and refused.result in _REFUSED:
-            self._undo += [steps[number] for number in sorted(steps, reverse=True)]
-            self.refused += [number for number, _ in numbered if number not in steps]
-        return refused or (_DONE if len(unit) > 1 else outcomes[first])
+    def _keep_all(self, unit: Unit) -> tuple[dict[int, _Step], Outcome | None]:
+        """Do the records of a unit: how each is taken back, by its place; and why one is refused, which ends that."""
+        steps: dict[int, _Step] = {}
+        outcome: Outcome | None = None
+        for place, operation in enumerate(unit):
+            if isinstance(operation, Put | Drop):
+                try:
+                    if len(unit) > 1:
+                        steps[place] = self._restoring(operation)
+                    outcome = self._keep(operation)
+                except OSError as error:
+                    steps.pop(place, None)
+                    return steps, refusal(error)
+        return steps, outcome if len(unit) == 1 else None
 
     def _keep(self, operation: Put | Drop) -> Outcome:
-        try:
-            if isinstance(operation, Drop):
-                return _DONE if self._records.drop(*operation) else Outcome(Result.GONE)
-            self._folders.reserve.ensure()
-            self._records.put(*operation)
-        except OSError as error:
-            return refusal(error)
+        if isinstance(operation, Drop):
+            return _DONE if self._records.drop(*operation) else Outcome(Result.GONE)
+        self._folders.reserve.ensure()
+        self._records.put(*operation)
         return _DONE
+
+    def _end(
+        self, unit: Unit, first: int, steps: dict[int, _Step], refused: Outcome | None, done: Iterator[Outcome]
+    ) -> Outcome:
+        """The outcome of a unit whose records are done, and whose messages may be."""
+        if refused is None:
+            for place, operation in enumerate(unit):
+                if isinstance(operation, Write | Move | Unlink):
+                    outcome = next(done)
+                    if len(unit) == 1 or outcome.result is not Result.DONE:
+                        refused = refused or outcome
+                    else:
+                        steps[place] = self._taking_back(operation)
+        if refused is None:
+            return _DONE
+        # to take away what is not there changes nothing, also when it is done again
+        is_gone = isinstance(unit[0], Unlink | Drop) and refused.result is Result.GONE
+        if refused.result in _REFUSED and not is_gone:
+            self._undo += [steps[place] for place in sorted(steps, reverse=True)]
+            self.refused += [first + place for place in range(len(unit)) if place not in steps]
+        return refused
 
     def _restoring(self, operation: Put | Drop) -> _Step:
         kind, key = operation.kind, operation.key
-        value = self._records.all(kind).get(key)
+        value = self._records.get(kind, key)
         if value is None:
             return _Step(Forgotten(kind, key), partial(self._records.drop, kind, key))
         return _Step(Kept(kind, key, value), partial(self._records.put, kind, key, value))
@@ -137,18 +147,18 @@ class Doing:
 
 def refused_before(folders: Folders, unit: Unit) -> Outcome | None:
     """Why a group cannot be done, as far as that shows before; None where it can."""
+    kind, path = folders.calls.kind, folders.layout.path
     for operation in unit:
-        if isinstance(operation, Move):
-            if folders.calls.kind(folders.layout.path(operation.entry)) is not FileKind.FILE:
-                return Outcome(Result.GONE)
-            if folders.calls.kind(folders.layout.path(operation.target)) is not None:
-                return Outcome(Result.EXISTS)
-            target = operation.target
-        elif isinstance(operation, Write):
-            target = operation.entry
-        else:
+        if not isinstance(operation, Write | Move):
             continue
-        folder = folders.layout.folder(target.state, target.queue)
-        if target.state is State.READY and folders.calls.kind(folder) is not FileKind.FOLDER:
+        target = operation.target if isinstance(operation, Move) else operation.entry
+        if isinstance(operation, Move) and kind(path(operation.entry)) is not FileKind.FILE:
+            return Outcome(Result.GONE)
+        if kind(path(target)) is not None:
+            return Outcome(Result.EXISTS)
+        if (
+            target.state is State.READY
+            and kind(folders.layout.folder(target.state, target.queue)) is not FileKind.FOLDER
+        ):
             return Outcome(Result.NO_QUEUE)
     return None
