@@ -439,10 +439,11 @@ class Deliverer:
                 self.upkeep.give_back(entry)
             elif found is not None and not isinstance(found.body, DamagedBody):
                 served[request].add(entry, self._message(request, left, entry, found))
-            else:
+            elif served[request].error is not None:
                 served[request].leave_out(request, entry)
-                if served[request].error is None:
-                    _log_damage(entry, found)
+            else:
+                _log_damage(entry, found)
+                _pass_over(self.waiters, request.index, entry)
             if request.takes:  # not before the body is open: the reaper unlinks it at once
                 self._catalog.end(left, entry, Kind.REMOVE, door=request.door)
 
@@ -492,6 +493,12 @@ class _Leased(NamedTuple):
     left: Entry
     entry: Entry
     stored: Stored | None
+
+
+def _pass_over(waiters: Waiters, index: QueueIndex, entry: Entry) -> None:
+    """Let a message that is damaged keep none behind it in its group waiting."""
+    if index.groups is not None and index.groups.pass_over(entry.id):
+        waiters.call(index)
 
 
 def _log_damage(entry: Entry, found: Stored | None) -> None:
@@ -736,6 +743,7 @@ class Holds:
                 continue  # it went with its queue
             why = body.reason if isinstance(body, DamagedBody) else "its file vanished"
             logger.error("message %s of %s is not handed out: %s. It stays there", entry.id, entry.queue, why)
+            _pass_over(self._waiters, portion.request.index, entry)
             self._set_aside(entry)
         return messages
 

@@ -3,6 +3,9 @@
 The messages of one group are handed out one after the other, in the order of the queue. A group is *blocked* while one
 of its messages is out: leased, held, held back after a failure, or being moved. Free groups take turns, so a long
 backlog of one keeps no other waiting. The costs are those of the group at hand, however many there are.
+
+A message that is damaged is *passed over*: it cannot be handed out, so it is a group of its own from then on, and keeps
+no other waiting.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class MessageGroups:
         self._out: dict[MessageId, int] = {}
         self._coming: dict[MessageId, int] = {}
         self._coming_keys: set[int] = set()
+        self._passed_over: set[MessageId] = set()
 
     def __len__(self) -> int:
         """How many groups have messages."""
@@ -59,11 +63,11 @@ class MessageGroups:
         if id not in self._coming:
             self._coming[id] = key
             self._coming_keys.add(key)
-            self._push(self._group(number_of(id, key)), key)
+            self._push(self._group(self._number(id, key)), key)
 
     def ready(self, id: MessageId, key: int) -> None:
         """Note that a message is READY at `key`."""
-        group = self._group(number_of(id, key))
+        group = self._group(self._number(id, key))
         self._push(group, key)
         if id in self._out or id in self._coming:
             self._settle(id)
@@ -71,7 +75,7 @@ class MessageGroups:
 
     def taken(self, id: MessageId, key: int) -> None:
         """Note that a message that was READY at `key` is out."""
-        group = self._groups[number_of(id, key)]
+        group = self._groups[self._number(id, key)]
         group.live -= 1
         if self._turns and self._turns[0] is group:
             self._turns.popleft()
@@ -86,7 +90,7 @@ class MessageGroups:
     def block(self, id: MessageId) -> None:
         """Note that a message is out: its group is blocked."""
         if id not in self._out:
-            number = self._out[id] = number_of(id)
+            number = self._out[id] = self._number(id)
             self._group(number).out += 1
             self._settle(id, stays_out=True)
 
@@ -94,10 +98,21 @@ class MessageGroups:
         """Whether a message of that id would have to wait for another one of its group."""
         return number_of(id) in self._groups
 
+    def pass_over(self, id: MessageId) -> bool:
+        """Note that a message, which is out, is damaged. Whether its group may hand out another."""
+        group = self._groups.get(number_of(id))
+        if group is None or self._out.get(id) != group.number:
+            return False
+        self._settle(id)
+        self._passed_over.add(id)
+        self.block(id)
+        return group.has_turn
+
     def release(self, id: MessageId) -> bool:
         """Note that a message is out no more, and not in the queue, either. Whether its group may hand out another."""
-        group = self._groups.get(self._out.get(id, number_of(id)))
+        group = self._groups.get(self._out.get(id, self._number(id)))
         self._settle(id)
+        self._passed_over.discard(id)
         return group is not None and group.has_turn
 
     def next(self, last: MessageId | None = None, up_to: int | None = None) -> int | None:
@@ -107,7 +122,7 @@ class MessageGroups:
             last: the message that the same request has got just before: others of its group may follow it.
             up_to: no message with a greater sequence.
         """
-        if last is not None and (group := self._groups.get(number_of(last))) is not None:
+        if last is not None and (group := self._groups.get(self._number(last))) is not None:
             first = self._first(group)
             if first is not None and (up_to is None or first >> _SEQUENCE_BITS <= up_to):
                 return first
@@ -122,6 +137,9 @@ class MessageGroups:
             else:
                 self._turns.rotate(-1)
         return None
+
+    def _number(self, id: MessageId, key: int | None = None) -> int:
+        return id.key if id in self._passed_over else number_of(id, key)
 
     def _group(self, number: int) -> _Group:
         group = self._groups.get(number)
@@ -153,7 +171,7 @@ class MessageGroups:
         key = self._coming.pop(id, None)
         if key is not None:
             self._coming_keys.discard(key)
-            group = self._groups[number_of(id)]
+            group = self._groups[self._number(id)]
             group.live -= 1
             self._tidy(group)
 

@@ -9,9 +9,9 @@ import trio
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from mq.broker import Broker, Draft, Removal
+from mq.broker import Broker, Draft, Removal, open_broker, queues
 from mq.broker.index import QueueIndex
 from mq.broker.message_groups import MessageGroups, number_of
 from mq.broker.settings import QueueSettings
@@ -19,7 +19,8 @@ from mq.errors import Conflict, InvalidSetting, StorageUnusable
 from mq.lifecycle import State
 from mq.message import Message, MessageId, MessageIds, group_number
 from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result
-from tests.broker.conftest import Opener
+from tests.broker.conftest import Opener, WallClock
+from tests.storage.disks import MOUNTS, open_disk
 
 GROUPED = {"groups": True}
 
@@ -297,6 +298,18 @@ async def test_groups_begin_with_messages_there(broker: Broker) -> None:
     assert await names(await fetch(broker)) == ["a3"]
 
 
+async def test_groups_of_a_very_long_queue_do_not_begin(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them begin at once: nothing else would be done meanwhile."""
+    monkeypatch.setattr(queues, "MOST_REGROUPED", 2)
+    await publish(broker, "a1", "a2", "a3", is_group_hint=True)
+    with pytest.raises(Conflict, match="make another queue"):
+        await broker.change_settings("q", GROUPED)
+    await fetch(broker)
+    assert (await broker.change_settings("q", {"visibility": 5})).groups is False
+    await broker.purge("q")
+    await broker.change_settings("q", GROUPED)
+
+
 async def test_a_group_is_refused_where_its_order_would_be_lost(broker: Broker) -> None:
     [error] = await broker.publish_many("q", [Draft(b"", group="a")])
     assert isinstance(error, Conflict)
@@ -449,3 +462,34 @@ def test_an_id_tells_its_group() -> None:
     assert number_of(first) == number_of(second) == group_number("a") != number_of(other)
     assert number_of(none) == none.key
     assert MessageGroups({}).next() is None
+
+
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("count", [1, 10])
+async def test_a_damaged_message_keeps_none_behind_it_waiting(wall_clock: WallClock, count: int, holds: bool) -> None:
+    """Neither while it is put aside, nor when it comes again; and those behind it keep their order."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        async with open_broker(disk.storage) as broker:
+            await broker.change_settings("q", GROUPED)
+            damaged, *_ = await publish(broker, "a1", "a2", "a3", "b1", "a4")
+            await wait_all_tasks_blocked()
+        disk.overwrite(f"queues/q/{damaged}", b"?!")
+        async with open_broker(await disk.open()) as broker:
+            groups = broker._catalog.queues["q"].groups
+            assert groups is not None
+            seen: list[str] = []
+            for _ in range(4):
+                if holds:
+                    found = [each.message for each in await broker.hold("q", count, wait=1)]
+                else:
+                    found = await fetch(broker, count, wait=1)
+                assert all(groups.is_blocked(message.id) for message in found)
+                seen += await names(found)
+                for message in found:
+                    await broker.remove("q", message.id)
+                await trio.sleep(60)  # the damaged one comes again
+            assert [name for name in seen if name != "b1"] == ["a2", "a3", "a4"]
+            await broker.remove("q", damaged)
+            await wait_all_tasks_blocked()  # so that the disk is whole at the end
+            assert len(groups) == 0
+            assert not groups._passed_over
