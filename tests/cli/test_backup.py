@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.broker import open_broker
+from mq.broker import Draft, open_broker
+from mq.message import QueueName
+from mq.schedules.schedule import Schedule
+from mq.schedules.scheduler import Scheduler, ScheduleStatus
 from mq.storage.files import backup
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.mount import Mount
@@ -45,6 +48,46 @@ def test_a_backup_and_its_restore(mq: Mq, root: Path, backups: Path, tmp_path: P
     assert (done.status, done.error) == (0, "")
     assert done.out.startswith("backup 2 of 20")
     assert mq("doctor", tmp_path / "restored").out == "1 messages, 0 without a checksum: all is well\n"
+
+
+def test_schedules_come_back_with_what_has_fired(mq: Mq, temp_root: Path, backups: Path, tmp_path: Path) -> None:
+    """An instant whose message was consumed before the backup does not fire again, and the next one does."""
+    begin = 1_700_000_000_000_000_000
+    made = Schedule(QueueName("s"), QueueName("q"), Draft(b"hello", {"content_type": "text/plain"}), every=60)
+
+    async def serve(root: Path, seconds: int, told: list[ScheduleStatus]) -> None:
+        """Take the message of an instant, `seconds` after the schedule was made."""
+        now = [begin]
+        async with open_broker(f"posix:{root}", clock_ns=lambda: now[0]) as broker, trio.open_nursery() as nursery:
+            scheduler = Scheduler(broker, lambda: now[0])
+            await scheduler.load()
+            if not len(scheduler):
+                await broker.create_queue("q")
+                await scheduler.put(made)
+            told.append(scheduler.status("s"))
+            now[0] += seconds * 10**9
+            nursery.start_soon(scheduler.run)
+            message = await broker.fetch("q", wait=20)
+            assert message is not None
+            await broker.remove("q", message.id)
+            assert (await broker.status("q")).ready == 0
+            while not scheduler.status("s").last_ms:
+                await trio.sleep(0.01)
+            told.append(scheduler.status("s"))
+            nursery.cancel_scope.cancel()
+
+    told: list[ScheduleStatus] = []
+    trio.run(serve, temp_root, 90, told)
+    assert mq("backup", temp_root, backups).status == 0
+    assert mq("restore", backups, tmp_path / "restored").status == 0
+    trio.run(serve, tmp_path / "restored", 130, told)
+    new, fired, restored, fired_again = told
+    assert new.last_ms is None
+    assert (restored.schedule, restored.last_ms) == (fired.schedule, fired.last_ms)
+    assert restored.schedule.draft == made.draft
+    assert fired_again.last_ms is not None
+    assert fired.last_ms is not None
+    assert fired_again.last_ms - fired.last_ms == 60_000
 
 
 def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: Path) -> None:
