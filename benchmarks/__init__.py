@@ -26,6 +26,7 @@ By itself:
 * :mod:`.backlog`: what a fetch costs in front of 200 and of 200,000 messages.
 * :mod:`.counted`: system calls, device writes and flushes per message.
 * :mod:`.idle`: how often a daemon with nothing to do wakes up.
+* :mod:`.sqs`: the daemon's processor time for what SQS asks, beside the same over mq's own HTTP.
 * :mod:`.vsqs`: the brokerless queue beside the others in :mod:`.peers`, at the same durability.
 * :mod:`.machine`, :mod:`.figures`, :mod:`.report`: where it ran, what came out, and how it is printed.
 """
