@@ -27,7 +27,10 @@ APART: Final = (
 )
 """Files with many long tests that share no fixture: each test goes where there is time."""
 
-SLOWEST: Final = 5
+SERVERS: Final = ("plugins/mq-etcd/", "plugins/mq-postgres/")
+"""Folders whose tests start servers that take seconds, in each process that runs one."""
+
+SLOWEST: Final = 10
 PROCESSOR_SECONDS: Final = "processor seconds"
 BEGAN: Final = pytest.StashKey[float]()
 
@@ -49,9 +52,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """So that all processes end together. What ``make proof`` alone runs ``make quick`` leaves out."""
+    """So that all processes end together. What ``make proof`` alone runs ``make quick`` leaves out; and what servers
+    have to be started for."""
     for item in items:
-        if item.get_closest_marker("proof"):
+        if item.get_closest_marker("proof") or item.nodeid.startswith(SERVERS):
             item.add_marker("slow")
     items.sort(key=_turn)
 
