@@ -29,6 +29,7 @@ from benchmarks import (
     many,
     memcached,
     report,
+    sqs,
     suite,
     vsqs,
 )
@@ -80,6 +81,10 @@ def _spark(folder: str, options: argparse.Namespace) -> list[Figure]:
     return figures
 
 
+def _sqs(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return sqs.measure(folder, options.rounds, min(options.messages, 2000))
+
+
 def _many(folder: str, options: argparse.Namespace) -> list[Figure]:
     return many.measure(folder, options.many)
 
@@ -101,6 +106,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "memcached": _memcached,
     "etcd": _etcd,
     "spark": _spark,
+    "sqs": _sqs,
 }
 
 

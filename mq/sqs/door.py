@@ -230,9 +230,11 @@ def _is_query(request: Request, form: bytes) -> bool:
 
 async def _read(request: Request, room: Room) -> bytes:
     """The body of a request; a large one in memory that is reserved."""
-    if request.content_length is None or request.content_length > IN_MEMORY_BYTES:
-        room.cover(_READ * min(request.content_length or LARGEST_REQUEST, LARGEST_REQUEST))
-    with making_room(LimitedBody(request, LARGEST_REQUEST), room) as chunks:
+    body = LimitedBody(request, LARGEST_REQUEST)
+    if request.content_length is not None and request.content_length <= IN_MEMORY_BYTES:
+        return await body.read()
+    room.cover(_READ * min(request.content_length or LARGEST_REQUEST, LARGEST_REQUEST))
+    with making_room(body, room) as chunks:
         return b"".join([chunk async for chunk in chunks])
 
 

@@ -120,8 +120,9 @@ class OutgoingMessage:
 
     def __init__(self, call: ActionCall, wanted: Mapping[str, Any], rules: QueueRules) -> None:
         body = read_body(wanted)
-        self._attributes = read_attributes(wanted.get("MessageAttributes", {}))
-        self._system = read_system_attributes(wanted.get("MessageSystemAttributes", {}))
+        attributes, system = wanted.get("MessageAttributes"), wanted.get("MessageSystemAttributes")
+        self._attributes = read_attributes(attributes) if attributes else {}
+        self._system = read_system_attributes(system) if system else {}
         self.size = size_of(body, self._attributes)
         if self.size > rules.longest:
             raise SqsError(

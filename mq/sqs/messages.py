@@ -172,18 +172,24 @@ def kept_attributes(
         sender: the user who sends it; None where there are none.
         deduplication: the id by which a FIFO queue knows it again.
     """
+    found: dict[str, Any] = {}
     ours: dict[str, Any] = {}
     if attributes:
         ours["attributes"] = {name: _kept(each) for name, each in attributes.items()}
+        shown = _shown(attributes)
+        if shown:
+            found["attributes"] = shown
     if trace is not None:
         ours["trace"] = trace.value
     if deduplication is not None:
         ours["deduplication"] = deduplication
     if sender is not None:
         ours["sender"] = sender
-    shown = _shown(attributes)
-    found = {"attributes": shown, "group": group, _OURS: ours}
-    return {name: value for name, value in found.items() if value}
+    if group:
+        found["group"] = group
+    if ours:
+        found[_OURS] = ours
+    return found
 
 
 def _kept(attribute: Attribute) -> list[str]:

@@ -15,7 +15,7 @@ from mq.errors import InvalidRequest
 from mq.message import shorten
 from mq.sqs.calls import Action
 from mq.sqs.errors import SqsError
-from mq.sqs.shapes import from_form, from_json, to_json, to_xml, tree_of, written
+from mq.sqs.shapes import from_form, from_json, in_base64, to_xml, tree_of, written
 from mq.web.exchange import Reply
 from mq.web.replies import STORED
 from mq.web.request_body import IN_MEMORY_BYTES, parse_object
@@ -90,7 +90,7 @@ class JsonSpeech:
 
     def answer(self, action: Action, said: Mapping[str, Any], id: str) -> Reply:
         """As :meth:`Speech.answer`. Where there is nothing to say the body is empty, as AWS has it."""
-        return self._reply(200, _encode(to_json(action.output, said)) if action.output.members else "", id)
+        return self._reply(200, _encode(said) if action.output.members else "", id)
 
     def refusal(self, error: SqsError, id: str) -> Reply:
         """As :meth:`Speech.refusal`; a header has the older code."""
@@ -158,8 +158,10 @@ def _check_sparse(body: bytes) -> None:
         raise SqsError("SerializationException", f"no action takes more than {MOST_PARTS} parts: send less at once")
 
 
-_encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
-"""One encoder for all answers: to make one takes as long as to use it."""
+_encode: Final = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, separators=(",", ":"), default=in_base64
+).encode
+"""One encoder for all answers: to make one takes as long as to use it. All is as JSON has it, but for bytes."""
 
 
 def fields_of(form: bytes) -> list[tuple[str, str]]:

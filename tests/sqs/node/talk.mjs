@@ -15,7 +15,10 @@ await sqs.send(new SendMessageCommand({ QueueUrl, MessageBody: "größe", Messag
 const Entries = [{ Id: "1", MessageBody: "one" }, { Id: "2", MessageBody: "\u0000" }];
 const batch = await sqs.send(new SendMessageBatchCommand({ QueueUrl, Entries }));
 const receive = { QueueUrl, MaxNumberOfMessages: 10, WaitTimeSeconds: 5, MessageAttributeNames: ["All"] };
-const { Messages } = await sqs.send(new ReceiveMessageCommand(receive));
+const Messages = [];
+while (Messages.length < 2) { // one receive may bring fewer than there are
+  Messages.push(...((await sqs.send(new ReceiveMessageCommand(receive))).Messages ?? []));
+}
 for (const { ReceiptHandle } of Messages) {
   await sqs.send(new DeleteMessageCommand({ QueueUrl, ReceiptHandle }));
 }
