@@ -27,6 +27,7 @@ SIGNED: Final = b"X-Amz-Signature="
 """Stands in the query of a signed URL."""
 
 _SERVICE: Final = "sqs"
+_TARGET: Final = "x-amz-target"
 _HEADER: Final = re.compile(
     rf"{ALGORITHM}\s+Credential=([^,\s]+)\s*,\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{{64}})"
 )
@@ -64,6 +65,14 @@ def signature_of(request: Request) -> Signature:
     Raises:
         SqsError: it has none, or one that says too little.
     """
+    signature = _said(request)
+    for name in ("host", _TARGET):  # else others could send what was signed elsewhere, or as another action
+        if name not in signature.headers and (name == "host" or name in request.headers):
+            raise _incomplete(f"SignedHeaders must have {name}")
+    return signature
+
+
+def _said(request: Request) -> Signature:
     if "authorization" in request.headers:
         matched = _HEADER.fullmatch(request.headers["authorization"].strip())
         if matched is None:
@@ -92,8 +101,6 @@ def _signature(credential: str, headers: str, digest: str, time: str, expires: i
     if _TIME.fullmatch(time) is None or not time.startswith(scope[2]):
         raise _incomplete("X-Amz-Date must be YYYYMMDDTHHMMSSZ, on the day of Credential")
     names = tuple(headers.split(";"))
-    if "host" not in names:
-        raise _incomplete("SignedHeaders must have host")
     return Signature(scope[1], scope[3], time, credential.partition("/")[2], names, digest, expires)
 
 

@@ -147,6 +147,14 @@ def _other_body(signed: Signed, random: Random, other: AwsKey) -> Signed:
     return signed._replace(body=next((each for each in random.sample(changed, 5) if each != body), body + b" "))
 
 
+def _other_target(signed: Signed, random: Random, other: AwsKey) -> Signed:
+    """Another action, or one for a form, which named its own in the body."""
+    old = signed.request.headers.get("x-amz-target")
+    actions = [name for name in ("AmazonSQS.ListQueues", "AmazonSQS.PurgeQueue") if name != old]
+    headers = {**signed.request.headers, "x-amz-target": random.choice(actions)}
+    return signed._replace(request=signed.request._replace(headers=headers))
+
+
 def _without(header: str) -> Change:
     def change(signed: Signed, random: Random, other: AwsKey) -> Signed:
         headers = {name: value for name, value in signed.request.headers.items() if name != header}
@@ -171,6 +179,7 @@ _IN_HEADER: Final[dict[str, Change]] = {
     "host": _in("host", lambda text, random, other: random.choice(("mq:1", "other", ""))),
     "body": _other_body,
     "path": _elsewhere,
+    "target": _other_target,
     "bare": _without("authorization"),
     "timeless": _without("x-amz-date"),
 }

