@@ -24,6 +24,8 @@ By itself:
 * :mod:`.bare`: the bare loop.
 * :mod:`.embedded`: the rates of a broker inside a program, against the bare loop in the same group sizes.
 * :mod:`.backlog`: what a fetch costs in front of 200 and of 200,000 messages.
+* :mod:`.many`: what a million messages cost at a start, in time and memory.
+* :mod:`.groups`: what a fetch costs in a queue with message groups, beside one without.
 * :mod:`.counted`: system calls, device writes and flushes per message.
 * :mod:`.idle`: how often a daemon with nothing to do wakes up.
 * :mod:`.sqs`: the daemon's processor time for what SQS asks, beside the same over mq's own HTTP.

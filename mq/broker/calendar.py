@@ -76,14 +76,16 @@ class Calendar:
             entry: the message.
             is_new: whether its deadline is from its publishing, perhaps in an earlier life.
         """
-        deadline_ms = entry.meta.deadline_ms
-        if entry.meta.receipt is not None or deadline_ms is None:
+        deadline_ms, _, receipt, _, _ = entry.meta
+        if receipt is not None or deadline_ms is None:
             return False  # a lease: no clock makes one longer than the longest
         # At a start the clock may be years off: then a delay is short that was so from the beginning, as a lease is.
-        since_ns = entry.id.published_ns if self._is_loading or is_new else self._clock_ns()
+        key = entry.id.key
+        is_dated = self._is_loading or is_new
+        since_ns = MessageId.time_ns(MessageId.time_in(key)) if is_dated else self._clock_ns()
         if deadline_ms / 1e3 - since_ns / 1e9 <= NEAR_SECONDS:
             return False
-        index.put_off(entry)
+        index.put_off(entry, key)
         self._watch()
         return True
 

@@ -27,7 +27,7 @@ _FEW: Final = 64
 class FarOff:
     """Delayed messages of one queue, by their deadlines.
 
-    One that was never leased, and has no time to live, costs a key, its deadline, and both as one integer in a heap.
+    One that was never leased, and has no time to live, costs a key, and its deadline and key as one integer in a heap.
 
     Args:
         queue: the queue's name.
@@ -45,13 +45,20 @@ class FarOff:
         for key in self._there:  # compiled, a generator expression would be a list, and no iterator
             yield self._entry(key)
 
-    def add(self, entry: Entry) -> None:
-        """Add a delayed message that no delivery holds, or replace its entry."""
-        key, meta = entry.id.key, entry.meta
-        deadline_ms = _deadline_ms(entry)
-        is_plain = not meta.receives and meta.order is None and meta.expires_ms is None
-        self._there[key] = deadline_ms if is_plain else entry
-        heapq.heappush(self._heap, deadline_ms << _KEY_BITS | key)
+    def add(self, entry: Entry, key: int) -> None:
+        """Add a delayed message that no delivery holds, or replace its entry.
+
+        Args:
+            entry: the message.
+            key: of its id.
+        """
+        deadline_ms, receives, _, order, expires_ms = entry.meta
+        assert deadline_ms is not None, "what has no deadline is not delayed"
+        is_plain = not receives and order is None and expires_ms is None
+        # One integer for both: the deadline's own came with the listing, all of whose memory it would keep.
+        due = deadline_ms << _KEY_BITS | key
+        self._there[key] = due if is_plain else entry
+        heapq.heappush(self._heap, due)
 
     def find(self, id: MessageId) -> Entry | None:
         """The message of that id; None without it."""
@@ -87,7 +94,7 @@ class FarOff:
     def _entry(self, key: int) -> Entry:
         there = self._there[key]
         if isinstance(there, int):
-            return Entry(self._queue, MessageId.from_key(key), State.DELAYED, Meta(there))
+            return Entry(self._queue, MessageId.from_key(key), State.DELAYED, Meta(there >> _KEY_BITS))
         return there
 
     def _compact(self) -> None:
@@ -249,10 +256,10 @@ class QueueIndex:
         if self.groups is not None and entry.state is not State.READY:
             self._note_in_group(self.groups, entry)
 
-    def put_off(self, entry: Entry) -> None:
-        """Note that a delayed message, which was just added, is far off."""
+    def put_off(self, entry: Entry, key: int) -> None:
+        """Note that a delayed message, which was just added and whose id has that key, is far off."""
         del self.delayed[entry.id]
-        self.far_off.add(entry)
+        self.far_off.add(entry, key)
 
     def all_delayed(self) -> Iterator[Entry]:
         """The messages in DELAYED, in no order."""

@@ -160,8 +160,9 @@ class StoreWatcher:
             self._appeared(entry)
 
     def _learn(self, entries: list[Entry]) -> None:
-        for entry in sorted(entries, key=lambda entry: entry.id.key):
-            self._ids.observe(without_rank(entry))
+        entries = sorted(entries, key=_key)
+        self._observe(entries)
+        for entry in entries:
             if entry.id in self._catalog.locks:
                 continue  # a peer has moved it since an earlier scan, and this broker is removing it
             if entry.queue in self._catalog.queues or entry.state is State.REMOVED:
@@ -169,6 +170,17 @@ class StoreWatcher:
             elif entry.queue not in self._catalog.strangers:
                 self._catalog.strangers.add(entry.queue)
                 logger.warning("messages of %s lie in %s/: no such queue", entry.queue, entry.state.value)
+
+    def _observe(self, entries: list[Entry]) -> None:
+        """Make every later id younger than these entries, which are sorted by their ids."""
+        for entry in entries:
+            if entry.meta.order is not None:
+                self._ids.observe(without_rank(entry))
+        for entry in reversed(entries):
+            if entry.meta.order is None:
+                self._ids.observe(entry.id.time)
+                if self._ids.last >= entry.id.time:
+                    break  # all before it are older; a time that was made by hand is not followed
 
     def _appeared(self, entry: Entry) -> None:
         index = self._catalog.queues.get(entry.queue)
@@ -198,6 +210,10 @@ async def do_every(seconds: float, look: Callable[[], Awaitable[None]], longest_
         await look()
         rest = min(_REST_FACTOR * (trio.current_time() - began), longest_rest)
         await trio.sleep(max(0.0, rest - seconds))
+
+
+def _key(entry: Entry) -> int:
+    return entry.id.key
 
 
 def _forget(index: QueueIndex, id: MessageId) -> None:

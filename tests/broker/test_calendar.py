@@ -243,9 +243,10 @@ async def test_many_that_are_far_off_come_in_their_order_whatever_was_taken_out(
     there = FarOff("q")
     entries = [Entry("q", ids.new(), State.DELAYED, Meta(1000 + number % 7, number % 2)) for number in range(500)]
     for entry in entries:
-        there.add(entry)
-        there.add(entry._replace(meta=entry.meta._replace(deadline_ms=2000)))
-        there.add(entry)
+        key = entry.id.key
+        there.add(entry, key)
+        there.add(entry._replace(meta=entry.meta._replace(deadline_ms=2000)), key)
+        there.add(entry, key)
     for entry in entries[100:]:
         assert there.discard(entry.id) == entry
         assert there.find(entry.id) is None

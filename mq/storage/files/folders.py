@@ -178,10 +178,12 @@ class Folders:
 
     def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state, at most `limit`, in no order."""
+        if limit is None:
+            return list(self._entries(state, queue))
         found: list[Entry] = []
         for entry in self._entries(state, queue):
             found.append(entry)
-            if limit is not None and len(found) >= limit:
+            if len(found) >= limit:
                 break
         return found
 
@@ -371,7 +373,9 @@ class Folders:
             listed = self.calls.names(folder)
         except FileNotFoundError:
             return
-        for name, kind in listed:
+        listed.reverse()
+        while listed:  # each name goes when its entry comes: a million of both would stay in the process's memory
+            name, kind = listed.pop()
             entry = parse_leaf(name, queue or "", state) if state is State.READY else parse_flat(name, state)
             if entry is None or not (kind is FileKind.FILE or (kind is FileKind.FOLDER and state is State.REMOVED)):
                 self.skip(folder, name, "not a message")

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -51,10 +52,12 @@ _SUM = re.compile(rb"(0|[1-9][0-9]{0,18}):([0-9a-f]{8})(?::([af]))?")
 _FLAT: Final = {state.value: state for state in (State.NEW, State.DELAYED, State.REMOVED)}
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
 _NUMBER = r"(0|[1-9][0-9]{0,%d})"
-_LEAF: Final = re.compile(
+_FIELDS: Final = (
     r"([0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})"
     rf"(?:,d{_NUMBER % 14})?(?:,r([1-9][0-9]{{0,8}}))?(?:,c([0-9a-f]{{16}}))?(?:,o{_NUMBER % 18})?(?:,e{_NUMBER % 14})?"
 )
+_LEAF: Final = re.compile(_FIELDS)
+_FLAT_NAME: Final = re.compile(rf"({_QUEUE.pattern}):{_FIELDS}")
 _BARE_ID_LENGTH: Final = 36
 
 
@@ -199,7 +202,22 @@ def parse_leaf(name: str, queue: str, state: State) -> Entry | None:
         return None
     if len(name) == _BARE_ID_LENGTH:
         return Entry(queue, str.__new__(MessageId, name), state)
-    id, deadline, receives, receipt, order, expiry = match.groups()
+    return _entry(queue, state, *match.groups())
+
+
+def _entry(
+    queue: str,
+    state: State,
+    id: str,
+    deadline: str | None,
+    receives: str | None,
+    receipt: str | None,
+    order: str | None,
+    expiry: str | None,
+) -> Entry:
+    """The entry with these fields of a leaf."""
+    if deadline is None and receives is None and order is None and expiry is None and receipt is None:
+        return Entry(queue, str.__new__(MessageId, id), state)
     meta = Meta(
         int(deadline) if deadline is not None else None,
         int(receives) if receives is not None else 0,
@@ -212,10 +230,11 @@ def parse_leaf(name: str, queue: str, state: State) -> Entry | None:
 
 def parse_flat(name: str, state: State) -> Entry | None:
     """The entry whose flat name is `name`; None when it is not one of mq's names."""
-    queue, colon, rest = name.partition(":")
-    if not colon or not is_queue_name(queue):
+    match = _FLAT_NAME.fullmatch(name)
+    if match is None:
         return None
-    return parse_leaf(rest, queue, state)
+    queue, *fields = match.groups()
+    return _entry(sys.intern(queue), state, *fields)  # a start meets a million names of few queues
 
 
 def parse_path(path: str) -> Entry | None:
