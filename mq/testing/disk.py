@@ -226,6 +226,8 @@ class Disk:
         self._enter("write_at", f"{len(data)} at {offset}")
         node = self._open[fd].node
         written = bytes(data)[: self._faults.shorten(len(data))]
+        if not offset and len(written) >= len(node.data):
+            node.lost = False  # each of its pages is to be written again
         before = node.data.ljust(offset, b"\0")
         node.lost_sectors -= set(range(offset // _SECTOR, -(-(offset + len(written)) // _SECTOR)))
         node.overwritten = offset + len(written) <= len(node.data)

@@ -64,7 +64,7 @@ from mq.storage.interface import (
 )
 from mq.storage.options import StorageOptions
 from mq.testing import disk as simulated
-from mq.testing.faults import Faults, PowerCut
+from mq.testing.faults import DiskFault, Faults, PowerCut
 from tests.storage.disks import LEASE, MOUNTS, Disk, new_id
 
 SEEDS: Final = range(12)
@@ -351,6 +351,30 @@ async def test_a_cut_inside_the_recovery_takes_nothing_either(seed: int) -> None
             cuts += 1
         assert cuts > 10
         assert await disk.everything() == kept
+
+
+@pytest.mark.parametrize("survived", [True, False], ids=["known", "unknown"])
+async def test_what_a_failed_sync_left_in_memory_is_on_the_medium_after_the_next_start(
+    survived: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync that failed is told once: to the next one the kernel says that all is well. Whether or not it is known
+    that the kernel lives on."""
+    monkeypatch.setattr(Log, "survived", property(lambda log: survived))
+    async with begun() as disk:
+        kept = {await disk.bring(state, b"body of some length") for state in (State.READY, State.DELAYED)}
+        await disk.storage.put_record("kind", "key", {"value": 1})
+        disk.odds.active["failed"] = DiskFault(errno.EIO, frozenset({"syncfs"}), 1.0, passes=False)
+        with pytest.raises(OSError, match="Input"):
+            disk.power.syncfs(disk.folders.syncs.root_fd)  # as at a checkpoint; the process is killed then
+        disk.odds.lift()
+        disk.power.forget_handles()
+        disk._storage = None
+        await disk.open()
+        assert await disk.everything() == kept
+        await disk.cut()
+        assert await disk.everything() == kept
+        assert {await disk.body(entry) for entry in kept} == {b"body of some length"}
+        assert await disk.storage.records("kind") == {"key": {"value": 1}}
 
 
 # What an operator does

@@ -29,6 +29,7 @@ FS_NOCOW_FL: Final = 0x00800000
 OPEN_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 OPEN_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """O_NONBLOCK, so that a FIFO lying in a folder cannot hold us; it means nothing for a plain file."""
+OPEN_WRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 OPEN_FOLDER: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

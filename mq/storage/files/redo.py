@@ -8,13 +8,23 @@ which the log does not speak stays where it is, and one that is nowhere, and who
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from mq.lifecycle import State
 from mq.message import Properties, checksum
-from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, write_all
+from mq.storage.files.calls import (
+    NO_ROOM,
+    OPEN_NEW,
+    OPEN_READ,
+    OPEN_WRITE,
+    FileKind,
+    UnsyncedCalls,
+    write_all,
+)
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import (
     ATTRIBUTES,
@@ -28,7 +38,7 @@ from mq.storage.files.layout import (
     parse_leaf,
     parse_path,
 )
-from mq.storage.files.log import LogDamaged, Record
+from mq.storage.files.log import LogDamaged, Record, write_all_at
 from mq.storage.files.records import Records
 from mq.storage.files.sayings import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
 from mq.storage.interface import QUEUE
@@ -94,19 +104,51 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
         for number in saying.numbers
     }
     _drop_refused(folders, told, refused)
-    sayings = [
-        saying
-        for sequence, sayings in (told[-1:] if survived else told)
-        for number, saying in enumerate(sayings)
-        if (sequence, number) not in refused
+    done = [
+        [saying for number, saying in enumerate(sayings) if (sequence, number) not in refused]
+        for sequence, sayings in told
     ]
+    everything = [saying for sayings in done for saying in sayings]
+    sayings = [saying for sayings in done[-1:] for saying in sayings] if survived else everything
     _redo_queues(folders, records, sayings)
     fates = _fates(sayings)
     redone = _redo_messages(folders, fates) if fates else Redone()
     _redo_records(records, sayings)
+    _write_again(folders, everything)
     if any(redone):
         logger.warning("done again after a crash: %s", ", ".join(f"{n} {what}" for what, n in redone._asdict().items()))
     return redone
+
+
+def _write_again(folders: Folders, sayings: Sequence[Saying]) -> None:
+    """Let the next sync bring all that the log has of bodies and records, also of what reads right.
+
+    A sync that failed before the crash may have left them in the kernel's memory alone: there they are taken for
+    written, so the next sync says that all is well, and a power cut after that, with the log emptied, takes them. What
+    was taken away by hand stays away.
+    """
+    for id, fate in _fates(sayings).items():
+        if fate.place is None or fate.wrote is None or fate.wrote.body is None:
+            continue
+        with _unless_refused():
+            _overwrite(folders, folders.layout.above(fate.place), fate.wrote.body)
+            if _has_side(folders, fate.wrote):
+                _overwrite(folders, f"{folders.layout.properties}/{id}", _side(fate.wrote))
+    unsynced = Records(UnsyncedCalls(folders.calls), folders.layout.records)
+    for (kind, key), kept in _last_records(sayings).items():
+        if kept is not None and unsynced.get(kind, key) == kept.value:
+            with _unless_refused():
+                unsynced.put(kind, key, kept.value)
+
+
+@contextlib.contextmanager
+def _unless_refused() -> Iterator[None]:
+    """A full disk, or a file that was made read-only, does not keep a root from being served."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM | {errno.EACCES, errno.EPERM}:
+            raise
 
 
 def _drop_refused(
@@ -241,6 +283,24 @@ def _write(folders: Folders, path: str, body: bytes) -> None:
         folders.calls.close(fd)
 
 
+def _overwrite(folders: Folders, path: str, content: bytes) -> None:
+    """Write the bytes that a file has already, if it has them: cut off at any byte, it has them still."""
+    calls = folders.calls
+    if calls.kind(path) is not FileKind.FILE:
+        return
+    fd = calls.open(path, OPEN_READ)
+    try:
+        if b"".join(iter(partial(folders.read_chunk, fd), b"")) != content:
+            return
+    finally:
+        calls.close(fd)
+    fd = calls.open(path, OPEN_WRITE)
+    try:
+        write_all_at(calls, fd, content, 0)
+    finally:
+        calls.close(fd)
+
+
 def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
     """Note of a message's file what was noted when it was written."""
     is_long = len(wrote.attributes) > LARGEST_ATTRIBUTES
@@ -253,13 +313,22 @@ def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
             folders.calls.set_attribute(fd, SUM, Sum(wrote.size, wrote.crc, where).encode())
         finally:
             folders.calls.close(fd)
-    if is_long or not folders.xattrs:
+    if _has_side(folders, wrote):
         folders.has_side_files = True
-        attributes = decode_attributes(wrote.attributes) if wrote.attributes else {}
         path = f"{folders.layout.properties}/{id}"
         with contextlib.suppress(FileNotFoundError):
             folders.calls.unlink(path)
-        _write(folders, path, encode_side(Properties(wrote.size, wrote.crc, attributes)))
+        _write(folders, path, _side(wrote))
+
+
+def _has_side(folders: Folders, wrote: Wrote) -> bool:
+    return len(wrote.attributes) > LARGEST_ATTRIBUTES or not folders.xattrs
+
+
+def _side(wrote: Wrote) -> bytes:
+    """What a side file says of a message."""
+    attributes = decode_attributes(wrote.attributes) if wrote.attributes else {}
+    return encode_side(Properties(wrote.size, wrote.crc, attributes))
 
 
 def _has_folder(folders: Folders, place: str) -> bool:
@@ -304,6 +373,15 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
 
 
 def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
+    for (kind, key), kept in _last_records(sayings).items():
+        if kept is None:
+            records.drop(kind, key)
+        elif records.all(kind).get(key) != kept.value:
+            records.put(kind, key, kept.value)
+
+
+def _last_records(sayings: Iterable[Saying]) -> dict[tuple[str, str], Kept | None]:
+    """What the log says last of each record; None where it is forgotten."""
     last: dict[tuple[str, str], Kept | None] = {}
     for saying in sayings:
         match saying:
@@ -313,8 +391,4 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
                 last[kind, key] = None
             case QueueRemoved(queue):
                 last[QUEUE, queue] = None
-    for (kind, key), kept in last.items():
-        if kept is None:
-            records.drop(kind, key)
-        elif records.all(kind).get(key) != kept.value:
-            records.put(kind, key, kept.value)
+    return last
