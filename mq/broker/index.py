@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from mq.broker.bodies import BodyStats
-from mq.broker.message_groups import MessageGroups
+from mq.broker.message_groups import GroupTurns, MessageGroups
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.lifecycle import State
 from mq.message import MessageId
@@ -188,6 +188,7 @@ class QueueIndex:
         self._ready: dict[int, Entry | None] = {}
         self._sorted: list[int] = []
         self._reordered: dict[MessageId, int] = {}
+        self._turns: GroupTurns | None = None  # from the first message with a group, in a queue without groups
         self.groups = MessageGroups(self._ready) if settings.groups else None
 
     def record(self, settings: QueueSettings) -> dict[str, Any]:
@@ -233,8 +234,13 @@ class QueueIndex:
         Args:
             moving: its messages that are being moved.
         """
+        self._turns = None
         self.groups = MessageGroups(self._ready) if self.settings.groups else None
         if self.groups is None:
+            if any(MessageId.group_in(key) is not None for key in self._ready):
+                self._turns = GroupTurns(self._ready, [])
+                for key in self._ready:
+                    self._turns.ready(key)
             return
         for id in moving:
             self.groups.block(id)
@@ -268,9 +274,13 @@ class QueueIndex:
 
     def take(self, last: MessageId | None = None) -> Entry | None:
         """Take the next READY message out of the index; None without one. In a queue with message groups it comes from
-        that of `last`, which the same request got just before, or else from a free group."""
+        that of `last`, which the same request got just before, or else from a free group. In any other, groups that
+        messages name take turns, unless priorities say what comes first."""
         if self.groups is not None:
             next_key = self.groups.next(last)
+            return None if next_key is None else self._take_key(next_key)
+        if self._turns is not None and not self.settings.max_priority:
+            next_key = self._turns.take()
             return None if next_key is None else self._take_key(next_key)
         while self._heap:
             key = heapq.heappop(self._heap)
@@ -395,12 +405,21 @@ class QueueIndex:
             self._reordered[entry.id] = key
         is_new = key not in self._ready
         if is_new:
+            if self.groups is None:
+                self._note_turn(key)
             heapq.heappush(self._heap, key)
             if self._sorted:
                 self._sort_in(key)
         self._ready[key] = None if key == own and entry.meta == FRESH else entry
         if is_new and self.groups is not None:
             self.groups.ready(entry.id, key)
+
+    def _note_turn(self, key: int) -> None:
+        """Note a message that is about to be READY, where groups take turns or begin to with it."""
+        if self._turns is None and MessageId.group_in(key) is not None:
+            self._turns = GroupTurns(self._ready, list(self._heap))
+        if self._turns is not None:
+            self._turns.ready(key)
 
     def _keys(self) -> list[int]:
         """The sorted keys of the READY messages, and perhaps a few of messages that are gone."""
@@ -435,6 +454,11 @@ class QueueIndex:
         if self.groups is not None:
             self.groups.taken(entry.id, key)
             self._compact()
+        elif self._turns is not None:
+            self._turns.left()
+            self._compact()
+            if not self._ready:
+                self._turns, self._heap = None, []
         return entry
 
     def _compact(self) -> None:

@@ -6,13 +6,16 @@ backlog of one keeps no other waiting. The costs are those of the group at hand,
 
 A message that is damaged is *passed over*: it cannot be handed out, so it is a group of its own from then on, and keeps
 no other waiting.
+
+A queue without the setting may have messages with groups, too, from doors where a group is a hint: there groups take
+turns (:class:`GroupTurns`), and block nobody.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Final
 
 from mq.message import MessageId
@@ -189,6 +192,58 @@ class MessageGroups:
         if not group.has_turn and not group.out and self._first(group) is not None:
             group.has_turn = True
             self._turns.append(group)
+
+
+class GroupTurns:
+    """The turns of groups that block nobody: each hands out one message, then the next group has its turn.
+
+    All messages without a group share the turns of one. What it costs is a key in a heap for each message.
+
+    Args:
+        ready: the keys of the queue's READY messages, always as they are now.
+        ungrouped: a heap of the keys that are there already, perhaps with some of messages that are gone.
+    """
+
+    def __init__(self, ready: Collection[int], ungrouped: list[int]) -> None:
+        self._ready = ready
+        self._heaps: dict[int | None, list[int]] = {None: ungrouped} if ungrouped else {}
+        self._turns: deque[int | None] = deque(self._heaps)
+        self._size = len(ungrouped)  # of all heaps, with keys of messages that are gone
+
+    def ready(self, key: int) -> None:
+        """Note that a message is READY at `key`."""
+        number = MessageId.group_in(key)
+        heap = self._heaps.get(number)
+        if heap is None:
+            heap = self._heaps[number] = []
+            self._turns.append(number)
+        heapq.heappush(heap, key)
+        self._size += 1
+
+    def take(self) -> int | None:
+        """The key of the message to hand out now, which ends its group's turn; None without one."""
+        while self._turns:
+            heap = self._heaps[self._turns[0]]
+            while heap:
+                key = heapq.heappop(heap)
+                self._size -= 1
+                if key in self._ready:
+                    self._turns.rotate(-1)
+                    return key
+            del self._heaps[self._turns.popleft()]
+        return None
+
+    def left(self) -> None:
+        """Note that a message is READY no more."""
+        if self._size > 2 * len(self._ready) + _FEW:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Forget the keys of messages that are gone, and the groups that have no others."""
+        live = {number: sorted({key for key in heap if key in self._ready}) for number, heap in self._heaps.items()}
+        self._heaps = {number: heap for number, heap in live.items() if heap}
+        self._turns = deque(number for number in self._turns if number in self._heaps)
+        self._size = sum(map(len, self._heaps.values()))
 
 
 def number_of(id: MessageId, key: int | None = None) -> int:

@@ -334,6 +334,52 @@ async def test_groups_are_refused_among_peers(opened: Opener, disk_address: str)
             await broker.change_settings("q", GROUPED)
 
 
+# Groups that are hints, in a queue without groups
+
+
+async def test_a_noisy_group_lets_others_have_their_turn_and_blocks_nobody(broker: Broker) -> None:
+    await publish(broker, *(f"a{n}" for n in range(6)), "b0", "-0", "-1", "b1", is_group_hint=True)
+    assert await names(await fetch(broker, 10)) == ["a0", "b0", "-0", "a1", "b1", "-1", "a2", "a3", "a4", "a5"]
+
+
+async def test_turns_go_on_from_one_fetch_to_the_next(broker: Broker) -> None:
+    await publish(broker, "a0", "a1", "a2", "b0", "b1", "c0", is_group_hint=True)
+    seen = [await names(await fetch(broker)) for _ in range(6)]
+    assert seen == [["a0"], ["b0"], ["c0"], ["a1"], ["b1"], ["a2"]]
+
+
+async def test_a_connection_holds_messages_by_turns(broker: Broker) -> None:
+    await publish(broker, "a0", "a1", "a2", "b0", is_group_hint=True)
+    held = await broker.hold("q", 3, wait=1)
+    assert await names([each.message for each in held]) == ["a0", "b0", "a1"]
+    await broker.put_back(held)
+    assert await names(await fetch(broker, 4)) == ["b0", "a0", "a1", "a2"]
+
+
+async def test_turns_outlive_a_restart(opened: Opener, disk_address: str) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await publish(broker, "-0", "a0", "a1", "a2", "b0", is_group_hint=True)
+    async with opened(disk_address) as broker:
+        assert await names(await fetch(broker, 5)) == ["-0", "a0", "b0", "a1", "a2"]
+
+
+async def test_priorities_come_before_turns(broker: Broker) -> None:
+    await broker.change_settings("q", {"max_priority": 9})
+    await publish(broker, "a0", "a1", "b0", is_group_hint=True, priority=5)
+    await publish(broker, "c0", is_group_hint=True, priority=1)
+    assert await names(await fetch(broker, 2)) == ["a0", "a1"]
+    await broker.change_settings("q", {"max_priority": 0})
+    assert sorted(await names(await fetch(broker, 2))) == ["b0", "c0"]
+
+
+async def test_groups_that_end_take_turns(broker: Broker) -> None:
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a0", "a1", "a2", "b0")
+    await broker.change_settings("q", {"groups": False})
+    assert await names(await fetch(broker, 4)) == ["a0", "b0", "a1", "a2"]
+
+
 # The index, against a model
 
 
@@ -428,6 +474,104 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class Turns(RuleBasedStateMachine):
+    """The index of a queue without groups, beside what is READY in each group that its messages name."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.ids = MessageIds(lambda: 0)
+        self.index = QueueIndex("q", 0)
+        self.ready: dict[str | None, list[MessageId]] = {}
+        self.served: dict[str | None, list[str | None]] = {}  # for each group that waits: who had a turn since
+        self.away: list[tuple[str | None, MessageId]] = []
+
+    @rule(group=st.sampled_from(["a", "b", "c", None]), count=st.integers(1, 80))
+    def publish(self, group: str | None, count: int) -> None:
+        for _ in range(count):
+            self._add(group, self.ids.new(group))
+
+    @rule(count=st.integers(1, 100))
+    def take(self, count: int) -> None:
+        for _ in range(count):
+            entry = self.index.take()
+            if entry is None:
+                assert not any(self.ready.values())
+                return
+            [group] = [name for name, ids in self.ready.items() if entry.id in ids]
+            assert self.ready[group].pop(0) == entry.id, "in a group the order is that of the queue"
+            self.served.pop(group)
+            for name, turns in self.served.items():
+                assert group not in turns, f"{group} had two turns while {name} waited"
+                turns.append(group)
+            if self.ready[group]:
+                self.served[group] = []
+            self.away.append((group, entry.id))
+
+    @rule(data=st.data(), count=st.integers(1, 100))
+    def discard(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            there = [(name, id) for name, ids in self.ready.items() for id in ids]
+            if not there:
+                return
+            group, id = there[data.draw(st.integers(0, len(there) - 1))]
+            assert self.index.discard(id) is not None
+            self.ready[group].remove(id)
+            if not self.ready[group]:
+                self.served.pop(group)
+            self.away.append((group, id))
+
+    @rule()
+    def come_back(self) -> None:
+        while self.away:
+            self._add(*self.away.pop())
+
+    @invariant()
+    def little_is_kept(self) -> None:
+        turns = self.index._turns if hasattr(self, "index") else None
+        if turns is not None:
+            kept = sum(map(len, turns._heaps.values()))
+            assert turns._size == kept <= 2 * self.index.ready + 100
+            assert self.index.ready
+            assert len(turns._turns) == len(set(turns._turns)) == len(turns._heaps) <= 4
+
+    def _add(self, group: str | None, id: MessageId) -> None:
+        self.index.add(Entry("q", id, State.READY))
+        ids = self.ready.setdefault(group, [])
+        if not ids:
+            self.served[group] = []
+        ids.append(id)
+        ids.sort(key=lambda each: each.key)
+
+
+TestTurns = Turns.TestCase
+TestTurns.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_keys_that_turns_keep_of_messages_that_are_gone_are_forgotten() -> None:
+    index, ids = QueueIndex("q", 0), MessageIds()
+    some = [ids.new(group) for group in ("a", "b", "a", "b")]
+    for id in some:
+        index.add(Entry("q", id, State.READY))
+    for _ in range(500):
+        index.discard(some[2])
+        index.add(Entry("q", some[2], State.READY))
+    assert index._turns is not None
+    assert sum(map(len, index._turns._heaps.values())) < 100
+    assert [entry.id for entry in iter(index.take, None)] == some
+
+
+def test_messages_without_groups_take_no_turns() -> None:
+    index, ids = QueueIndex("q", 0), MessageIds()
+    for _ in range(3):
+        index.add(Entry("q", ids.new(), State.READY))
+    assert index._turns is None
+    index.add(Entry("q", grouped := ids.new("a"), State.READY))
+    assert index._turns is not None
+    index.discard(grouped)
+    assert [index.take() is not None for _ in range(4)] == [True, True, True, False]
+    assert index._turns is None, "and none again once the queue was empty"
 
 
 def test_turns_of_groups_that_are_gone_are_forgotten() -> None:

@@ -116,6 +116,19 @@ async def test_a_group_on_a_standard_queue_is_kept_and_shown(sqs: Client, make_q
     assert message["Attributes"] == {"MessageGroupId": "g-1"}
 
 
+async def test_groups_of_a_standard_queue_take_turns(sqs: Client, make_queue: MakeQueue, broker: Broker) -> None:
+    """And none waits for another message of its own group. What HTTP and AMQP fetch comes in the same order."""
+    url = await make_queue()
+    noisy = [{"Id": f"{n}", "MessageBody": f"noisy {n}", "MessageGroupId": "noisy"} for n in range(6)]
+    await sqs.send_message_batch(QueueUrl=url, Entries=noisy)
+    await sqs.send_message(QueueUrl=url, MessageBody="quiet 0", MessageGroupId="quiet")
+    await sqs.send_message(QueueUrl=url, MessageBody="alone 0")
+    received = [(await sqs.receive_message(QueueUrl=url))["Messages"][0]["Body"] for _ in range(4)]
+    assert received == ["noisy 0", "quiet 0", "alone 0", "noisy 1"]
+    fetched = await broker.fetch_many("q", 2)
+    assert [await message.body.read() for message in fetched] == [b"noisy 2", b"noisy 3"]
+
+
 # Received
 
 
