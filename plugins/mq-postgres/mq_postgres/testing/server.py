@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -138,11 +138,14 @@ class Server:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """All of its processes, at once; what it kept stays."""
+        """All of its processes, at once; what it kept stays, and can be started again on return."""
         if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)  # it starts no process that is not known here
+            processes = _children(self._process.pid)
             self._signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
+            _wait_for_the_end(processes)  # until then they have its shared memory, and it refuses to start
 
     def stop(self) -> None:
         """At once, but so that no shared memory is left on the machine."""
@@ -190,6 +193,23 @@ def _children(process: int) -> list[int]:
             if fields and int(fields[1]) == process:
                 found.append(int(name))
     return found
+
+
+def _wait_for_the_end(processes: Iterable[int]) -> None:
+    """Of processes that were killed; they are not children of this one."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    for process in processes:
+        while _is_alive(process):
+            assert time.monotonic() < ends, f"process {process} does not end"
+            time.sleep(0.002)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether it is there, and no zombie, which has nothing but its number."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 @contextmanager
