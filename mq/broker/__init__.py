@@ -2,9 +2,9 @@
 
 Its files, in reading order:
 
-* ``broker``: the API, and how to open a broker; ``api``: the same as doors see it, in a cluster, too;
-  ``verbs``: what holds for each verb.
-* ``wiring``: makes, loads and starts the parts; ``core``: what each of them has; ``config``: how a broker works.
+* ``broker``: the API, how to open a broker, and the wiring of its parts; ``api``: the same as doors see it, in a
+  cluster, too; ``verbs``: what holds for each verb.
+* ``core``: what each part has; ``config``: how a broker works.
 * ``index``: one queue's messages in memory, those of next year, too; ``message_groups``: which of its groups comes
   next; ``catalog``: all queues, and the messages that are being moved.
 * ``settings``: a queue's settings; ``bodies``: body stats, where settings need them, and bodies that are still in

@@ -9,8 +9,7 @@ files, in reading order:
 * ``remote_broker``: a method for each question to the leader; ``directory``: who leads just now.
 * ``leadership``: one mastership: the second broker, and what each link holds of it.
 * ``grace_storage``: between that broker and the store: keeps removed messages for a while.
-* ``node``: joins, keeps its candidacy, becomes master, and stops being it in time.
-* ``silence``: how long a master has heard of no neighbour.
+* ``node``: joins, keeps its candidacy, becomes master, and stops being it in time, or once it hears no neighbour.
 * ``names``: the one name space of the cluster, as this node knows it.
 * ``peer_link``: a neighbour, over AMQP; ``sessions``: answers such links; ``wire``: makes bytes of values.
 * ``coordinator``: the interface to what keeps members and names, found by entry point; ``config``: the cluster's file.

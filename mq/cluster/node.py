@@ -27,7 +27,6 @@ from mq.cluster.leadership import Leadership, LocalLeader
 from mq.cluster.names import Names
 from mq.cluster.peer_link import Dial, PeerLink, dial
 from mq.cluster.sessions import LinkSessions
-from mq.cluster.silence import Silence
 from mq.errors import StorageError, first_of
 from mq.lifecycle import Observer
 
@@ -358,3 +357,41 @@ class ClusterNode:
             self.sessions.finish()
             self.directory.end(leader)
             logger.info("node %s serves no more, term %d", self._config.node, leadership.number)
+
+
+class Silence:
+    """Tells a master when it has heard of no neighbour for too long, and has to leave.
+
+    A node that only the coordinator hears serves its own clients alone. The next oldest one leads then, whom the third
+    node may reach. A node leaves once for a span of silence: where no node reaches another, mastership that went round
+    and round would help none of them.
+
+    Args:
+        most_seconds: so much of it is borne.
+        clock: seconds that only go on.
+    """
+
+    def __init__(self, most_seconds: float, clock: Callable[[], float]) -> None:
+        self.most_seconds = most_seconds
+        self._clock = clock
+        self._since = clock()
+        self._has_left = False
+
+    def is_too_long(self, *, hears: bool, leads: bool, has_others: bool) -> bool:
+        """Whether the node has to leave. Asked every now and then; True once for each span of silence.
+
+        Args:
+            hears: a neighbour's link is connected here.
+            leads: this node serves the highly available queues.
+            has_others: other nodes are members, by what the coordinator says: they are alive.
+        """
+        now = self._clock()
+        if hears:
+            self._has_left = False
+        if hears or not leads or not has_others:
+            self._since = now
+            return False
+        if self._has_left or now - self._since < self.most_seconds:
+            return False
+        self._has_left = True
+        return True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.cli.clustering import cluster_of
+from mq.cli.node import cluster_of
 from mq.cluster.config import ClusterConfig, Neighbor, load_cluster
 from mq.errors import InvalidSetting
 from mq.settings import Settings

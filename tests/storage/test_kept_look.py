@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from mq.storage.files.calls import LinuxCalls
-from mq.storage.files.kept_look import GRANULARITY_NS, KeptLook
 from mq.storage.files.posix import FolderStorage
+from mq.storage.files.watch import GRANULARITY_NS, KeptLook
 from mq.storage.interface import QUEUE, Sharing
 from mq.storage.options import StorageOptions
 from mq.testing.calls import RecordingCalls

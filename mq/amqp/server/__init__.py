@@ -10,7 +10,6 @@
 * ``consumer_pump``: one consumer: messages from its queue to its client.
 * ``state``: what all connections share; queues that expire while they are not used.
 * ``handlers``: each command carried out and answered.
-* ``looking``: what operators see of a connection.
-* ``served_connection``: the tasks of one connection: read, write, store, keep time, end.
+* ``served_connection``: the tasks of one connection: read, write, store, keep time, end; what operators see of it.
 * ``listener``: the socket: accept, serve, stop.
 """

@@ -15,7 +15,7 @@ from mq.access.certificates import Certificates
 from mq.amqp.server.served_connection import ServedConnection
 from mq.amqp.server.state import AmqpState
 from mq.doors.connections import Crowd, Peer, peer_of
-from mq.doors.listening import PortTaken, PromptListener, listen, shake_hands, url
+from mq.doors.listeners import PortTaken, PromptListener, listen, shake_hands, url
 
 logger = logging.getLogger("mq.amqp")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -16,15 +16,14 @@ from mq.amqp.protocol.commands import PublishedMessage
 from mq.amqp.protocol.connection import Connection, ConnectionState
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.handlers import Handlers, give_back, refusal_of
-from mq.amqp.server.looking import consumers_of, status_of
 from mq.amqp.server.publish_pump import PublishPump, Unstored
 from mq.amqp.server.shielded import shielded
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PacedChunks
 from mq.doors.connections import Peer
-from mq.doors.listening import TLSStream
-from mq.doors.open_connections import ConnectionStatus, ConsumerStatus
+from mq.doors.listeners import TLSStream
+from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
 from mq.errors import MQError, NoSuchQueue, NotServed, QueueHeld
 
 logger = logging.getLogger("mq.amqp")
@@ -375,3 +374,68 @@ class _Received:
         if not data:
             raise StopAsyncIteration
         return bytes(data)
+
+
+def status_of(
+    connection: Connection, stream: trio.SocketStream | TLSStream, peer: Peer, began: float
+) -> ConnectionStatus:
+    """What there is to see of a connection now.
+
+    Args:
+        connection: which.
+        stream: carries it.
+        peer: the client.
+        began: when, on Trio's clock.
+    """
+    session, traffic, age = connection.session, _traffic(stream), trio.current_time() - began
+    return ConnectionStatus(
+        door="amqp",
+        state=connection.state.value,
+        address=peer.address,
+        port=peer.port,
+        user=None if session.user is None else session.user.name,
+        vhost=session.vhost,
+        open_seconds=age,
+        idle_seconds=age if traffic is None else traffic.idle_seconds,
+        received_bytes=None if traffic is None else traffic.received_bytes,
+        sent_bytes=None if traffic is None else traffic.sent_bytes,
+        channels=tuple(
+            ChannelStatus(channel.key.number, len(channel.consumers), channel.unsettled)
+            for channel in connection.channels()
+        ),
+    )
+
+
+def _traffic(stream: trio.SocketStream | TLSStream) -> Traffic | None:
+    carrier = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    return traffic_of(carrier.socket) if isinstance(carrier, trio.SocketStream) else None
+
+
+def consumers_of(connection: Connection, pumps: Iterable[ConsumerPump]) -> list[ConsumerStatus]:
+    """What there is to see of a connection's consumers now.
+
+    Args:
+        connection: which.
+        pumps: its consumers.
+    """
+    now = trio.current_time()
+    found: list[ConsumerStatus] = []
+    for pump in pumps:
+        channel = connection.channel(pump.channel)
+        credit = None if channel is None else channel.consumers.get(pump.tag)
+        if credit is not None:
+            found.append(
+                ConsumerStatus(
+                    queue=pump.queue.key,
+                    tag=pump.tag,
+                    channel=pump.channel.number,
+                    prefetch=credit.prefetch,
+                    acknowledges=not credit.no_ack,
+                    unacknowledged=credit.unsettled,
+                    delivered=pump.delivered,
+                    delivered_per_second=pump.rate.per_second(now),
+                    open_seconds=now - pump.began,
+                    idle_seconds=now - pump.last_delivery,
+                )
+            )
+    return found

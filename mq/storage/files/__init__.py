@@ -17,8 +17,8 @@ In reading order, the verbs first:
 * ``staging``: large bodies on their way to the medium, and read from it.
 * ``records``: small JSON files that are never half there.
 * ``reserve``: room that is given up for removals when the disk is full.
-* ``watch``: what other processes do to the folders, by inotify; ``own_changes``: what this one does, which is not told.
-* ``kept_look``: what a look at folders told, until one of them has changed.
+* ``watch``: what other processes do to the folders, by inotify, or by when each was changed; ``own_changes``: what this
+  one does, which is not told.
 * ``opening``: a root is checked, locked, made and repaired before it is served.
 * ``ownership``: refuses a root that a stranger could change.
 * ``recovery``: brings every state that a crash can leave back to one that mq knows.

@@ -36,7 +36,6 @@ from mq.storage.files.calls import (
 from mq.storage.files.folders import Opened
 from mq.storage.files.format import need
 from mq.storage.files.hop import Hop, OwnThread, inline_hop
-from mq.storage.files.kept_look import KeptLook
 from mq.storage.files.layout import flat_name
 from mq.storage.files.logged import commit, most_together, said
 from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
@@ -44,7 +43,7 @@ from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
 from mq.storage.files.own_changes import NotedCalls, OwnChanges
 from mq.storage.files.sayings import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
-from mq.storage.files.watch import watch_folders
+from mq.storage.files.watch import KeptLook, watch_folders
 from mq.storage.interface import (
     NEEDS,
     QUEUE,
