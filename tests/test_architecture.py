@@ -93,7 +93,7 @@ TRIO_FREE: Final = (
     "mq.access.aws_keys",
     "mq.access.user_directory",
     "mq.access.certificates",
-    "mq.access.editing",
+    "mq.access.users_editor",
     "mq.access.exposure",
     "mq.access.guesses",
     "mq.access.hashes",
@@ -145,7 +145,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "python_multipart": ("mq.web",),
     "quart": ("mq.web",),
     "quart_trio": ("mq.web",),
-    "tomlkit": ("mq.access.editing",),
+    "tomlkit": ("mq.access.users_editor",),
     "tqdm": ("mq.cli", "mq.testing.simulate"),
     "werkzeug": ("mq.web",),
 }

@@ -2,7 +2,7 @@
 
 * ``rights``: the rights, patterns of queue names, and what a user may do.
 * ``hashes``: how passwords and tokens are kept, so that they cannot be read back.
-* ``users_file``: the file of users, read; ``editing``: the same file, changed.
+* ``users_file``: the file of users, read; ``users_editor``: changes it.
 * ``aws_keys``: the file of AWS keys beside it.
 * ``user_directory``: finds the user by a token, a password, a certificate or a login on this machine.
 * ``guesses``: wrong secrets of late, which decide whose password :mod:`mq.doors.logins` checks next.

@@ -4,9 +4,9 @@ A verb is a line of :data:`VERBS`. Its module is imported when the verb is calle
 only for what it uses: only serving loads an event loop and a web server. The flags that stood before the verb are the
 context's ``obj``: text by field name, None for "not given". The files:
 
-* ``serve``: the daemon; it opens ``clustering``, ``journaling``, ``protect`` (users, TLS) and ``supervised`` (the
-  service manager's). ``flags``: its settings.
-* ``plain``: how they say no. ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``,
+* ``serve``: the daemon; it opens ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS), and tells the
+  ``service_manager``. ``flags``: its settings.
+* ``commands``: how a verb says no. ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``,
   ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``, ``cluster``,
   ``daemon`` (connections, logging), ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 import click
 
 from mq import __version__
+from mq.cli.commands import PlainGroup
 from mq.cli.flags import settings_options
-from mq.cli.plain import PlainGroup
 from mq.settings import near_misses
 
 

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 import click
 
-from mq.cli.plain import NOT_DONE
+from mq.cli.commands import NOT_DONE
 
 CERTIFICATE: Final = "cert.pem"
 KEY: Final = "key.pem"

@@ -12,7 +12,7 @@ import trio
 from mq import __version__, log_lines
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.mover import Mover
-from mq.cli.plain import PlainCommand
+from mq.cli.commands import PlainCommand
 from mq.cli.trust import trust_options
 from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State

@@ -17,7 +17,7 @@ import click
 from tqdm import tqdm
 
 from mq import __version__
-from mq.cli.plain import PlainGroup
+from mq.cli.commands import PlainGroup
 from mq.errors import MQError
 from mq.programs import CANNOT_START
 

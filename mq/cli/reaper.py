@@ -10,7 +10,7 @@ import trio
 
 from mq import __version__, log_lines
 from mq.broker.mover import Reaper
-from mq.cli.plain import PlainCommand
+from mq.cli.commands import PlainCommand
 from mq.cli.trust import trust_options
 from mq.errors import StorageFailed, StorageUnusable
 from mq.lifecycle import State

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from mq.cli.plain import INTERRUPTED
+from mq.cli.commands import INTERRUPTED
 from mq.client import Access, Client, ClientError, Interrupted, QueueFull, Retry, Unavailable, Unreachable
 from mq.client.wire import DEFAULT_URL
 

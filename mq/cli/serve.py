@@ -21,15 +21,15 @@ from mq.amqp.server.exchanges import TopologyPublisher, declared
 from mq.amqp.server.listener import serve as serve_amqp
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
-from mq.cli.clustering import cluster_of, clustered
 from mq.cli.flags import settings_options
-from mq.cli.journaling import journaling
-from mq.cli.protect import Guards, make_guards, reloading
-from mq.cli.supervised import READY, STOPPING, supervised
+from mq.cli.guards import Guards, make_guards, reloading
+from mq.cli.journal import journaling
+from mq.cli.node import cluster_of, clustered
+from mq.cli.service_manager import READY, STOPPING, supervised
 from mq.doors.budget import Budget
 from mq.doors.connections import Crowd
 from mq.doors.exchanges import Exchanges
-from mq.doors.listening import CannotListen
+from mq.doors.listeners import CannotListen
 from mq.doors.open_connections import OpenConnections
 from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
 from mq.lifecycle import DOOR

@@ -13,9 +13,9 @@ from typing import Any, Final
 import click
 
 from mq.access.aws_keys import AwsKey
-from mq.access.editing import UsersFile
 from mq.access.hashes import check_password, time_text
 from mq.access.rights import Right
+from mq.access.users_editor import UsersFile
 from mq.access.users_file import is_pattern, warn_if_open
 from mq.errors import InvalidSetting
 from mq.programs import CANNOT_START

@@ -1,6 +1,6 @@
 """What every door on a socket shares, whatever protocol it speaks.
 
-* ``listening``: an address becomes listeners; accepting; TLS before anything else is said.
+* ``listeners``: an address becomes listeners; accepting; TLS before anything else is said.
 * ``unix_socket``: the same for a Unix socket, and which users may reach it.
 * ``connections``: the peer at the other end, how many connections one address may have, and their turns to be read.
 * ``open_connections``: what there is to see of each connection, and a way to end it.

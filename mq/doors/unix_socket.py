@@ -22,7 +22,7 @@ from typing import Final
 
 import trio
 
-from mq.doors.listening import BACKLOG, CannotListen
+from mq.doors.listeners import BACKLOG, CannotListen
 from mq.message import shorten
 
 LONGEST_PATH: Final = 107

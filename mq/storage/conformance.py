@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
-from mq.storage.checks import batches, groups, looking, messages, moves, queues, records, reopening, staging
+from mq.storage.checks import batches, groups, messages, moves, queues, reads, records, reopening, staging
 from mq.storage.checks.kit import Check, Opener, ReopeningCheck
 from mq.storage.checks.whole import check_whole
 from mq.storage.interface import Storage
@@ -47,7 +47,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *moves.CHECKS,
     *batches.CHECKS,
     *groups.CHECKS,
-    *looking.CHECKS,
+    *reads.CHECKS,
     *records.CHECKS,
     *queues.CHECKS,
 )

@@ -22,7 +22,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from mq.access.certificates import Certificates
 from mq.doors.connections import Crowd, Peer, Turns, peer_of
-from mq.doors.listening import PromptListener, listen, shake_hands, url
+from mq.doors.listeners import PromptListener, listen, shake_hands, url
 from mq.doors.open_connections import OpenConnections
 from mq.doors.unix_socket import listen_unix
 from mq.errors import first_of

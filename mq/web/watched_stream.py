@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from mq.doors.listening import TLSStream
+from mq.doors.listeners import TLSStream
 
 LINGERING_SECONDS: Final = 30
 """How long a connection that has ended on our side takes and drops what its client still says, at the most."""

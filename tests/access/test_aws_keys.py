@@ -9,7 +9,7 @@ import pytest
 
 from mq.access import UserDirectory
 from mq.access.aws_keys import new_key, path_of_keys, read_keys
-from mq.access.editing import UsersFile
+from mq.access.users_editor import UsersFile
 from mq.errors import InvalidSetting
 
 SECRET = "Very/Secret+0123456789"

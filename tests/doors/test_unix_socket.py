@@ -13,7 +13,7 @@ import trio
 
 from mq.doors import unix_socket
 from mq.doors.connections import NOBODY, Peer, peer_of, uid_of
-from mq.doors.listening import CannotListen
+from mq.doors.listeners import CannotListen
 from mq.doors.unix_socket import LONGEST_PATH, listen_unix
 
 

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.cli.journaling import journaling
+from mq.cli.journal import journaling
 from mq.errors import InvalidSetting
 from mq.lifecycle import DOOR, TRANSITIONS, Kind, Transition
 from mq.observers.journal import Journal, open_journal

@@ -13,8 +13,8 @@ import trio
 
 from mq.access import UserDirectory
 from mq.access.aws_keys import AwsKey
-from mq.access.editing import UsersFile
 from mq.access.rights import Right
+from mq.access.users_editor import UsersFile
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.doors.budget import Budget
 from mq.doors.logins import Logins

@@ -21,8 +21,8 @@ from typing import Any, Final
 import pytest
 from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
-from mq.access.editing import UsersFile
 from mq.access.rights import Right
+from mq.access.users_editor import UsersFile
 from tests.e2e.daemon import TREE, Daemon
 from tests.sqs.celery_tasks import make_app
 from tests.sqs.clients import make_client

@@ -21,8 +21,8 @@ from botocore.credentials import Credentials
 from mq.access import UserDirectory
 from mq.access.aws_keys import AwsKey
 from mq.access.certificates import Certificates
-from mq.access.editing import UsersFile
 from mq.access.rights import Right
+from mq.access.users_editor import UsersFile
 from mq.broker import Broker
 from mq.doors.budget import Budget
 from mq.doors.logins import Logins

@@ -10,11 +10,11 @@ import pytest
 from mq.storage.conformance import CHECKS, REOPENING_CHECKS, check_storage, run_check, run_reopening_check
 from mq.storage.interface import Storage
 from mq.storage.memory import MemoryStorage
-from tests.storage.mutants import batches, groups, looking, messages, moves, queues, records, reopening, staging
+from tests.storage.mutants import batches, groups, messages, moves, queues, reads, records, reopening, staging
 from tests.storage.mutants.kit import MUTANTS
 from tests.storage.mutants.reopening import Kept
 
-ROOMS = (messages, staging, moves, batches, groups, looking, records, queues, reopening)
+ROOMS = (messages, staging, moves, batches, groups, reads, records, queues, reopening)
 ALL_CHECKS = {check.__name__: check for check in (*CHECKS, *REOPENING_CHECKS)}
 
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.doors.listening import CannotListen
+from mq.doors.listeners import CannotListen
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
 from mq.web.app import WebApp

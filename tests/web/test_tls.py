@@ -17,7 +17,7 @@ import trustme
 
 from mq.access.certificates import Certificates, TLSFiles
 from mq.broker import Broker
-from mq.doors import listening
+from mq.doors import listeners
 from mq.web.endpoints import Endpoints
 from mq.web.serve import PROTOCOLS
 from mq.web.watched_stream import WatchedStream
@@ -205,8 +205,8 @@ async def test_half_a_handshake_is_waited_for_only_so_long(
     await client.send_all(client_hello(authority.client_context())[:part])
     begin = trio.current_time()
     stream = cast("trio.SocketStream", accepted)
-    assert await listening.shake_hands(stream, certificates.context, trio.sleep_forever) is None
-    assert trio.current_time() - begin == pytest.approx(listening.HANDSHAKE_SECONDS)
+    assert await listeners.shake_hands(stream, certificates.context, trio.sleep_forever) is None
+    assert trio.current_time() - begin == pytest.approx(listeners.HANDSHAKE_SECONDS)
 
 
 @HALVES
@@ -214,7 +214,7 @@ async def test_half_a_handshake_ends_its_connection_only(
     server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """Real time: a short one."""
-    monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr(listeners, "HANDSHAKE_SECONDS", 0.1)
     async with await server.connect() as client:
         await client.send_all(client_hello(authority.client_context())[:part])
         assert await closes_within(client, 10)

@@ -28,7 +28,7 @@ from mq.web.authorizer import Auditor, Authorizer
 from mq.web.endpoints import Endpoints
 from mq.web.serve import serve_socket
 from tests.access.files import PASSWORD, TOKEN, write_users
-from tests.test_cli_protect import ENVIRONMENT
+from tests.cli.test_guards import ENVIRONMENT
 from tests.web.talking import http1, parse, read_all
 
 PATIENCE_SECONDS = 30

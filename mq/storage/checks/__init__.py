@@ -9,7 +9,7 @@ fresh place; those in ``reopening`` open it themselves, twice.
 * ``moves``: compare-and-move, and its races.
 * ``batches``: each operation of a batch has its own outcome.
 * ``groups``: a group is done as a whole or not at all.
-* ``looking``: what find and scan tell, what changes() is, what a store says of itself.
+* ``reads``: what find and scan tell, what changes() is, what a store says of itself.
 * ``records``: records and their values.
 * ``queues``: what becomes of messages when the record of their queue changes or goes.
 * ``reopening``: what is there after the store was closed and opened again.

@@ -24,8 +24,8 @@ from mq_etcd.client import Client
 from mq_etcd.errors import EtcdError, NoSpace, Unavailable, Uncertain
 from mq_etcd.keys import Keys, life_of
 from mq_etcd.lanes import Lane
-from mq_etcd.looking import Looking
 from mq_etcd.owner import Owner
+from mq_etcd.reader import Reader
 from mq_etcd.records import Records
 from mq_etcd.room import Room
 
@@ -67,7 +67,7 @@ class EtcdStorage:
             deadline=address.deadline,
         )
         self._records = Records(self._client, self._keys, address.reserved)
-        self._looking = Looking(self._client, self._keys, self._records.lives)
+        self._reader = Reader(self._client, self._keys, self._records.lives)
         self._owner: Owner | None = None
         self._batches: Batches | None = None
         self._room: Room | None = None
@@ -159,17 +159,17 @@ class EtcdStorage:
         """The messages at these places."""
         await trio.lowlevel.checkpoint()
         with self._translated():
-            return await self._looking.read(entries)
+            return await self._reader.read(entries)
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is."""
         with self._translated():
-            return await self._looking.find(queue, id)
+            return await self._reader.find(queue, id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""
         with self._translated():
-            entries = await self._looking.scan(state, queue, limit)
+            entries = await self._reader.scan(state, queue, limit)
             if state is State.REMOVED and (limit is None or len(entries) < limit):
                 entries += await self._records.graves(queue)
         return entries[:limit]

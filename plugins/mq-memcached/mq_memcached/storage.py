@@ -22,9 +22,9 @@ from mq_memcached.batches import Batches
 from mq_memcached.chains import Chains
 from mq_memcached.keys import Keys
 from mq_memcached.link import Link
-from mq_memcached.looking import Looking
 from mq_memcached.own import OwnChanges
 from mq_memcached.places import Parcel, pack
+from mq_memcached.reader import Reader
 from mq_memcached.records import Records
 from mq_memcached.server import Address, parse_address
 
@@ -74,7 +74,7 @@ class MemcachedStorage:
         chains = Chains(self._watching, keys)
         self._records = Records(self._watching, keys, chains)
         own = OwnChanges()
-        self._looking = Looking(self._watching, keys, chains, self._records, own)
+        self._reader = Reader(self._watching, keys, chains, self._records, own)
         self._ballast = Ballast(self._changing, keys)
         self._batches = Batches(self._changing, keys, Chains(self._changing, keys), self._records, self._ballast, own)
         self._one_batch = trio.Lock()
@@ -154,15 +154,15 @@ class MemcachedStorage:
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """The messages at these places."""
-        return await self._looking.read(entries)
+        return await self._reader.read(entries)
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is."""
-        return await self._looking.find(queue, id)
+        return await self._reader.find(queue, id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""
-        return await self._looking.scan(state, queue, limit)
+        return await self._reader.scan(state, queue, limit)
 
     def changes(self) -> None:
         """Memcached cannot tell: who shares a store looks at it again from time to time."""
@@ -171,7 +171,7 @@ class MemcachedStorage:
         self._useless.update(left)
         for queue in [queue for queue, count in self._useless.items() if count >= _TIDY_AFTER]:
             del self._useless[queue]
-            await self._looking.tidy(queue)
+            await self._reader.tidy(queue)
 
 
 def body_of(operation: Operation) -> bytes | None:

@@ -80,7 +80,7 @@ async def test_a_client_that_dies_after_any_command_leaves_nothing_in_the_way(se
             for _ in range(4):
                 await storage.records(QUEUE)
                 await storage.scan(State.REMOVED)
-                await storage._looking.tidy("orders")  # type: ignore[attr-defined]
+                await storage._reader.tidy("orders")  # type: ignore[attr-defined]
         left = {key for key in server.listed() if key[0] in "bes" and not key.startswith(("s:chains", "s:r."))}
         assert left == set(), f"after {sent} commands, {left} stayed for ever"
         points += 1

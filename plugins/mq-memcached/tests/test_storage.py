@@ -235,7 +235,7 @@ async def test_chains_do_not_grow(storage: Storage) -> None:
         outcomes = await storage.commit([Write("orders", IDS.new(), b"x") for _ in range(100)])
         moved = await storage.commit([Move(o.entry, State.REMOVED) for o in outcomes if o.entry])
         await storage.commit([Unlink(o.entry) for o in moved if o.entry])
-    walk = await storage._looking._chains.walk(b"q.orders")
+    walk = await storage._reader._chains.walk(b"q.orders")
     assert walk.length < 3000
     assert await storage.scan(State.NEW) == [stays]
 
@@ -252,7 +252,7 @@ async def test_a_writer_whose_slot_was_buried_takes_another(
         async def sleeps(drafts: list) -> None:
             await awake(drafts)
             for _ in range(2):
-                await other._looking.tidy("orders")
+                await other._reader.tidy("orders")
             monkeypatch.undo()
 
         await publish(storage)
@@ -277,7 +277,7 @@ async def test_a_writer_who_sleeps_before_its_slot_takes_another(
         async def sleeps(chain: bytes, count: int) -> int:
             head = await awake(chain, count)
             for _ in range(3):
-                await other._looking.tidy("orders")
+                await other._reader.tidy("orders")
             monkeypatch.undo()
             return head
 
@@ -310,7 +310,7 @@ async def test_a_writer_who_wakes_while_its_slot_is_buried_takes_another(
 
     async with place.reopen() as other, trio.open_nursery() as nursery:
         assert isinstance(other, MemcachedStorage)
-        bury = other._looking._bury
+        bury = other._reader._bury
 
         async def slowly(things: Iterable[bytes]) -> None:
             wake.set()
@@ -318,11 +318,11 @@ async def test_a_writer_who_wakes_while_its_slot_is_buried_takes_another(
             await bury(things)
 
         monkeypatch.setattr(storage._batches, "_store_bodies", sleeps)
-        monkeypatch.setattr(other._looking, "_bury", slowly)
+        monkeypatch.setattr(other._reader, "_bury", slowly)
         nursery.start_soon(write)
         await asleep.wait()
         with trio.fail_after(30):
-            await other._looking.tidy("orders")
+            await other._reader.tidy("orders")
             await awake.wait()
     assert await storage.scan(State.NEW) == written
     [found] = await storage.read(written)

@@ -9,5 +9,5 @@ In reading order:
 * ``owner``: who has the store, and who has lost it.
 * ``changes``: one transaction, in one round trip; what becomes of it when its answer is lost.
 * ``batches``: operations as statements, and their outcomes; ``statements`` has the SQL.
-* ``records``, ``looking``, ``bodies``: records and dropped queues; read, find and scan; large bodies in chunks.
+* ``records``, ``reader``, ``bodies``: records and dropped queues; read, find and scan; large bodies in chunks.
 """

@@ -19,7 +19,7 @@ from mq.lifecycle import State
 from mq.message import MessageId, checksum
 from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Sharing, Staged, Stored, Unlink, Write
 from mq.storage.options import StorageOptions
-from mq_postgres import batches, looking, owner, records
+from mq_postgres import batches, owner, reader, records
 from mq_postgres.address import Address, parse_address
 from mq_postgres.bodies import CHUNK_BYTES, StagedBody
 from mq_postgres.changes import Changes, InDoubt, Refusals, Statement
@@ -187,15 +187,15 @@ class PostgresStorage:
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """The messages at these places."""
-        return await self._look(lambda connection: looking.read(connection, entries, self._chunk))
+        return await self._look(lambda connection: reader.read(connection, entries, self._chunk))
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is."""
-        return await self._look(lambda connection: looking.find(connection, queue, id))
+        return await self._look(lambda connection: reader.find(connection, queue, id))
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""
-        entries = await self._look(lambda connection: looking.scan(connection, state, queue, limit))
+        entries = await self._look(lambda connection: reader.scan(connection, state, queue, limit))
         if state is State.REMOVED and (limit is None or len(entries) < limit):
             entries += await self._look(lambda connection: records.graves(connection, queue))
         return entries[:limit]
@@ -329,7 +329,7 @@ class PostgresStorage:
             return
 
     async def _chunk(self, number: int, part: int) -> bytes | None:
-        return await self._look(lambda connection: looking.chunk(connection, number, part))
+        return await self._look(lambda connection: reader.chunk(connection, number, part))
 
     # -- underneath
 
@@ -337,7 +337,7 @@ class PostgresStorage:
         return await self._hop((self._writer, self._one_writes), self._address.deadline, verb, *arguments)
 
     async def _look(self, verb: Callable[[psycopg.Connection[Any]], _T]) -> _T:
-        """Ask, and once more where the session was gone: looking may be repeated."""
+        """Ask, and once more where the session was gone: reading may be repeated."""
 
         def ask() -> _T:
             with self._reader.asking() as connection:

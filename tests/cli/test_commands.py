@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mq.cli import mover, pipeline, reaper
-from mq.cli.plain import PlainCommand, PlainGroup
+from mq.cli.commands import PlainCommand, PlainGroup
 from mq.client import Client
 from tests.cli.conftest import Mq
 

@@ -21,7 +21,7 @@ from hpack import Encoder
 from hyperframe.frame import HeadersFrame, SettingsFrame
 
 from mq.access.certificates import Certificates, TLSFiles
-from mq.cli.protect import make_guards
+from mq.cli.guards import make_guards
 from mq.client import Access as ClientAccess
 from mq.client import Client, NotAllowed
 from mq.errors import InvalidSetting

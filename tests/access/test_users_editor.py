@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mq.access import UserDirectory, editing
-from mq.access.editing import UsersFile
+from mq.access import UserDirectory, users_editor
 from mq.access.rights import Right
+from mq.access.users_editor import UsersFile
 from mq.errors import InvalidSetting
 from tests.access.files import PASSWORD, TOKEN, write_users
 
@@ -116,7 +116,7 @@ def test_a_file_that_is_wrong_is_left_as_it_is(path: Path, text: str) -> None:
 def test_what_would_not_be_read_again_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = UsersFile(write_users(path, COMMENTED))
     before = path.read_bytes()
-    monkeypatch.setattr(editing.tomlkit, "dumps", lambda document: "[users")
+    monkeypatch.setattr(users_editor.tomlkit, "dumps", lambda document: "[users")
     with pytest.raises(InvalidSetting, match="not TOML"):
         file.remove("bob")
     assert path.read_bytes() == before
@@ -153,7 +153,7 @@ def test_a_failing_disk_leaves_the_old_file_and_nothing_else(
     file = UsersFile(write_users(path, COMMENTED))
     before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(*((editing.os, "fsync") if call == "fsync" else (Path, "rename")), fail)
+        patch.setattr(*((users_editor.os, "fsync") if call == "fsync" else (Path, "rename")), fail)
         with pytest.raises(InvalidSetting, match="No space left"):
             file.remove("bob")
     assert path.read_bytes() == before
@@ -163,7 +163,7 @@ def test_a_failing_disk_leaves_the_old_file_and_nothing_else(
 def test_the_new_file_is_durable_before_it_has_the_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     fsync, rename = os.fsync, Path.rename
-    monkeypatch.setattr(editing.os, "fsync", lambda fd: done.append("sync") or fsync(fd))
+    monkeypatch.setattr(users_editor.os, "fsync", lambda fd: done.append("sync") or fsync(fd))
     monkeypatch.setattr(Path, "rename", lambda old, new: done.append("rename") or rename(old, new))
     UsersFile(str(path)).add("alice", {}, None)
     assert done == ["sync", "rename", "sync"]

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints, assert_no_checkpoints
 
-from mq.doors.listening import MOST_ACCEPTED, PromptListener, listen
+from mq.doors.listeners import MOST_ACCEPTED, PromptListener, listen
 
 
 async def accept(listener: PromptListener) -> None:

@@ -19,7 +19,7 @@ READ_AT_ONCE: Final = 16
 SCANNED_AT_ONCE: Final = 2000
 
 
-class Looking:
+class Reader:
     """Looks at messages.
 
     Args:

@@ -48,7 +48,7 @@ class _Seen(NamedTuple):
     places: list[tuple[MessageId, Place]]
 
 
-class Looking:
+class Reader:
     """Looks at a store.
 
     Args:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mq.observers.journal import Journal
 
 
-class Journaling:
+class DaemonJournal:
     """What stands between a broker and its journal.
 
     Args:
@@ -61,13 +61,13 @@ class Journaling:
 
 
 @asynccontextmanager
-async def journaling(settings: Settings) -> AsyncIterator[Journaling]:
+async def journaling(settings: Settings) -> AsyncIterator[DaemonJournal]:
     """The journal for the length of the block, or none. Its parts are loaded only when there is one.
 
     Raises:
         InvalidSetting: it cannot be written, or pyarrow is missing.
     """
-    made = Journaling(_start(settings) if settings.journal else None)
+    made = DaemonJournal(_start(settings) if settings.journal else None)
     try:
         yield made
     finally:

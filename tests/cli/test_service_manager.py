@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.supervised import READY, supervised
+from mq.cli.service_manager import READY, supervised
 
 PATIENCE_SECONDS = 60
 
