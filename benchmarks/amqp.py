@@ -103,6 +103,10 @@ class Client:
         assert not found, f"{found} messages are left"
         return seconds
 
+    def purge(self) -> None:
+        """Remove what waits."""
+        self._call(commands.Queue.Purge(queue="q"))
+
     def _confirmed(self, confirmed: int) -> int:
         _, payload = self._frame()
         method = struct.unpack_from(">HH", payload)
@@ -173,6 +177,28 @@ def main(words: Sequence[str] | None = None) -> None:
                     if turn:
                         turns.setdefault((title, what), []).append(measured)
     _print(turns, [system.title for system in systems])
+
+
+def publish_stream(port: int, count: int) -> float:
+    """Seconds in which one connection publishes so many, a thousand confirms outstanding."""
+    client = Client(port)
+    seconds = client.publish(count)
+    client.purge()
+    return seconds
+
+
+def consume_stream(port: int, count: int) -> float:
+    """Seconds in which one connection consumes and acknowledges so many; it has published them before."""
+    client = Client(port)
+    client.publish(count)
+    return client.consume(count)
+
+
+WORKS: Final = (
+    ("publish, 1,000 confirms outstanding,", publish_stream, 0.8, 10_000),
+    ("consume, prefetch 1,000,", consume_stream, 0.8, 10_000),
+)
+"""What is held to RabbitMQ: a name, what does so many and returns the seconds, the least ratio, messages a turn."""
 
 
 def measure_waiting(folder: Path, count: int) -> tuple[float, float]:

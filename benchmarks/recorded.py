@@ -78,6 +78,11 @@ class RecordedStorage(FolderStorage):
         super().__init__(f"posix:{root}", root, calls, StorageOptions(), mount=mount_of_root)
         self._groups: list[Group] = []
 
+    @property
+    def logs(self) -> bool:
+        """Whether it makes batches durable by a log. Once it is open."""
+        return self._root_open.folders.log is not None
+
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As the store does it."""
         outcomes = await super().commit(operations)

@@ -7,31 +7,30 @@ medians of one run are held against a bound.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import trio
 
-from benchmarks import backlog, disks, many, vsqs
+from benchmarks import amqp as stream
+from benchmarks import backlog, beside, churn, disks, many, programs, vsqs
 from benchmarks import embedded as inside
 from benchmarks.figures import Figure, at_least, at_most, not_measured, spread
-from benchmarks.limits import Limits
-from benchmarks.load.http import HttpBatchCodec
 from benchmarks.results import medians
 from benchmarks.systems import SYSTEMS
-from benchmarks.systems.mq import Mq, MqAmqp, MqBatches, MqPeers
+from benchmarks.systems.mq import Mq, MqAmqp, MqPeers, MqWithoutLog
 from benchmarks.systems.rabbitmq import RabbitClassic
 from benchmarks.systems.system import Server, System
-from benchmarks.turns import CONSUME, PUBLISH, Load, Turn, count_calls, of, take_turn
-from benchmarks.windows import MqWindow, RabbitWindow, WindowCodec
+from benchmarks.turns import CONSUME, MIXED, PUBLISH, Load, Turn, count_calls, of, take_turn
 
 SIZE: Final = 1024
+LARGE: Final = (16 << 10, 256 << 10)
 FLUSH_SECONDS: Final = 0.002
+NO_DEVICE: Final = "this file system has no device that counts"
 
 
 class Effort(NamedTuple):
@@ -52,7 +51,7 @@ class Effort(NamedTuple):
 
 QUICK: Final = Effort(rounds=3, seconds=0.5, many=100_000, lengths=(1_000, 100_000))
 FULL: Final = Effort()
-TINY: Final = Effort(rounds=1, seconds=0.05, many=300, lengths=(100, 300))
+TINY: Final = Effort(rounds=1, seconds=0.05, many=300, lengths=(200, 300))
 
 Part = Callable[[Path, Effort], list[Figure]]
 
@@ -63,67 +62,79 @@ def counted(folder: Path, effort: Effort) -> list[Figure]:
         one = _turns(servers, folder, Load(1, SIZE, effort.seconds), effort)
         many = _turns(servers, folder, Load(32, SIZE, effort.seconds), effort)
         calls = count_calls(*servers[0], Load(32, SIZE, effort.seconds))
-    single = _each(one, "mq", PUBLISH)
+    single, life = _each(one, "mq", PUBLISH), _each(one, "mq", MIXED)
     shared, consumed = _each(many, "mq", PUBLISH), _each(many, "mq", CONSUME)
     return [
-        *_device("publish, 32 connections", shared, flushes=0.07, writes=1.5),
-        at_most("publish, 32 connections: processor time", shared.cpu, 100, "µs", _driver(shared)),
-        *_calls("publish, 32 connections", calls.get(PUBLISH), 12),
-        *_device("publish, 1 connection", single, flushes=2, writes=6),
-        *_device("fetch and delete, 32 connections", consumed, flushes=0.15),
-        at_most("fetch and delete, 32 connections: processor time", consumed.cpu, 120, "µs", _driver(consumed)),
+        *_device("publish, 1 connection", single, flushes=1.05, writes=2.1, kib=9.5),
+        *_device("publish, fetch and delete, 1 connection, one after the other", life, flushes=3.1, kib=16),
+        *_device("publish, 32 connections", shared, flushes=0.05, writes=0.15),
+        at_most("publish, 32 connections: processor time", shared.cpu, 110, "µs", _driver(shared)),
+        *_calls("publish, 32 connections", calls.get(PUBLISH)),
+        *_device("fetch and delete, 32 connections", consumed, flushes=0.07),
+        at_most("fetch and delete, 32 connections: processor time", consumed.cpu, 160, "µs", _driver(consumed)),
         *_calls("fetch and delete, 32 connections", calls.get(CONSUME)),
         at_most("publish, 32 connections: p99 against p50", shared.p99 / shared.p50, 3, note=_latency(shared)),
     ]
 
 
-def ratios(folder: Path, effort: Effort) -> list[Figure]:
-    """Against the bare loop, and against beanstalkd."""
-    limits = Limits(folder, SIZE)
-    load = Load(32, SIZE, effort.seconds)
-    contenders = _present(Mq(), MqBatches(), SYSTEMS["beanstalkd"])
-    turns: list[Turn] = []
-    with _running(folder, *contenders) as servers:
-        for number in range(effort.rounds):
-            limits.take_turn()
-            for system, server in servers if number % 2 else reversed(servers):
-                batches = isinstance(system, MqBatches)
-                each = load._replace(clients=4, workloads=(PUBLISH,)) if batches else load
-                turns += take_turn(system, server, folder, each, number)
-    publish, consume = _rates(turns, "mq", PUBLISH), _rates(turns, "mq", CONSUME)
-    batched = [rate * HttpBatchCodec.size for rate in _rates(turns, "mq-batches", PUBLISH)]
+def beanstalkd(folder: Path, effort: Effort) -> list[Figure]:
+    """Against the fastest of the durable peers that write a log, on the same file system."""
+    if why := SYSTEMS["beanstalkd"].absence():
+        return [not_measured("against beanstalkd -f0", why)]
+    with _running(folder, Mq(), SYSTEMS["beanstalkd"]) as servers:
+        return _against_beanstalkd(servers, folder, effort, {1: 0.7, 32: 2.0, 256: 3.0})
+
+
+def bodies(folder: Path, effort: Effort) -> list[Figure]:
+    """What large bodies cost, with the log, which has some of them twice, and without it."""
     figures = []
-    for language in ("Python", "C"):
-        best = limits.best(language)
-        if best is not None:
-            rate, how = best
-            against = f"against the bare loop {how}"
+    with _running(folder, Mq(), MqWithoutLog()) as servers:
+        for size in LARGE:
+            load = Load(32, size, effort.seconds, warm_up=2 * effort.seconds, workloads=(PUBLISH,))  # the log grows
+            turns = _turns(servers, folder, load, effort)
+            ours, before = _each(turns, "mq", PUBLISH), _each(turns, "mq-no-log", PUBLISH)
+            name = f"publish of {size >> 10} KiB, 32 connections"
+            if ours.written is None or ours.flushes is None or not before.flushes:
+                figures.append(not_measured(name, NO_DEVICE))
+                continue
+            note = f"{ours.written / 1024:,.1f} KiB"
+            flushes = f"{ours.flushes:.3f} against {before.flushes:.3f} a message"
             figures += [
-                _against("publish, 32 connections", publish, [rate.publish], 0.6, against),
-                _against("batch publish, 4 connections", batched, [rate.publish], 0.85, against),
-                _against("fetch and delete, 32 connections", consume, [rate.consume], 0.5, against),
+                at_most(f"{name}: bytes written, against the body", ours.written / size, 2.2, note=note),
+                at_most(f"{name}: flushes, against --no-log", ours.flushes / before.flushes, 1.0, note=flushes),
             ]
-    peer = "against beanstalkd -f0"
-    if of(turns, system="beanstalkd"):
-        figures.append(_against("publish, 32 connections", publish, _rates(turns, "beanstalkd", PUBLISH), 1.0, peer))
-        figures.append(
-            _against("fetch and delete, 32 connections", consume, _rates(turns, "beanstalkd", CONSUME), None, peer)
-        )
     return figures
 
 
 def amqp(folder: Path, effort: Effort) -> list[Figure]:
-    """Over AMQP with a thousand confirms outstanding, against RabbitMQ's classic queue."""
-    why = MqAmqp().absence() or RabbitClassic().absence()
-    name = "AMQP publish, 1,000 confirms outstanding, against RabbitMQ's classic queue"
-    if why:
-        return [not_measured(name, why, "≥ 0.5")]
-    load = Load(1, SIZE, effort.seconds, workloads=(PUBLISH,))
-    with _running(folder, MqWindow(), RabbitWindow()) as servers:
-        turns = _turns(servers, folder, load, effort)
-    ours, theirs = _rates(turns, "mq-window", PUBLISH), _rates(turns, "rabbitmq-window", PUBLISH)
-    size = WindowCodec.size
-    return [_against(name, [rate * size for rate in ours], [rate * size for rate in theirs], 0.5)]
+    """Over AMQP against RabbitMQ's classic queue: raw frames, and programs that people use."""
+    what = "over AMQP, against RabbitMQ's classic queue"
+    if why := RabbitClassic().absence():
+        return [not_measured(what, why, "≥ 0.8")]
+    figures = []
+    with _running(folder, MqAmqp(), RabbitClassic()) as servers:
+        for name, work, bound, messages in (*stream.WORKS, *programs.WORKS):
+            rates: dict[str, list[float]] = {}
+            for number in range(effort.rounds + 1):  # the first one warms up
+                for system, server in servers if number % 2 else reversed(servers):
+                    count = max(stream.TOGETHER, round(messages * effort.seconds))
+                    rate = count / work(server.ports[0], count)
+                    if number:
+                        rates.setdefault(system.name, []).append(rate)
+            figures.append(_against(f"{name} {what}", rates["mq-amqp"], rates["rabbitmq-classic"], bound))
+    return figures
+
+
+def isolation(folder: Path, effort: Effort) -> list[Figure]:
+    """Publishes beside another program that writes, with the log and file by file."""
+    with _running(folder, Mq(), MqWithoutLog()) as servers:
+        return beside.measure(servers, folder, effort.rounds, effort.seconds * 8)
+
+
+def queues(folder: Path, effort: Effort) -> list[Figure]:
+    """Durable queues made and deleted."""
+    with _running(folder, Mq()) as [(_, server)]:
+        return churn.measure(server, folder, round(1000 * effort.seconds))
 
 
 def peers(folder: Path, effort: Effort) -> list[Figure]:
@@ -161,19 +172,9 @@ def slow(folder: Path, effort: Effort) -> list[Figure]:
         return [not_measured("flush of 2 ms", why)]
     with disks.slow(FLUSH_SECONDS) as root:
         figures = counted(root, effort)
-        turns: list[Turn] = []
-        contenders = _present(Mq(), SYSTEMS["beanstalkd"])
-        with _running(root, *contenders) as servers:
-            for clients in (1, 32, 256):
-                turns += _turns(
-                    servers, root, Load(clients, SIZE, effort.seconds, workloads=(PUBLISH, CONSUME)), effort
-                )
-    if len(contenders) > 1:
-        for workload, clients in itertools.product((PUBLISH, CONSUME), (1, 32, 256)):
-            at = of(turns, clients=clients)
-            bound = 5.0 if (workload, clients) == (PUBLISH, 256) else None
-            name = f"{workload}, {clients} connection{'s' if clients > 1 else ''}, against beanstalkd -f0"
-            figures.append(_against(name, _rates(at, "mq", workload), _rates(at, "beanstalkd", workload), bound))
+        if not SYSTEMS["beanstalkd"].absence():
+            with _running(root, Mq(), SYSTEMS["beanstalkd"]) as servers:
+                figures += _against_beanstalkd(servers, root, effort, {1: None, 32: None, 256: 40.0})
     return [figure._replace(name=f"flush of 2 ms: {figure.name}") for figure in figures]
 
 
@@ -185,8 +186,11 @@ def embedded(folder: Path, effort: Effort) -> list[Figure]:
 
 PARTS: Final[dict[str, Part]] = {
     "counted": counted,
-    "ratios": ratios,
+    "beanstalkd": beanstalkd,
+    "bodies": bodies,
     "amqp": amqp,
+    "isolation": isolation,
+    "queues": queues,
     "peers": peers,
     "lengths": lengths,
     "embedded": embedded,
@@ -195,8 +199,19 @@ PARTS: Final[dict[str, Part]] = {
 """By name, in the order of the table."""
 
 
-def _present(*systems: System) -> list[System]:
-    return [system for system in systems if not system.absence()]
+def _against_beanstalkd(
+    servers: Sequence[tuple[System, Server]], folder: Path, effort: Effort, bounds: Mapping[int, float | None]
+) -> list[Figure]:
+    """Rates of publishing at so many connections, held to these bounds, and of fetching and deleting."""
+    figures = []
+    for clients, bound in bounds.items():
+        load = Load(clients, SIZE, effort.seconds, workloads=(PUBLISH, CONSUME))
+        turns = _turns(servers, folder, load, effort)
+        for workload in (PUBLISH, CONSUME):
+            name = f"{workload}, {clients} connection{'s' if clients > 1 else ''}, against beanstalkd -f0"
+            ours, theirs = _rates(turns, "mq", workload), _rates(turns, "beanstalkd", workload)
+            figures.append(_against(name, ours, theirs, bound if workload == PUBLISH else None))
+    return figures
 
 
 @contextmanager
@@ -233,26 +248,27 @@ def _against(name: str, ours: Sequence[float], theirs: Sequence[float], bound: f
     return Figure(title, ratio, note=note) if bound is None else at_least(title, ratio, bound, note)
 
 
-def _device(name: str, turn: Turn, flushes: float, writes: float | None = None) -> list[Figure]:
+def _device(
+    name: str, turn: Turn, flushes: float, writes: float | None = None, kib: float | None = None
+) -> list[Figure]:
     if turn.flushes is None or turn.writes is None or turn.written is None:
-        return [not_measured(f"{name}: flushes", "this file system has no device that counts")]
-    note = f"{turn.written / 1024:.1f} KiB"
-    written = f"{name}: device writes"
+        return [not_measured(f"{name}: flushes", NO_DEVICE)]
     return [
-        at_most(f"{name}: flushes", round(turn.flushes, 2), flushes, "a message"),
-        Figure(written, turn.writes, "a message", note=note)
-        if writes is None
-        else at_most(written, turn.writes, writes, "a message", note),
+        at_most(f"{name}: flushes", round(turn.flushes, 3), flushes, "a message"),
+        _bounded(f"{name}: device writes", turn.writes, writes, "a message"),
+        _bounded(f"{name}: written", turn.written / 1024, kib, "KiB a message"),
     ]
 
 
-def _calls(name: str, told: tuple[float, str] | None, most: float | None = None) -> list[Figure]:
+def _bounded(name: str, value: float, bound: float | None, unit: str) -> Figure:
+    return Figure(name, value, unit) if bound is None else at_most(name, value, bound, unit)
+
+
+def _calls(name: str, told: tuple[float, str] | None) -> list[Figure]:
     if told is None:
         return [not_measured(f"{name}: system calls", "neither perf nor strace can count here")]
     count, by = told
-    if most is None:
-        return [Figure(f"{name}: system calls", count, "a message", note=f"by {by}")]
-    return [at_most(f"{name}: system calls", count, most, "a message", f"by {by}")]
+    return [Figure(f"{name}: system calls", count, "a message", note=f"by {by}")]
 
 
 def _driver(turn: Turn) -> str:

@@ -117,7 +117,15 @@ class Session:
         with trio.fail_after(PATIENCE_SECONDS):
             await self._connections[0].do(operation(self._connections[0].codec))
 
-    async def run(self, operation: Operation, seconds: float, *, least: int = 0, most: int | None = None) -> Timed:
+    async def run(
+        self,
+        operation: Operation,
+        seconds: float,
+        *,
+        least: int = 0,
+        most: int | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Timed:
         """All connections do it again and again.
 
         Args:
@@ -125,6 +133,7 @@ class Session:
             seconds: when to begin no more.
             least: begin so many all the same.
             most: never begin more.
+            is_over: whether to begin no more, asked before each.
         """
         latencies: list[float] = []
         clock = time.perf_counter
@@ -134,7 +143,7 @@ class Session:
             nonlocal begun
             codec, do = connection.codec, connection.do
             before = clock()
-            while begun != most and (before < end or begun < least):
+            while begun != most and (before < end or begun < least) and not is_over():
                 begun += 1
                 await do(operation(codec))
                 now = clock()

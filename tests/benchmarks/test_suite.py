@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,10 +15,10 @@ systems = pytest.importorskip("benchmarks.systems", reason="a source package has
 counts = pytest.importorskip("benchmarks.counts")
 disks = pytest.importorskip("benchmarks.disks")
 figures = pytest.importorskip("benchmarks.figures")
-limits = pytest.importorskip("benchmarks.limits")
 page = pytest.importorskip("benchmarks.page")
 results = pytest.importorskip("benchmarks.results")
 turns = pytest.importorskip("benchmarks.turns")
+wanted = pytest.importorskip("benchmarks.wanted")
 
 TREE = Path(__file__).resolve().parent.parent.parent
 TINY = turns.Load(clients=3, size=1000, seconds=0.05, warm_up=0.05)
@@ -133,6 +132,15 @@ def test_medians_are_over_rounds() -> None:
     assert found["mq", "mixed", 1, 1].flushes is None
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("part", ["beanstalkd", "bodies", "amqp", "isolation", "queues", "embedded"])
+def test_each_part_has_figures(part: str, tmp_path: Path) -> None:
+    figures = wanted.PARTS[part](tmp_path, wanted.TINY)
+    assert figures
+    for figure in figures:
+        assert figure.value > 0 or figure.note.startswith("not measured: "), figure
+
+
 def test_page_without_markers_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "page.md"
     target.write_text("mine\n")
@@ -149,15 +157,6 @@ def test_page_of_the_documentation_has_the_markers() -> None:
 def test_figure_that_could_not_be_measured_has_no_verdict() -> None:
     text = page.wanted_section({"part": [figures.not_measured("publish", "no disk", "≤ 1")]})
     assert "| publish | –  | ≤ 1 |  | not measured: no disk |" in text
-
-
-def test_bare_loops_have_a_best_group_size(tmp_path: Path) -> None:
-    both = limits.Limits(tmp_path, 100, messages=max(limits.GROUP_SIZES))
-    both.take_turn()
-    best = both.best()
-    assert best is not None
-    assert min(best[0]) > 0
-    assert (both.best("C") is None) == (shutil.which("cc") is None)
 
 
 @pytest.mark.slow
