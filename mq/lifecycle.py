@@ -68,9 +68,9 @@ TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
     Kind.DIE: frozenset({(State.READY, State.READY), (State.DELAYED, State.READY)}),
 }
 """Kind -> the (from, to) pairs it may take; None is outside the store. REROUTE and DIE also change the queue: the one
-because somebody wanted it, the other leads to a dead-letter queue. EXPIRE has no such queue to lead to. REQUEUE from
-READY sends a message to the back of its queue. DELAY from READY or DELAYED holds one back whose work failed. LEASE from
-NEW hands it to somebody who was waiting for it."""
+at a user's request, the other to a dead-letter queue. EXPIRE removes a message that has no such queue. REQUEUE from
+READY sends a message to the back of its queue. DELAY from READY or DELAYED holds one back after its work failed. LEASE
+from NEW hands a message to a request that was waiting for it."""
 
 LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
     step for steps in TRANSITIONS.values() for step in steps if None not in step
@@ -79,8 +79,8 @@ LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
 
 
 DOOR: Final[ContextVar[str]] = ContextVar("door", default="")
-"""The door by which what is being done now was asked for (``http``, ``amqp``, ``sqs``); empty inside a program, and for
-what the broker does by itself. Set where a door's tasks are started, which inherit it; ``sqs`` for each request."""
+"""The door through which the current work was requested (``http``, ``amqp``, ``sqs``); empty inside a program, and for
+the broker's own work. A door sets it where it starts its tasks, which inherit it; ``sqs`` sets it for each request."""
 
 
 class Transition(NamedTuple):
@@ -112,7 +112,7 @@ class Transition(NamedTuple):
 
 
 class Observer(Protocol):
-    """Somebody who is told of transitions. The broker knows nothing else of observers."""
+    """Is told of transitions. The broker knows nothing else of observers."""
 
     def saw(self, transitions: Sequence[Transition]) -> None:
         """These are done. Must not block and must not raise."""

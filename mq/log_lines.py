@@ -33,7 +33,7 @@ def write(logger: logging.Logger, event: str, **values: str | float | None) -> N
 
 
 class TextLines(logging.Formatter):
-    """A line for eyes. What a client has chosen of it cannot begin another line, or command a terminal."""
+    """A line for eyes. Text that a client chose cannot begin another line, or command a terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """As logging's, with what is no visible character written as in Python."""

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 CANNOT_START: Final = 2
 """The exit status when a setting, the store or the port does not let a program start."""
 LAST_SECONDS: Final = 30.0
-"""How long a program that serves nobody any more may take to let go of its store."""
+"""How long a program that has stopped serving may take to let go of its store."""
 _YOUNG_OBJECTS: Final = 10_000
 _YOUNG_ROUNDS: Final = 20
 
@@ -69,8 +69,9 @@ def _leave(number: int) -> NoReturn:
 
 
 def leave_in_time(name: str) -> None:
-    """Call this once nobody is served any more: the process ends soon, even if its store never answers again. What was
-    acknowledged is durable, and what such a store has begun cannot be waited for."""
+    """End the process soon, even if its store never answers again. Call this once the program serves no clients.
+
+    What was acknowledged is durable, and what such a store has begun cannot be waited for."""
 
     def leave() -> None:
         logger.critical("%s has not let go of its store in %g s, and ends without: the disk hangs", name, LAST_SECONDS)
@@ -88,8 +89,9 @@ def _first(error: BaseException) -> BaseException:
 
 
 def collect_seldom() -> None:
-    """Look for garbage in cycles more seldom, and never among what is there already. A message is a few objects without
-    cycles: looking at them is in vain, and took a fifth of the processor time of browsing."""
+    """Collect garbage in cycles less often, and never among the objects that exist already."""
+    # A message is a few objects without cycles. Looking at them finds nothing, and took a fifth of the processor time
+    # of browsing.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_ROUNDS, _YOUNG_ROUNDS)

@@ -239,8 +239,9 @@ class Settings:
 
     @property
     def served_store(self) -> str:
-        """The store's address, as it is served. With AMQP, what need not last is in memory, over it; not where other
-        processes work on the store, too, which have no memory of ours, and not where each message has to be a file."""
+        """The store's address, as it is served."""
+        # With AMQP, what need not last is in memory, above the store. Other processes that work on the store could not
+        # see it there; and with strict seeds each message has to be a file.
         is_alone = not (self.peers or self.no_mover or self.no_reaper or self.strict_seeds)
         if self.serves_amqp and is_alone and not self.store.startswith("layered:"):
             return f"layered:{self.store}"
@@ -292,9 +293,9 @@ OTHER_VARIABLES: Final = (
     *(f"MQ_{name}" for name in ("URL", "TOKEN", "CREDENTIALS", "CA", "CERTIFICATE", "PATIENCE")),  # of the verbs
     *(f"MQ_{name}" for name in ("QUEUE", "MESSAGE_ID", "RECEIVES", "CONTENT_TYPE")),  # for what ``--exec`` runs
 )
-"""What else of mq's is in the environment."""
+"""Variables of mq that are no settings of the daemon."""
 _NEAR: Final = 0.8
-"""MQ_PROT is as near to MQ_PORT as 0.86; what others put there (MQ_SERVICE_HOST) is farther from all of ours."""
+"""MQ_PROT is as near to MQ_PORT as 0.86; variables of other programs (MQ_SERVICE_HOST) are farther from all of ours."""
 
 
 def near_misses(environment: Mapping[str, str]) -> dict[str, str]:
@@ -359,7 +360,7 @@ def _read_file(flags: Mapping[str, str | None], environment: Mapping[str, str]) 
         file = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise InvalidSetting(f"cannot read {shorten(path)} (from {source}): {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or deeper than anybody means it
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
         raise InvalidSetting(f"{shorten(path)} (from {source}) is not a TOML file: {error}") from error
     _check_keys(file, path)
     return file, path

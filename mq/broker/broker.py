@@ -271,7 +271,8 @@ class Broker:
         await self._consuming.give_back(messages)
 
     async def take(self, queue: str, *, wait: float = 0) -> Message | None:
-        """Fetch and remove the first READY message in one step: at most once. Whoever loses it has lost it."""
+        """Fetch and remove the first READY message in one step: at most once. A caller that loses it cannot get it
+        again."""
         index = await self._queues.get(queue)
         messages = await self._fetch(FetchRequest(index, waits=wait > 0, handing=Handing.REMOVE), wait)
         return messages[0] if messages else None

@@ -1,8 +1,8 @@
 """The calendar: delayed messages whose time is more than twelve hours away, and the clock by which they wait.
 
-A deadline is an instant of the wall clock, which is set now and then. So what is far off has no timer: the calendar
-compares it with the clock every minute, and leaves to the mover what falls due within twelve hours. From then on a
-delay runs by the steady clock, as a lease does.
+A deadline is an instant of the wall clock, and the wall clock is set now and then. So a message that is far off has no
+timer: the calendar compares its deadline with the clock every minute. Once the message is due within twelve hours the
+mover has it, and its delay runs by the steady clock, as a lease does.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Calendar:
         deadline_ms, _, receipt, _, _ = entry.meta
         if receipt is not None or deadline_ms is None:
             return False  # a lease: no clock makes one longer than the longest
-        # At a start the clock may be years off: then a delay is short that was so from the beginning, as a lease is.
+        # At a start the clock may be years off: only a delay that was short from the beginning is taken for short.
         key = entry.id.key
         is_dated = self._is_loading or is_new
         since_ns = MessageId.time_ns(MessageId.time_in(key)) if is_dated else self._clock_ns()
@@ -115,10 +115,10 @@ class Calendar:
 
 
 class DoubtedClock:
-    """A wall clock that is not believed at once when it is far ahead of all that is known.
+    """A wall clock that is doubted for a while when it is far ahead of everything known.
 
-    A machine may start with a clock that is years ahead, and set it soon; all that was delayed would come at once, and
-    for good. A clock that is behind does no harm: what waits by it comes when it is set.
+    A machine may start with a clock that is years ahead, and set it soon. Without the doubt every delayed message would
+    come at once, for good. A clock that is behind does no harm: messages come once it is set.
 
     Args:
         clock_ns: wall clock, nanoseconds since 1970.

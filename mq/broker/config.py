@@ -14,14 +14,14 @@ barrier; a slower one gives no lease. So a lease outlives a restart, too, for as
 LONGEST_LEASE_SECONDS: Final = 43200.0
 """No lease is longer; a deadline further off than that is a clock's mistake."""
 GRACE_SECONDS: Final = 5.0
-"""How long after a start nobody else gets a message whose lease was there before. Who has it could not extend it while
-no broker was there, and a start may take longer than a short lease."""
+"""How long after a start leases from before the start are kept at the least. Their holders could not extend them while
+no broker ran, and a start may take longer than a short lease."""
 RETRY_SECONDS: Final = 1.0
 """How long the mover and the reaper wait before they try again what the medium refused for now."""
 POLL_SECONDS: Final = 1.0
-"""How often a store is looked at that others change and that cannot tell."""
+"""How often the broker looks at a shared store that gives no notice of changes."""
 GLANCE_SECONDS: Final = 0.1
-"""How often such a store is looked at for messages of the queues that requests wait for."""
+"""How often it looks there for messages of the queues that requests wait for."""
 STRANDED_SECONDS: Final = 10.0
 """How old a message in NEW of a shared store must be before it is taken for a dead broker's and delivered."""
 

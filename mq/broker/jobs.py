@@ -1,6 +1,6 @@
 """Jobs: changes of one message each, which a save worker (:mod:`mq.broker.publishing`) gives to the store in groups.
 
-A job changes the catalog itself when it is done. So that happens even if the task that asked for it was cancelled.
+A job changes the catalog itself when it is done, so the catalog is right even if the requesting task was cancelled.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A ledger: a durable map of many small values in few records, of which as little as may be is in memory.
 
 A record is a *segment*: up to some hundred entries in JSON. The segment that is being filled is written anew with each
-put, so its entries are there as they came. A full one is never written again, so it is packed: its names beside each
-other, and its values, each in as many bytes as its :class:`Codec` makes of it. In which segment an entry is, is bytes
-too: objects of Python for a million would take twice what all else takes. An entry that is put again goes to the
-segment that is being filled; the one that it has left keeps it on the disk until all of its entries have left.
+put, so its entries are there as they came. A full segment is never written again, so it is packed: names stand beside
+each other, and so do values, each in as many bytes as its :class:`Codec` makes of it. The map from entries to segments
+is bytes, too: as Python objects, for a million entries, it would take twice what all else takes. An entry that is put
+again goes to the segment that is being filled. Its old segment keeps it on the disk until all entries have left there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FEW: Final = 16
 _BUCKETS: Final = 1 << 14
 """For the names of all entries."""
 _PLACE_BYTES: Final = 5
-"""Of the number of a segment: so many are not made in a life."""
+"""Of the number of a segment: a ledger never makes more."""
 
 _KEY: Final = itemgetter(0)
 
@@ -46,7 +46,7 @@ class Codec(Protocol[V]):
     width: int
 
     def name(self, key: str) -> bytes:
-        """By what the entry of `key` is known in memory; no other key has it."""
+        """The name of the entry of `key` in memory; no other key has it."""
 
     def pack(self, value: V) -> bytes:
         """A value in few bytes."""
@@ -157,8 +157,8 @@ class Ledger(Generic[V]):
         self._leave(self._codec.name(key))
 
     def sweep(self, count: int, is_over: Callable[[V], bool]) -> bool:
-        """Look at so many entries, in turn, and forget those that are over. Whether all had their turn by now, and the
-        next look begins with the first."""
+        """Look at `count` entries, in turn, and forget those that are over. True once all had their turn; the next call
+        begins with the first."""
         for _ in range(count):
             seen = next(self._turn, None)
             if seen is None:

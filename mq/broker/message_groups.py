@@ -8,7 +8,7 @@ A message that is damaged is *passed over*: it cannot be handed out, so it is a 
 no other waiting.
 
 A queue without the setting may have messages with groups, too, from doors where a group is a hint: there groups take
-turns (:class:`GroupTurns`), and block nobody.
+turns (:class:`GroupTurns`), and are never blocked.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class MessageGroups:
 
 
 class GroupTurns:
-    """The turns of groups that block nobody: each hands out one message, then the next group has its turn.
+    """The turns of groups that are never blocked: each hands out one message, then the next group has its turn.
 
     All messages without a group share the turns of one. What it costs is a key in a heap for each message.
 

@@ -29,8 +29,8 @@ from mq.storage.interface import QUEUE, Entry, Move, Sharing
 logger = logging.getLogger("mq.broker")
 
 MOST_REGROUPED = 100_000
-"""Messages of a queue whose groups begin or end, for which nothing else is done meanwhile: a fifth of a second. Not
-Final: tests make it smaller."""
+"""The most messages of a queue whose groups may begin or end: regrouping them holds up the event loop for a fifth of a
+second. Not Final: tests make it smaller."""
 LARGEST_SLICE: Final = 1000
 """Messages that are moved in one batch."""
 

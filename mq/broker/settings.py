@@ -191,7 +191,7 @@ class QueueSettings:
         return {name: value for name, value in self.values().items() if value != _FIELDS[name].default}
 
     def retry_seconds(self, receives: int, random: Random) -> float:
-        """For how long a message is held back whose work failed; 0 where it is not.
+        """Seconds for which a message is held back after its work failed; 0 where it is not.
 
         Args:
             receives: how often it has been handed out.

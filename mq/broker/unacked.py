@@ -134,8 +134,8 @@ class Unacked:
         failed: bool = False,
         most: int | None = None,
     ) -> None:
-        """Make held messages READY, in their places or behind all others of their queue. What becomes of those whose
-        work `failed`: :meth:`mq.broker.broker.Broker.put_back`.
+        """Make held messages READY, in their places or behind all others of their queue. Where the work `failed`, see
+        :meth:`mq.broker.broker.Broker.put_back`.
 
         Raises:
             StorageError: some could not be moved; they are where they were.
@@ -248,7 +248,7 @@ class Unacked:
         return self._ids.new().time + rank_of(entry) * RANK_TICKS
 
     def _counts(self, held: Held) -> bool:
-        """Whether that queue's settings say something of messages whose work failed."""
+        """Whether the queue's settings say what becomes of a message after its work failed."""
         index = self._catalog.queues.get(held.entry.queue)
         return index is not None and (index.settings.retry_delay > 0 or index.settings.max_receives is not None)
 

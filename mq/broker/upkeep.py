@@ -203,8 +203,8 @@ class Upkeep(CatalogEvents):
             self._catalog.strangers.add(index.name)
 
     def orphaned(self, entry: Entry) -> Future[Entry]:
-        """Remove a message of a deleted queue. What a crash leaves of them is no message of a queue that is made later:
-        that waits for them (:meth:`mq.broker.queues.Queues.create`)."""
+        """Remove a message of a deleted queue. A queue of that name is made only after its removal
+        (:meth:`mq.broker.queues.Queues.create`), so it never gets a message that a crash has left."""
         self._catalog.begin(entry, is_leaving=True)
         orphan = OrphanJob(self._catalog, Move(entry, State.REMOVED), self._remove_later)
         self._jobs.put([orphan])

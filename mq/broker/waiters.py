@@ -32,8 +32,10 @@ class Handing(Enum):
 
 
 class Precedence:
-    """A consumer's rank among those who wait for one queue. It asks again and again: from an answer until it asks again
-    its place is kept, and who waits with a lower priority goes on waiting.
+    """A consumer's rank among those that wait for one queue.
+
+    A consumer asks again and again. From an answer until its next request its place is kept: requests of a lower
+    priority go on waiting.
 
     Args:
         priority: higher ones get messages first; 0 for requests without a precedence.
@@ -184,8 +186,8 @@ class WaitQueue:
         return self._drop_if_empty(priority, level) and was_last and not self.is_empty
 
     def _in_turn(self) -> OrderedDict[FetchRequest, None]:
-        """Those of the highest priority; without any, where a place is kept, those that do not wait: they would be told
-        that there is nothing."""
+        """The requests of the highest priority. Where only a place is kept, those that do not wait, to be answered with
+        nothing."""
         return (self._levels[self._order[-1]].requests if self._order else None) or self.nonblocking
 
     def _level(self, priority: int) -> _Level:

@@ -1,8 +1,9 @@
 """Groups in every store: all of a :class:`~mq.storage.interface.Group`, or nothing.
 
-What a store cannot do as a whole is done by an *intent*: a record that says what is about to be done, durable before
-the first operation, and dropped, durably, before the answer. So one that :func:`redo` finds is of a group that was not
-answered. It is done to its end, unless one of its messages was not written: then what is there of it is undone.
+A group that a store cannot do as a whole is done by an *intent*: a record of its operations. The intent is durable
+before the first operation, and dropped, durably, before the answer. So an intent that :func:`redo` finds belongs to a
+group that was not answered. :func:`redo` finishes that group, unless one of its messages was not written: then it
+undoes what was done.
 
 Where others change a store, a group there has no Write: they could take a message that is undone.
 """
@@ -63,7 +64,7 @@ async def commit(storage: Storage, operations: Sequence[AnyOperation]) -> list[O
 
 
 async def redo(storage: Storage) -> None:
-    """Do to its end, or undo, what a crash has left half done. Before anything else is asked of the store.
+    """Finish or undo the groups that a crash has left half done. Call it before any other verb of the store.
 
     Raises:
         StorageError: that is not possible now.
@@ -82,7 +83,7 @@ async def redo(storage: Storage) -> None:
 
 
 def undoing(operations: Iterable[Write | Move]) -> Iterator[Move | Unlink]:
-    """What takes back operations of a group that were done."""
+    """The operations that take back those of a group that were done."""
     for operation in reversed(list(operations)):
         if isinstance(operation, Write):
             yield from _removal(operation.entry)
@@ -104,7 +105,7 @@ def _can(description: Description, operation: AnyOperation) -> bool:
 
 
 def _bytes(operation: AnyOperation) -> int:
-    """About so many are in an operation besides its place."""
+    """About how many bytes an operation has besides its place."""
     if isinstance(operation, Put):
         return len(json.dumps(operation.value))
     if isinstance(operation, Write):
@@ -177,13 +178,13 @@ def _reason(error: StorageError) -> str:
 
 
 async def _restoring(storage: Storage, operation: Put | Drop) -> Put | Drop:
-    """What brings back the record that an operation is about to change."""
+    """The operation that brings back the record as it is before `operation`."""
     value = (await storage.records(operation.kind)).get(operation.key)
     return Drop(operation.kind, operation.key) if value is None else Put(operation.kind, operation.key, value)
 
 
 async def _all_done(storage: Storage, operations: Sequence[AnyOperation]) -> None:
-    """Do what a crash has left, as far as it was not done.
+    """Do those operations that were not done before a crash.
 
     Raises:
         StorageError: something is refused for now, or the medium failed.

@@ -4,8 +4,8 @@ Few verbs, batch first. A store keeps *entries* (messages) and *records* (what e
 nothing of leases, order or waiting: that is the broker's. Every backend is held to this page by
 :mod:`mq.storage.conformance`.
 
-The one promise that carries the rest: when :meth:`Storage.commit` returns, every operation in the batch whose
-outcome is ``DONE`` and whose ``durable`` is true survives the loss of power at any later instant.
+One promise carries the rest: when :meth:`Storage.commit` returns, every ``durable`` operation of the batch with the
+outcome ``DONE`` survives the loss of power at any later instant.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from mq.lifecycle import State
 from mq.message import Body, MessageId, Properties
 
 MOST_MOVED_ON: Final = 1024
-"""Messages that may be under way at once which the batch that writes them also moves on, to DELAYED or REMOVED. So a
-store that finds torn ones after a crash knows among how many of the newest it has to look."""
+"""How many messages may be under way at once that are written and moved on, to DELAYED or REMOVED, by one batch. So a
+store that finds torn messages after a crash knows among how many of the newest it has to look."""
 QUEUE: Final = "queue"
 """The kind of record that makes a queue: its key is the queue's name, its value the queue's settings."""
 
 NEEDS: Final = "needs"
-"""In the value of a QUEUE: the number of the format that a version has to know to serve it. A store whose root has a
-format keeps other versions out as long as the queue is there."""
+"""In the value of a QUEUE: the number of the format that a version needs to serve it. A store whose root has a format
+keeps other versions out as long as the queue exists."""
 WITH_GROUPS: Final = 3
-"""The first format whose versions hand out messages by their groups."""
+"""The first format that has message groups."""
 
 
 class Sharing(Enum):
@@ -115,7 +115,7 @@ class Write(NamedTuple):
     Attributes:
         queue: the queue it is for. Whether that exists is the broker's to know, but for READY; a shared store answers
             NO_QUEUE when another broker has deleted it.
-        id: its id, which no other message of the store has or had.
+        id: its id, never used for another message of the store.
         body: its bytes, or what :meth:`Storage.stage` gave.
         attributes: kept with the message and given back by :meth:`Storage.read`.
         meta: a deadline for one that is to be delayed, an expiry; in DELAYED perhaps a lease.

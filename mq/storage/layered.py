@@ -1,9 +1,9 @@
 """``layered:ADDRESS`` is one store of two: what must last is in another store, what need not is in memory.
 
-Transient messages (:attr:`~mq.storage.interface.Write.transient`) and transient queues (whose record says
-``"transient": true``) live in memory and are gone with the process; all else is in the store below. Its user
-sees one store with one order. A message stays in its layer; only one that moves to a transient queue comes up, for
-there is no such queue below.
+Transient messages (:attr:`~mq.storage.interface.Write.transient`) and transient queues (their record says
+``"transient": true``) live in memory and are gone with the process; all else is in the store below. A caller sees one
+store with one order. A message stays in its layer; only one that moves to a transient queue comes up, for there is no
+such queue below.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class LayeredStorage:
         return [outcomes[place] for place in range(len(operations))]
 
     async def _commit_group(self, group: Group) -> Outcome:
-        """Do a group that is not of the store below alone. First what is in memory, which a crash takes anyway."""
+        """Do a group that has a part in memory. That part is first, for a crash takes it anyway."""
         above: list[Write | Move] = []
         rest: list[Write | Move | Put | Drop] = []
         for each in group.operations:
@@ -205,21 +205,23 @@ class LayeredStorage:
         return self._above.holds(operation.entry)
 
     def _has_to_come_up(self, operation: AnyOperation) -> TypeGuard[Move]:
-        """Whether it moves a message from below into a transient queue: from another one, or as a staged body."""
+        """Whether the operation moves a message from the store below into a transient queue."""
         if not isinstance(operation, Move) or operation.state is State.REMOVED:
             return False
         return (operation.queue or operation.entry.queue) in self._transient
 
     async def _commit_above(self, together: _Together) -> dict[int, Outcome]:
         """Do what stays in memory, by its places in the batch."""
-        # in one step of the event loop: in a step each, they would wait as often for all that other tasks do in one
+        # All in one step of the event loop: with a step each, every operation would wait for a round of all other
+        # tasks.
         if not together.operations:
             return {}
         done = await self._above.commit(list(together.operations.values()))
         return dict(zip(together.operations, done, strict=True))
 
     async def _bring_up(self, move: Move) -> Outcome:
-        """Copy a message to the target with the same id, then remove the original. A crash in between leaves that."""
+        """Copy a message to the target with the same id, then remove the original, which is what a crash in between
+        leaves."""
         [stored] = await self._below.read([move.entry])
         if stored is None:
             return Outcome(Result.GONE)

@@ -136,8 +136,8 @@ class MemoryStorage:
         return _StagedBytes(b"".join([chunk async for chunk in chunks]))
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        """Do all of them, in order. The checkpoint comes first: once something is done, its outcome is told."""
-        await trio.lowlevel.checkpoint()
+        """Do all of them, in order."""
+        await trio.lowlevel.checkpoint()  # first: a commit that is cancelled has done nothing
         return [self._do(operation) for operation in operations]
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:

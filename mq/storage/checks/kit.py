@@ -58,7 +58,7 @@ def new_receipt() -> str:
 
 
 def leased() -> Meta:
-    """The meta of a lease that nobody else holds."""
+    """The meta of a lease with a receipt of its own."""
     return Meta(deadline_ms=1_700_000_000_000, receives=1, receipt=new_receipt())
 
 
@@ -75,7 +75,7 @@ async def chunked(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 async def together(jobs: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Run all of them at once; their answers, in the order of the jobs. What is asserted is asserted afterwards."""
+    """Run all of them at once; their answers, in the order of the jobs. Assert on the answers, not inside a job."""
     answers: dict[int, _T] = {}
 
     async def run(number: int, job: Callable[[], Awaitable[_T]]) -> None:

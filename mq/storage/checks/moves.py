@@ -107,7 +107,7 @@ async def a_stale_entry_is_gone(storage: Storage) -> None:
 
 
 async def a_second_move_is_gone(storage: Storage) -> None:
-    """Who comes second with the same entry has lost, whatever they wanted."""
+    """A second move with the same entry has lost the race, wherever it leads."""
     queue = await make_queue(storage)
     entry = await bring(storage, queue, State.READY)
     lease = await done(storage, Move(entry, State.DELAYED, leased()))

@@ -83,7 +83,7 @@ async def a_queue_made_again_can_be_dropped_unreaped(storage: Storage) -> None:
 
 
 async def leftovers_can_be_removed(storage: Storage) -> None:
-    """What is still listed of a dropped queue, somebody can take away."""
+    """Messages that are still listed of a dropped queue can be removed and unlinked."""
     queue = await make_queue(storage)
     await dropped(storage, queue)
     for again in (False, True):

@@ -13,7 +13,7 @@ _READ_AT_ONCE: Final = 64
 
 
 async def check_whole(storage: Storage) -> None:
-    """Look over everything in a store that nobody is changing.
+    """Look over everything in a store while nothing changes it.
 
     Raises:
         AssertionError: a message is in two places, is listed where it cannot be read, or its size or checksum is
