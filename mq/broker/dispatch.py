@@ -17,11 +17,12 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 import trio
 
-from mq.broker.bodies import LARGEST_BODY, RecentBodies, close
+from mq.broker.bodies import LARGEST_BODY, RecentBodies, WatchedBody, close
 from mq.broker.commit import BatchChannel, BatchTimes, error_of
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.core import Core
@@ -34,7 +35,7 @@ from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters, WaitQueue
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
-from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties, checksum
+from mq.message import Body, BytesBody, DamagedBody, Message, MessageId, Properties, checksum
 from mq.storage.interface import FRESH, MOST_MOVED_ON, Entry, Move, Operation, Outcome, Result, Stored, Write
 
 logger = logging.getLogger("mq.broker")
@@ -463,7 +464,7 @@ class Deliverer:
         return Message(
             entry.queue,
             entry.id,
-            found.body,
+            _watched(self.waiters, request.index, entry, found.body),
             found.properties,
             left.meta.receives + 1,
             entry.meta.receipt or "",
@@ -499,6 +500,13 @@ def _pass_over(waiters: Waiters, index: QueueIndex, entry: Entry) -> None:
     """Let a message that is damaged keep none behind it in its group waiting."""
     if index.groups is not None and index.groups.pass_over(entry.id):
         waiters.call(index)
+
+
+def _watched(waiters: Waiters, index: QueueIndex, entry: Entry, body: Body) -> Body:
+    """The body of a message, which is passed over if its reader finds it damaged: a large one is read by its door."""
+    if index.groups is None or isinstance(body, BytesBody):
+        return body
+    return WatchedBody(body, partial(_pass_over, waiters, index, entry))
 
 
 def _log_damage(entry: Entry, found: Stored | None) -> None:
@@ -737,7 +745,7 @@ class Holds:
                 continue  # another request has removed it meanwhile
             body = None if found is None else found.body
             if found is not None and not isinstance(body, DamagedBody):
-                messages.append((entry, self._message(entry, found)))
+                messages.append((entry, self._message(portion.request.index, entry, found)))
                 continue
             if portion.request.index.is_going or portion.request.index.deleted:
                 continue  # it went with its queue
@@ -747,9 +755,10 @@ class Holds:
             self._set_aside(entry)
         return messages
 
-    def _message(self, entry: Entry, found: Stored) -> Message:
+    def _message(self, index: QueueIndex, entry: Entry, found: Stored) -> Message:
         history = self._dead_letters.history(entry)
-        return Message(entry.queue, entry.id, found.body, found.properties, entry.meta.receives + 1, "", history)
+        body = _watched(self._waiters, index, entry, found.body)
+        return Message(entry.queue, entry.id, body, found.properties, entry.meta.receives + 1, "", history)
 
     def _set_aside(self, entry: Entry) -> None:
         """Hide a message that cannot be handed out for the length of a lease."""

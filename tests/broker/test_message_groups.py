@@ -15,9 +15,10 @@ from mq.broker import Broker, Draft, Removal, open_broker, queues
 from mq.broker.index import QueueIndex
 from mq.broker.message_groups import MessageGroups, number_of
 from mq.broker.settings import QueueSettings
-from mq.errors import Conflict, InvalidSetting, StorageUnusable
+from mq.errors import Conflict, CorruptMessage, InvalidSetting, StorageUnusable
 from mq.lifecycle import State
-from mq.message import Message, MessageId, MessageIds, group_number
+from mq.message import Body, Message, MessageId, MessageIds, group_number
+from mq.storage.files.folders import READ_AT_ONCE
 from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result
 from tests.broker.conftest import Opener, WallClock
 from tests.storage.disks import MOUNTS, open_disk
@@ -37,6 +38,10 @@ async def fetch(broker: Broker, count: int = 1, wait: float = 0.0, lease: float 
 
 async def names(messages: list[Message]) -> list[str]:
     return [(await message.body.read()).decode() for message in messages]
+
+
+async def read_by_chunks(body: Body) -> bytes:
+    return b"".join([chunk async for chunk in body])
 
 
 async def remove(broker: Broker, message: Message) -> None:
@@ -637,3 +642,38 @@ async def test_a_damaged_message_keeps_none_behind_it_waiting(wall_clock: WallCl
             await wait_all_tasks_blocked()  # so that the disk is whole at the end
             assert len(groups) == 0
             assert not groups._passed_over
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("holds", [False, True])
+async def test_a_large_damaged_message_keeps_none_waiting_once_it_was_read(
+    wall_clock: WallClock, holds: bool, is_whole: bool
+) -> None:
+    """Its damage shows only while its body is read, in one go or chunk by chunk."""
+    large = bytes(READ_AT_ONCE + 1)
+
+    async def first(broker: Broker) -> Message:
+        if holds:
+            return (await broker.hold("q", 1, wait=1))[0].message
+        return (await fetch(broker, wait=1))[0]
+
+    async with open_disk(MOUNTS["rename"]) as disk:
+        async with open_broker(disk.storage) as broker:
+            await broker.change_settings("q", GROUPED)
+            [damaged, _] = [each.id for each in await broker.publish_many("q", [Draft(large, group="a")] * 2)]
+            await wait_all_tasks_blocked()
+        disk.overwrite(f"queues/q/{damaged}", large[:-1] + b"!")
+        async with open_broker(await disk.open()) as broker:
+            message = await first(broker)
+            assert message.id == damaged
+            assert message.body.size == len(large)
+            assert await fetch(broker) == [], "nothing is known of it yet"
+            with pytest.raises(CorruptMessage):
+                await (message.body.read() if is_whole else read_by_chunks(message.body))
+            await message.body.aclose()
+            following = await first(broker)
+            assert await following.body.read() == large
+            await following.body.aclose()
+            for each in (message, following):
+                await broker.remove("q", each.id)
+            await wait_all_tasks_blocked()
