@@ -15,7 +15,7 @@ from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.exclusion import Exclusion
 from mq.broker.peek import READY, Browsed, Ranges, Seen
 from mq.broker.publishing import Draft, Published, Upload
-from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Redriven
+from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Record, Redriven, TellShared
 from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Held
 from mq.broker.waiters import Precedence
@@ -137,6 +137,17 @@ class DeclarationsAPI(Protocol):
     async def drop(self, kind: str, key: str) -> None: ...
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]: ...
+
+    def shares(self, record: Record) -> bool: ...
+
+    async def share(self, puts: Sequence[Record], drops: Sequence[Record]) -> None: ...
+
+    def on_shared(self, told: TellShared) -> None: ...
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    async def settle(self) -> None: ...
 
 
 class ClaimsAPI(Protocol):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +33,12 @@ MOST_REGROUPED = 100_000
 second. Not Final: tests make it smaller."""
 LARGEST_SLICE: Final = 1000
 """Messages that are moved in one batch."""
+
+
+Record = tuple[str, str, Mapping[str, Any]]
+"""A record of a door's: its kind, its key, and JSON."""
+TellShared = Callable[[Record, bool], Awaitable[None]]
+"""Called with a record that all nodes of a cluster share, and whether it is gone. Returns once that is in effect."""
 
 
 class QueueStatus(NamedTuple):
@@ -565,6 +571,25 @@ class Declarations:
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """The records of a kind, by key."""
         return await self._storage.records(kind)
+
+    def shares(self, record: Record) -> bool:
+        """Whether a record is one of all nodes of a cluster, which :meth:`share` changes. Here none is."""
+        return False
+
+    async def share(self, puts: Sequence[Record], drops: Sequence[Record]) -> None:
+        """Put and drop records that all nodes of a cluster share. Here there are none."""
+        raise AssertionError("a daemon that is in no cluster shares no record")
+
+    def on_shared(self, told: TellShared) -> None:
+        """Call `told` with each record that the nodes of a cluster share, when it comes and goes. Here none does."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what the nodes of a cluster share is known here as it is. Without a cluster it always is."""
+        return True
+
+    async def settle(self) -> None:
+        """Wait until :attr:`is_settled`."""
 
 
 def _in_no_cluster(queue: str) -> Conflict:

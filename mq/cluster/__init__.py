@@ -11,6 +11,8 @@ files, in reading order:
 * ``grace_storage``: between that broker and the store: keeps removed messages for a while.
 * ``node``: joins, keeps its candidacy, becomes master, and stops being it in time, or once it hears no neighbour.
 * ``names``: the one name space of the cluster, as this node knows it.
+* ``record_keeper``: exchanges and bindings that all nodes share, as the leader keeps them; ``shared_records``: as each
+  node knows them, and how far the others are.
 * ``peer_link``: a neighbour, over AMQP; ``sessions``: answers such links; ``wire``: makes bytes of values.
 * ``coordinator``: the interface to what keeps members and names, found by entry point; ``config``: the cluster's file.
 """

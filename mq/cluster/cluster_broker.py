@@ -29,6 +29,7 @@ from mq.cluster.directory import Directory
 from mq.cluster.names import Names
 from mq.cluster.remote_broker import RemoteBroker, RemoteHeld
 from mq.cluster.sessions import LinkSessions
+from mq.cluster.shared_records import SharedRecords
 from mq.errors import BodyTooLarge, Conflict, MQError, NotServed
 from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description, Staged
@@ -69,6 +70,7 @@ class ClusterBroker(Forwarding):
         node: the name of this node.
         local: this node's own queues.
         names: knows the cluster's.
+        shared: has what all nodes share.
         directory: knows the leader.
         sessions: the links that are connected here.
         membership: tells what the cluster looks like from here.
@@ -79,6 +81,7 @@ class ClusterBroker(Forwarding):
         node: str,
         local: Broker,
         names: Names,
+        shared: SharedRecords,
         directory: Directory,
         sessions: LinkSessions,
         membership: Callable[[], Membership],
@@ -89,7 +92,7 @@ class ClusterBroker(Forwarding):
         self._sessions = sessions
         self._membership = membership
         self._remote = remote = RemoteBroker(directory)
-        self.declarations = ClusterDeclarations(node, local, remote, names, sessions)
+        self.declarations = ClusterDeclarations(node, local, remote, names, shared, sessions)
         self.claims = cast(ClaimsAPI, Forwarding("claims", self._pass_on))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
 

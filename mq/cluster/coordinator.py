@@ -43,11 +43,13 @@ class Member(NamedTuple):
         number: of its candidacy; the lowest is the oldest. No two candidacies have the same, and a later one has a
             higher one.
         since: when the node joined, in seconds since 1970 by its own clock: to be shown, and for nothing else.
+        seen: the last change of shared records that is in effect there.
     """
 
     node: str
     number: int
     since: float
+    seen: int = 0
 
 
 class FoundQueue(NamedTuple):
@@ -88,6 +90,19 @@ class NameChange(NamedTuple):
     found: FoundQueue | None
 
 
+class SharedRecord(NamedTuple):
+    """A record that all nodes share (:mod:`mq.cluster.record_keeper`), or that it is no more.
+
+    Attributes:
+        kind, key: name it.
+        value: JSON; None when it was dropped.
+    """
+
+    kind: str
+    key: str
+    value: Mapping[str, Any] | None
+
+
 class Candidacy(Protocol):
     """One uninterrupted membership of this node."""
 
@@ -101,6 +116,14 @@ class Candidacy(Protocol):
         Raises:
             CandidacyEnded: it has ended.
             CoordinatorError: no answer; whether it lasts longer is not known.
+        """
+
+    async def note(self, seen: int) -> None:
+        """Tell the others, as :attr:`Member.seen`.
+
+        Raises:
+            CandidacyEnded: it has ended.
+            CoordinatorError: no answer.
         """
 
     async def leave(self) -> None:
@@ -121,6 +144,14 @@ class NameRegistry(Protocol):
     def follow(self) -> AbstractAsyncContextManager[tuple[Snapshot, AsyncIterator[NameChange]]]:
         """All queues that the cluster has, and each change of them after that, in order. The iterator may raise
         CoordinatorError, and may end: then enter anew."""
+
+    async def shared(self, kind: str, key: str) -> Mapping[str, Any] | None:
+        """The value of a shared record, at an instant after the call; None where there is none."""
+
+    def follow_shared(
+        self,
+    ) -> AbstractAsyncContextManager[tuple[Sequence[SharedRecord], AsyncIterator[SharedRecord]]]:
+        """All shared records, and each change of them after that, in order. As :meth:`follow` otherwise."""
 
     async def reserve(self, node: str, queue: str) -> bool:
         """Reserve a name for a node; one may be reserved for several. False: the cluster has a queue of that name."""

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import trio
 
 from mq.amqp.model.arguments import EXPIRES, QUEUE_TYPE, QUORUM
-from mq.amqp.model.names import SERVER_NAMED, is_server_named
+from mq.amqp.model.declared import BINDING, EXCHANGE, Binding, DurableRecord, Exchange
+from mq.amqp.model.names import SERVER_NAMED, encode, is_server_named
+from mq.amqp.model.topology import PREDECLARED
 from mq.broker import Broker
 from mq.broker.dead_letters import DeadLetterSink
+from mq.broker.queues import Record, TellShared
 from mq.cluster.names import Names
 from mq.cluster.remote_broker import RemoteBroker
 from mq.cluster.sessions import LinkSessions
-from mq.errors import Conflict
+from mq.cluster.shared_records import SharedRecords
+from mq.errors import CallerError, Conflict, StorageError
 from mq.message import QueueName
+
+logger = logging.getLogger("mq.cluster")
+
+SHARING_SECONDS: Final = 15.0
+"""How long a change of what all nodes share may take until it is in effect with them: longer than a lease, after which
+a member that does not hear of it is none."""
+RETRY_SECONDS: Final = 1.0
 
 
 class ClusterDeclarations:
     """As :class:`~mq.broker.queues.Declarations`, for both kinds of queues: a name is one of this node's own, or
     one of the cluster's."""
 
-    def __init__(self, node: str, local: Broker, remote: RemoteBroker, names: Names, sessions: LinkSessions) -> None:
+    def __init__(
+        self,
+        node: str,
+        local: Broker,
+        remote: RemoteBroker,
+        names: Names,
+        shared: SharedRecords,
+        sessions: LinkSessions,
+    ) -> None:
         self._node = node
+        self._shared = shared
         self._local = local.declarations
         self._remote = remote
         self._names = names
@@ -146,6 +169,67 @@ class ClusterDeclarations:
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of this node's of a kind."""
         return await self._local.records(kind)
+
+    # What all nodes share
+
+    def shares(self, record: Record) -> bool:
+        """Whether a record is one of all nodes: an exchange that does not go by itself, or a binding from one of these
+        to another one, or to a queue of the cluster."""
+        kind, _, value = record
+        if kind == EXCHANGE:
+            return Exchange.stored(value).is_shareable
+        binding = Binding.stored(value)
+        queue = binding.queue
+        is_to_shared = self._has_shared(binding.vhost, binding.to.name) if queue is None else self.is_remote(queue)
+        return is_to_shared and self._has_shared(binding.vhost, binding.source)
+
+    def _has_shared(self, vhost: str, exchange: str) -> bool:
+        return exchange in PREDECLARED or (EXCHANGE, encode(vhost, exchange)) in self._shared.records
+
+    async def share(self, puts: Sequence[Record], drops: Sequence[Record]) -> None:
+        """Put and drop records that all nodes share; in effect at all members on return.
+
+        Raises:
+            Conflict, NoSuchQueue: the leader has it otherwise.
+            NotServed: there is none, or a member does not hear of it in time. It may be done later.
+        """
+        deadline = trio.current_time() + SHARING_SECONDS
+        number = await self._remote.share(puts, drops)
+        await self._shared.wait_everywhere(number, deadline)
+
+    def on_shared(self, told: TellShared) -> None:
+        """Call `told` with each record that all nodes share."""
+        self._shared.on_shared(told)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that nodes share is in effect here."""
+        return self._shared.is_settled
+
+    async def settle(self) -> None:
+        """Wait until it is."""
+        await self._shared.settle()
+
+    async def hand_over(self) -> None:
+        """Let all nodes have what this one had for itself, before it was in the cluster or they shared any of it."""
+        await self._names.are_known.wait()
+        for kind in (EXCHANGE, BINDING):
+            for key, value in (await self._local.records(kind)).items():
+                await self._hand_over(DurableRecord(kind, key, value))
+
+    async def _hand_over(self, record: DurableRecord) -> None:
+        while self.shares(record):
+            try:
+                await self.share([record], [])
+                await self._local.drop(record.kind, record.key)
+            except CallerError as error:
+                logger.warning("node %s keeps it for itself alone: %s", self._node, error)
+                return
+            except StorageError as error:
+                logger.debug("not handed over yet: %s", error)
+                await trio.sleep(RETRY_SECONDS)
+            else:
+                return
 
     def _only_here(self, queue: str) -> Conflict:
         return Conflict(

@@ -18,6 +18,7 @@ import trio
 from mq.broker import Broker, Draft, Exclusion, Held, Precedence, Published
 from mq.broker.verbs import VERBS
 from mq.cluster.grace_storage import GraceStorage
+from mq.cluster.record_keeper import RecordKeeper
 from mq.cluster.wire import Handed
 from mq.errors import BrokerClosed, CallerError, MQError, NotServed, QueueHeld, ServiceLost
 from mq.message import MessageId, QueueName
@@ -27,7 +28,7 @@ logger = logging.getLogger("mq.cluster")
 ENDED: Final = "the node that served the highly available queues does so no more: try again"
 LOST: Final = "the node that served the highly available queues lost them before it could answer: it may have been done"
 
-_VERB_OF: Final = {"publish": "publish_many", "declare": "declarations.create"}
+_VERB_OF: Final = {"publish": "publish_many", "declare": "declarations.create", "share": "declarations.create"}
 """What a link asks for under another name: in another form, which is safe to repeat at the next leader."""
 _ASKED_OTHERWISE: Final = frozenset({"create_queue", *_VERB_OF.values()})
 
@@ -63,12 +64,16 @@ class Leadership:
         number: of its term, higher than every one before.
         broker: over the cluster's store.
         store: the same store.
+        keeper: keeps what all nodes share.
         is_ours: whether no other node can be master yet.
     """
 
-    def __init__(self, number: int, broker: Broker, store: GraceStorage, is_ours: Callable[[], bool]) -> None:
+    def __init__(
+        self, number: int, broker: Broker, store: GraceStorage, keeper: RecordKeeper, is_ours: Callable[[], bool]
+    ) -> None:
         self.number = number
         self.broker = broker
+        self._keeper = keeper
         self._store = store
         self._is_ours = is_ours
         self._has_ended = False
@@ -78,6 +83,8 @@ class Leadership:
         self._own: dict[str, Callable[..., Awaitable[Any]]] = {
             "publish": self._publish,
             "declare": self._declare,
+            "share": self._share,
+            "delete_queue": self._delete_queue,
             "ready": self._ready,
             "hold": self._hold,
             "exclude": self._exclude,
@@ -192,6 +199,12 @@ class Leadership:
         self, _: Holder, queue: str, settings: Mapping[str, Any], declared: Mapping[str, Any] | None
     ) -> bool:
         return await self.broker.declarations.create(QueueName(queue), settings, declared, is_transient=False)
+
+    async def _share(self, _: Holder, puts: Sequence[Sequence[Any]], drops: Sequence[Sequence[Any]]) -> int:
+        return await self._keeper.change(puts, drops)
+
+    async def _delete_queue(self, _: Holder, queue: str) -> None:
+        await self._keeper.delete_queue(queue)
 
     async def _ready(self, _: Holder, queue: str) -> int:
         return self.broker.declarations.ready(queue)

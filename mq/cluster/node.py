@@ -26,7 +26,9 @@ from mq.cluster.grace_storage import GraceStorage
 from mq.cluster.leadership import Leadership, LocalLeader
 from mq.cluster.names import Names
 from mq.cluster.peer_link import Dial, PeerLink, dial
+from mq.cluster.record_keeper import RecordKeeper
 from mq.cluster.sessions import LinkSessions
+from mq.cluster.shared_records import SharedRecords
 from mq.errors import StorageError, first_of
 from mq.lifecycle import Observer
 
@@ -121,7 +123,10 @@ class ClusterNode:
         self.directory = Directory()
         self.sessions = LinkSessions(config.node, config.password)
         self._links = [PeerLink(config, neighbor, self.directory, dial) for neighbor in config.neighbors]
-        broker = ClusterBroker(config.node, local, self.names, self.directory, self.sessions, self.membership)
+        self._shared = SharedRecords(coordinator.names, local.declarations, self.names.find)
+        broker = ClusterBroker(
+            config.node, local, self.names, self._shared, self.directory, self.sessions, self.membership
+        )
         self._declarations = broker.declarations
         self.broker = cast(BrokerAPI, broker)  # its verbs are made from a table (tests/cluster/test_verbs.py)
         self._silence = Silence(SILENT_LEASES * config.lease_seconds, clock)
@@ -167,8 +172,11 @@ class ClusterNode:
             StorageUnusable: it has a queue for itself whose name the cluster has, too.
         """
         await self.names.load()
+        await self._shared.load()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.names.run)
+            nursery.start_soon(self._shared.run)
+            nursery.start_soon(self._declarations.hand_over)
             await nursery.start(self.sessions.run)
             for link in self._links:
                 nursery.start_soon(link.run)
@@ -221,6 +229,7 @@ class ClusterNode:
             await self._stay(tenure)
         finally:
             self._tenure = None
+            self._shared.end()
             with trio.move_on_after(LEAVING_SECONDS, shield=True):
                 await candidacy.leave()
 
@@ -237,6 +246,7 @@ class ClusterNode:
             nursery.start_soon(self._renew, tenure, stop)
             nursery.start_soon(self._expire, tenure, stop)
             nursery.start_soon(self._listen)
+            nursery.start_soon(self._tell_seen, tenure, stop)
             nursery.start_soon(self._follow_members, tenure, nursery, stop)
         if why:
             raise why[0]
@@ -269,6 +279,25 @@ class ClusterNode:
     def _end_of(self, asked: float) -> float:
         return asked + self._config.lease_seconds * (1 - MARGIN)
 
+    async def _tell_seen(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
+        """Tell the others up to which change of what all share it is in effect here, for ever."""
+        told, has_begun = 0, False
+        while True:
+            try:
+                if not has_begun:
+                    await self._shared.begin(lambda: tenure.lasts)
+                    has_begun = True
+                await self._shared.wait_for(told + 1)
+                number = self._shared.number
+                await tenure.candidacy.note(number)
+                told = number
+            except CandidacyEnded as error:
+                stop(error)
+                return
+            except CoordinatorError as error:
+                logger.debug("the others do not hear what is in effect here: %s", error)
+                await trio.sleep(RETRY_SECONDS)
+
     # Being master
 
     async def _listen(self) -> None:
@@ -295,6 +324,7 @@ class ClusterNode:
                 logger.debug("the members are not known: %s", error)
                 await trio.sleep(RETRY_SECONDS)
                 continue
+            self._shared.note_members(self._members)
             if len(self._members) > 1:
                 alone_since = self._clock()
             elif self._clock() - alone_since >= ALONE_SECONDS:
@@ -341,7 +371,9 @@ class ClusterNode:
             broken(str(first_of(errors)))
 
     async def _serve(self, tenure: Tenure, broker: Broker, store: GraceStorage) -> None:
-        leadership = Leadership(tenure.candidacy.number, broker, store, lambda: tenure.lasts)
+        keeper = RecordKeeper(broker)
+        await keeper.load()
+        leadership = Leadership(tenure.candidacy.number, broker, store, keeper, lambda: tenure.lasts)
         if self._declarations.sink is not None:
             broker.declarations.set_sink(self._declarations.sink)
         leader, queues = LocalLeader(leadership), len(await broker.queues())

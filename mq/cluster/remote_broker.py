@@ -15,6 +15,7 @@ import trio
 
 from mq.broker import Draft, Exclusion, Held, Precedence, Published, QueueStatus
 from mq.broker.api import BrowsingAPI, ClaimsAPI
+from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
 from mq.cluster.wire import Handed
@@ -151,6 +152,11 @@ class RemoteBroker(Forwarding):
     async def declare(self, queue: str, settings: Mapping[str, Any], declared: Mapping[str, Any] | None) -> bool:
         """Make a queue. False when it is there already."""
         return bool(await self._leader_client.again("declare", queue, dict(settings), declared))
+
+    async def share(self, puts: Sequence[Record], drops: Sequence[Record]) -> int:
+        """Change what all nodes share; the number of the change."""
+        given = [[list(record) for record in records] for records in (puts, drops)]
+        return int(await self._leader_client.again("share", *given))
 
     async def queues(self, patience: float) -> list[QueueStatus]:
         """The status of all queues."""

@@ -36,7 +36,7 @@ logger = logging.getLogger("mq.cluster")
 REQUESTS: Final = "mq.cluster.requests"
 REPLIES: Final = "mq.cluster.replies."
 """And then something unique."""
-VERSION: Final = 3
+VERSION: Final = 4
 """Of what is said over links. Nodes of two versions that differ here do not talk to each other."""
 LARGEST_REPLY: Final = 32 * 1024 * 1024
 """Bytes of bodies in one reply."""

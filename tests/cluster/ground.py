@@ -8,7 +8,17 @@ from typing import Any
 
 import trio
 
-from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, FoundQueue, Member, NameChange, Snapshot
+from mq.amqp.model.declared import BINDING, EXCHANGE
+from mq.cluster.coordinator import (
+    CandidacyEnded,
+    CoordinatorError,
+    FoundQueue,
+    Member,
+    NameChange,
+    SharedRecord,
+    Snapshot,
+)
+from mq.cluster.record_keeper import CHANGES, SHARED_KINDS
 from mq.errors import Conflict, StorageFailed
 from mq.lifecycle import State
 from mq.message import MessageId
@@ -37,6 +47,8 @@ class Ground:
         self.masters: list[int] = []
         self.reserved: set[tuple[str, str]] = set()
         self.history: list[NameChange] = []
+        self.shared_history: list[SharedRecord] = []
+        self.seen: dict[int, int] = {}
         self._lives: dict[str, int] = {}
         self._until: dict[Member, float] = {}
         self._last = 0
@@ -46,7 +58,20 @@ class Ground:
     def members(self) -> list[Member]:
         """Those whose lease runs, the oldest first."""
         now = trio.current_time()
-        return [member for member, until in self._until.items() if until > now]
+        living = [member for member, until in self._until.items() if until > now]
+        return [member._replace(seen=self.seen.get(member.number, 0)) for member in living]
+
+    def has(self, member: Member) -> bool:
+        """Whether it is one still."""
+        return member.number in {each.number for each in self.members()}
+
+    async def shared(self) -> list[SharedRecord]:
+        """Exchanges and bindings."""
+        return [
+            SharedRecord(kind, key, value)
+            for kind in (EXCHANGE, BINDING, CHANGES)
+            for key, value in (await self.store.records(kind)).items()
+        ]
 
     def cut(self, node: str) -> None:
         """Nobody answers it."""
@@ -75,7 +100,7 @@ class Ground:
         return member
 
     def renew(self, member: Member) -> None:
-        if member not in self.members():
+        if not self.has(member):
             raise CandidacyEnded("gone")
         self._until[member] = trio.current_time() + self.lease_seconds
 
@@ -165,6 +190,24 @@ class FakeNames:
                 told += 1
                 yield self._ground.history[told - 1]
 
+    async def shared(self, kind: str, key: str) -> Mapping[str, Any] | None:
+        await self._ground.reach(self._node)
+        return (await self._ground.store.records(kind)).get(key)
+
+    @asynccontextmanager
+    async def follow_shared(self) -> AsyncIterator[tuple[list[SharedRecord], AsyncIterator[SharedRecord]]]:
+        await self._ground.reach(self._node)
+        number = len(self._ground.shared_history)
+        yield await self._ground.shared(), self._each_shared(number)
+
+    async def _each_shared(self, told: int) -> AsyncIterator[SharedRecord]:
+        while True:
+            await self._ground.news()
+            is_told = not (self._ground.is_away(self._node) or self._ground.is_mute)
+            while is_told and told < len(self._ground.shared_history):
+                told += 1
+                yield self._ground.shared_history[told - 1]
+
     async def reserve(self, node: str, queue: str) -> bool:
         await self._ground.reach(self._node)
         if queue in await self._ground.found():
@@ -190,6 +233,13 @@ class FakeCandidacy:
     async def renew(self) -> None:
         await self._ground.reach(self._member.node)
         self._ground.renew(self._member)
+
+    async def note(self, seen: int) -> None:
+        await self._ground.reach(self._member.node)
+        if not self._ground.has(self._member):
+            raise CandidacyEnded("gone")
+        self._ground.seen[self._member.number] = seen
+        self._ground.tell()
 
     async def leave(self) -> None:
         await self._ground.reach(self._member.node)
@@ -226,6 +276,7 @@ class FencedStorage:
         if is_new and nodes:
             raise Conflict(f"queue {key} is there already, on node {nodes[0]} alone: delete it there first")
         made = await self._store.put_record(kind, key, value)
+        self._note(SharedRecord(kind, key, value))
         if kind == QUEUE:
             await self._ground.changed(key)
         return made
@@ -234,9 +285,15 @@ class FencedStorage:
         await self._reach()
         self._check()
         dropped = await self._store.drop_record(kind, key)
+        self._note(SharedRecord(kind, key, None))
         if kind == QUEUE:
             await self._ground.changed(key)
         return dropped
+
+    def _note(self, change: SharedRecord) -> None:
+        if change.kind.startswith(SHARED_KINDS):
+            self._ground.shared_history.append(change)
+            self._ground.tell()
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         return await self._store.records(kind)
@@ -272,7 +329,7 @@ class FencedStorage:
             raise StorageFailed(str(error)) from error
 
     def _is_out(self) -> bool:
-        return self._ground.has_fence and self._member not in self._ground.members()
+        return self._ground.has_fence and not self._ground.has(self._member)
 
     def _check(self) -> None:
         if self._is_out():

@@ -17,7 +17,9 @@ async def test_of_two_who_ask_at_a_time_neither_is_told_that_a_queue_is_empty() 
 
     local = SimpleNamespace(declarations=SimpleNamespace(knows=lambda queue: False))
     remote = SimpleNamespace(ready=ready)
-    joint = ClusterDeclarations("a", cast(Any, local), cast(Any, remote), cast(Any, names), cast(Any, None))
+    joint = ClusterDeclarations(
+        "a", cast(Any, local), cast(Any, remote), cast(Any, names), cast(Any, None), cast(Any, None)
+    )
     await joint.look("q")
     await joint.look("q")
     assert [joint.ready("q"), joint.ready("q")] == [5, 5]  # delete with if-empty must not go by the second being 0

@@ -20,6 +20,8 @@ QUEUE: Final = "amqp-queue"
 """The kind of record that says how a queue was declared. The queue itself is the broker's record."""
 BINDING: Final = "amqp-binding"
 """The kind of record that makes a binding."""
+SHARED: Final = "cluster-record"
+"""The kind of record that repeats an exchange or a binding which all nodes of a cluster share."""
 ELSEWHERE: Final = "cluster-queue"
 """The kind of record that marks a queue as the cluster's: all nodes have it, and no root of its own."""
 
@@ -78,6 +80,12 @@ class Exchange:
         """The exchange that gets the messages which no binding of this one matches."""
         return self.arguments.get("alternate-exchange")
 
+    @property
+    def is_shareable(self) -> bool:
+        """Whether all nodes of a cluster have it: not one that goes with its last binding, for no node knows the
+        bindings that the others have for themselves."""
+        return self.durable and not self.auto_delete
+
     def record(self) -> DurableRecord:
         """What is kept of it."""
         value = {"vhost": self.vhost, "name": self.name, "kind": self.kind.value, "auto_delete": self.auto_delete}
@@ -127,6 +135,11 @@ class Queue:
     def key(self) -> QueueName:
         """Its name in mq."""
         return encode(self.vhost, self.name)
+
+    @property
+    def is_unrouted(self) -> bool:
+        """Whether it is none, and stands for the queues of a message that cannot be routed yet."""
+        return not self.name
 
     @property
     def is_lasting(self) -> bool:

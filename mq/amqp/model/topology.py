@@ -47,6 +47,10 @@ def _never(name: QueueName) -> bool:
     return False
 
 
+def _always() -> bool:
+    return True
+
+
 class Topology:
     """All vhosts.
 
@@ -54,6 +58,7 @@ class Topology:
         vhosts: their names; ``/`` is there anyway.
         has_queue: whether mq has a queue of that name that was not declared over AMQP. It is taken for a durable one.
         may_have: whether mq may have one that is not known here.
+        is_settled: whether the bindings that other nodes have made are known here.
     """
 
     def __init__(
@@ -61,10 +66,12 @@ class Topology:
         vhosts: Iterable[str] = (),
         has_queue: Callable[[QueueName], bool] = _never,
         may_have: Callable[[QueueName], bool] = _never,
+        is_settled: Callable[[], bool] = _always,
     ) -> None:
         self.consumers = ConsumerRegistry()
         self._has_queue = has_queue
         self._may_have = may_have
+        self._is_settled = is_settled
         self._vhosts = {name: Vhost(name) for name in (DEFAULT_VHOST, *vhosts) if name}
         for vhost in self._vhosts.values():
             for name, kind in PREDECLARED.items():
@@ -147,6 +154,15 @@ class Topology:
             waiting += further
         queues = (self._target(vhost, name) for name in sorted(names))
         return [queue for queue in queues if queue is not None]
+
+    def is_unrouted(self, vhost: str, exchange: str) -> bool:
+        """Whether it is not known just now where an exchange leads: other nodes of a cluster may have bound it."""
+        place = self._vhosts[vhost]
+        found = place.exchanges.get(exchange)
+        if found is None or self._is_settled():
+            return False
+        leads_on = found.alternate is not None or any(not each.to.is_queue for each in place.bindings_from(exchange))
+        return found.is_shareable or leads_on
 
     def _targets(
         self, place: Vhost, exchange: str, routing_keys: Sequence[str], headers: Headers
@@ -307,6 +323,35 @@ class Topology:
             _check_owner(queue, owner)
         place = self._vhosts[binding.vhost]
         return Cascade(place).plan(bindings=[binding]) if binding in place.bindings else NOTHING
+
+    # What the nodes of a cluster share
+
+    def shared(self, record: DurableRecord) -> TopologyChange:
+        """Plan an exchange or a binding that another node has declared; nothing where it is there, or an end of the
+        binding is not.
+
+        Raises:
+            ValueError, KeyError, TypeError: the record is not one that mq has written.
+        """
+        if record.kind == declared.EXCHANGE:
+            exchange = Exchange.stored(record.value)
+            is_known = not self.has_vhost(exchange.vhost) or exchange.name in self._vhosts[exchange.vhost].exchanges
+            return NOTHING if is_known else TopologyChange(exchanges=(exchange,))
+        binding = Binding.stored(record.value)
+        if not self.has_vhost(binding.vhost) or binding in self._vhosts[binding.vhost].bindings:
+            return NOTHING
+        return TopologyChange(bindings=(binding,)) if self._has_ends(binding) else NOTHING
+
+    def unshared(self, record: DurableRecord) -> TopologyChange:
+        """Plan what goes with an exchange or a binding that another node has deleted; nothing where it is not there."""
+        if record.kind == declared.EXCHANGE:
+            exchange = Exchange.stored(record.value)
+            place = self._vhosts.get(exchange.vhost)
+            is_there = place is not None and place.exchanges.get(exchange.name) == exchange
+            return Cascade(place).plan(exchanges=[exchange.name]) if is_there and place else NOTHING
+        binding = Binding.stored(record.value)
+        place = self._vhosts.get(binding.vhost)
+        return Cascade(place).plan(bindings=[binding]) if place and binding in place.bindings else NOTHING
 
     # Changing
 

@@ -50,7 +50,7 @@ class PublishedMessage(NamedTuple):
         channel: where it came from.
         number: the number of its confirm; None on a channel without confirms.
         exchange, routing_key: as published.
-        queues: where it goes; at least one, which may be unsure.
+        queues: where it goes; at least one, which may be unsure, or stand for those that are not known yet.
         properties: as they came.
         body: all of it.
         expiration_ms: milliseconds until it expires; None for what the queue says.

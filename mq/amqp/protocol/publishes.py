@@ -173,9 +173,12 @@ class Publishes:
         shown, hidden = self._copied_to(method, properties)
         if hidden:
             properties = properties.changed({"BCC": None})
-        queues = session.topology.route(
-            session.vhost, method.exchange, method.routing_key, properties.headers, shown + hidden
-        )
+        if session.topology.is_unrouted(session.vhost, method.exchange):
+            queues = [Queue(session.vhost, "", is_unsure=True)]
+        else:
+            queues = session.topology.route(
+                session.vhost, method.exchange, method.routing_key, properties.headers, shown + hidden
+            )
         number = self.confirms.next() if self.mode is Mode.CONFIRM else None
         message = PublishedMessage(
             self._key,

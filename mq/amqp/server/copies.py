@@ -10,8 +10,10 @@ import trio
 
 from mq.amqp.model.arguments import MESSAGE_TTL
 from mq.amqp.model.declared import Queue
-from mq.amqp.model.topology import ConsumerRegistry
+from mq.amqp.model.topology import Topology
+from mq.amqp.protocol.commands import PublishedMessage
 from mq.amqp.server.message_codec import Publishable, attributes_of
+from mq.amqp.wire.errors import Refusal
 from mq.broker import Draft, Published
 from mq.broker.api import BrokerAPI
 from mq.errors import MQError, NoSuchQueue
@@ -45,16 +47,42 @@ class Copies:
 
     Args:
         broker: has the queues.
-        consumers: of them.
+        topology: routes, and has the consumers.
         queue_of: the queue of AMQP behind a name of the broker's.
     """
 
-    def __init__(
-        self, broker: BrokerAPI, consumers: ConsumerRegistry, queue_of: Callable[[QueueName], Queue | None]
-    ) -> None:
+    def __init__(self, broker: BrokerAPI, topology: Topology, queue_of: Callable[[QueueName], Queue | None]) -> None:
         self._broker = broker
-        self._consumers = consumers
+        self._topology = topology
+        self._consumers = topology.consumers
         self._queue_of = queue_of
+
+    async def settle(self, vhost: str, exchange: str) -> None:
+        """Wait until it is known here where an exchange leads.
+
+        Raises:
+            NotServed: that could not be found out in time.
+        """
+        if self._topology.has_vhost(vhost) and self._topology.is_unrouted(vhost, exchange):
+            await self._broker.declarations.settle()
+
+    async def routed(self, messages: Sequence[PublishedMessage]) -> dict[int, tuple[Queue, ...]]:
+        """The queues of messages that could not be routed when they came, by the messages' `id`.
+
+        Raises:
+            NotServed: it could not be found out in time which they are.
+        """
+        await self._broker.declarations.settle()
+        return {id(message): self._route(message) for message in messages if message.queues[0].is_unrouted}
+
+    def _route(self, message: PublishedMessage) -> tuple[Queue, ...]:
+        shown, vhost = message.properties.copied_to()[0], message.queues[0].vhost
+        keys = shown + message.hidden_keys
+        try:
+            found = self._topology.route(vhost, message.exchange, message.routing_key, message.properties.headers, keys)
+        except Refusal:  # the exchange went while it was waited for
+            return ()
+        return tuple(found)
 
     async def store(self, copies: Sequence[Copy]) -> list[tuple[Copy, MQError | None]]:
         """Store copies under one barrier, those of each queue in their order.

@@ -115,6 +115,7 @@ class DeadLetterRouter:
                 return []
             properties, hidden = BasicProperties(came.properties), hidden_keys_of(attributes)
             publication = _DeadLetter(came.exchange, came.routing_key, properties, body, hidden_keys=hidden)
+            await self._settle(queue)
             return self._sent_on(queue, publication, reason)
         finally:
             with trio.CancelScope(shield=True):
@@ -126,7 +127,13 @@ class DeadLetterRouter:
         Raises:
             StorageError: not now.
         """
+        await self._settle(queue)
         await self._store(self._sent_on(queue, publication, reason))
+
+    async def _settle(self, queue: Queue) -> None:
+        exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)
+        if exchange is not None:
+            await self._into.settle(queue.vhost, exchange)
 
     def _sent_on(self, queue: Queue, publication: Publishable, reason: Reason) -> list[Copy]:
         exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)

@@ -15,6 +15,7 @@ import trio
 from trio_util import AsyncValue
 
 from mq.amqp.model.arguments import OVERFLOW
+from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import PublishedMessage
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
 from mq.amqp.server.copies import Copies, Copy
@@ -164,8 +165,10 @@ class PublishPump:
 
     async def _store(self, messages: Sequence[PublishedMessage]) -> Unstored:
         """Store messages now, waiting for room if there is none. Returns those that are refused."""
-        copies = [Copy(message, queue) for message in messages for queue in message.queues]
-        full, unserved, unfit, missing, reason = set[int](), set[int](), set[int](), Counter[int](), ""
+        full, unfit, missing = set[int](), set[int](), Counter[int]()
+        queues, reason = await self._route(messages)
+        unserved = {id(message) for message in messages if id(message) not in queues}
+        copies = [Copy(message, queue) for message in messages for queue in queues.get(id(message), ())]
         while copies:
             stuck, why = [], ""
             for copy, error in await self._copies.store(copies):
@@ -192,15 +195,28 @@ class PublishPump:
                 self._alarm.raise_alarm(self, why)
                 await trio.sleep(RETRY_SECONDS)
         self._alarm.clear(self)
-        if not (full or unserved or unfit or missing):
+        mandatory = [message for message in messages if message.mandatory and id(message) in queues]
+        unrouted = [message for message in mandatory if missing[id(message)] == len(queues[id(message)])]
+        if not (full or unserved or unfit or unrouted):
             return _ALL_STORED
         return Unstored(
             [message for message in messages if id(message) in full],
             [message for message in messages if id(message) in unserved],
             [message for message in messages if id(message) in unfit],
             reason,
-            [message for message in messages if message.mandatory and missing[id(message)] == len(message.queues)],
+            unrouted,
         )
+
+    async def _route(self, messages: Sequence[PublishedMessage]) -> tuple[dict[int, tuple[Queue, ...]], str]:
+        """The queues of messages, by the messages' `id`; and why some are not among them, whose queues cannot be found
+        out just now."""
+        queues = {id(message): message.queues for message in messages if not message.queues[0].is_unrouted}
+        if len(queues) == len(messages):
+            return queues, ""
+        try:
+            return queues | await self._copies.routed(messages), ""
+        except NotServed as error:
+            return queues, str(error)
 
     async def _store_waiting(self) -> None:
         messages = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER))]

@@ -78,9 +78,10 @@ class AmqpState:
         self.memory = memory or Budget()
         self.seen = seen or OpenConnections()
         self.turns = Turns()
-        self.topology = Topology(vhosts, broker.declarations.knows, broker.declarations.may_have)
+        store = broker.declarations
+        self.topology = Topology(vhosts, store.knows, store.may_have, lambda: store.is_settled)
         self.topology_store = TopologyStore(broker, self.topology, self._lost)
-        self.copies = Copies(broker, self.topology.consumers, self.topology_store.queue_of)
+        self.copies = Copies(broker, self.topology, self.topology_store.queue_of)
         self.dead_letters = DeadLetterRouter(self.copies, self.topology, self.topology_store.queue_of, clock_ns)
         self.alarm = FullStoreAlarm(self._alarm_changed)
         self.unused = UnusedQueues(lambda name: self.topology.consumers.count(name) > 0, self._expire)
@@ -96,6 +97,7 @@ class AmqpState:
         """
         self.broker.declarations.on_closed(self.topology_store.closed)  # before it is read, or some would be missed
         self.broker.declarations.on_opened(self.topology_store.opened)
+        self.broker.declarations.on_shared(self.topology_store.shared)
         self.broker.declarations.on_failover(self.failed_over)
         await self.topology_store.load()
         self.broker.declarations.set_sink(self.dead_letters)

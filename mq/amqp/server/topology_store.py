@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
 
 from mq.amqp.model import arguments, declared
-from mq.amqp.model.declared import Queue
+from mq.amqp.model.declared import DurableRecord, Queue
 from mq.amqp.model.names import decode
 from mq.amqp.model.topology import Topology
 from mq.amqp.model.vhost import NOTHING, TopologyChange
@@ -40,6 +40,7 @@ class TopologyStore:
         self._topology = topology
         self._lost = lost
         self._lock = trio.Lock()
+        self._is_loaded = trio.Event()
         self._by_key: dict[QueueName, Queue] = {}
         self._heard: deque[tuple[QueueName, Queue | None]] = deque()
         self._has_heard = trio.Event()
@@ -52,9 +53,14 @@ class TopologyStore:
         """
         store = self._broker.declarations
         try:
-            records: dict[str, Iterable[Mapping[str, Any]]] = {
+            records: dict[str, list[Mapping[str, Any]]] = {
                 kind: list((await store.records(kind)).values()) for kind in (declared.EXCHANGE, declared.BINDING)
             }
+            here = {(each["vhost"], each["name"]) for each in records[declared.EXCHANGE]}
+            for each in (await store.records(declared.SHARED)).values():
+                kind, value = each["kind"], each["value"]
+                if kind == declared.BINDING or (value["vhost"], value["name"]) not in here:
+                    records[kind].append(value)
             records[declared.QUEUE] = [value for _, value in store.queues()]
             elsewhere = (await store.records(declared.ELSEWHERE)).keys()
             for record in self._topology.load(records):
@@ -65,6 +71,7 @@ class TopologyStore:
         except (StorageError, ValueError, KeyError, TypeError) as error:
             raise StorageUnusable(f"cannot take up what was declared over AMQP: {error!r}") from error
         self._by_key = {queue.key: queue for queue in self._topology.queues()}
+        self._is_loaded.set()
         await self._catch_up()  # with what has gone since the records were written
 
     def queue_of(self, name: QueueName) -> Queue | None:
@@ -76,18 +83,44 @@ class TopologyStore:
         return list(self._by_key.values())
 
     async def change(self, plan: Callable[[], TopologyChange]) -> TopologyChange:
-        """Plan a change, store it, and apply it.
+        """Plan a change, store it, and apply it. What the nodes of a cluster share is in effect at all of them then.
 
         Raises:
             Refusal: the plan is refused, or the store cannot keep it now.
+            NotServed: nodes of a cluster share it, and it is not in effect at all of them. It may be later.
         """
         with shielded():
             async with self._lock:
                 await self._follow()
                 change = plan()
-                await self._keep(change)
-                self._apply(change)
+                puts, drops = self._shared_in(change)
+                if not puts and not drops:
+                    await self._keep(change)
+                    self._apply(change)
+            if puts or drops:  # without the lock: this node is told of it, as the others are
+                await self._broker.declarations.share(puts, drops)
         return change
+
+    def _shared_in(self, change: TopologyChange) -> tuple[list[DurableRecord], list[DurableRecord]]:
+        """What of a change the nodes of a cluster share. With a queue of theirs its bindings go by themselves."""
+        if change.queues or change.lost_queues:
+            return [], []
+        shares = self._broker.declarations.shares
+        return [each for each in change.puts() if shares(each)], [each for each in change.drops() if shares(each)]
+
+    async def shared(self, record: tuple[str, str, Mapping[str, Any]], is_gone: bool) -> None:
+        """Take up an exchange or a binding that all nodes of the cluster have now, or have no more."""
+        await self._is_loaded.wait()
+        known = DurableRecord(*record)
+        async with self._lock:
+            await self._follow()
+            try:
+                change = self._topology.unshared(known) if is_gone else self._topology.shared(known)
+            except (ValueError, KeyError, TypeError) as error:
+                logger.error("what another node has declared is not to be had here: %r", error)
+                return
+            self._apply(change)
+            await self._forget(change)  # what was bound to it on this node alone
 
     def opened(self, name: str, record: Mapping[str, Any]) -> None:
         """Take up a queue that another node of the cluster has declared and stored. It can be used at once, unless one

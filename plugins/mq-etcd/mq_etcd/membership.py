@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
-from mq.cluster.coordinator import CoordinatorError, Member
+from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
 from mq.storage.interface import Storage
 from mq.storage.options import StorageOptions
 from mq.storage.registry import make_storage
@@ -22,7 +22,7 @@ from mq_etcd.address import parse_address
 from mq_etcd.client import Client
 from mq_etcd.errors import EtcdError, Rejected
 from mq_etcd.names import EtcdNames, translated
-from mq_etcd.values import Answer, Get, KeyValue, Page, Put, absent, end_of_prefix
+from mq_etcd.values import Answer, Get, KeyValue, Page, Put, absent, created_at, end_of_prefix
 from mq_etcd.watch import Watch
 
 logger = logging.getLogger("mq.cluster")
@@ -36,6 +36,7 @@ RENEWING_CONNECTIONS: Final = 2
 CHANGE_SECONDS: Final = 10.0
 """How long a change of the master's store may take, however short its lease: for as long as the lease is renewed the
 doors wait for it, and the master stays one. What is gone by then is not known to have been done, and ends the term."""
+SEEN: Final = "seen"
 ATTEMPTS: Final = 4
 """So many members of etcd can be asked in vain in the time of a lease: all three, and one of them again."""
 
@@ -153,17 +154,18 @@ class EtcdCoordinator:
 
     def _member(self, found: KeyValue) -> Member:
         try:
-            since = float(json.loads(found.value)["since"])
-        except (ValueError, KeyError, TypeError):
-            since = 0.0
-        return Member(found.key.removeprefix(self._members), found.created, since)
+            value = json.loads(found.value)
+            since, seen = float(value["since"]), int(value.get(SEEN, 0))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            since, seen = 0.0, 0
+        return Member(found.key.removeprefix(self._members), found.created, since, seen)
 
 
 class EtcdCandidacy:
     """A :class:`~mq.cluster.coordinator.Candidacy`.
 
     Args:
-        client: of etcd, for renewals alone.
+        client: of etcd, for renewals and what is noted with them.
         rest: of the store's address.
         reserved: what the keys begin with that reserve names.
         key: of the member.
@@ -187,6 +189,17 @@ class EtcdCandidacy:
         """Begin the lease's time anew."""
         with translated():
             await self._client.keep_alive(self._lease)
+
+    async def note(self, seen: int) -> None:
+        """Put it into the key, which keeps its revision of creation."""
+        with translated():
+            kept = await self._client.get(self._key)
+            if kept is None or kept.created != self.number:
+                raise CandidacyEnded("the key of this member is gone")
+            value = json.dumps(json.loads(kept.value) | {SEEN: seen}).encode()
+            done = await self._client.txn([created_at(self._key, self.number)], [Put(self._key, value, self._lease)])
+        if not done.succeeded:
+            raise CandidacyEnded("the key of this member is gone")
 
     async def leave(self) -> None:
         """Revoke the lease, and with it the key."""

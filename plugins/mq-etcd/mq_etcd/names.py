@@ -9,18 +9,28 @@ while nobody has reserved its name. Each is one transaction, so of two that come
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import unquote
 
-from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, FoundQueue, NameChange, Snapshot
+from mq.cluster.coordinator import (
+    CandidacyEnded,
+    CoordinatorError,
+    FoundQueue,
+    NameChange,
+    SharedRecord,
+    Snapshot,
+)
+from mq.cluster.record_keeper import SHARED_KINDS
 from mq.storage.interface import QUEUE
 from mq_etcd.client import Client
 from mq_etcd.errors import Absent, EtcdError
 from mq_etcd.keys import Keys, escaped, record_key
-from mq_etcd.values import Delete, Get, KeyValue, Page, Put, absent, end_of_prefix, modified_at
+from mq_etcd.values import Delete, Event, Get, KeyValue, Page, Put, absent, end_of_prefix, modified_at
 from mq_etcd.watch import Watch
+
+T = TypeVar("T")
 
 MOST_TOGETHER: Final = 96
 """Names that are looked for in one transaction."""
@@ -79,7 +89,28 @@ class EtcdNames:
             revision = pages[0].revision
             found = {record_key(record.key): _found(record) for page in pages for record in page.found}
             async with self._client.watch(begin, end, revision=revision + 1) as watch:
-                yield Snapshot(revision, found), _Changes(watch)
+                yield Snapshot(revision, found), _Changes(watch, _name_change)
+
+    async def shared(self, kind: str, key: str) -> Mapping[str, Any] | None:
+        """One shared record."""
+        with translated():
+            found = await self._client.get(self._keys.record(kind, key))
+        return None if found is None else json.loads(found.value)
+
+    @asynccontextmanager
+    async def follow_shared(self) -> AsyncIterator[tuple[list[SharedRecord], AsyncIterator[SharedRecord]]]:
+        """All shared records, and what becomes of them."""
+        begin = self._keys.records(SHARED_KINDS).rstrip("/")
+        end = end_of_prefix(begin)
+        with translated():
+            pages = [page async for page in self._client.pages(begin, end, size=100)]
+            found = [self._shared(record.key, record.value) for page in pages for record in page.found]
+            async with self._client.watch(begin, end, revision=pages[0].revision + 1) as watch:
+                yield found, _Changes(watch, lambda event: self._shared(event.key, _value_in(event)))
+
+    def _shared(self, key: str, value: bytes | None) -> SharedRecord:
+        kind, _, rest = key.removeprefix(self._keys.records("").rstrip("/") + "/").partition("/")
+        return SharedRecord(unquote(kind), record_key(rest), None if value is None else json.loads(value))
 
     async def reserve(self, node: str, queue: str) -> bool:
         """Reserve a name. The key is written anew each time: a release that was sent before does not find it then."""
@@ -119,20 +150,28 @@ class EtcdNames:
         return reserved_by(self._reserved, queue) + node
 
 
-class _Changes:
-    """The events of a watch, as what becomes of queues."""
+class _Changes(Generic[T]):
+    """The events of a watch, as what they mean."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, meaning: Callable[[Event], T]) -> None:
         self._watch = watch
+        self._meaning = meaning
 
-    def __aiter__(self) -> _Changes:
+    def __aiter__(self) -> _Changes[T]:
         return self
 
-    async def __anext__(self) -> NameChange:
+    async def __anext__(self) -> T:
         with translated():
-            event = await anext(self._watch)
-        current = event.current
-        return NameChange(event.revision, record_key(event.key), None if current is None else _found(current))
+            return self._meaning(await anext(self._watch))
+
+
+def _name_change(event: Event) -> NameChange:
+    current = event.current
+    return NameChange(event.revision, record_key(event.key), None if current is None else _found(current))
+
+
+def _value_in(event: Event) -> bytes | None:
+    return None if event.current is None else event.current.value
 
 
 def _found(record: KeyValue) -> FoundQueue:

@@ -42,6 +42,22 @@ async def test_the_oldest_comes_first_and_who_left_is_the_youngest(coordinator: 
     assert again.number > first.number
 
 
+async def test_a_member_tells_how_far_it_is_and_stays_as_old(coordinator: Coordinator) -> None:
+    first, second = await coordinator.join("a"), await coordinator.join("b")
+    await first.note(7)
+    await first.renew()
+    assert [(member.node, member.seen) for member in await coordinator.members()] == [("a", 7), ("b", 0)]
+    store = first.storage()
+    await store.open()
+    assert await store.put_record(QUEUE, "q", {"created": 0}), "the fence holds"
+    await store.aclose()
+    await first.leave()
+    with pytest.raises(CandidacyEnded):
+        await first.note(8)
+    assert await names(coordinator) == ["b"]
+    await second.leave()
+
+
 async def test_three_and_no_more_each_with_a_name_of_its_own(coordinator: Coordinator) -> None:
     for node in "abc":
         await coordinator.join(node)

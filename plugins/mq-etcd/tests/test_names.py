@@ -10,7 +10,7 @@ from mq_etcd.client import Client
 from mq_etcd.testing.cluster import Cluster
 from mq_etcd.values import Compare
 
-from mq.cluster.coordinator import Coordinator, CoordinatorError, NameRegistry, find_coordinator
+from mq.cluster.coordinator import Coordinator, CoordinatorError, NameRegistry, SharedRecord, find_coordinator
 from mq.errors import Conflict
 from mq.storage.interface import QUEUE, Storage
 
@@ -142,3 +142,24 @@ async def test_a_release_that_comes_late_releases_nothing_that_was_reserved_agai
     with pytest.raises(CoordinatorError, match="has changed"):
         await names.release("b", "q")
     assert await names.reserved("b") == {"q"}
+
+
+async def test_shared_records_are_followed_in_their_order(names: NameRegistry, store: Storage) -> None:
+    await store.put_record("amqp-exchange", ODD, {"kind": "topic"})
+    await store.put_record(QUEUE, "q", {"created": 0})
+    await store.put_record("idempotency", "x", {})
+    assert await names.shared("amqp-exchange", "none") is None
+    assert await names.shared("amqp-exchange", ODD) == {"kind": "topic"}
+    async with names.follow_shared() as (now, changes):
+        assert list(now) == [SharedRecord("amqp-exchange", ODD, {"kind": "topic"})]
+        await store.put_record("amqp-binding", "b", {"to": "q"})
+        await store.put_record("idempotency", "y", {})
+        await store.put_record("amqp-changes", "last", {"number": 1})
+        await store.drop_record("amqp-exchange", ODD)
+        with trio.fail_after(10):
+            told = [await anext(changes) for _ in range(3)]
+    assert told == [
+        SharedRecord("amqp-binding", "b", {"to": "q"}),
+        SharedRecord("amqp-changes", "last", {"number": 1}),
+        SharedRecord("amqp-exchange", ODD, None),
+    ]

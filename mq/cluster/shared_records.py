@@ -1,0 +1,189 @@
+"""The records that all nodes of a cluster share, as one of its nodes knows them: durable exchanges and bindings.
+
+What is known is kept in this node's own root, too, so that a start without the coordinator has the exchanges to which
+this node's own queues are bound.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from mq.amqp.model.declared import BINDING, SHARED, Binding, DurableRecord
+from mq.broker.queues import Declarations, TellShared
+from mq.cluster.coordinator import CoordinatorError, Member, NameRegistry, SharedRecord
+from mq.cluster.directory import PATIENCE_SECONDS
+from mq.cluster.record_keeper import CHANGES, LAST, number_in
+from mq.errors import NotServed, StorageError
+
+logger = logging.getLogger("mq.cluster")
+
+RETRY_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 0.05
+
+
+class SharedRecords:
+    """The shared records.
+
+    Args:
+        registry: keeps them.
+        local: has this node's root.
+        find: finds out whether the cluster has a queue, as :meth:`~mq.cluster.names.Names.find` does.
+
+    Attributes:
+        records: those that are known here, by kind and key.
+        number: of the last change that is in effect here.
+    """
+
+    def __init__(self, registry: NameRegistry, local: Declarations, find: Callable[[str], Awaitable[bool]]) -> None:
+        self.records: dict[tuple[str, str], DurableRecord] = {}
+        self.number = 0
+        self._members: Sequence[Member] = ()
+        self._is_member: Callable[[], bool] = _not_yet
+        self._registry = registry
+        self._local = local
+        self._find = find
+        self._told: TellShared | None = None
+        self._news = trio.Event()
+
+    def on_shared(self, told: TellShared) -> None:
+        """Call `told` with each record that comes, and that goes."""
+        self._told = told
+
+    async def load(self) -> None:
+        """Load what this node knew when it ended.
+
+        Raises:
+            StorageError: the root cannot be read.
+        """
+        for kept in (await self._local.records(SHARED)).values():
+            self.records[kept["kind"], kept["key"]] = DurableRecord(kept["kind"], kept["key"], kept["value"])
+
+    # How far this node and the others are
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every change is in effect here whose caller was answered."""
+        return self._is_member()
+
+    async def settle(self) -> None:
+        """Wait until :attr:`is_settled`.
+
+        Raises:
+            NotServed: it is not in time.
+        """
+        with trio.move_on_after(PATIENCE_SECONDS):
+            while not self.is_settled:  # noqa: ASYNC110 - a membership ends by a clock that need not be Trio's
+                await trio.sleep(LOOK_SECONDS)
+            return
+        raise NotServed(
+            "this node is no member of its cluster just now, so the others may have bound the exchange elsewhere: "
+            "wait until who keeps the members answers it"
+        )
+
+    async def begin(self, lasts: Callable[[], bool]) -> None:
+        """This node has become a member: from its last change before that on, the others wait for it.
+
+        Args:
+            lasts: whether it certainly still is one.
+
+        Raises:
+            CoordinatorError: the last change is not known.
+        """
+        await self.wait_for(number_in(await self._registry.shared(CHANGES, LAST)))
+        self._is_member = lasts
+
+    def end(self) -> None:
+        """This node is no member any more."""
+        self._is_member = _not_yet
+
+    async def wait_for(self, number: int) -> None:
+        """Wait until a change is in effect here."""
+        while self.number < number:
+            await self._news.wait()
+
+    def note_members(self, members: Sequence[Member]) -> None:
+        """These are the members now, and this is how far they are."""
+        self._members = members
+        self._tell_news()
+
+    async def wait_everywhere(self, number: int, deadline: float) -> None:
+        """Wait until a change is in effect at all members, and here.
+
+        Raises:
+            NotServed: it is not in time.
+        """
+        while True:
+            behind = [member.node for member in self._members if member.seen < number]
+            if self._members and not behind and self.number >= number:
+                return
+            with trio.move_on_at(deadline) as patience:
+                await self._news.wait()
+            if patience.cancelled_caught:
+                raise NotServed(
+                    f"it is done, and not in effect yet on node {' and '.join(behind) or 'here'}: try again"
+                )
+
+    # Keeping up
+
+    async def run(self) -> None:
+        """Follow the coordinator for ever."""
+        while True:
+            try:
+                async with self._registry.follow_shared() as (now, changes):
+                    await self._take_up(now)
+                    async for change in changes:
+                        await self._learn(change)
+            except (CoordinatorError, StorageError) as error:
+                logger.debug("exchanges and bindings of the cluster are not heard of: %s", error)
+            await trio.sleep(RETRY_SECONDS)
+
+    async def _take_up(self, now: Sequence[SharedRecord]) -> None:
+        there = {(each.kind, each.key) for each in now}
+        gone = [SharedRecord(kind, key, None) for kind, key in self.records if (kind, key) not in there]
+        # Bindings go before their exchanges, and come after them. The number comes last.
+        for change in sorted(gone, key=lambda each: each.kind):
+            await self._learn(change)
+        for change in sorted(now, key=lambda each: (each.kind == CHANGES, each.kind == BINDING)):
+            await self._learn(change)
+
+    async def _learn(self, change: SharedRecord) -> None:
+        if change.kind == CHANGES:
+            self.number = number_in(change.value)
+            self._tell_news()
+            return
+        known = self.records.get((change.kind, change.key))
+        if known is not None and known.value != change.value:
+            await self._tell(known, is_gone=True)
+            await self._local.drop(SHARED, _kept_as(change))
+            del self.records[change.kind, change.key]
+        if change.value is not None:
+            record = DurableRecord(change.kind, change.key, change.value)
+            if (change.kind, change.key) not in self.records:
+                await self._local.put(SHARED, _kept_as(change), record._asdict())
+                self.records[change.kind, change.key] = record
+            await self._tell(record, is_gone=False)  # also if it was known: an end of it may have come since
+
+    def _tell_news(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    async def _tell(self, record: DurableRecord, *, is_gone: bool) -> None:
+        if self._told is None:
+            return  # it reads all of them when it begins to listen
+        if record.kind == BINDING and not is_gone:
+            queue = Binding.stored(record.value).queue
+            if queue is not None:
+                await self._find(queue)  # what tells of queues may be behind
+        await self._told(record, is_gone)
+
+
+def _not_yet() -> bool:
+    return False
+
+
+def _kept_as(change: SharedRecord) -> str:
+    return f"{change.kind}.{change.key}"
