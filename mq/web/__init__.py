@@ -7,8 +7,8 @@
   ``rate_operations``, ``message_operations``, ``consumer_operations``, ``exchange_operations``,
   ``schedule_operations``, ``page_operations``.
 * ``prometheus``: what Prometheus scrapes.
-* ``page_operations``: for people who look on. ``page_files``: the page itself, from ``page/``;
-  ``overview``, ``events``: what it shows, and what changes of that; ``sessions``: who has logged in.
+* ``page_operations``: what the page for people asks for. ``page_files``: the page itself, from ``page/``;
+  ``overview``, ``events``: what it shows, and what changes of that; ``sessions``: the users that have logged in.
 * ``openapi``: the table described for programs; ``schemas``: what goes in and out as JSON.
 * ``parameters``: query and headers, checked, and the trace of a publish; ``request_body``: the body, as it arrives.
 * ``batches``: many messages in one body, parsed and written; its formats: ``json_lines``, ``multipart``.

@@ -76,14 +76,14 @@ async def metrics(context: RequestContext) -> Reply:
 
 
 def _led_elsewhere(broker: BrokerAPI, queues: Sequence[QueueStatus]) -> Set[str]:
-    """The cluster's queues, at a node that is not their master: nothing of what happens to them is counted there."""
+    """The cluster's queues, at a node that is not their master: it counts nothing of what happens to them."""
     if broker.membership.role != "mirror":
         return frozenset()
     return {status.name for status in queues} - {each.queue for each in broker.inventory()}
 
 
 def _metrics_page(snapshot: Scrape, folder: str) -> bytes:
-    """In a thread, where a file system that does not answer stops no other request."""
+    """The page for Prometheus. Call it in a thread, for a file system that does not answer blocks the caller."""
     if folder:
         with contextlib.suppress(OSError):  # it tells the rest all the same
             snapshot = snapshot._replace(room=os.statvfs(folder))

@@ -1,7 +1,7 @@
 """The Quart-Trio app: from Quart's request to ours, and from our reply to Quart's response.
 
-Quart decides nothing. There is no routing, so there are no redirects, no merged slashes and no automatic OPTIONS; its
-error pages are never reached; and a body is read as it is used, where Quart's own would gather all that arrives.
+Quart decides nothing. It does no routing, so there are no redirects, no merged slashes and no automatic OPTIONS, and
+its error pages are never reached. A body is read as it is used; Quart's own would gather all that arrives.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _SentBody(ResponseBody):
 class _Connection(TrioASGIHTTPConnection):
     """One request and its response, between Hypercorn and Quart.
 
-    A client that ends its side of the connection after a whole request still gets its answer: the request is carried
+    A client that ends its side of the connection after a whole request still gets its answer. The request is carried
     out anyway, and a lease without an answer would hold up a message.
     """
 
@@ -134,7 +134,7 @@ class _Connection(TrioASGIHTTPConnection):
 
 
 class _NoWebsocket(TrioASGIWebsocketConnection):
-    """A WebSocket handshake, which Hypercorn does not give out as the plain GET that it also is."""
+    """Refuses a WebSocket handshake. Hypercorn does not offer it as the plain GET that it also is."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         status, headers, body, _ = NO_WEBSOCKET

@@ -1,8 +1,8 @@
 """The authorizer: stands before the endpoints, finds the user of a request and checks the right of its operation.
 
-The right is a field of the operation (:mod:`mq.web.operations`); what is no operation takes the right to administer the
-broker. The endpoints get the path as it was judged here, so both see the same queue. A user without rights on a queue
-gets the same reply whether it exists or not.
+The right is a field of the operation (:mod:`mq.web.operations`); a request for no operation needs the right to
+administer the broker. The endpoints get the path as the authorizer judged it, so both see the same queue. A user
+without rights on a queue gets the same reply whether it exists or not.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Authorizer:
         return await self._judge_user(rule, request._replace(user=user), user)
 
     async def _judge_session(self, rule: Rule, request: Request, cookie: str) -> Reply:
-        """As :meth:`_judge`, for a user who has logged in at the page."""
+        """As :meth:`_judge`, for a user with a session of the page."""
         session = self._sessions.find(cookie)
         if session is None:
             return _without_dialogue(_UNKNOWN)
@@ -151,7 +151,7 @@ class Authorizer:
         return reply
 
     async def _user(self, address: str, authorization: str) -> User | Reply:
-        """The user who logs in, or the reply to a stranger: always the same one, after the same work."""
+        """The user of these credentials, or the reply to a stranger: always the same one, after the same work."""
         scheme, _, given = authorization.strip().partition(" ")
         name = ""
         try:
@@ -179,8 +179,9 @@ class Authorizer:
         return reply
 
     async def _judge_body(self, user: User, rule: Rule, operation: Operation, request: Request) -> Reply:
-        """Check the rights on the queue that the JSON names, and whether a lesser right does for its keys. The handler
-        gets the JSON as it was parsed here: it cannot read another name."""
+        """Check the rights on the queue that the JSON names, or the lesser right where its keys need no more.
+
+        The handler gets the JSON as it was parsed here, so it cannot read another name."""
         value = await _read_json(request)
         if isinstance(value, Reply):
             return value
@@ -247,7 +248,7 @@ def _allows(user: User, rule: Rule) -> bool:
 
 
 def _may_do_less(user: User, rule: Rule) -> bool:
-    """Whether the user has the right that does for some of an operation. Which it is, the body tells."""
+    """Whether the user has the lesser right of an operation. The body tells whether that is enough."""
     lesser = "" if rule.operation is None else rule.operation.lesser_right
     return bool(lesser) and user.may(Right(lesser), rule.queue)
 
@@ -258,7 +259,7 @@ def _forbidden(right: str, queue: str | None) -> Reply:
 
 
 def _basic(given: str) -> tuple[str, str]:
-    """Name and secret (RFC 7617). What is no such pair becomes an unknown name."""
+    """Name and secret (RFC 7617). Anything else becomes an unknown name."""
     try:
         name, _, secret = base64.b64decode(given, validate=True).decode().partition(":")
     except ValueError:
@@ -271,13 +272,13 @@ def _is_from_the_page(headers: Mapping[str, str]) -> bool:
 
 
 def _without_dialogue(reply: Reply) -> Reply:
-    """A refusal at which a browser does not ask for a password by itself: the page has a form for that."""
+    """The refusal, without the header that makes a browser ask for a password: the page has a form for that."""
     kept = tuple(header for header in reply.headers if header[0] != "www-authenticate")
     return reply._replace(headers=(*kept, _BEARER)) if len(kept) < len(reply.headers) else reply
 
 
 async def _read_json(request: Request) -> Any:
-    """The body as JSON, and None for an empty one; or the reply to a body that is none."""
+    """The body as JSON, None for an empty one, or the reply to a body that is not JSON."""
     try:
         body = await _read(request)
         value = json.loads(body) if body else None

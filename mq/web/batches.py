@@ -1,7 +1,7 @@
 """Many messages in one request or one reply, as JSON Lines or multipart/mixed.
 
-Requests are parsed entry by entry as their bytes come: the entries are kept, their source bytes are let go. Replies are
-written by :mod:`mq.web.pages`.
+Requests are parsed entry by entry as their bytes come, and only the entries are kept. :mod:`mq.web.pages` writes
+replies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from mq.web.request_body import LimitedBody, making_room
 
 JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 JSON: Final = "application/json"
-"""One array; it comes in, and does not go out."""
+"""One array; a batch is accepted in this format, and never sent in it."""
 MULTIPART: Final = "multipart/mixed"
 FORMATS: Final = (JSON_LINES[0], MULTIPART)
 """Content types of a batch."""
@@ -93,11 +93,11 @@ class BatchParser(Generic[T]):
     """The entries of one batch.
 
     Args:
-        make: makes an entry of what the source gives.
-        source: given where such things are to go, cuts bytes.
+        make: makes an entry from what the source found.
+        source: returns a parser of bytes, given the function that takes what it finds.
 
     Attributes:
-        held: bytes of memory that they take besides their bodies.
+        held: bytes of memory that the entries take besides their bodies.
     """
 
     def __init__(self, make: Callable[[Any], T], source: Callable[[Callable[[Any], None]], EntryParser]) -> None:
@@ -164,7 +164,7 @@ async def read_entries(
         request: whose body it is.
         entries: reads them.
         longest: bytes that the body may have.
-        room: made as large as they are. Of a body that was announced all is reserved before any of it is read.
+        room: made as large as the entries are. For a body of announced length it is reserved before the first read.
         turn: held while a piece is parsed, so that other requests come between two.
 
     Raises:
@@ -224,7 +224,7 @@ def draft_entries(content_type: str) -> BatchParser[Draft]:
 
 
 def removal_entries(content_type: str) -> BatchParser[Removal]:
-    """Reads what a batch of JSON Lines wants removed.
+    """Reads the removals of a batch of JSON Lines.
 
     Raises:
         InvalidRequest: the content type says that it is something else.
@@ -236,16 +236,16 @@ def removal_entries(content_type: str) -> BatchParser[Removal]:
 
 
 def published_line(id: MessageId, *, is_new: bool) -> str:
-    """What is told of an entry that was published."""
+    """The outcome line of an entry that was published."""
     return f'{{"status": {201 if is_new else 200}, "id": "{id}"}}\n'
 
 
 REMOVED_LINE: Final = '{"status": 202}\n'
-"""What is told of an entry that was removed."""
+"""The outcome line of an entry that was removed."""
 
 
 def refused_line(error: MQError) -> str:
-    """What is told of an entry with which something is wrong."""
+    """The outcome line of an entry that was refused."""
     return f"{json.dumps(problem_of(error))}\n"
 
 
@@ -333,7 +333,8 @@ def _removal_of_line(value: Mapping[str, Any]) -> Removal:
 
 
 def written_line(entry: BatchEntry) -> str:
-    """An entry as a line. Of most there is little to say: that is written by hand, as the same JSON."""
+    """An entry as a line of JSON."""
+    # Most entries have few members: formatting those by hand gives the same JSON faster.
     message = entry.message
     if message.properties.attributes or message.deaths or entry.state or entry.sequence is not None:
         return f"{json.dumps(_line(entry))}\n"

@@ -1,4 +1,4 @@
-"""Operations on connections, under ``/-/``: which there are, who consumes over them, and an end to one."""
+"""Operations on connections, under ``/-/``: list them, list their consumers, close one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOSED: Final = "an operator closed the connection"
 
 
 async def connections(context: RequestContext) -> Reply:
-    """Who is connected."""
+    """The open connections."""
 
     def shown(id: str, connection: OpenConnection) -> list[dict[str, Any]]:
         status = connection.status()
@@ -37,7 +37,7 @@ async def connections(context: RequestContext) -> Reply:
 
 
 async def consumers_at_work(context: RequestContext) -> Reply:
-    """Who consumes, or waits for messages."""
+    """The consumers, and the requests that wait for messages."""
 
     def shown(id: str, connection: OpenConnection) -> list[dict[str, Any]]:
         found = connection.consumers()
@@ -51,7 +51,7 @@ async def consumers_at_work(context: RequestContext) -> Reply:
 
 
 async def close_connection(context: RequestContext) -> Reply:
-    """End a connection. The one over which this is asked ends with the answer."""
+    """End a connection. The connection of this request ends with the answer."""
     found = context.connections.find(context.id)
     if found is None:
         return problem(
@@ -74,7 +74,7 @@ async def exchanges(context: RequestContext) -> Reply:
 async def _page(
     context: RequestContext, name: str, shown: Callable[[str, OpenConnection], list[dict[str, Any]]]
 ) -> Reply:
-    """What is shown of connections, those of one connection together, until there are enough."""
+    """One page of what connections show; those of one connection stay together."""
     after, most = context.query["after"], context.query["max"]
     found: list[dict[str, Any]] = []
     last: str | None = None

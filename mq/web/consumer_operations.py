@@ -140,8 +140,9 @@ async def _gather(
     place: int,
     following: Callable[[int, Sequence[Seen]], int],
 ) -> int | None:
-    """Messages slice by slice, until there are as many as was asked for or no more fit into one answer; from where to
-    go on, None when nothing is left."""
+    """Add messages to an answer slice by slice, until there are as many as requested or no more fit.
+
+    Returns where to go on; None when nothing is left."""
     left = context.query["max"]
     while left > 0 and not page.is_full:
         seen, after = await read(place, page.slice(left))

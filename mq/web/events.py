@@ -1,7 +1,7 @@
-"""What a page shows, and then what changes of it: server-sent events (HTML, section 9.2).
+"""Live views of the page as server-sent events (HTML, section 9.2): first the whole view, then its changes.
 
-A view is a JSON object. Of the members that have something for each queue, ``rows`` and ``lines``, an event has only
-what is new; of the others those that have changed. So a page that watches a quiet queue is sent next to nothing.
+A view is a JSON object. Two members have an entry for each queue, ``rows`` and ``lines``: an event carries only their
+new entries. It carries other members where they changed. So a page that watches a quiet queue is sent next to nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from mq.web.replies import NOT_CACHED
 CONTENT_TYPE: Final = "text/event-stream"
 EVERY_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 60
-"""A stream ends, and the browser asks for the next one: so rights that were taken back count no longer than this."""
+"""How long a stream lasts; then the browser asks for the next one. So a right that was withdrawn ends within this
+time."""
 SILENT_SECONDS: Final = 15.0
-"""After which a line that means nothing is sent: a client that is gone is found out by it."""
+"""Pause after which an empty comment is sent: sending to a client that is gone fails."""
 
 BY_QUEUE: Final = ("rows", "lines")
 _COMMENT: Final = b":\n\n"
@@ -53,7 +54,7 @@ class EventStream:
         self._ends = trio.current_time() + seconds
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Event by event. It ends where the store cannot tell: the client asks again."""
+        """Event by event. It ends when the store cannot be read; the client asks again."""
         shown: View = {}
         yield _RETRY
         now, said = self._first, trio.current_time()
@@ -101,7 +102,7 @@ def written(view: View) -> bytes:
 
 
 def difference(before: View, now: View) -> View:
-    """What has to be said to a client that knows `before`."""
+    """The members that a client with `before` has to be sent."""
     news: View = {}
     for name, value in now.items():
         if name in BY_QUEUE:

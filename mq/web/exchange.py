@@ -14,10 +14,10 @@ from mq.errors import CallerError
 STALLED_SECONDS: Final = 30
 """How long a client may keep us waiting for its body, all pauses together."""
 SLOWEST_BYTES_PER_SECOND: Final = 1024
-"""Bytes that make up for a second's pause."""
+"""A body that arrives at least this fast is never too slow."""
 DISCARD_SECONDS: Final = 2
-"""How long a door goes on taking an unwanted body after its reply. Closing a socket while the client still
-sends would take the reply away from it."""
+"""How long a door goes on taking an unwanted body after its reply. If the socket were closed while the client still
+sends, the client would lose the reply."""
 
 
 class BodyTooSlow(CallerError):
@@ -46,7 +46,7 @@ class Request(NamedTuple):
         content_length: the announced length in bytes, or None.
         on_hang_up: for a handler that makes the client wait.
         address: the client's, as :class:`mq.doors.connections.Peer` has it; empty where it is unknown.
-        user: who asks, once the authorizer has found that out; None where there are no users.
+        user: set by the authorizer; None where there are no users.
     """
 
     method: str
@@ -110,8 +110,8 @@ UNSURE: Final = {"outcome": "unknown"}
 
 
 def problem(status: int, detail: str, *headers: tuple[str, str], is_unsure: bool = False) -> Reply:
-    """A refusal as RFC 9457 has it, with `detail` on one line. Where what was asked for may have been done all the
-    same, the member ``outcome`` is ``unknown``; else there is none."""
+    """A refusal as RFC 9457 has it, with `detail` on one line. Where the request may have been carried out all the
+    same, its member ``outcome`` is ``unknown``."""
     value: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,

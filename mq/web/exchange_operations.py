@@ -79,8 +79,8 @@ async def publish_batch_to_exchange(context: RequestContext) -> Reply:
 
 
 def _publisher(context: RequestContext) -> tuple[ExchangePublisher | None, Reply]:
-    """Who publishes; or None, and the reply that says why. A user without a right on an exchange hears the same whether
-    it is there or not."""
+    """The publisher; or None, and the reply that says why. A user without a right on an exchange gets the same reply
+    whether it exists or not."""
     missing = refusal_of(NoSuchExchange(f"no exchange {shorten(context.id)}: exchanges are declared over AMQP"))
     publisher = context.overview.exchanges.publisher
     try:

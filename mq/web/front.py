@@ -1,10 +1,9 @@
-"""What stands before every HTTP handler: the request log, and the browser guard behind it.
+"""The guards before every HTTP handler: the request log, and behind it the browser guard.
 
-The guard refuses requests that foreign web pages cause.
-
-A browser sends a page's requests from the machine that it runs on. So any page could use a daemon on a loopback
-address, without users: by a request across sites, or by a name of the page's own that comes to point here (DNS
-rebinding). A browser says in three headers where a request comes from (RFC 9110, section 7.2; Fetch,
+The browser guard refuses requests that foreign web pages cause. A browser sends a page's requests from its own machine,
+so any page could use a daemon on a loopback address without users: by a request across sites, or by a name that comes
+    to
+point here (DNS rebinding). Three headers of a browser say where a request comes from (RFC 9110, section 7.2; Fetch,
 sections 3.1 and 4.7; Fetch Metadata). Other clients name the daemon with the first, and leave out the others.
 """
 
@@ -58,7 +57,7 @@ class RequestLog:
 
 ANY_HOST: Final = "*"
 _OWN_SITES: Final = ("same-origin", "none")
-"""What ``Sec-Fetch-Site`` says of a request of our own page's, and of a typed address."""
+"""Values of ``Sec-Fetch-Site`` in a request of our own page, and of an address that a user typed."""
 _REMEMBERED: Final = 64
 
 
@@ -67,8 +66,8 @@ class BrowserGuard:
 
     Args:
         handler: what stands behind.
-        address: the address or name that is listened on. Behind one that is any address (0.0.0.0, ::), every literal
-            address may be meant: no name leads there that an attacker could choose.
+        address: the address or name that the daemon listens on. For any address (0.0.0.0, ::) every literal address is
+            allowed: an attacker could choose a name, but not an address.
         hosts: more names under which clients may ask, such as a proxy's; ``*`` is any.
     """
 

@@ -1,8 +1,8 @@
-"""A connection of the HTTP door: who asks over it, which of its requests wait, and whether its client has hung up.
+"""A connection of the HTTP door: its user, its waiting requests, and whether its client has hung up.
 
 A waiting request ends when its client hangs up, and all of them end when mq stops. One task listens for the hang-ups of
-all. A task for each waiting request would cost memory while nothing happens, and time when a message comes: that task
-would have to be ended first. The kernel reports a closed sending side without a byte being read, so the client's next
+all clients. A task for each waiting request would cost memory while nothing happens; and when a message comes, ending
+that task would cost time. The kernel reports a closed sending side without a byte being read, so the client's next
 requests stay in the socket meanwhile.
 """
 
@@ -33,8 +33,8 @@ class HttpConnection:
 
     Attributes:
         door: "http".
-        user: who logged in last; None before.
-        scope: it is served in this one; :meth:`close` cancels it.
+        user: the last one that logged in; None before.
+        scope: the task that serves the connection runs in it; :meth:`close` cancels it.
     """
 
     door = "http"
@@ -51,7 +51,7 @@ class HttpConnection:
 
     @contextmanager
     def wait(self, queue: str) -> Iterator[None]:
-        """In the block one of its requests waits for messages of a queue."""
+        """A block in which one of its requests waits for messages of a queue."""
         token = object()
         self._waits[token] = (queue, trio.current_time())
         try:
@@ -85,7 +85,7 @@ class HttpConnection:
         ]
 
     def close(self, why: str) -> None:
-        """End it, at once: HTTP has no word for why. A request that was carried out is, whatever its client hears."""
+        """End it at once, without a reason, for which HTTP has no message. A request that was carried out stays so."""
         self._stream.socket.close()  # that ends a send, too, which Hypercorn shields
         self.scope.cancel()
 
@@ -95,7 +95,7 @@ CONNECTION: Final[ContextVar[HttpConnection | None]] = ContextVar("connection", 
 
 
 def waiting_for(queue: str) -> AbstractContextManager[None]:
-    """In the block this task's request waits for messages of a queue, and is seen to."""
+    """A block in which this task's request waits for messages of a queue, and is shown as waiting."""
     connection = CONNECTION.get()
     return nullcontext() if connection is None else connection.wait(queue)
 
@@ -122,7 +122,8 @@ class WaitingRequests:
         work: Callable[[], Awaitable[_T]],
         undo: Callable[[_T], Awaitable[None]] | None = None,
     ) -> _T | None:
-        """The result of `work`, or None when the wait ended first. When the client hung up by then, it is undone.
+        """The result of `work`, or None when the wait ended first. If the client has hung up by then, the result is
+        undone.
 
         Args:
             on_hang_up: that of the request.

@@ -1,7 +1,7 @@
 """Hypercorn's server of one connection, with limits that it does not have itself.
 
-Hypercorn offers no place for them, so they are laid around the two protocol objects of a connection, from the outside:
-this module alone knows Hypercorn's insides.
+Hypercorn has no hook for them, so this module wraps the two protocol objects of a connection. No other module knows
+Hypercorn's insides.
 
 :class:`FrameCounter` counts what an HTTP/2 client sends by the frames' headers (RFC 9113, section 4.1).
 Its limits are on what costs a server more than its client: requests that are reset as soon as they are made (rapid
@@ -73,7 +73,7 @@ class FrameType(IntEnum):
 
 
 class Flood(ProtocolError):
-    """The client sends more of something than anybody needs."""
+    """The client sends more of something than any client needs."""
 
     error_code = ErrorCodes.ENHANCE_YOUR_CALM
 

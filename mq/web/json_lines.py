@@ -1,7 +1,7 @@
 """Objects as their bytes come: JSON Lines, and the elements of one JSON array, each of which is read as a line.
 
-A long line is never there as a whole: its body is read piece by piece.
-A line of 64 MiB that is read in one go takes ten times that, and stops everybody for as long as it takes.
+A long line is never in memory as a whole: its body is read piece by piece. Read in one go, a line of 64 MiB would take
+ten times as much memory, and hold up all other tasks.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class _Base64:
 _MARK: Final = re.compile(rb'["\[\]{},]')
 _BLANK: Final = bytes.maketrans(b"\r\n", b"  ")
 _BROKEN: Final = bytes.maketrans(b"\r\n", b"\x01\x01")
-"""A string that goes on over a line is no JSON. It must not become two lines."""
+"""A string with a line end in it is not JSON. It must stay one line, to be refused as one."""
 
 
 class Array:

@@ -52,11 +52,10 @@ class Part:
 
 
 class Parts:
-    """Cuts a multipart body into its parts as it comes. What stands before the first and after the last one does not
-    count.
+    """Cuts a multipart body into its parts as it arrives. Bytes before the first part and after the last are ignored.
 
     Args:
-        boundary: that stands between them.
+        boundary: stands between the parts.
         take: gets each part.
 
     Raises:

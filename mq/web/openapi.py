@@ -13,7 +13,7 @@ from mq.web.refusals import RETRY_AFTER_SECONDS
 from mq.web.schemas import SCHEMAS, reference
 
 VERSION: Final = "1.0"
-"""Of the protocol. What can be asked for besides counts it up by a tenth, what breaks a client by one."""
+"""Of the protocol. An addition raises it by a tenth, a change that breaks clients by one."""
 REFUSALS: Final[Mapping[int, str]] = {
     400: "the request makes no sense: a name, a number out of its range, an unknown parameter or setting",
     401: "who are you?",
@@ -30,7 +30,7 @@ REFUSALS: Final[Mapping[int, str]] = {
     500: "the message is damaged, or there is an error in mq itself",
     503: "the store cannot promise to keep it, or cannot be read",
 }
-"""Status -> what it means, for each that a request can be refused with."""
+"""Status -> its meaning, for every refusal."""
 
 _ALWAYS: Final = (400, 403, 421)
 _OF_USERS: Final = (401, 503)

@@ -32,9 +32,9 @@ Contents = Mapping[str, Schema]
 ANY_RIGHT: Final = "any"
 """Some right on the queue, whichever."""
 KNOWN: Final = "user"
-"""To be a user. What the user has rights on is the handler's to look at: it shows that and nothing else."""
+"""Any user. The handler shows only what the user has rights on."""
 NO_RIGHT: Final = "none"
-"""Not even a name: for probes, to find out how to ask, and for the page itself, which holds no data."""
+"""No login at all: for probes, for the description of the protocol, and for the page itself, which holds no data."""
 ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER", "CONNECTION", "EXCHANGE", "SCHEDULE", "VERSION", "FILE")
 """Segments of an operation's path that stand for any."""
 
@@ -73,7 +73,7 @@ class RequestContext(NamedTuple):
     id: str = ""
 
     def may(self, right: Right, queue: str | None) -> bool:
-        """Whether the user who asks has a right on a queue; where there are no users, everybody has.
+        """Whether the user of the request has a right on a queue; True where there are no users.
 
         Args:
             right: which.
@@ -133,11 +133,11 @@ class Operation(NamedTuple):
         headers: the headers it takes; all others are ignored.
         body: what it takes; empty where a body is ignored.
         needs_body: whether an absent body is refused.
-        sends_to: the key under which its JSON may name one more queue, if any. Messages will go there from the first
-            one. That takes the right to publish there and the right to consume from the first: else the right to
-            configure would do to read them.
-        lesser_right: the right that does, too, where its JSON names nothing but `lesser_keys`; empty for none.
-        lesser_keys: these.
+        sends_to: the key under which its JSON may name one more queue, to which messages will go from the first one;
+            empty for none. That needs the right to publish there and to consume from the first: else a user with the
+            right to configure could read the messages.
+        lesser_right: the right that is enough where its JSON names nothing but `lesser_keys`; empty for none.
+        lesser_keys: see `lesser_right`.
         audited: the event that the audit log gets, by the status of the reply.
     """
 

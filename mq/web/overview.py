@@ -1,7 +1,4 @@
-"""All queues as of late, for everybody who looks on.
-
-Ten people who watch a page would else have ten times the queues counted, each second.
-"""
+"""All queues, counted at most once a second for all pages that watch them: :class:`Overview`."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from mq.broker.api import BrokerAPI
 from mq.doors.exchanges import Exchanges
 
 FRESH_SECONDS: Final = 1.0
-"""How old a look may be, at the least."""
+"""How old a count of the queues may always be."""
 SHARE: Final = 20
-"""A look that takes long is good for so many times as long: looking on takes a twentieth of a core at the most."""
+"""A count that takes long is used for so many times as long, so counting takes a twentieth of a core at the most."""
 
 
 class Overview:
-    """The queues, looked at as seldom as will do.
+    """The status of every queue, cached for a moment, so that ten pages cost no more than one.
 
     Args:
         broker: has them.
-        exchanges: tells to which of them dead letters come over AMQP.
+        exchanges: tells to which queues dead letters come over AMQP.
 
     Attributes:
         exchanges: as given.
@@ -35,7 +32,7 @@ class Overview:
     def __init__(self, broker: BrokerAPI, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
         self._broker = broker
-        self._graves: set[str] = set()
+        self._dead_letter_queues: set[str] = set()
         self._looking = trio.Lock()
         self._statuses: Sequence[QueueStatus] = ()
         self._good_until = -1.0
@@ -46,16 +43,18 @@ class Overview:
             if trio.current_time() >= self._good_until:
                 begun = time.perf_counter()
                 self._statuses = await self._broker.queues()
-                self._graves = {status.settings.dead_letter_queue or "" for status in self._statuses}
-                self._graves.update(name for way in self.exchanges.now().dead_letters for name in way.targets)
+                targets = {status.settings.dead_letter_queue or "" for status in self._statuses}
+                targets.update(name for way in self.exchanges.now().dead_letters for name in way.targets)
+                self._dead_letter_queues = targets
                 took = time.perf_counter() - begun
                 self._good_until = trio.current_time() + max(FRESH_SECONDS - _EARLY, SHARE * took)
         return self._statuses
 
     def dead_letter_queues(self, statuses: Iterable[QueueStatus]) -> list[QueueStatus]:
-        """Those of them to which some queue sends its dead, by its settings or by its arguments over AMQP."""
-        return [status for status in statuses if status.name in self._graves]
+        """Those queues to which some queue sends its dead letters, by its settings or by its arguments over AMQP."""
+        return [status for status in statuses if status.name in self._dead_letter_queues]
 
 
 _EARLY: Final = 0.1
-"""Seconds: what comes every second must not find the last look by a hair's breadth."""
+"""Seconds by which a count ends before :data:`FRESH_SECONDS`, so that a page that asks every second always gets a new
+one."""

@@ -1,7 +1,7 @@
 """The page's files: HTML, CSS, ES modules and an icon of our own, as they lie in ``mq/web/page``.
 
-A file's address has the version of them all in it. So what a browser has once it keeps, and never asks for again; and
-no page of one version gets a module of another.
+A file's address names the version of all files. So a browser may keep a file for ever, and a page of one version never
+gets a module of another.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ LONGEST_TEXT: Final = 1000
 
 
 async def previews_of(seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """What is shown of messages. Their bodies are closed.
+    """The previews of messages, as JSON. Closes their bodies.
 
     Raises:
         StorageError: they cannot be read.
@@ -169,7 +169,7 @@ def _may_see(context: RequestContext, queue: str) -> bool:
 
 
 def _row(status: QueueStatus, metrics: Metrics) -> dict[str, Any]:
-    """What a list says of a queue. Ages are told as times, which do not change by themselves; rates to two digits."""
+    """A queue's row. Ages are given as instants, which do not change by themselves; rates to two digits."""
     ring, settings = metrics.ring(status.name), status.settings
     paused = {"paused": settings.paused, "publish_paused": settings.publish_paused}
     rates = {
@@ -180,8 +180,8 @@ def _row(status: QueueStatus, metrics: Metrics) -> dict[str, Any]:
 
 
 def _line(status: QueueStatus, metrics: Metrics) -> list[int]:
-    """How many messages there were at the end of each whole minute of the last hour, so that it changes but once in
-    one; empty where nothing happened."""
+    """How many messages the queue had at the end of each whole minute of the last hour; empty where nothing happened.
+    Changes once a minute."""
     ring = metrics.ring(status.name)
     return [] if ring is None else ring.messages(status.ready + status.leased + status.delayed)[:-1]
 
@@ -203,10 +203,10 @@ async def preview(context: RequestContext) -> Reply:
 
 
 async def dead_letters(context: RequestContext) -> Reply:
-    """What died, wherever it lies."""
+    """Dead letters, of all dead-letter queues."""
     left = context.query["max"]
-    graves = context.overview.dead_letter_queues(await context.overview.queues())
-    mine = [status for status in graves if context.may(Right.CONSUME, status.name)][:MOST_DEAD_LETTER_QUEUES]
+    queues = context.overview.dead_letter_queues(await context.overview.queues())
+    mine = [status for status in queues if context.may(Right.CONSUME, status.name)][:MOST_DEAD_LETTER_QUEUES]
     full = sum(status.ready > 0 for status in mine)
     found: list[dict[str, Any]] = []
     for status in mine:
@@ -223,18 +223,18 @@ async def dead_letters(context: RequestContext) -> Reply:
 
 
 async def session(context: RequestContext) -> Reply:
-    """Who asks, and what they may do."""
+    """The user of the request, and their rights."""
     return document(200, shown_user(context.request.user), NOT_CACHED)
 
 
 async def log_in(context: RequestContext) -> Reply:
-    """Where there are users, the authorizer does this; where there are none, everybody is in."""
+    """Succeed: there are no users. Where there are, the authorizer answers this request."""
     credentials(await read_object(context.request))
     return document(200, shown_user(context.request.user), NOT_CACHED)
 
 
 async def log_out(context: RequestContext) -> Reply:
-    """Of a session the authorizer does this; who gives a secret with each request has none."""
+    """Succeed: a client that sends a secret with each request has no session. The authorizer ends sessions."""
     return empty(200, NOT_CACHED)
 
 

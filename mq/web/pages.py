@@ -1,8 +1,8 @@
 """Batches of messages on their way out: read as far as there is memory, written piece by piece.
 
-A client that does not read holds its own page and no more: at most :data:`LARGEST_PAGE`, or one message, out of the
-shared budget. What was sent is let go. Pages are JSON Lines, multipart or columns (docs/http.md): a line of JSON,
-filled up with blanks to a multiple of 8 bytes, and then the columns, each as it lies in memory.
+A client that does not read holds up no more than its own page: at most :data:`LARGEST_PAGE`, or one message, of the
+shared budget. Memory is given back as it is sent. Pages are JSON Lines, multipart or columns (docs/http.md): a line of
+JSON, filled up with blanks to a multiple of 8 bytes, and then the columns, each as it lies in memory.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ COLUMNS: Final = "application/vnd.mq.columns"
 """The content type."""
 
 LARGEST_PAGE: Final = 8 << 20
-"""Bytes of the bodies of one answer, if it has more than one; and of what is said of its messages."""
+"""Bytes of the bodies of one answer with more than one message; and as much again for everything beside them."""
 LONGEST_SLICE: Final = 500
 """Messages that are opened at a time."""
 _SHORTEST_SLICE: Final = 16
 _SHARE: Final = 8
-"""One slice takes no more than such a part of what is free: others open some at the same time."""
+"""The part of the free memory that one slice may take: other requests open messages at the same time."""
 _PIECE: Final = 64 * 1024
 _OF_THREE: Final = 48 * 1024
-"""As much as base64 makes a piece of."""
+"""Bytes that base64 turns into one piece: a multiple of three."""
 _ENTRY_BYTES: Final = 512
 _WRITTEN: Final = 4
 """How much memory a byte of attributes may take, with what it is written in."""
@@ -57,7 +57,7 @@ _ALIGNED: Final = 8
 
 
 class MessagePage:
-    """The messages of one answer. In a ``with`` block: where no reply is made of them, their memory is given back.
+    """The messages of one answer. Use it in a ``with`` block, which gives their memory back if no reply is made.
 
     Args:
         budget: has the memory.
@@ -92,8 +92,8 @@ class MessagePage:
         return count
 
     async def add(self, seen: Sequence[Seen]) -> Sequence[Seen]:
-        """Read those of the first that fit, or else the very first of all; the rest, closed. What is damaged stays
-        where it is.
+        """Read the first messages that fit, one at the least, and return the others, closed. A damaged message is
+        passed over.
 
         Raises:
             NoMemory: others have the memory for them; all are closed.
@@ -125,7 +125,7 @@ class MessagePage:
         return ()
 
     def reply(self, accept: str, *headers: tuple[str, str], offers_columns: bool = False) -> Reply:
-        """The answer: in the format that the client would rather have; all at once where it is short."""
+        """The answer, in the format that the client prefers; in one piece where it is short."""
         entries, is_short = deque(self.entries), self._used <= IN_MEMORY_BYTES
         self.entries = []
         room, self._room = self._room, self._budget.reserve()
@@ -141,7 +141,7 @@ class MessagePage:
 
 
 class StreamedPage:
-    """An answer that is made while it is sent, with memory that is given back while it is."""
+    """An answer that is written while it is sent, and gives its memory back as it goes."""
 
     def __init__(self, pieces: Iterator[bytes], room: Room) -> None:
         self._pieces = pieces
@@ -187,7 +187,7 @@ def write_entries(format: str, entries: deque[BatchEntry], room: Room) -> tuple[
 
 
 def _let_go(entries: deque[BatchEntry], room: Room) -> Iterator[BatchEntry]:
-    """One after the other; what was taken before is no more held, nor reserved."""
+    """The entries one after the other. Taking one frees the memory of the one before."""
     while entries:
         entry = entries.popleft()
         size = len(entry.body) + _beside(entry.message) if room.size else 0

@@ -221,7 +221,7 @@ def _read(parameter: Parameter, text: str) -> Any:
 
 
 def attributes_of(headers: Mapping[str, str], passed_over: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """What a publisher says of a message, as it is kept.
+    """The attributes in the headers of a message, as they are kept.
 
     Args:
         headers: the message's.
@@ -241,7 +241,7 @@ def attributes_of(headers: Mapping[str, str], passed_over: frozenset[str] = froz
 
 
 def refuse_message_headers(headers: Mapping[str, str]) -> None:
-    """Where each message has headers of its own, the request has none of theirs.
+    """Refuse headers of a message on a request in which each message has its own.
 
     Raises:
         InvalidRequest: it has one.
@@ -358,7 +358,7 @@ _IDS: Final = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _VALID_PARENT: Final = re.compile(f"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(?:-[!-~]{{1,200}})?")
 """Versions behind the first may have more at the end (section 3.2.4)."""
 _VALID_STATE: Final = re.compile(r"[!-~](?:[\t -~]{0,510}[!-~])?")
-"""As much as everybody has to carry (section 3.3.1.5). What its members are is for those who read it."""
+"""The length that every program has to carry (section 3.3.1.5). Its members are left to the reader of a trace."""
 
 
 def _as_it_came(value: Any) -> Any:

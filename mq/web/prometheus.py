@@ -1,8 +1,7 @@
 """What Prometheus scrapes: ``GET /-/metrics``, in its text format.
 
 The names, what they count and their units are in ``docs/metrics.md``. At most :data:`MOST_QUEUES` queues have series of
-their own; the others are summed under :data:`OTHERS`, so that a program that makes queues without end does not fill
-Prometheus.
+their own. The others are summed under :data:`OTHERS`: a program that makes queues without end does not fill Prometheus.
 """
 
 from __future__ import annotations

@@ -89,9 +89,10 @@ _HEAD_DETAILS: Final = {
 
 
 def check_head(received: bytes) -> None:
-    """Check what has come of a request's head, and maybe more. h11 takes a bare LF for the end of a line, and a line
-    that begins with a space for more of the one before. A proxy that does not would see other requests than we do (RFC
-    9112, sections 2.2 and 5.2).
+    """Refuse a request's head that a proxy could read differently (RFC 9112, sections 2.2 and 5.2).
+
+    h11 takes a bare LF for the end of a line, and a line that begins with a space for more of the line before. A proxy
+    that does not would see other requests. `received` may be a part of a head, or go beyond it.
 
     Raises:
         h11.RemoteProtocolError: a line of it ends in a bare LF, or begins with a space.

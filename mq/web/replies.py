@@ -26,8 +26,8 @@ STORED: Final = (
     ("x-content-type-options", "nosniff"),
     ("content-security-policy", "sandbox; default-src 'none'"),
 )
-"""Headers of published bodies: a browser that is led to one takes it for nothing but what its type says, and runs
-nothing of it in our origin."""
+"""Headers of published bodies. A browser takes such a body for nothing but its content type, and runs no script of it
+in our origin."""
 
 MESSAGE_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "X-Message-Id": ("the message's id", ID.schema),

@@ -1,7 +1,7 @@
 """Operations on schedules, under ``/-/schedules``.
 
-A schedule is made by who may configure that name, as if it were a queue's, and publish to its queue. Only those who may
-configure it see it: its message is in it.
+Making a schedule needs the right to configure its name, as if it were a queue's, and to publish to its queue. Only
+users with the right to configure it see it, for it contains its message.
 """
 
 from __future__ import annotations

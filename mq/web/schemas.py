@@ -53,7 +53,7 @@ def _list_of(members: dict[str, Any]) -> Schema:
 
 
 def lines_of(schema: Schema) -> Contents:
-    """A body of JSON Lines. OpenAPI 3.1 has no word for one line of a text, so the schema of a line stands beside."""
+    """A body of JSON Lines. OpenAPI 3.1 cannot describe a line of a text, so the schema of a line stands beside it."""
     return {
         JSON_LINES[0]: {"type": "string", "pattern": "\\S", "description": "One JSON object a line.", "x-line": schema}
     }

@@ -1,9 +1,9 @@
 """Hypercorn on a socket: accept, serve, stop.
 
-Hypercorn's own ``serve`` is not used, for three reasons. A fault in its protocol code, which any client can cause,
-would end the whole process; here it ends that connection. Its sends are shielded from cancellation, so one client that
-reads nothing could keep the process from stopping; here a connection that is cancelled loses its socket. And some of
-its waits have no end once the client is gone; here a silent connection is closed. The price is that
+Hypercorn's own ``serve`` is not used, for three reasons. A fault in its protocol code would end the whole process, and
+any client can cause one; here it ends that connection. Its sends are shielded from cancellation, so a client that reads
+nothing could keep the process from stopping; here a cancelled connection loses its socket. And some of its waits never
+end once the client is gone; here a silent connection is closed. The price is that
 :class:`hypercorn.trio.tcp_server.TCPServer` is not a documented interface.
 """
 

@@ -1,7 +1,7 @@
-"""Sessions of people who have logged in at the page: in the memory of this process, each under a secret of 256 bits.
+"""Sessions of users that have logged in at the page: in the memory of this process, each under a secret of 256 bits.
 
-The secret goes into a cookie that no script can read and that no other site's page makes the browser send. What changes
-something needs the session's second secret, too, in a header: the page has it, and a form elsewhere has not.
+The secret goes into a cookie. No script can read it, and no other site's page makes the browser send it. A request that
+changes something needs the session's second secret, too, in a header: the page has it, and a form elsewhere has not.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Sessions:
     """All sessions.
 
     Args:
-        access: knows the users. Who is taken out of it, or gets another password, has no session any more.
+        access: knows the users. A session ends when its user is removed there, or gets another password.
     """
 
     def __init__(self, access: UserDirectory) -> None:
@@ -67,8 +67,8 @@ class Sessions:
         """A new session, and its secret.
 
         Args:
-            user: who has logged in.
-            secret: by which.
+            user: the one that has logged in.
+            secret: the password or token of the login.
         """
         cookie = secrets.token_urlsafe(32)
         token = secret if token_hash(secret) is not None else None
@@ -104,7 +104,8 @@ class Sessions:
 
 
 def _key(cookie: str) -> bytes:
-    """Looked up by a hash, whose bytes cannot be chosen: how long that takes says nothing of a secret."""
+    """The key of a cookie among the sessions."""
+    # A hash: a client cannot choose its bytes, so the time of a look-up tells nothing of a secret.
     return hashlib.sha256(cookie.encode("utf-8", "replace")).digest()
 
 
@@ -151,7 +152,7 @@ def credentials(value: Any) -> tuple[str, str]:
 
 
 def shown_user(user: User | None, csrf: str | None = None) -> dict[str, Any]:
-    """Who asks, and what they may do. Without users, everybody may do everything.
+    """A user and their rights, as JSON. Without users it lists every right.
 
     Args:
         user: None where there are no users.

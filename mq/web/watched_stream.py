@@ -73,8 +73,9 @@ class WatchedStream:
         self._put_back = data
 
     async def receive(self, max_bytes: int) -> bytes:
-        """What comes next; nothing when nothing will. For the one task that serves a connection alone: this goes to the
-        socket itself, where there is no TLS, and costs half of :meth:`receive_some`.
+        """The next bytes; none at the end. Only for a task that is alone with the connection.
+
+        Without TLS this reads from the socket itself, which costs half of :meth:`receive_some`.
 
         Raises:
             trio.BrokenResourceError: the connection is broken.
@@ -169,8 +170,8 @@ class WatchedStream:
 
 
 class IdleWatch:
-    """Ends the connections whose clients are silent for too long: one task for all of them, as a waiting one must not
-    cost more than it has to.
+    """Ends connections with clients that are silent for too long. One task watches all of them, so that a waiting
+    connection costs little.
 
     Args:
         seconds: how long no bytes may pass.
@@ -250,8 +251,8 @@ class Work:
             self._stream.last_used = trio.current_time()
 
 
-# The calls for files, read and write, would do for a socket as well. But a disk whose writes fail is told of in an
-# answer, and that must not fail with them. Trio has no way to a socket that does not wait, and gives its number: that
+# Not read and write, the calls for files, though a socket takes them: tests let those fail, as a disk does, and the
+# answer that tells of it must still be sent. Trio offers no call that does not wait, but tells the socket's number: it
 # is lent to a socket of Python's for one call.
 
 
