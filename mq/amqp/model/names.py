@@ -21,8 +21,8 @@ SERVER_NAMED: Final = "amq.gen-"
 """The prefix of names that the server gives to queues declared without one. Clients may not choose such a name."""
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
-"""What a client consumes from, and names in ``reply-to``, to get replies without a queue of its own. Each channel that
-does gets a queue that the server names."""
+"""A client consumes from this name, and gives it as ``reply-to``, to get replies without a queue of its own. Each
+channel that does so gets a queue with a name from the server."""
 
 _RESERVED: Final = "_@"
 _SEPARATOR: Final = "@@"
@@ -33,8 +33,8 @@ _ESCAPED: Final = re.compile(rb"@([0-9a-f]{2})")
 
 
 def encode(vhost: str, name: str) -> QueueName:
-    """The name in mq of what is called `name` in `vhost`. No two pairs share one, as long as no vhost is
-    called by an empty text."""
+    """The name in mq of the queue or exchange `name` in `vhost`. No two pairs share one, as long as no vhost has an
+    empty name."""
     if vhost == DEFAULT_VHOST and _PLAIN.fullmatch(name) and not name.startswith(_RESERVED):
         return QueueName(name)
     written = f"{_RESERVED}{'' if vhost == DEFAULT_VHOST else _escape(vhost)}{_SEPARATOR}{_escape(name)}"

@@ -65,7 +65,7 @@ class Direct:
 
 
 class Fanout:
-    """Everything goes everywhere."""
+    """Every message matches every binding."""
 
     looks_at_keys = False
 
@@ -86,7 +86,7 @@ class Fanout:
 
 
 class _TrieNode:
-    """A place in the trie: what follows by word, and the bindings whose pattern ends here."""
+    """A place in the trie: the nodes that follow, by word, and the bindings of patterns that end here."""
 
     __slots__ = ("bindings", "following", "is_hash")
 
@@ -126,7 +126,7 @@ class Topic:
             del path[-1].following[word]
 
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
-        """The bindings whose pattern fits."""
+        """The bindings with a pattern that fits."""
         # A set of nodes, moved on word by word: it never exceeds the trie, however many ``#`` a pattern has.
         places = _with_hashes({self._root})
         for word in words(routing_key):
@@ -178,7 +178,7 @@ class ByHeaders:
         self._bindings.discard(binding)
 
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
-        """The bindings whose arguments fit."""
+        """The bindings with arguments that fit."""
         values = headers() if self._bindings else {}
         return {binding for binding in self._bindings if fits(binding.arguments, values)}
 

@@ -1,4 +1,4 @@
-"""What has been declared: exchanges, queues and bindings by vhost, their consumers, and the route of a message.
+"""The topology: exchanges, queues and bindings by vhost, their consumers, and the route of a message.
 
 A change is planned, made durable by the caller, and then applied::
 
@@ -27,7 +27,7 @@ from mq.amqp.wire.errors import Code, Refusal
 from mq.message import QueueName
 
 RESERVED: Final = "amq."
-"""What names begin with that no client may choose."""
+"""The prefix of names that no client may choose."""
 PREDECLARED: Final[Mapping[str, ExchangeType]] = {
     "amq.direct": ExchangeType.DIRECT,
     "amq.fanout": ExchangeType.FANOUT,
@@ -39,7 +39,7 @@ PREDECLARED: Final[Mapping[str, ExchangeType]] = {
 
 
 def server_named() -> str:
-    """A new name for a queue whose client gave none."""
+    """A new name for a queue that was declared without one."""
     return f"{SERVER_NAMED}{secrets.token_urlsafe(16)}"
 
 
@@ -273,7 +273,7 @@ class Topology:
         return Cascade(self._vhosts[vhost]).plan(queues=[queue])
 
     def gone(self, vhost: str, name: str) -> TopologyChange:
-        """Plan what goes with a queue that is gone already, such as one deleted over HTTP."""
+        """Plan the removals that follow from a queue's deletion by another door, such as its bindings."""
         place = self._vhosts[vhost]
         return Cascade(place).plan(queues=[place.queues.get(name) or Queue(vhost, name, durable=True)])
 
@@ -482,8 +482,8 @@ class ConsumerRegistry:
         return True
 
     def active(self, queue: QueueName) -> Hashable | None:
-        """The one that gets the messages where only one may: the first that came. After its end it is the one of the
-        highest priority, and of those the oldest."""
+        """The consumer that gets the messages where only one may. It is the first that came; after its end, the oldest
+        of the highest priority."""
         there = self._by_queue.get(queue)
         if there and queue not in self._active:  # not at a removal: all may be on their way out
             self._active[queue] = max(there, key=there.__getitem__)  # of equal ones the first, which is the oldest

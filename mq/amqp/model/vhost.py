@@ -1,7 +1,7 @@
-"""One vhost: what is declared in it, indexed by what it is looked up by; and planned changes of it.
+"""One vhost: its exchanges, queues and bindings, indexed for look-ups; and planned changes of it.
 
-A :class:`Vhost` checks nothing. A :class:`TopologyChange` is planned and not yet made: it says what comes, what goes,
-and what of that the store has to keep or forget.
+A :class:`Vhost` checks nothing. A :class:`TopologyChange` is planned and not yet made: it has what is added and what
+goes, and the records that the store has to keep or forget for that.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def is_lasting(vhost: Vhost, binding: Binding) -> bool:
 
 
 class Cascade:
-    """Collects everything that goes along with what is removed: a binding goes with either of its ends, an auto-delete
+    """Collects everything that has to go with a removal: a binding goes with either of its ends, an auto-delete
     exchange with its last binding, and so on."""
 
     def __init__(self, vhost: Vhost) -> None:
@@ -135,7 +135,7 @@ class Cascade:
     def plan(
         self, *, exchanges: Iterable[str] = (), queues: Iterable[Queue] = (), bindings: Iterable[Binding] = ()
     ) -> TopologyChange:
-        """The change that removes these, and everything that goes along."""
+        """The change that removes these, and everything that goes with them."""
         lost_queues = tuple(queues)
         for name in exchanges:
             self._lose_exchange(self._vhost.exchanges[name])

@@ -37,10 +37,10 @@ class ChannelState(Enum):
 
     OPEN = "open"
     CLOSING = "closing"
-    """We have closed it; the client's word on that is awaited, and nothing else is heard."""
+    """We have closed it; until the client's close-ok, everything else is ignored."""
     LEAVING = "leaving"
-    """The client has closed it, or its connection; it is told so once what it published is stored. Until then it still
-    hears of that."""
+    """The client has closed it, or its connection. The close-ok follows once what it published is stored; confirms are
+    still sent until then."""
     CLOSED = "closed"
 
 
@@ -180,7 +180,7 @@ class Channel:
         self._session.send_method(self.key.number, methods.Channel.CloseOk)
 
     def _undo(self, command: ChannelCommand, result: Result) -> None:
-        """Undo a result that comes after the channel's end: a consumer or a message would be left behind."""
+        """Undo a result that comes after the channel's end, for it would leave a consumer or a message behind."""
         if isinstance(command, commands.Consume) and isinstance(result, commands.Done):
             self._session.outbox.put(commands.Release(self.key, ((command.tag, command.queue.key),), ()))
         elif isinstance(command, commands.Get) and isinstance(result, commands.Got) and not command.no_ack:
@@ -274,7 +274,7 @@ class Channel:
         if not (method.passive and method.queue == REPLY_TO):
             self._declare(DeclareMethods.declare_queue, method)
             return
-        # Clients ask so whether there is such a thing.
+        # Clients use this to find out whether such an exchange or queue exists.
         self._declare_methods.last_queue = REPLY_TO
         counts = {"message_count": 0, "consumer_count": int(self._publishes.replies is not None)}
         self._reply(method, methods.Queue.DeclareOk, queue=REPLY_TO, **counts)

@@ -1,4 +1,4 @@
-"""What a connection asks of the server, and the results it is given. Plain frozen values, and the outbox they wait in.
+"""Commands of a connection to the server, and their results: plain frozen values, and the outbox of commands.
 
 Commands come out of :meth:`Connection.next_command` one by one. The server answers those that say so, with their
 result or with a :class:`~mq.amqp.wire.errors.Refusal`, before it takes the next one. The :class:`Outbox` joins what can
@@ -110,8 +110,8 @@ class UnsettledDelivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Authenticate:
-    """Check a name and a secret, at login and when a client renews its secret. By certificate, TLS has checked the
-    name, and there is no secret."""
+    """Check a name and a secret, at login and when a client renews its secret. With a certificate there is no secret:
+    TLS has checked the name."""
 
     name: str
     secret: str

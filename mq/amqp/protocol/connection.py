@@ -59,12 +59,12 @@ CAPABILITIES: Final = (
     "per_consumer_qos",
     "authentication_failure_close",
 )
-"""What clients are told that the server does beyond the specification."""
+"""The extensions to the specification that the server announces."""
 
 FOLLOW_THE_TEXT: Final = frozenset({"py-amqp", "librabbitmq"})
-"""Products, as clients name themselves, for which a prefetch also holds for the consumers that are there already. kombu
-counts on that with every server that does not call itself RabbitMQ: a Celery worker raises its prefetch so for each
-task that is to wait."""
+"""Products, as clients name themselves, for which a prefetch also holds for existing consumers. kombu counts on that
+with every server that does not call itself RabbitMQ: a Celery worker raises its prefetch for each task that has to
+wait."""
 
 MOST_BYTES_DROPPED: Final = 256 * 1024 * 1024
 """What a client may send after its close was answered. Some cannot stop sending, and a reset would lose the answer."""
@@ -78,18 +78,18 @@ class ConnectionState(Enum):
     BEGINNING = "beginning"
     """The protocol header is awaited."""
     STARTING = "starting"
-    """The client is to say who it is."""
+    """The client's login is awaited."""
     JUDGING = "judging"
-    """The server is to say whether name and secret are right."""
+    """The server's verdict on name and secret is awaited."""
     TUNING = "tuning"
     OPENING = "opening"
     OPEN = "open"
     CLOSING = "closing"
-    """We have closed it; the client's word on that is awaited, and nothing else is heard."""
+    """We have closed it; until the client's close-ok, everything else is ignored."""
     LEAVING = "leaving"
-    """The client has closed it; it is told so once all that it published is stored. Nothing more is heard."""
+    """The client has closed it. The close-ok follows once all that it published is stored; nothing more is read."""
     LEFT = "left"
-    """The client has been told so; what it sends all the same is dropped until it closes the stream."""
+    """The close-ok is sent; bytes that still come are dropped until the client closes the stream."""
     OVER = "over"
 
 
@@ -195,7 +195,7 @@ class Connection:
         self._fail(Refusal(code, why), None)
 
     def end(self) -> None:
-        """End it, for whatever reason. The commands that are left say what the server has still to do."""
+        """End it. The commands that are left say what the server has still to do."""
         self._channels.release()
         self.state = ConnectionState.OVER
 
@@ -244,7 +244,7 @@ class Connection:
             found.cancelled(tag)
 
     def block(self, why: str) -> None:
-        """Tell the client that publishing has to wait, if it wants to hear of that."""
+        """Tell the client that publishing has to wait, if it has the capability."""
         self._tell_blocked(True, methods.Connection.Blocked, reason=clip(why))
 
     def unblock(self) -> None:
@@ -407,7 +407,7 @@ class Connection:
     # Ends
 
     def _fail(self, refusal: Refusal, method: base.Frame | None) -> None:
-        """Close it from this side: without a word where the client has not yet logged in."""
+        """Close it from this side; without a reason where the client has not yet logged in."""
         if self.state in (ConnectionState.CLOSING, ConnectionState.LEFT, ConnectionState.OVER):
             return
         if self.state in (ConnectionState.BEGINNING, ConnectionState.STARTING, ConnectionState.JUDGING):

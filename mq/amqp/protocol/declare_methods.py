@@ -1,6 +1,6 @@
-"""Methods of the exchange and queue classes as commands, with the right that each of them takes.
+"""Methods of the exchange and queue classes as commands, with the right that each of them needs.
 
-Whether a declaration fits what exists, the topology decides when the command is carried out.
+The topology decides whether a declaration fits what exists, when the command is carried out.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class DeclareMethods:
         return DeclareQueue(self._key, queue)
 
     def _demand_onward(self, what: str, name: str, exchange: Any, routing_key: Any) -> None:
-        """Check the rights that it takes to send messages on from one place to another: to consume where they come
-        from, since they can be read there, and to publish where they go."""
+        """Check the rights that forwarding messages needs: to consume from where they come, as it makes them readable,
+        and to publish to where they go."""
         if isinstance(exchange, str):
             self._session.demand(Right.CONSUME, what, name)
         if isinstance(exchange, str) and exchange:

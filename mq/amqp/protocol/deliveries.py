@@ -1,4 +1,4 @@
-"""The consuming half of a channel: who consumes, what they have not settled, and how much more they may have."""
+"""The consuming half of a channel: its consumers, their unsettled deliveries, and their credit."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Deliveries:
         return True
 
     def limit(self, method: methods.Basic.Qos) -> None:
-        """Set the prefetch as RabbitMQ means it: `global` limits the channel, else each consumer to come on its own.
-        For clients that follow the text of AMQP, it limits consumers that are there, too.
+        """Set the prefetch as RabbitMQ does: `global` limits the channel, else each later consumer on its own. For
+        clients that follow the text of AMQP, it limits existing consumers, too.
 
         Raises:
             Refusal: 540; a size in bytes.

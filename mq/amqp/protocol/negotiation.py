@@ -1,4 +1,4 @@
-"""How a client says who it is, and what both sides agree on before they work.
+"""The negotiation that opens a connection: the login of the client, and the limits of both sides.
 
 The mechanisms are PLAIN (RFC 4616), RabbitMQ's AMQPLAIN, and EXTERNAL (RFC 4422, appendix A). Tuning settles the
 highest channel, the largest frame and the heartbeat.

@@ -97,7 +97,7 @@ class Publishes:
         return self._content is not None
 
     def choose(self, mode: Mode) -> None:
-        """Confirms, or transactions, from now on.
+        """Set the mode: confirms, or transactions, from now on.
 
         Raises:
             Refusal: 406; the other one was chosen.
@@ -107,7 +107,7 @@ class Publishes:
         self.mode = mode
 
     def begin(self, method: methods.Basic.Publish) -> None:
-        """A message begins.
+        """Begin a message.
 
         Raises:
             Refusal: 540, `immediate`; 403, 404: where it is published to.
@@ -116,7 +116,7 @@ class Publishes:
         self._content = Content(method)
 
     def publish(self, frames: hot.PublishFrames) -> None:
-        """A whole message.
+        """Publish a whole message.
 
         Raises:
             Refusal: as for its parts.
@@ -130,7 +130,7 @@ class Publishes:
         self._finish(frames.method, self._latest, frames.body)
 
     def take(self, frame: HeaderFrame | BodyFrame) -> None:
-        """The next part of the message.
+        """Take the next part of the message.
 
         Raises:
             Refusal: it is not what it should be; or the whole message is.
@@ -162,7 +162,7 @@ class Publishes:
             raise Refusal(Code.ACCESS_REFUSED, text)
 
     def _finish(self, method: methods.Basic.Publish, properties: BasicProperties, body: bytes) -> None:
-        """A message is complete."""
+        """Route a complete message, and put it out or keep it."""
         session = self._session
         self._check_user(properties)
         if properties.text("reply_to") == REPLY_TO:
@@ -234,7 +234,7 @@ class Publishes:
         self._session.send_content(number, message.properties.raw, message.body)
 
     def uncommitted(self) -> tuple[PublishedMessage, ...]:
-        """What is to be stored at a commit. What goes nowhere is returned now."""
+        """The messages to store at a commit. Returns those without a queue to the client."""
         messages = self._uncommitted
         self.forget()
         for message in messages:
@@ -243,12 +243,12 @@ class Publishes:
         return tuple(message for message in messages if message.queues)
 
     def forget(self) -> None:
-        """A rollback, or the end: what was not committed never was."""
+        """Drop all messages since the last commit."""
         self._session.buffer(-self._uncommitted_bytes)
         self._uncommitted, self._uncommitted_bytes = [], 0
 
     def end(self) -> None:
-        """The channel is over."""
+        """End with the channel."""
         self._drop_content()
         self.forget()
 
@@ -259,7 +259,7 @@ class Publishes:
             self._content = None
 
     def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
-        """These are stored, or they are refused."""
+        """Note that messages are stored, or refused."""
         self.confirms.settle(numbers, is_stored=is_stored)
 
     def flush(self) -> None:

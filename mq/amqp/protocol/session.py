@@ -60,8 +60,8 @@ class Session:
         user: the authenticated user; None may do everything.
         frame_max: bytes of the largest frame that was agreed on.
         capabilities: what the client says that it understands.
-        follows_text: whether a prefetch without ``global`` is, for this client, that of the consumers it has, too, as
-            AMQP's text says, and not only of those to come, as RabbitMQ has it.
+        follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
+            text says. As RabbitMQ has it, it limits later ones alone.
         outbox: commands.
         send: bytes for the client.
         room: their reservation in the memory that all requests of the daemon share.

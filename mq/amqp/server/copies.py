@@ -31,7 +31,7 @@ class Copy(NamedTuple):
         publication: the message.
         queue: where it goes.
         is_dead_letter: whether it died in another queue.
-        asked: what else its publisher at another door wants, such as a delay; None for nothing.
+        asked: the draft of its publisher at another door, with a delay, for example; None for a message of AMQP.
         number: tells its message from others, where the caller needs that.
     """
 

@@ -32,7 +32,7 @@ from mq.errors import MQError, NoSuchQueue, QueueFull, StorageUnsure
 
 
 def declared(topology: Topology) -> Declared:
-    """Everything, by name. Exchanges that are there by themselves only where something is bound to them."""
+    """Everything that is declared, by name. Predeclared exchanges are left out unless something is bound to them."""
     exchanges: list[DeclaredExchange] = []
     bindings: list[DeclaredBinding] = []
     ways: list[DeadLetterWay] = []
@@ -54,7 +54,7 @@ def _way(vhost: Vhost, queue: Queue) -> DeadLetterWay:
 
 
 def _targets(vhost: Vhost, exchange: str, key: str | None) -> list[str]:
-    """Where the dead letters may come to: over any binding, as which one fits is up to each letter."""
+    """The queues that the dead letters may come to, over any binding: each letter decides which of them fits."""
     if not exchange:
         return [encode(vhost.name, key)] if key else []
     found: set[str] = set()

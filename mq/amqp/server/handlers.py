@@ -115,7 +115,7 @@ class Handlers:
             self._start(self._consumers[command.channel, command.tag])
 
     async def _in_order(self, do: Callable[[], Awaitable[Result]]) -> Result:
-        """Do it after all that was published before, and to its end, whatever happens to the connection."""
+        """Do it after everything published before, and to its end, even if the connection ends meanwhile."""
         await self._publish_pump.wait_for_all()
         with shielded():
             return await do()
@@ -252,7 +252,7 @@ class Handlers:
         return Done()
 
     async def _end_consumers(self, channel: ChannelKey, tags: Iterable[str]) -> None:
-        """End them, and wait until what they had and did not send is back."""
+        """End consumers, and wait until the messages that they did not send are back in their queues."""
         consumers = [self._consumers.pop((channel, tag)) for tag in tags if (channel, tag) in self._consumers]
         for consumer in consumers:
             consumer.end()

@@ -22,9 +22,9 @@ logger = logging.getLogger("mq.amqp")
 GRACE_SECONDS: Final = 10
 """How long connections may run on after a stop while nothing is stored."""
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
-"""For clients that want no heartbeat: one that has vanished is found out by the kernel."""
+"""For clients without heartbeats: the kernel finds out that one has vanished."""
 _PORT_HINT: Final = "--amqp-port, or serve HTTP alone with --amqp-port=0"
-"""The way out for users whose port is taken, by RabbitMQ perhaps."""
+"""What a user can do when another program, such as RabbitMQ, has the port."""
 
 
 async def serve(

@@ -1,4 +1,4 @@
-"""What a connection publishes, on its way into the queues: in order, and together under one barrier what came together.
+"""Stores what a connection publishes: in order, and under one barrier what came together.
 
 While the store has no room, publishers wait: a :class:`FullStoreAlarm` tells all connections.
 """
@@ -31,7 +31,7 @@ MOST_BYTES_IN_ALL: Final = 256 * 1024 * 1024
 MOST_TOGETHER: Final = 1024
 """Messages of one connection that are stored together: preparing more would hold up other connections."""
 RETRY_SECONDS: Final = 1.0
-"""How long it takes until what found no room is tried again."""
+"""The pause before messages that found no room are tried again."""
 
 
 class Unstored(NamedTuple):

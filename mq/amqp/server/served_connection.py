@@ -108,7 +108,8 @@ class ServedConnection:
             self._log_end()
 
     async def _finish(self) -> None:
-        """Give back what the client held at once; store what it published, but keep its socket only so long."""
+        """Give back at once what the client held, and store what it published; the socket is kept for
+        :data:`LINGER_SECONDS`."""
         self._publish_pump.leave()
         await self._release(self._handlers.give_back)
         with trio.move_on_after(LINGER_SECONDS):
@@ -178,8 +179,8 @@ class ServedConnection:
                 await self._work()
 
     async def _receive(self) -> bytes | bytearray:
-        """What the client sends next; nothing at its end. A message that has begun to come and comes slowly is given up
-        when others want its memory."""
+        """The next bytes of the client; none at its end. Gives up a message that arrives slowly when others want its
+        memory."""
         if not self._connection.session.unfinished:
             self._arrivals.close()
             self._arrival = None
@@ -222,7 +223,7 @@ class ServedConnection:
             await self._publish_pump.wait_for_room()
 
     def _fail(self, refusal: Refusal) -> None:
-        """Close the connection because a command failed that has no answer: the client has to know."""
+        """Close the connection after a command without an answer failed, so that the client knows."""
         code = refusal.code if refusal.closes_connection else Code.INTERNAL_ERROR
         self._connection.close(code, str(refusal))
         if self._nursery is not None:
@@ -258,7 +259,8 @@ class ServedConnection:
                 await self._say_no_more()
 
     async def _say_no_more(self) -> None:
-        """Send the end of the stream: the client may wait for it. TLS cannot half-close, so there the client closes."""
+        """Send the end of the stream, for the client may wait for it. Over TLS, which cannot half-close, the client
+        closes."""
         if isinstance(self._stream, trio.abc.HalfCloseableStream):
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self._stream.send_eof()
@@ -321,8 +323,8 @@ class ServedConnection:
         self._flush()
 
     def _close_channels(self, messages: list[PublishedMessage], why: str) -> None:
-        """Close the channels of messages that are not stored where a nack would not do: their publisher asked for no
-        confirms, or would only send again what will never be taken."""
+        """Close the channels of messages that are not stored where a nack would not help: the channel has no confirms,
+        or the publisher would only send again a message that no queue can take."""
         for key, count in Counter(message.channel for message in messages).items():
             channel = self._connection.channel(key)
             if channel is not None:

@@ -1,4 +1,4 @@
-"""A block that no cancellation cuts off: what was begun is finished, whatever happens to the connection."""
+"""A block that finishes even when its connection's task is cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 from mq.errors import StorageUnsure
 
 PATIENCE_SECONDS: Final = 20.0
-"""Longer than any barrier takes: after that the broker is taken for dead."""
+"""Longer than any barrier takes: a broker that takes longer counts as dead."""
 
 
 @contextmanager

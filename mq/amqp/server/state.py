@@ -90,7 +90,7 @@ class AmqpState:
         self._logins = logins
 
     async def load(self) -> None:
-        """Take up what is in the store, and hear of its queues from now on.
+        """Load the topology from the store, and follow the broker's queues from now on.
 
         Raises:
             StorageUnusable: it cannot be read, or mq has not written it.
@@ -115,8 +115,8 @@ class AmqpState:
         """Authenticate a client at that address. None where the name is unknown or the secret wrong.
 
         Raises:
-            Refusal: others come first, or the last secrets from there were wrong; or it was a token,
-                or the secret counts on this machine alone.
+            Refusal: too many logins wait, or the last secrets from this address were wrong; or the secret is an
+                expired token, or one that counts on this machine alone.
         """
         if self._logins is None:
             return Authenticated(None)

@@ -46,7 +46,7 @@ class TopologyStore:
         self._has_heard = trio.Event()
 
     async def load(self) -> None:
-        """Take up what is in the store.
+        """Load the topology from the store.
 
         Raises:
             StorageUnusable: it cannot be read, or mq has not written it.
@@ -123,7 +123,7 @@ class TopologyStore:
             await self._forget(change)  # what was bound to it on this node alone
 
     def opened(self, name: str, record: Mapping[str, Any]) -> None:
-        """Take up a queue that another node of the cluster has declared and stored. It can be used at once, unless one
+        """Add a queue that another node of the cluster has declared and stored. It can be used at once, unless a queue
         of that name has still to go."""
         try:
             queue = Queue.stored(record)
@@ -145,7 +145,7 @@ class TopologyStore:
         self._has_heard.set()
 
     async def run(self) -> None:
-        """Follow the broker for ever: the bindings of a queue that is deleted over HTTP go, too."""
+        """Follow the broker for ever: remove the bindings of queues that other doors delete."""
         while True:
             await self._has_heard.wait()
             self._has_heard = trio.Event()
@@ -158,8 +158,8 @@ class TopologyStore:
             logger.warning("bindings of a queue that is gone are dropped at the next start: %s", refusal)
 
     async def _follow(self) -> None:
-        """Apply what the broker has told. Called before a change is planned, so that no plan sees a queue that is
-        gone."""
+        """Apply the broker's news of queues. Called before a change is planned, so that no plan sees a deleted
+        queue."""
         while self._heard:
             name, opened = self._heard.popleft()
             if opened is not None:

@@ -25,7 +25,7 @@ HEARTBEAT: Final = b"\x08\0\0\0\0\0\0\xce"
 SMALLEST_FRAME_MAX: Final = 4096
 """Bytes of a frame that every peer has to take, its header and end included."""
 UNTUNED_FRAME_MAX: Final = 8192
-"""What a client may send before it is tuned: a token may be long."""
+"""Bytes of the largest frame before limits are negotiated: a token may be long."""
 OVERHEAD: Final = 8
 """Bytes of a frame beside its payload."""
 
@@ -248,9 +248,9 @@ class Heartbeats:
         self.received()
 
     def sent(self) -> None:
-        """Something was sent, whatever it was."""
+        """Note that bytes of any kind were sent."""
         self.send_at = self._clock() + self._interval / 2
 
     def received(self) -> None:
-        """Something came, whatever it was."""
+        """Note that bytes of any kind came."""
         self.dead_at = self._clock() + self._interval * 2

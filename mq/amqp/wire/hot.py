@@ -1,7 +1,7 @@
 """The frames of which every message needs one, read and written by hand: publish, deliver, acknowledge.
 
-A message that is there as a whole is read in one step: its method, header and body. So are acknowledgements in a row.
-A delivery is written in one step.
+A whole message is read in one step: its method, header and body. So are acknowledgements in a row. A delivery is
+written in one step.
 
 The general way over pamqp takes several times as long, and says what is wrong with a frame. Everything that is not
 plainly valid is left to it. Tests compare both ways.
@@ -117,7 +117,7 @@ def _read_acks(data: bytes, at: int, channel: int) -> tuple[AckFrames, int] | No
 
 
 def read(index: int, payload: bytes) -> base.Frame | None:
-    """The method of a frame whose payload begins with `index`; None leaves it to the general way."""
+    """The method of a frame, from the index with which its payload begins; None leaves it to the general way."""
     if index == PUBLISH:
         return _read_publish(payload)
     return _read_ack(payload) if index == ACK else None

@@ -105,8 +105,8 @@ class BasicProperties:
         return tables.decoded(self._headers)
 
     def copied_to(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The routing keys beside its own with which the publisher wants the message routed, too: those in the header
-        ``CC``, and those in ``BCC``, which no consumer may see.
+        """More routing keys of the message: those in the header ``CC``, and those in ``BCC``, which no consumer may
+        see.
 
         Raises:
             Refusal: 502, the table of headers is malformed; 406, one of the two is no list, or they are too many.

@@ -85,7 +85,7 @@ def _key_end(table: bytes, at: int) -> int:
 
 
 def _value_end(table: bytes, at: int, limit: int) -> int:
-    """The end of the value whose type stands at `at`; `at` and the end must be within `limit`."""
+    """The end of the value with its type at `at`; both must be within `limit`."""
     kind = table[at] if at < limit else -1
     if kind in _COUNTED:
         end = at + 5 + int.from_bytes(table[at + 1 : at + 5])
