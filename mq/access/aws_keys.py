@@ -1,4 +1,4 @@
-"""The file of AWS keys, beside the file of users: who signs requests, and with what (AWS Signature Version 4).
+"""The file of AWS keys, beside the file of users: keys that sign requests (AWS Signature Version 4), and their users.
 
 A signature is made with the secret itself, so the secrets stand here readable. The file is its owner's alone, or mq
 does not start: ``users.toml`` may be shown to others, ``users.toml.aws-keys`` may not.
@@ -18,7 +18,7 @@ from mq.errors import InvalidSetting
 from mq.message import shorten
 
 SUFFIX: Final = ".aws-keys"
-"""What its name has behind that of the users file."""
+"""The end of its name, after the name of the users file."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9_]{8,128}")
 _SECRET: Final = re.compile(r"[!-~]{16,128}")
@@ -32,7 +32,7 @@ class AwsKey(NamedTuple):
     Attributes:
         id: what clients call ``aws_access_key_id``. It is no secret.
         secret: what they call ``aws_secret_access_key``.
-        user: whose it is.
+        user: the name of its user.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""What a door shows of itself over TLS, and what it asks its clients for."""
+"""Certificates of TLS: a door's own, and the authorities that its clients' certificates must come from."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def _require_client_certificates(context: ssl.SSLContext, client_ca: str) -> Non
 
 
 def _refuse_revoked(context: ssl.SSLContext, crl: str) -> None:
-    """Only the clients' own certificates are looked up: those between them and their authority have lists elsewhere."""
+    """Refuse clients with a revoked certificate."""
+    # Only the clients' own certificates: those between them and their authority have lists elsewhere.
     try:
         context.load_verify_locations(crl)
     except (OSError, ValueError) as error:
@@ -123,7 +124,7 @@ def _refuse_revoked(context: ssl.SSLContext, crl: str) -> None:
 
 
 def _no_passphrase() -> str:
-    """Otherwise OpenSSL would ask on the terminal, and wait."""
+    """No passphrase: without this callback OpenSSL would ask on the terminal, and wait."""
     raise ValueError("the key is encrypted, and mq asks for no passphrase")
 
 

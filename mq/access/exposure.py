@@ -14,7 +14,7 @@ class Protection(NamedTuple):
 
     Attributes:
         has_users: it lets in users alone.
-        has_tls: what is said is not to be read on the way.
+        has_tls: nothing can be read on the way.
         has_client_ca: over TLS, it lets in only clients with a certificate.
     """
 
@@ -24,12 +24,12 @@ class Protection(NamedTuple):
 
 
 def check_exposure(address: str, protection: Protection, *, insecure: bool) -> None:
-    """Refuse to listen where others could read along or come in.
+    """Refuse to listen where strangers could read along or log in.
 
     Args:
         address: IP address or host name.
         protection: what there is.
-        insecure: it was said explicitly that this is meant.
+        insecure: allow it all the same.
 
     Raises:
         InvalidSetting: the network could reach it, and it lacks TLS, or users.

@@ -25,11 +25,11 @@ _IPV6_NETWORK: Final = 64
 
 
 class LoginLine(NamedTuple):
-    """Where a client stands.
+    """An address and a name, under which failures and successes are counted.
 
     Attributes:
         place: its address, as :func:`place_of` has it.
-        name: whom it says it is.
+        name: the user name that it gives.
     """
 
     place: str
@@ -79,7 +79,7 @@ class Guesses:
         return last + min(FIRST_DELAY_SECONDS * 2.0 ** min(count - 1, 32), LONGEST_DELAY_SECONDS) - now
 
     def rank(self, line: LoginLine, now: float, *, is_known: bool) -> Rank:
-        """Whom it comes before."""
+        """The rank of a login of this line."""
         trusted_until = self._successes.get(line, now) + TRUSTED_SECONDS
         failures = self._failures.get(line)
         return Rank(
@@ -91,7 +91,7 @@ class Guesses:
         )
 
     def failed(self, line: LoginLine, now: float) -> None:
-        """The secret was wrong."""
+        """Note that the secret was wrong."""
         self._forget(now)
         count = self._failures.pop(line, _Failures(0, now)).times
         self._failures[line] = _Failures(count + 1, now)
@@ -101,7 +101,7 @@ class Guesses:
             self._drop_oldest()
 
     def succeeded(self, line: LoginLine, now: float) -> None:
-        """The secret was right: the line is as one that never failed."""
+        """Note that the secret was right: the line is as one that never failed."""
         self._drop(line)
         self._successes.pop(line, None)
         self._successes[line] = now
@@ -129,7 +129,8 @@ def _subtract(counts: Counter[str], key: str, count: int) -> None:
 
 
 def place_of(address: str) -> str:
-    """What counts as one place: an address, of IPv6 its network of 64 bits; all of what is no address."""
+    """The place of an address: itself, or for IPv6 its network of 64 bits. A text that is no address is its own
+    place."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,6 +1,6 @@
 """How passwords and tokens are kept: so that they can be checked and not read back.
 
-A password is what people can remember, so guessing has to be slow: scrypt (RFC 7914), at the cost that OWASP's sheet on
+People can remember a password, so guessing it has to be slow: scrypt (RFC 7914), at the cost that OWASP's sheet on
 storing passwords names. A token is 256 random bits, which cannot be guessed, so one round of SHA-256 is enough.
 """
 
@@ -68,7 +68,7 @@ class PasswordHash(NamedTuple):
 
     @classmethod
     def decoy(cls, cost: Cost = COST) -> PasswordHash:
-        """One that no password fits, and whose check takes as long as any other's."""
+        """A hash that no password fits. Checking it takes as long as checking any other."""
         return cls(cost, secrets.token_bytes(16), secrets.token_bytes(32))
 
     @classmethod
@@ -94,12 +94,12 @@ class PasswordHash(NamedTuple):
         return f"scrypt:{n}:{r}:{p}:{self.salt.hex()}:{self.digest.hex()}"
 
     def fits(self, password: str) -> bool:
-        """Whether it is that password's. Compared in constant time."""
+        """Whether this is the hash of that password. Compared in constant time."""
         return hmac.compare_digest(_scrypt(password, self.salt, self.cost), self.digest)
 
 
 def check_password(password: str) -> None:
-    """Whether a new password may be taken.
+    """Check that a new password is allowed.
 
     Raises:
         InvalidSetting: it is too short, too long, or holds what no keyboard should send. The error does not quote it.

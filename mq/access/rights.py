@@ -42,7 +42,7 @@ class User:
 
         Args:
             right: which.
-            queue: its name, which need not be that of a queue that is there; None is the broker as a whole.
+            queue: its name, whether the queue exists or not; None is the broker as a whole.
         """
         patterns = self.rights.get(right, ()) + self.rights.get(Right.ADMINISTER, ())
         if queue is None:
@@ -55,7 +55,7 @@ class User:
 
     @functools.cached_property
     def _patterns(self) -> frozenset[str]:
-        """Of all rights: a list of ten thousand queues is looked through with each pattern once."""
+        """The patterns of all rights, each once: a list of ten thousand queues is matched with each."""
         return frozenset(pattern for patterns in self.rights.values() for pattern in patterns)
 
 

@@ -16,11 +16,11 @@ from mq.access.users_file import Account, read_users, users_by_uid
 from mq.errors import MQError
 
 REMEMBERED_SECONDS: Final = 60.0
-"""How long a password that was right is taken without computing its hash again."""
+"""How long a verified password is accepted without computing its hash again."""
 
 
 class SecretRefused(MQError):
-    """The secret is not taken, of any user. The text is for the client.
+    """The secret is refused for every user. The text is for the client.
 
     Attributes:
         why: the same for the audit log.
@@ -30,7 +30,7 @@ class SecretRefused(MQError):
 
 
 class TokenExpired(SecretRefused):
-    """It was a token, and is one no more. Only its holder can hear that."""
+    """The token was valid once. Only its holder can see this error."""
 
     why = "expired token"
 
@@ -62,7 +62,7 @@ class UserDirectory:
         self._book = _read(path)
 
     def reload(self) -> int:
-        """Read the file anew. What was removed from it counts no more, at once. Returns how many users there are.
+        """Read the file anew; users and secrets that it lacks count no more, at once. Returns how many users there are.
 
         Raises:
             InvalidSetting: the new file is wrong; the users stay as they were.
@@ -71,7 +71,7 @@ class UserDirectory:
         return len(self._book.accounts)
 
     def again(self, user: User) -> User | None:
-        """The same user as the file has them now; None for one that it has no more. At once."""
+        """The user as the file has them now; None for a removed one. At once."""
         account = self._book.accounts.get(user.name)
         return None if account is None else account.user
 
@@ -85,20 +85,20 @@ class UserDirectory:
         return name in self._book.accounts
 
     def by_certificate(self, common_name: str) -> User | None:
-        """Whose certificate it is, once TLS has found that it is one of our authorities'. At once."""
+        """The user of a client certificate that TLS has verified; None without one. At once."""
         return self._book.certified.get(common_name)
 
     def by_uid(self, uid: int) -> User | None:
-        """The user with that login, by the number that the kernel tells of a peer. Being root makes no user, nor does
-        running the daemon. At once."""
+        """The user with the login of that number, as the kernel tells it of a peer. Neither root nor the daemon's own
+        login makes a user. At once."""
         return self._book.by_uid.get(uid)
 
     def by_aws_key(self, id: str) -> tuple[User, str] | None:
-        """Whose key of AWS it is, and its secret. At once."""
+        """The user of an AWS key, and its secret; None without such a key. At once."""
         return self._book.aws_keys.get(id)
 
     def by_token(self, token: str) -> User | None:
-        """Whose token it is. At once.
+        """The user of a token; None without one. At once.
 
         Raises:
             TokenExpired: it was valid once.
@@ -131,15 +131,15 @@ class UserDirectory:
 
 
 class _Owned(NamedTuple):
-    """Whose a token is, and until when: seconds since 1970, or None."""
+    """The user of a token, and when it expires: seconds since 1970, or None."""
 
     owner: User
     expires: int | None
 
 
 class _Book:
-    """The users as one file had them, and what was remembered of them. It is replaced as a whole, so nothing that was
-    remembered outlives its file, not even when it was being verified meanwhile."""
+    """The users of one version of the file, and their verified passwords. It is replaced as a whole, so no remembered
+    password outlives its file, not even one that was being verified meanwhile."""
 
     def __init__(self, accounts: Iterable[Account], by_uid: Mapping[int, User], keys: Iterable[AwsKey]) -> None:
         self.by_uid = by_uid
@@ -161,7 +161,8 @@ class _Book:
         self._remembered: dict[str, tuple[bytes, float]] = {}  # only what was right: at most one for each user
 
     def owner(self, token: str) -> _Owned | None:
-        """Looked up by its hash, whose digits cannot be chosen: how long that takes says nothing of a token."""
+        """The owner of a token; None without one."""
+        # By its hash: a client cannot choose the digits, so the time of the look-up tells nothing of a token.
         hashed = token_hash(token)
         return None if hashed is None else self._owners.get(hashed)
 

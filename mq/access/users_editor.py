@@ -1,7 +1,7 @@
-"""The file of users, changed: by people and by ``mq user``, whose changes leave the comments of people where they are.
+"""Changes of the file of users by ``mq user``. People may edit the file, too: their comments stay.
 
 A change is a new file under a temporary name, synced, then renamed over the old one: a daemon that reads it at any
-instant finds the old users or the new ones. What a crash leaves is a ``.NAME.XXXX.tmp`` beside it, which means nothing.
+instant finds the old users or the new ones. A crash may leave a ``.NAME.XXXX.tmp`` beside it, which means nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODE: Final = 0o600
 
 
 class UsersFile:
-    """A file of users that may be changed. Other programs that change it in this way wait for their turn.
+    """A file of users, to be changed. Programs that change it in this way take turns.
 
     Args:
         path: of the file; made by the first user. Behind a symbolic link it is the link's target that changes.
@@ -107,7 +107,7 @@ class UsersFile:
         """Give a user one more AWS key, beside the others, so that clients can change over one by one.
 
         Args:
-            name: whose.
+            name: the user.
             only: the others count no more.
 
         Returns:
@@ -151,7 +151,7 @@ class UsersFile:
         """Give a user one more token, beside the others, so that clients can change over one by one.
 
         Args:
-            name: whose.
+            name: the user.
             only: the others, and the password, count no more.
             expires: when it counts no more, in seconds since 1970; None for never.
 
@@ -222,8 +222,8 @@ def _locked(folder: Path) -> Iterator[int]:
 
 
 def _replace(path: Path, data: bytes, like: Path | None = None) -> None:
-    """Put `data` in the place of a file, durably, for the same owner and under the same mode. With `like` it is for its
-    owner alone; a new one's is that of the file `like`."""
+    """Replace a file durably, with the same owner and mode. With `like` only its owner may read it, and a new file has
+    the owner of the file `like`."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     try:
@@ -242,7 +242,7 @@ def _replace(path: Path, data: bytes, like: Path | None = None) -> None:
 
 
 def _keep_owner(path: Path, descriptor: int) -> None:
-    """A daemon that could read the old file can read the new one."""
+    """Give the new file the owner of the old one, so that the same daemon can read it."""
     with suppress(FileNotFoundError):
         old, new = path.stat(), os.fstat(descriptor)
         if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):

@@ -23,7 +23,7 @@ LONGEST_PATTERN: Final = 255
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
 _KEYS: Final = ("password", "tokens", "certificate", "unix", *Right)
 _OVERFLOW_UID: Final = 65_534
-"""What the kernel says of users that it cannot name: those of other user namespaces, all of them the same."""
+"""The number that the kernel gives for every user of another user namespace."""
 
 
 class Account(NamedTuple):
@@ -104,7 +104,8 @@ def users_by_uid(accounts: Iterable[Account], path: str) -> dict[int, User]:
 
 
 def uid_of_login(name: str) -> int | None:
-    """The number of a user of this machine; None where there is none, or none whom the kernel can tell from others."""
+    """The number of a user of this machine; None without such a user, or where the kernel cannot tell it from
+    others."""
     try:
         uid = pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):  # a zero byte in it
@@ -113,10 +114,10 @@ def uid_of_login(name: str) -> int | None:
 
 
 def check_user_name(name: str) -> None:
-    """Whether a user may be called that.
+    """Check a user's name.
 
     Raises:
-        InvalidSetting: no.
+        InvalidSetting: it is not allowed.
     """
     if not is_user_name(name):
         raise InvalidSetting(
@@ -126,7 +127,7 @@ def check_user_name(name: str) -> None:
 
 
 def is_user_name(name: str) -> bool:
-    """Whether a user may be called that."""
+    """Whether a user's name is allowed."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -136,7 +137,7 @@ def is_pattern(text: object) -> bool:
 
 
 def warn_if_open(path: str) -> None:
-    """Warn when everybody on the machine may read a file that should be its owner's."""
+    """Warn when every user of the machine may read a file that should be its owner's."""
     try:
         mode = Path(path).stat().st_mode
     except OSError:

@@ -6,7 +6,7 @@ files, in reading order:
 
 * ``cluster_broker``: what a node's doors see: one broker, which asks the local one or the leader.
 * ``declarations``: what doors declare: queues of this node, or of the cluster.
-* ``remote_broker``: a method for each question to the leader; ``directory``: who leads just now.
+* ``remote_broker``: a method for each question to the leader; ``directory``: which node leads now.
 * ``leadership``: one mastership: the second broker, and what each link holds of it.
 * ``grace_storage``: between that broker and the store: keeps removed messages for a while.
 * ``node``: joins, keeps its candidacy, becomes master, and stops being it in time, or once it hears no neighbour.

@@ -1,4 +1,4 @@
-"""What a node's doors see: one broker. A queue is either here, or one of the cluster's."""
+"""The broker that a node's doors see. A queue of it is either this node's own, or one of the cluster's."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description, Staged
 
 MOST_GATHERED: Final = 2 * 1024 * 1024
-"""Bytes of a body that are kept in memory until it is known which queue it is for. The cluster's store takes less."""
+"""Bytes of a body that are kept in memory until its queue is known. The cluster's store takes less."""
 SHOWN_PATIENCE_SECONDS: Final = 1.0
 """How long a list of all queues waits for those of the cluster."""
 
 
 class _Nothing:
-    """What was staged of a body that is in memory."""
+    """The staged part of a body that is in memory: none."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -52,7 +52,7 @@ class _Nothing:
 
 
 class Gathered(Upload):
-    """A body that was to be staged, and is in memory instead.
+    """A body that is kept in memory instead of being staged.
 
     Attributes:
         data: all of it.
@@ -147,7 +147,7 @@ class ClusterBroker(Forwarding):
         if at is self._local:
             await self._names.released(queue)
             return
-        with suppress(NotServed):  # it is gone, whether or not that can be heard of now
+        with suppress(NotServed):  # the queue is gone, even if this node cannot learn that now
             await self._names.find(queue)
 
     async def queues(self) -> list[QueueStatus]:
@@ -256,13 +256,13 @@ class ClusterBroker(Forwarding):
         return await at.hold(queue, most, wait=wait, exclusion=exclusion, precedence=precedence)
 
     async def exclude(self, queue: str) -> Exclusion:
-        """Let one consumer alone have the queue's messages. The queue of a link's replies always has one."""
+        """Give the queue to one consumer alone. The queue of a link's replies always has an exclusion."""
         return (
             self._sessions.open(queue) if self._sessions.owns(queue) else await (await self._at(queue)).exclude(queue)
         )
 
     async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None:
-        """Remove what is held."""
+        """Remove held messages."""
         local, remote = self._sorted(held)
         if remote:
             await self._remote.acknowledge(remote, durable=durable)
@@ -278,7 +278,7 @@ class ClusterBroker(Forwarding):
         failed: bool = False,
         most: int | None = None,
     ) -> None:
-        """Let others have what is held."""
+        """Make held messages READY."""
         local, remote = self._sorted(held)
         if remote:
             await self._remote.put_back(remote, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
@@ -286,7 +286,7 @@ class ClusterBroker(Forwarding):
             await self._local.put_back(local, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
 
     async def reject(self, held: Sequence[Held]) -> None:
-        """Let what is held die."""
+        """Move held messages to their dead-letter queues, or remove them."""
         local, remote = self._sorted(held)
         if remote:
             await self._remote.reject(remote)
@@ -303,7 +303,7 @@ class ClusterBroker(Forwarding):
         return await getattr(has, verb.method)(queue, *args, **named)
 
     async def _at(self, queue: str) -> Broker | RemoteBroker:
-        """The broker that has a queue; the local one, which says so, where none has it.
+        """The broker that has a queue. Where no queue of that name exists it is the local one, which then refuses.
 
         Raises:
             NotServed: that could not be found out in time.

@@ -75,9 +75,9 @@ class ClusterConfig:
         node: its own name.
         neighbors: the two others.
         coordinator: the address of what keeps the cluster's members, and its store.
-        user: as whom it logs in at its neighbours.
-        password: of that user; also what tells a node of this cluster from any other client: all nodes have the same.
-            Empty where any client that comes so far is taken at its word.
+        user: the one that it logs in as at its neighbours.
+        password: of that user; all nodes have the same one, which tells them from other clients. Empty where any client
+            of the AMQP port may be a node.
         ca: a PEM file: TLS is spoken with neighbours that show a certificate of these authorities; None for no TLS.
         certificate: a PEM file with certificate and key, to be shown to neighbours.
         lease_seconds: how long a node is a member after its last sign of life.
@@ -96,7 +96,7 @@ class ClusterConfig:
 def load_cluster(
     path: str, given: Mapping[str, str], trusts: Callable[[str], bool] = lambda host: False
 ) -> ClusterConfig:
-    """The cluster of a file, with what was given beside it; that counts.
+    """The cluster of a file. Values in `given` go before those of the file.
 
     Args:
         path: the file; "" for none.
@@ -155,7 +155,7 @@ class _ConfigSource:
         return value
 
     def wrong(self, key: str, what: str) -> InvalidSetting:
-        """The error that a value is."""
+        """The error for a wrong value."""
         if key in self._given or not self._path:
             return InvalidSetting(f"cluster: {key} {what}")
         pattern = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")

@@ -1,12 +1,12 @@
 """The coordinator: the interface to what keeps the members and the names of a cluster.
 
-A node *joins* with a candidacy, which lasts for as long as it is renewed. The member whose candidacy is the oldest is
-master. A candidacy that has ended is never taken up again: a node that joins anew is the youngest.
+A node *joins* with a candidacy, which lasts for as long as it is renewed. The member with the oldest candidacy is
+master. A candidacy that has ended is never resumed: a node that joins anew is the youngest.
 
-There is one name space. A node *reserves* the name of each queue that it has for itself; the store of a candidacy makes
-no queue of a reserved name, and no name is reserved of which there is a queue in that store.
+There is one name space. A node *reserves* the name of each queue of its own. The store of a candidacy makes no queue of
+a reserved name, and the name of a queue in that store cannot be reserved.
 
-A package registers what keeps candidacies by entry point, as it does with stores::
+A package registers its coordinator by entry point, as it does with stores::
 
     [project.entry-points."mq.coordinators"]
     etcd = "mq_etcd.membership:make_coordinator"
@@ -68,7 +68,7 @@ class Snapshot(NamedTuple):
     """Queues that the cluster has, at one instant.
 
     Attributes:
-        number: of that instant, which counts on with every change; that of a life is the number of its beginning.
+        number: of that instant, which rises with every change. A queue's life has the number of the instant it began.
         queues: by name.
     """
 
@@ -130,13 +130,13 @@ class Candidacy(Protocol):
         """End it at once, as far as that can be done."""
 
     def storage(self) -> Storage:
-        """The store of the highly available queues, not open yet. It changes nothing once this candidacy
-        has ended. It raises Conflict for a new queue whose name a node has reserved."""
+        """The store of the highly available queues, not open yet. It changes nothing once this candidacy has ended, and
+        raises Conflict for a new queue with a name that a node has reserved."""
 
 
 class NameRegistry(Protocol):
-    """Keeps names: which queues the cluster has, and which its nodes have for themselves. Raises CoordinatorError where
-    there is no answer."""
+    """Keeps the names of the cluster's queues, and of the nodes' own. Raises CoordinatorError where there is no
+    answer."""
 
     async def find(self, queues: Sequence[str]) -> Snapshot:
         """Which of these queues the cluster has, at an instant after the call."""
@@ -157,7 +157,7 @@ class NameRegistry(Protocol):
         """Reserve a name for a node; one may be reserved for several. False: the cluster has a queue of that name."""
 
     async def release(self, node: str, queue: str) -> None:
-        """A node needs a name no more."""
+        """End a node's reservation of a name."""
 
     async def reserved(self, node: str) -> Set[str]:
         """The names that are reserved for a node."""

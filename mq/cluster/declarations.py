@@ -1,4 +1,4 @@
-"""What a node's doors declare: queues of its own, or of the cluster."""
+"""Declarations of a node's doors: of its own queues, or of the cluster's."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class ClusterDeclarations:
         self.sink: DeadLetterSink | None = None
 
     def knows(self, queue: str) -> bool:
-        """Whether there is such a queue, as far as is known here; or one that links use."""
+        """Whether this node knows such a queue, or links use it."""
         return self._local.knows(queue) or queue in self._names.queues or self._sessions.owns(queue)
 
     def may_have(self, queue: str) -> bool:
-        """Whether there may be such a queue although it is not known here: only :meth:`find` can tell."""
+        """Whether a queue may exist that this node does not know: only :meth:`find` can tell."""
         return not self.knows(queue) and not is_server_named(queue)
 
     async def find(self, queue: str) -> None:
-        """Let :meth:`knows` be right of a queue.
+        """Bring :meth:`knows` up to date on a queue.
 
         Raises:
             NotServed: that could not be found out in time.
@@ -70,29 +70,30 @@ class ClusterDeclarations:
             await self._names.find(queue)
 
     def ready(self, queue: str) -> int:
-        """How many messages there were when it was last looked (:meth:`look`)."""
+        """How many messages the queue had at the last :meth:`look`."""
         return self._ready.get(queue, 0) if self.is_remote(queue) else self._local.ready(queue)
 
     async def look(self, queue: str) -> None:
-        """Look anew, so that :meth:`ready` is right now."""
+        """Bring :meth:`ready` up to date on a queue."""
         if self.is_remote(queue):
             self._ready[queue] = await self._remote.ready(queue)
             for gone in self._ready.keys() - self._names.queues.keys():
                 del self._ready[gone]
 
     def is_remote(self, queue: str) -> bool:
-        """Whether a queue is the cluster's, as far as is known here."""
+        """Whether a queue is the cluster's, as far as this node knows."""
         return queue in self._names.queues and not self._local.knows(queue)
 
     def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The queues that something was declared of, and what."""
+        """The declared queues, each with the door's own value."""
         yield from self._local.queues()
         for name, its in self._names.queues.items():
             if its.declared is not None and not self._local.knows(name):
                 yield name, its.declared
 
     async def admit(self, queue: QueueName, *, is_replicated: bool) -> None:
-        """Whether a queue may be declared, with all that takes time; before that, so that no other declaration waits.
+        """Check whether a queue may be declared. This may take long; a caller does it first, so that :meth:`create` is
+        short.
 
         Raises:
             Conflict: there is one of that name in the other place.
@@ -152,7 +153,7 @@ class ClusterDeclarations:
         self._remote.on_failover(lambda: told(list(self._names.queues)))
 
     def set_sink(self, sink: DeadLetterSink) -> None:
-        """Let a door send on what dies, here and while this node is master."""
+        """Set the sink that gets dead letters, of this node and, while it is master, of the cluster."""
         self.sink = sink
         self._local.set_sink(sink)
 
@@ -161,8 +162,8 @@ class ClusterDeclarations:
         await self._local.put(kind, key, value)
 
     async def drop(self, kind: str, key: str) -> None:
-        """Forget a record of this node's; not as long as it is not known which queues the cluster has: what seems to
-        belong to none may belong to one of these."""
+        """Forget a record of this node's, once the cluster's queues are known. Before that nothing is forgotten: a
+        record that seems to belong to no queue may belong to one of these."""
         if self._names.are_known.is_set():
             await self._local.drop(kind, key)
 
@@ -238,8 +239,10 @@ class ClusterDeclarations:
 
 
 def _check_replicated(queue: str, declared: Mapping[str, Any]) -> None:
-    """Check that a queue can be the cluster's. No node knows its users at the others, so none can know when there is
-    none any more; and what is the server's to name is each node's own.
+    """Check that a queue can be the cluster's.
+
+    A node does not know a queue's consumers at other nodes, so it cannot tell when the last one ends. Names that the
+    server chooses are each node's own.
 
     Raises:
         Conflict: it cannot.

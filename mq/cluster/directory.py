@@ -1,4 +1,4 @@
-"""Who leads: the node that serves the highly available queues just now."""
+"""The directory: which node serves the highly available queues now."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PATIENCE_SECONDS: Final = 10.0
 """How long a caller waits for a master. A new one is there sooner, if two of three nodes are."""
 
 MOMENT_SECONDS: Final = 0.1
-"""Pause before a node is asked again that has just said that it serves no more."""
+"""Pause before asking a node again after it has refused because it leads no more."""
 
 
 class Leader(Protocol):
-    """Where the highly available queues are served."""
+    """A way to the node that serves the highly available queues."""
 
     @property
     def term(self) -> int:
@@ -32,7 +32,7 @@ class Leader(Protocol):
         """
 
     def end_exclusion(self, number: int) -> None:
-        """A consumer that was alone has gone. Returns at once, without an answer."""
+        """End the exclusion of a consumer. Returns at once, without an answer."""
 
     def leave(self) -> None:
         """Stop asking there: waiting calls raise ServiceLost."""
@@ -43,8 +43,8 @@ class Directory:
 
     Attributes:
         leader: serves the queues; None while none is known.
-        term: the highest that was heard of.
-        failovers: how often a higher one was.
+        term: the highest known.
+        failovers: how often it has risen.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Directory:
     # What is heard
 
     def begin(self, leader: Leader) -> None:
-        """A node says that it serves. For a term that is over it is not believed."""
+        """Note that a node serves, unless a later term has begun."""
         if leader.term < self.term:
             return
         self._lose()
@@ -71,7 +71,7 @@ class Directory:
         self._news()
 
     def end(self, leader: Leader) -> None:
-        """A node serves no more."""
+        """Note that a node serves no more."""
         if self.leader is leader:
             self._lose()
 

@@ -1,10 +1,10 @@
 """The storage between a master's broker and the cluster's store.
 
 * On opening, everything leased is READY again at once: the leases came from a master that is no more.
-* What is removed is unlinked only after a while. Its publisher may not have heard yet that it was stored, and asks the
-  next master, which finds it among the removed and does not store it again.
-* An outcome that is not known, or a failed fence, leaves it open what is in the store. It is reported, and ends the
-  mastership: the next one reads what there is.
+* A removed message is unlinked only after a while. If its publisher got no answer, it asks the next master, which finds
+  the message among the removed ones and does not store it again.
+* After an unknown outcome, or a failed fence, the contents of the store are unknown. That is reported, and ends the
+  mastership: the next master reads the store.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mq.storage.interface import (
 )
 
 GRACE_SECONDS: Final = 60.0
-"""How long what was removed can still be told from what was never stored; longer than a publisher asks again."""
+"""How long a removed message can still be told from one that was never stored; longer than a publisher asks again."""
 MOST_KEPT: Final = 100_000
 """Removed messages at the most; beyond that the oldest go before their time."""
 _OPERATIONS_PER_BATCH: Final = 500
@@ -48,7 +48,7 @@ class GraceStorage:
 
     Args:
         below: the cluster's store, not open yet.
-        broken: told, with a reason, that nothing can be built any more on what was believed of the store.
+        broken: called with a reason once the contents of the store are unknown.
         grace_seconds: how long removed messages are kept.
     """
 
@@ -85,7 +85,7 @@ class GraceStorage:
         return id in self._ids or await self._below.find(queue, id) is not None
 
     async def run(self) -> None:
-        """Unlink for ever what was kept for long enough."""
+        """Unlink messages that were kept for long enough, for ever."""
         while True:
             now = trio.current_time()
             due = [entry for entry, since in self._removed.items() if since + self._kept_seconds <= now]

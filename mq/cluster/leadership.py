@@ -1,7 +1,7 @@
-"""One mastership: the broker of the highly available queues, and what its clients hold of it.
+"""One mastership: the broker of the highly available queues, and the messages that clients hold of it.
 
-Doors of this node and links of the others ask alike, by the name of a method. A leadership that is over answers nothing
-more: not even what it has done, for its successor may have answered already.
+Doors of this node and links of the others call it in the same way, by the name of a method. A leadership that is over
+answers nothing more, not even what it has done: its successor may have answered already.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ASKED_OTHERWISE: Final = frozenset({"create_queue", *_VERB_OF.values()})
 
 
 class Holder:
-    """What one client holds of a leadership: a link, or this node's own doors."""
+    """The messages and exclusions that one client of a leadership holds: a link, or this node's own doors."""
 
     def __init__(self) -> None:
         self.held: dict[int, Held] = {}
@@ -47,11 +47,11 @@ class Holder:
         return self._last
 
     def take(self, numbers: Sequence[int]) -> list[Held]:
-        """Let go of what is held under these numbers; the messages that still were."""
+        """Let go of these numbers; returns the messages that were still held under them."""
         return [self.held.pop(number) for number in numbers if number in self.held]
 
     def end_exclusion(self, number: int) -> None:
-        """Let other consumers have messages of that queue, too."""
+        """End the exclusion of that number."""
         exclusion = self.exclusions.pop(number, None)
         if exclusion is not None:
             exclusion.end()
@@ -126,7 +126,7 @@ class Leadership:
         return value
 
     async def release(self, holder: Holder) -> None:
-        """Give back what a client held that has gone."""
+        """Give back everything that a client held."""
         for exclusion in holder.exclusions.values():
             exclusion.end()
         held = holder.take(list(holder.held))
@@ -289,6 +289,6 @@ class LocalLeader:
 
 
 def _finishes(method: str) -> bool:
-    """Whether it goes to its end though its caller has gone."""
+    """Whether a method finishes even after its caller has gone."""
     verb = VERBS.get(_VERB_OF.get(method, method))
     return verb is not None and verb.finishes

@@ -1,13 +1,13 @@
 """The one name space of a cluster, as one of its nodes knows it.
 
-**A name that is not known is not known to be absent.** What is known here of the cluster's queues is kept in this
-node's own root and follows the coordinator, so it may be old: that a queue is in it means that its master is asked;
-that it is not means nothing. Before code concludes anything from that, it asks the
-coordinator (:meth:`Names.find`); without an answer nothing is concluded.
+**An unknown name may still exist.** A node keeps what it knows of the cluster's queues in its own root and follows the
+coordinator, so its knowledge may be old. For a queue that it knows, it asks the master. That it does not know a queue
+means nothing: before code concludes anything from it, it asks the coordinator (:meth:`Names.find`), and without an
+answer it concludes nothing.
 
 **A name is either the cluster's or the nodes' own.** A node reserves the name of each of its own queues before it makes
-it, and the cluster makes no queue of a name that is reserved. What came into a root in another way is compared before
-the doors open.
+the queue, and the cluster makes no queue of a reserved name. Queues that came into a root in another way are compared
+before the doors open.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from mq.errors import Conflict, NotServed, StorageError, StorageUnusable
 logger = logging.getLogger("mq.cluster")
 
 ROOT: Final = "cluster"
-"""The kind of record that says of which cluster this root is."""
+"""The kind of record that names the cluster of this root."""
 
 RETRY_SECONDS: Final = 0.2
 RELEASED_SECONDS: Final = 1.0
 """How long the deletion of a queue waits until others may have its name. It is done later where that takes longer."""
 COMPARE_SECONDS: Final = 60.0
-"""How often it is looked whether what is reserved is what is here."""
+"""How often a node compares its reserved names with its queues."""
 MOST_SHOWN: Final = 5
 
 
@@ -52,7 +52,7 @@ class ClusterQueue(NamedTuple):
 
 
 class _Round:
-    """Names that are looked for together."""
+    """Names that one question to the coordinator is about."""
 
     def __init__(self) -> None:
         self.queues: set[str] = set()
@@ -114,7 +114,7 @@ class Names:
         self._tell()
 
     def _tell(self, *news: tuple[str, Mapping[str, Any] | None]) -> None:
-        """Report queues with what was declared of them, or with None that they are gone; later, while none listens."""
+        """Report queues, each with its declared value, or with None once it is gone. Kept until there is a listener."""
         # Nothing is left out: what belonged to a queue must not pass to the next one of its name.
         self._untold += news
         if self._told_opened is None or self._told_closed is None:
@@ -182,7 +182,7 @@ class Names:
         )
 
     def let_go(self, queue: str) -> None:
-        """This node has no queue of that name any more."""
+        """Note that this node has no queue of that name any more."""
         if not is_server_named(queue):
             self._leaving.setdefault(queue, trio.Event())
             self._has_left.set()
@@ -208,7 +208,7 @@ class Names:
     # Keeping up
 
     async def load(self) -> None:
-        """Load what this node knew when it ended.
+        """Load the names that this node knew when it ended.
 
         Raises:
             StorageError: the root cannot be read.
@@ -219,10 +219,10 @@ class Names:
             self.queues[queue] = ClusterQueue(record["number"], record["declared"])
 
     async def run(self) -> None:
-        """Follow the coordinator, and look for what is asked for, for ever.
+        """Follow the coordinator, and answer :meth:`find`, for ever.
 
         Raises:
-            StorageUnusable: this node has a queue for itself whose name the cluster has, too.
+            StorageUnusable: this node and the cluster have a queue of the same name.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow)
@@ -247,7 +247,7 @@ class Names:
             await trio.sleep(RETRY_SECONDS)
 
     async def _join(self) -> None:
-        """Note in the root that it was compared with this cluster."""
+        """Record in the root that it was compared with this cluster."""
         if not self.was_member:
             await self._local.put(ROOT, self._node, {"coordinator": self._cluster})
             self.was_member = True
@@ -270,7 +270,7 @@ class Names:
             round_.done.set()
 
     async def _learn(self, number: int, found: Mapping[str, FoundQueue | None]) -> None:
-        """Take over what queues were at an instant, unless something later is known of them."""
+        """Take over the state of queues at an instant, unless a later one is known."""
         async with self._learning:
             for queue, its in found.items():
                 known = self.queues.get(queue)
@@ -317,10 +317,10 @@ class Names:
                 logger.debug("reserved names are not compared: %s", error)
 
     async def _compare(self) -> None:
-        """Make what is reserved for this node agree with what it has.
+        """Make the names reserved for this node those of its queues.
 
         Raises:
-            StorageUnusable: it has what the cluster has, too.
+            StorageUnusable: the node and the cluster have a queue of the same name.
         """
         reserved = await self._registry.reserved(self._node)
         here = {each.queue for each in self._inventory() if not is_server_named(each.queue)}

@@ -1,10 +1,9 @@
-"""One node of a cluster: it joins, keeps its candidacy, becomes master when it is the oldest, and stops being it
+"""One node of a cluster: it joins, keeps its candidacy, becomes master when it is the oldest, and stops being master
 before another node can be.
 
-Time is this node's own, and only ever counted forwards: a candidacy lasts for the lease's seconds from the instant
-*before* its renewal was sent, less a margin. When that is over, the node serves no more, whether or not any node could
-tell it so. Wrong clocks do not matter, and neither does a node that slept: it finds its time over before it answers
-anything.
+A node counts its own time, and only forwards: a candidacy lasts for the lease's seconds from the instant *before* its
+renewal was sent, less a margin. When that is over the node serves no more, even if no other node can reach it. Wrong
+clocks do not matter. A node that slept does no harm either: it finds its time over before it answers anything.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from mq.lifecycle import Observer
 logger = logging.getLogger("mq.cluster")
 
 MARGIN: Final = 0.15
-"""Of the lease: so much earlier than the lease itself a node takes it for over. For clocks that run at different rates,
-and for what is between looking at the clock and sending an answer."""
+"""The part of the lease by which a node takes it for over early: for clocks that run at different rates, and for the
+time between reading the clock and sending an answer."""
 RENEWALS: Final = 5
 """In the time of a lease."""
 RETRY_SECONDS: Final = 0.2
@@ -45,12 +44,12 @@ HEARING_SECONDS: Final = 10.0
 SHORTEST_PAUSE_SECONDS: Final = 0.02
 LEAVING_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 1.0
-"""How often members are looked at although no change was told."""
+"""How often a node reads the members even without news of a change."""
 SILENT_LEASES: Final = 3
-"""So many leases a master that no neighbour reaches stays one while they are members: longer than a link takes to come
-back."""
+"""How many leases a master stays one while its neighbours are members and none reaches it: longer than a link takes to
+come back."""
 ALONE_SECONDS: Final = 10.0
-"""After how long without another member a node says so: nodes that start together have found each other by then."""
+"""How long a node has no other member before it logs that: nodes that start together have found each other by then."""
 
 _NOBODY_ELSE: Final = "nobody serves its queues when this node is lost. Start the two others"
 
@@ -169,7 +168,7 @@ class ClusterNode:
 
         Raises:
             StorageError: its own root cannot be read.
-            StorageUnusable: it has a queue for itself whose name the cluster has, too.
+            StorageUnusable: this node and the cluster have a queue of the same name.
         """
         await self.names.load()
         await self._shared.load()
@@ -313,7 +312,7 @@ class ClusterNode:
             await trio.sleep(RETRY_SECONDS)
 
     async def _follow_members(self, tenure: Tenure, nursery: trio.Nursery, stop: Callable[[Exception], None]) -> None:
-        """Look which member is the oldest, after every change."""
+        """Find out which member is the oldest, after every change."""
         is_master = False
         alone_since = self._clock()
         while True:
@@ -394,12 +393,12 @@ class ClusterNode:
 class Silence:
     """Tells a master when it has heard of no neighbour for too long, and has to leave.
 
-    A node that only the coordinator hears serves its own clients alone. The next oldest one leads then, whom the third
-    node may reach. A node leaves once for a span of silence: where no node reaches another, mastership that went round
-    and round would help none of them.
+    A node that reaches only the coordinator serves its own clients alone. Once it leaves, the next oldest one leads,
+    and the third node may reach that one. A node leaves once for a span of silence: where no node reaches another,
+    mastership that went round and round would help none of them.
 
     Args:
-        most_seconds: so much of it is borne.
+        most_seconds: how long silence may last.
         clock: seconds that only go on.
     """
 

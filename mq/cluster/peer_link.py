@@ -140,7 +140,7 @@ class PeerLeader:
             self._give_up(value)
 
     def _give_up(self, value: Any) -> None:
-        """Messages came for a caller that has gone: they go back as if they had not been handed out."""
+        """Put messages back that came for a caller that has gone, as if they had not been handed out."""
         if not isinstance(value, list) or not value:
             return
         if isinstance(value[0], Handed):
@@ -191,8 +191,8 @@ class PeerLink:
 
     Attributes:
         neighbor: which one.
-        node: its name, once it was met; else empty.
-        is_up: whether the link holds, and the neighbour has taken this node for one.
+        node: its name; empty before the first contact.
+        is_up: whether the link holds, and the neighbour has accepted this node.
     """
 
     def __init__(self, config: ClusterConfig, neighbor: Neighbor, directory: Directory, dial: Dial) -> None:

@@ -31,7 +31,7 @@ class RemoteHeld(Held):
     """A message of a highly available queue that a consumer holds through this node.
 
     Attributes:
-        leader: the one that served it. Once another does, it is held no more.
+        leader: the one that handed it out. Under another leader it is held no more.
         number: how that leader names it.
     """
 
@@ -60,12 +60,12 @@ class RemoteExclusion(Exclusion):
         self.number = number
 
     def end(self) -> None:
-        """Let others in again."""
+        """End it."""
         self.leader.end_exclusion(self.number)
 
 
 class LeaderClient:
-    """Asks the leader, once or until one answers.
+    """Calls methods of the leader, once or until one answers.
 
     Args:
         directory: knows the leader.
@@ -78,7 +78,7 @@ class LeaderClient:
         """Ask one leader, and no other.
 
         Raises:
-            NotServed: there was no leader in time; or it leads no more, and may have done it.
+            NotServed: there was no leader in time; or it leads no more, and may have carried it out.
         """
         leader = await self.directory.serving(trio.current_time() + patience)
         return await leader.call(method, args, named)
@@ -222,12 +222,12 @@ class RemoteBroker(Forwarding):
         return [RemoteHeld.of(each, leader) for each in handed]
 
     async def exclude(self, queue: str) -> Exclusion:
-        """Let one consumer alone have the messages."""
+        """Give a queue to one consumer alone."""
         leader = await self._directory.serving(trio.current_time() + PATIENCE_SECONDS)
         return RemoteExclusion(leader, int(await leader.call("exclude", [queue], {})))
 
     async def acknowledge(self, held: Sequence[RemoteHeld], *, durable: bool) -> None:
-        """Remove what is held. What an earlier leader handed out is held no more: it comes again."""
+        """Remove held messages. Those that an earlier leader handed out are held no more, and come again."""
         for leader, numbers in self._by_leader(held):
             await self._finish(leader, "acknowledge", [numbers, durable], must_know=durable)
 

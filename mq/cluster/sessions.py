@@ -1,10 +1,10 @@
-"""The links of neighbours that are connected here, and the answers to their requests.
+"""Sessions of neighbours' links, and the answers to their requests.
 
 A link is a connection of AMQP like any other. It publishes its requests to the queue :data:`REQUESTS`, with
-``reply-to`` and ``correlation-id``, and consumes the replies from the queue that it names there, which is its own as
-long as it is connected. Both queues are no queues of the broker: what is asked of them ends here. So links have no
-other way in than all clients: TLS, users and their rights are those of the AMQP door. Beyond that, a link has to know
-the cluster's password.
+``reply-to`` and ``correlation-id``, and consumes the replies from the queue that it names there. That queue is its own
+as long as it is connected. Neither is a queue of the broker: this module answers for both. So links come in as all
+clients do: TLS, users and their rights are those of the AMQP door. Beyond that, a link has to know the cluster's
+password.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ logger = logging.getLogger("mq.cluster")
 
 REQUESTS: Final = "mq.cluster.requests"
 REPLIES: Final = "mq.cluster.replies."
-"""And then something unique."""
+"""The prefix of the queues of replies; something unique follows."""
 VERSION: Final = 4
-"""Of what is said over links. Nodes of two versions that differ here do not talk to each other."""
+"""Of the links' protocol. Nodes with different versions of it do not talk to each other."""
 LARGEST_REPLY: Final = 32 * 1024 * 1024
 """Bytes of bodies in one reply."""
 NO_MASTER: Final = "this node serves no highly available queues just now"
 
 _NOBODY: Final = MessageId("00000000-0000-1000-8000-000000000000")
-"""Replies are no messages of a queue, but they have to look like some."""
+"""The id of every reply: replies are not messages of a queue, but look like some."""
 
 
 class LinkSession(Exclusion):
@@ -88,7 +88,7 @@ class LinkSession(Exclusion):
         return [self._outgoing.popleft() for _ in range(min(most, len(self._outgoing)))]
 
     def holder(self, leadership: Leadership) -> Holder:
-        """What the link holds of a leadership."""
+        """The holder of what this link gets from a leadership."""
         if self._holder is None or self._holder[0] is not leadership:
             self._holder = (leadership, Holder())
         return self._holder[1]
@@ -285,7 +285,7 @@ async def _in_memory(value: Any) -> Any:
 
 
 def _excess(value: Any) -> list[Any]:
-    """What of a list of messages is too much for one reply, but for a single longer one.
+    """The last messages of a list, which are too much for one reply. A single longer one is not too much.
 
     Raises:
         BatchTooLarge: it cannot be left out.

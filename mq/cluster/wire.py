@@ -1,5 +1,5 @@
-"""Values of the broker's API as bytes, and back: JSON with bytes beside it. Nothing is called that the bytes name; what
-is not in the tables below cannot come."""
+"""Values of the broker's API as bytes, and back: JSON with bytes beside it. Decoding makes only values of the types in
+the tables below, and calls nothing by name."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def _plain(value: Any, blobs: _Blobs) -> Any:
 
 
 def _said(value: Any) -> int:
-    """How many fields of a named tuple have to be said: a release that has fewer understands one that uses no more."""
+    """How many fields of a named tuple have to be written. Unused last ones are left out, so that a release without
+    them understands the others."""
     names, defaults, count = value._fields, value._field_defaults, len(value)
     while count and names[count - 1] in defaults and value[count - 1] == defaults[names[count - 1]]:
         count -= 1

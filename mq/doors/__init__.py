@@ -3,9 +3,9 @@
 * ``listeners``: an address becomes listeners; accepting; TLS before anything else is said.
 * ``unix_socket``: the same for a Unix socket, and which users may reach it.
 * ``connections``: the peer at the other end, how many connections one address may have, and their turns to be read.
-* ``open_connections``: what there is to see of each connection, and a way to end it.
+* ``open_connections``: the status of each connection, and a way to end it.
 * ``exchanges``: what is declared over AMQP, as other doors may show it.
 * ``logins``: finds the user, and keeps the queue of passwords that wait to be checked.
-* ``audit``: writes down logins and what is done to queues.
+* ``audit``: the log of logins and of changes to queues.
 * ``budget``: the memory that requests of all doors share.
 """

@@ -19,7 +19,7 @@ from mq.message import shorten
 logger = logging.getLogger("mq.audit")
 
 QUIET_SECONDS: Final = 600.0
-"""How often a user is written down who logs in with each request, from one address at one door."""
+"""How often the logins of a user that sends a secret with each request are noted, from one address at one door."""
 MOST_FAILURES: Final = 30
 """Failures that are written down in a minute, each with a line. The others are counted, in a line for all."""
 MINUTE_SECONDS: Final = 60.0
@@ -37,7 +37,7 @@ def _cut(value: str | int | None) -> str | int | None:
 
 
 class LoginNotes:
-    """Writes logins down, and no more of them than a disk can hold."""
+    """Notes logins, few enough that the log cannot fill a disk."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str, str], float] = OrderedDict()
@@ -105,7 +105,7 @@ class AuditFile(logging.Handler):
             self.handleError(record)  # says so where the program's errors go
 
     def close(self) -> None:
-        """Let the lines go where they went before."""
+        """Let the lines go to the program's log again."""
         logger.removeHandler(self)
         logger.setLevel(logging.NOTSET)
         logger.propagate = True

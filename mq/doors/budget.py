@@ -1,8 +1,8 @@
 """The memory that requests may take, all doors of a daemon together.
 
-A request reserves the whole size of something large before it reads the first byte of it, so that no two requests wait
-half-way for each other. What is not free is refused at once: then the bytes stay with the client. A client that
-reserves and then sends slowly has to make room for the others.
+A request reserves the whole size of something large before it reads the first byte, so that no two requests wait
+half-way for each other. A reservation that does not fit is refused at once, and the bytes stay with the client. A
+client that sends slowly has to give its memory up when others want it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mq.errors import BodyTooLarge, NoMemory
 
 DEFAULT_BYTES: Final = 256 << 20
 PATIENCE_SECONDS: Final = 10
-"""So long no sender is called slow."""
+"""How long a sender cannot be slow yet."""
 ENOUGH_BYTES_PER_SECOND: Final = 128 * 1024
-"""On the average; who sends less makes room as soon as others want it. A request that has the memory to itself may be
+"""On average; a slower sender makes room as soon as others want it. A request that has the memory to itself may be
 slower."""
 
 
@@ -53,7 +53,7 @@ class Budget:
 
     @contextmanager
     def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> Iterator[PacedChunks]:
-        """In this block a client sends what memory was reserved for.
+        """A block in which a client sends a body for which memory was reserved.
 
         Args:
             chunks: what it sends.
@@ -67,7 +67,7 @@ class Budget:
             self._arriving.discard(arrival)
 
     def make_room(self) -> None:
-        """Let go of what slow clients have reserved: it is free soon."""
+        """Make slow clients give up their memory: it is free soon."""
         for arrival in [each for each in self._arriving if each.is_slow()]:
             self._arriving.discard(arrival)
             arrival.let_go()
@@ -102,7 +102,7 @@ class PacedChunks:
         return chunk
 
     def is_slow(self) -> bool:
-        """Whether it comes more slowly than others have to wait for."""
+        """Whether it arrives so slowly that it makes room for others."""
         waited = self._waited_until_now()
         return waited > PATIENCE_SECONDS and self._size < ENOUGH_BYTES_PER_SECOND * waited
 

@@ -33,8 +33,8 @@ class Peer(NamedTuple):
     """The other end of a connection.
 
     Attributes:
-        address: without its port; over a Unix socket ``uid:`` and the number of the user who connected; empty for one
-            that is gone.
+        address: without its port; over a Unix socket ``uid:`` and the number of the connected user; empty once the peer
+            is gone.
         port: of it; 0 over a Unix socket.
     """
 
@@ -63,7 +63,7 @@ def peer_of(socket: trio.socket.SocketType) -> Peer:
 
 
 def uid_of(address: str) -> int | None:
-    """The user of this machine whose address that is, by number; None for one that came over a network."""
+    """The number of the user in the address of a Unix socket's peer; None for an address of a network."""
     matched = _UID.fullmatch(address)
     return None if matched is None else int(matched[1])
 
@@ -115,10 +115,10 @@ class Crowd:
 class Turns:
     """Shares the steps of the event loop among the connections of a door, first come, first served. Start :meth:`run`.
 
-    Trio runs all tasks that can go on in one step, and each that is let go in it goes on in the next. With thousands of
-    connections each step would be as long as all of their work, and what takes several steps would take that several
-    times. So some connections are read in a step, and the others wait where that costs least: their bytes are with the
-    kernel.
+    Trio runs all runnable tasks in one step, and a task that becomes runnable in it runs in the next. With thousands of
+    connections each step would take as long as all of their work, and a request of several steps several times that. So
+    only some connections are read in a step, and the others wait where that costs least: their bytes stay in the
+        kernel.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,8 @@ class Turns:
         self._crowd = trio.lowlevel.ParkingLot()
 
     async def wait(self) -> None:
-        """Wait for the caller's turn. Not a checkpoint where it comes at once, as it does with few connections."""
+        """Wait for the caller's turn. Not a checkpoint where the turn comes at once, as it does with few
+        connections."""
         if self._left:
             self._left -= 1
             return

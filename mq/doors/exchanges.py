@@ -1,4 +1,4 @@
-"""What is declared over AMQP, for another door: exchanges, bindings, ways of dead letters; and publishing there."""
+"""Exchanges for other doors than AMQP's: what is declared there, the ways of dead letters, and publishing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DeadLetterWay(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """All of it."""
+    """Everything that is declared."""
 
     exchanges: tuple[DeclaredExchange, ...] = ()
     bindings: tuple[DeclaredBinding, ...] = ()
@@ -79,10 +79,11 @@ class ExchangePublisher(Protocol):
         """The name on which a user has the right to publish."""
 
     async def publish(self, vhost: str, exchange: str, routing_key: str, drafts: Sequence[Any]) -> list[bool | MQError]:
-        """Publish messages: the broker's drafts, whose bodies are bytes.
+        """Publish messages: the broker's drafts, with bodies that are bytes.
 
         Returns:
-            For each whether a queue takes it; an error where one refuses it. Where others have taken it, it is unsure.
+            For each whether a queue takes it; an error where one refuses it, which is unsure where others have taken
+            it.
 
         Raises:
             NoSuchExchange: there is none of that name.
@@ -91,7 +92,7 @@ class ExchangePublisher(Protocol):
 
 
 class Exchanges:
-    """What the AMQP door tells of what is declared there; nothing where it is not open.
+    """The declarations of the AMQP door; nothing where it is not open.
 
     Attributes:
         publisher: publishes there; None where it is not open.
@@ -102,7 +103,7 @@ class Exchanges:
         self._tell: Callable[[], Declared] = Declared
 
     def told_by(self, tell: Callable[[], Declared]) -> None:
-        """From now on this tells."""
+        """Let :meth:`now` ask `tell` from now on."""
         self._tell = tell
 
     def now(self) -> Declared:

@@ -1,6 +1,6 @@
-"""Listening: an address and a port become listeners, or one clear line; and TLS, before anything else is said.
+"""Listeners at an address and a port, or one clear line why not; and the handshake of TLS.
 
-What serves behind TLS takes the stream for any other: its guards and limits are the same.
+A server takes a stream of TLS for any other: its guards and limits are the same.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PortTaken(CannotListen):
 
 
 class PromptListener(trio.abc.Listener[trio.SocketStream]):
-    """Accepts as many connections in a turn of the event loop as others get work done in it. One a turn, as Trio does,
-    keeps newcomers waiting for seconds where thousands are served.
+    """Accepts several connections in a turn of the event loop. Trio accepts one a turn, which keeps newcomers waiting
+    for seconds where thousands are served.
 
     Args:
-        listener: where they come.
+        listener: accepts them.
     """
 
     def __init__(self, listener: trio.SocketListener) -> None:
@@ -63,7 +63,7 @@ class PromptListener(trio.abc.Listener[trio.SocketStream]):
         return stream
 
     def _accept_now(self) -> trio.SocketStream | None:
-        """One that waits already. What is wrong with it is found again where it is waited for."""
+        """A connection that waits already; None without one. An error is left to be found again by waiting."""
         listening = self._listener.socket
         if listening.fileno() < 0:
             return None
@@ -89,7 +89,7 @@ async def listen(
     Args:
         address: IP address or host name.
         port: 0 takes a free one.
-        flag: what chooses another port, for the text.
+        flag: the option that chooses another port, for the text.
         shares_port: other processes of this user may listen on it too, if they say the same; the kernel gives each
             connection to one of them.
 
@@ -110,7 +110,7 @@ async def listen(
 
 
 async def _open_shared(address: str, port: int) -> list[trio.SocketListener]:
-    """As :func:`trio.open_tcp_listeners`, which has no place for the option."""
+    """As :func:`trio.open_tcp_listeners`, which cannot set the option."""
     places = await trio.socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[trio.SocketListener] = []
     try:
@@ -135,7 +135,7 @@ async def _open_shared(address: str, port: int) -> list[trio.SocketListener]:
 
 
 def url(scheme: str, listener: trio.SocketListener) -> str:
-    """Where it listens, as a URL."""
+    """The URL of a listener."""
     host, port = listener.socket.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -143,7 +143,7 @@ def url(scheme: str, listener: trio.SocketListener) -> str:
 async def shake_hands(
     stream: trio.SocketStream, context: ssl.SSLContext, stopped: Callable[[], Awaitable[object]]
 ) -> TLSStream | None:
-    """The stream under TLS, or None where there is none to be had: then close what was accepted.
+    """The stream under TLS; None where the handshake failed: then close what was accepted.
 
     Args:
         stream: just accepted.

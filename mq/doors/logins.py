@@ -1,7 +1,7 @@
 """Logins, for every door: tokens are looked up at once, passwords wait in one line for all doors.
 
-A check takes a core and 16 MiB for a fifth of a second, so there is one at a time. First come, first served would let a
-stranger who guesses all day shut all others out: :mod:`mq.access.guesses` decides which is next.
+A check takes a core and 16 MiB for a fifth of a second, so there is one at a time. Served in order of arrival, a
+stranger that guesses all day would shut all others out: :mod:`mq.access.guesses` decides which login is next.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ MOST_WAITING: Final = 64
 LONGEST_WAIT_SECONDS: Final = 8.0
 """How long a client waits for its turn; less than what AMQP has for its handshake."""
 RETRY_SECONDS: Final = 1.0
-"""After which a client that found no room should ask again."""
+"""How long a client that found no room should wait."""
 
 
 GUEST: Final = "guest"
-"""The name, and the password, with which clients of AMQP log in that were told nothing else."""
+"""The default name and password of clients of AMQP."""
 
 
 class GuestFromElsewhere(SecretRefused):
-    """``guest`` with the password ``guest``, which everybody knows, from another machine."""
+    """A login as ``guest`` with the well-known password ``guest`` from another machine."""
 
     why = "guest from elsewhere"
 
@@ -46,7 +46,7 @@ class TryLater(MQError):
 
     Attributes:
         problem: why.
-        seconds: when it may be, in whole ones.
+        seconds: how long to wait before another try, a whole number.
     """
 
     def __init__(self, problem: str, seconds: float) -> None:
@@ -87,7 +87,7 @@ class Logins:
 
         Raises:
             TokenExpired: it was a token of that user's.
-            GuestFromElsewhere: everybody knows this one; whether there is such a user is not told.
+            GuestFromElsewhere: the well-known password of ``guest``. The error does not tell whether that user exists.
             TryLater: others come first, or this client's last secrets were wrong.
         """
         if not is_user_name(name):
@@ -115,7 +115,7 @@ class Logins:
         self._notes.failed(door, address, name if self.access.knows(name) else None, why)
 
     async def _ask(self, line: LoginLine, secret: str) -> User | None:
-        """Ask once for all clients that give the same secret meanwhile, such as a program's many connections."""
+        """Check a secret once for all clients that give it meanwhile, such as a program's many connections."""
         asked = self._asked[line, secret] = _Asked()
         try:
             asked.user = await self._check_in_turn(line, secret)
@@ -179,7 +179,7 @@ class Logins:
         waiting.is_over.set()
 
     def _rank(self, waiting: _Waiting) -> Rank:
-        """Among equals the first that came, for the list is in that order."""
+        """The rank of a waiting login. Among equals the first that came is next, for the list is in that order."""
         rank = self._guesses.rank(waiting.line, trio.current_time(), is_known=self.access.knows(waiting.line.name))
         return rank.behind(waiting.of_line, waiting.of_place, waiting.of_name)
 
@@ -189,12 +189,12 @@ def _is_this_machine(address: str) -> bool:
 
 
 class _Asked:
-    """A secret that is asked about, for all clients that gave it.
+    """A secret that is being checked, for all clients that gave it.
 
     Attributes:
         is_over: the other attributes are valid.
         has_answer: the secret was looked at. If not, and there is no refusal, its client is gone.
-        user: whose it is.
+        user: the one with that secret.
         refusal: why it was not looked at.
     """
 

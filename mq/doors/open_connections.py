@@ -1,8 +1,7 @@
-"""The connections that are open at all doors: who they are, what they do, and a way to end one.
+"""The open connections of all doors: their clients, their traffic, and a way to end one.
 
-A connection is put in when it begins and taken out when it ends; while it lives nothing is written down for this. What
-there is to see of it is found out when an operator asks: from what its door has anyway, and from the kernel, which
-counts bytes and notes times for itself.
+A connection is added when it begins and removed when it ends; in between nothing is recorded for this. Its status is
+computed when an operator asks: from its door, and from the kernel, which counts bytes and times anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SLOTS: Final = 12
 
 
 class RecentRate:
-    """Something a second, on average over the last minute. It takes 13 numbers, however much happens.
+    """A rate a second, on average over the last minute. It takes 13 numbers, however much happens.
 
     Args:
         now: when counting begins, in seconds of the clock that all calls use.
@@ -38,12 +37,13 @@ class RecentRate:
         self._counts = [0] * SLOTS
 
     def add(self, now: float, number: int) -> None:
-        """It has happened so many times."""
+        """Count `number` more."""
         self._advance(now)
         self._counts[self._slot % SLOTS] += number
 
     def per_second(self, now: float) -> float:
-        """From whole slots up to now, and not back before the beginning."""
+        """The rate now."""
+        # From whole slots up to now, and not back before the beginning.
         self._advance(now)
         uptime = now - self._began
         in_slot = uptime % SLOT_SECONDS
@@ -66,7 +66,7 @@ peer, and received."""
 
 
 class Traffic(NamedTuple):
-    """What passed on a TCP connection, as the kernel counts it: TLS and all protocols' heads included.
+    """The bytes of a TCP connection, as the kernel counts them: TLS and all protocols' headers included.
 
     Attributes:
         received_bytes: what came.
@@ -80,7 +80,7 @@ class Traffic(NamedTuple):
 
 
 def traffic_of(socket: trio.socket.SocketType) -> Traffic | None:
-    """What passed on it; None on a Unix socket, and on one that is closed."""
+    """The traffic of a socket; None for a Unix socket, and for a closed one."""
     try:
         told = socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
@@ -108,14 +108,14 @@ class ChannelStatus(NamedTuple):
 
 
 class ConnectionStatus(NamedTuple):
-    """What there is to see of a connection.
+    """The status of a connection.
 
     Attributes:
         door: "http" or "amqp".
         state: over HTTP "open", or "waiting" for messages; over AMQP the state of the protocol, mostly "open".
         address: the client's, as :class:`mq.doors.connections.Peer` has it.
         port: the client's; 0 over a Unix socket.
-        user: who logged in last; None without users, and before a login.
+        user: the one that logged in last; None without users, and before a login.
         vhost: over AMQP; None over HTTP.
         open_seconds: how long it has been open.
         idle_seconds: since a byte last came or went.
@@ -138,7 +138,7 @@ class ConnectionStatus(NamedTuple):
 
 
 class ConsumerStatus(NamedTuple):
-    """What there is to see of a consumer: one over AMQP, or a request over HTTP that waits for messages.
+    """The status of a consumer: one over AMQP, or a request over HTTP that waits for messages.
 
     Attributes:
         queue: where it consumes.
@@ -175,7 +175,7 @@ class OpenConnection(Protocol):
     door: str
 
     def status(self) -> ConnectionStatus:
-        """What there is to see of it now."""
+        """Its status now."""
 
     def consumers(self) -> list[ConsumerStatus]:
         """Its consumers now."""
@@ -185,8 +185,8 @@ class OpenConnection(Protocol):
 
 
 class OpenConnections:
-    """The open connections of all doors, each under an id. No process has the ids of another: an operator who has
-    looked at one daemon closes nothing of the next one that has its port."""
+    """The open connections of all doors, each under an id. Ids of two processes differ: an operator with the id from
+    one daemon cannot close a connection of the next daemon at that port."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, OpenConnection] = {}

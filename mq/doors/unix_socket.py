@@ -1,4 +1,4 @@
-"""A Unix socket: a path becomes a listener that only those may reach whom its mode lets in, or one clear line.
+"""A listener at the path of a Unix socket, which only users that its mode allows may reach; or one clear line why not.
 
 States of the path, and what ends them:
 
@@ -34,7 +34,7 @@ _PAUSE_SECONDS: Final = 0.02
 
 @asynccontextmanager
 async def listen_unix(path: str, mode: int) -> AsyncGenerator[trio.SocketListener]:
-    """In the block, a listener at that path. At its end the path is free again, unless another program has taken it.
+    """A listener at that path, for the length of the block. At its end the path is free, unless another program has it.
 
     Args:
         path: where; the socket of a dead daemon is replaced.
@@ -104,8 +104,8 @@ def _make_room(path: str) -> None:
 
 
 def _bind(path: str, mode: int) -> tuple[socket.socket, int]:
-    """The socket, listening, and its file, open for nothing but to be known again: while it is open, its inode's number
-    goes to no other file."""
+    """The listening socket, and a descriptor of its file. The descriptor only serves to recognise the file: while it is
+    open, no other file gets its inode's number."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # The kernel gives the file the mode of the socket, less the umask. The umask itself is the whole process's:
@@ -127,7 +127,7 @@ def _bind(path: str, mode: int) -> tuple[socket.socket, int]:
 
 
 def _remove(folder: int, path: str, held: int) -> None:
-    """Take our socket away. While another daemon looks at the path it is left to that one, which replaces it."""
+    """Remove our socket, unless another daemon holds the lock: that one replaces it."""
     if not _lock(folder):
         return
     with suppress(OSError):  # it is gone, or the folder is no longer ours to write in
