@@ -163,7 +163,7 @@ def _described(message: Received) -> dict[str, Any]:
 
 
 _ORDER: Final = ("delayed", "leased", "ready")
-"""The way in which messages of a paused queue move: looked at in this order, none slips through."""
+"""The order in which messages of a paused queue move: read in this order, no message is missed."""
 
 
 @click.command("export")
@@ -188,7 +188,7 @@ def export_command(remote: Remote, queue: str, file: str, kind: str | None, stat
 
 
 def _export(client: Client, queue: str, archive: Writer, states: tuple[str, ...]) -> None:
-    """Every message once, though it may change its state meanwhile."""
+    """Write every message once, though it may change its state meanwhile."""
     found = client.queue(queue)
     seen: set[str] = set()
     with tqdm(total=sum(getattr(found, state) for state in states), disable=None, unit=" messages") as bar:
@@ -270,7 +270,7 @@ class _Import:
         self._run = run
 
     def all(self, client: Client, source: IO[bytes], kind: str) -> None:
-        """Batch after batch; at the end at the first one that has an entry refused."""
+        """Publish batch after batch, up to the first one with a refused entry."""
         with tqdm(total=_size(source), disable=None, unit="B", unit_scale=True) as bar:
             for batch in cut(self._keyed(read(kind, source))):
                 self._count(client.publish_many(self._queue, batch))

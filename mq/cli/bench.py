@@ -69,7 +69,7 @@ def bench_command(remote: Remote, seconds: float, clients: int, size: int, no_ke
 
 
 async def _bench(results: list[Timed], remote: Remote, seconds: float, clients: int, size: int, *, keys: bool) -> None:
-    """Add to `results` what each step did, also of one that did not come to its end."""
+    """Add the figures of each step to `results`, also of one that was cut off."""
     queue = f"bench-{secrets.token_hex(4)}"
     async with AsyncClient(remote.access, retry=remote.retry, keys=keys) as client:
         await client.create_queue(queue)
@@ -89,7 +89,7 @@ async def _bench(results: list[Timed], remote: Remote, seconds: float, clients: 
 
 
 async def _delete(client: AsyncClient, queue: str, seconds: float) -> None:
-    """A daemon that is slow, or gone, keeps the queue: that is told, and hides nothing that was measured."""
+    """Delete the queue. Where the daemon is slow or gone, say that the queue stays; the figures are printed anyway."""
     with trio.move_on_after(seconds, shield=True):
         try:
             await client.delete_queue(queue)

@@ -1,6 +1,6 @@
-"""The verb ``cluster``: who is in a cluster, and whether one of its nodes can be stopped now.
+"""The verb ``cluster``: the nodes of a cluster, and whether one of them can be stopped now.
 
-What a node says of its cluster is the answer of ``GET /-/cluster`` (docs/cluster.md).
+It shows the answer of ``GET /-/cluster`` (docs/cluster.md).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
 
 
 def dangers(seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What speaks against stopping a node, one line each; none where its queues would go on.
+    """The reasons against stopping a node, a line each; none where its queues would go on.
 
     Args:
         seen: what each node says of the cluster.

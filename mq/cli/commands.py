@@ -1,7 +1,7 @@
 """Commands and groups that say no in one line: what the programs' command lines have in common.
 
-Click tells a usage error in three lines, and an abort with status 1 whatever ended it. Here lives how ours end; what a
-verb says by itself does not.
+Click tells a usage error in three lines, and an abort with status 1 whatever ended it. Commands of these classes end
+with one line. What a verb prints itself is not here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_DONE: Final = 1
 INTERRUPTED: Final = 130
 """The exit status after Control-C, as shells have it."""
 _HINT: Final = re.compile(r"\.? \(?Did you mean (.+?)\?\)?\Z")
-"""How click ends a line that knows better."""
+"""The end of a line in which click has a suggestion."""
 
 
 class _Plain(click.Command):

@@ -1,4 +1,4 @@
-"""Verbs for who runs a daemon: ``connections`` (to see and to close), ``logging`` (to see and to change)."""
+"""Verbs for operators of a daemon: ``connections`` (to see and to close), ``logging`` (to see and to change)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _consumer_row(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _said(value: Any) -> str:
-    """For a terminal: a client chooses its tags, and what is no letter there could tell the terminal what to do."""
+    """A value as a terminal may show it: a client chooses its tags, and control characters could command a terminal."""
     text = "-" if value is None else str(value)
     return text if text.isprintable() else ascii(text)
 

@@ -1,5 +1,5 @@
-"""What stands between a daemon's doors and the network: read from the files that the settings name, and again on
-SIGHUP. A file that is wrong then changes nothing."""
+"""The guards between a daemon's doors and the network, made from the files that the settings name, and again on SIGHUP.
+A file that is wrong then changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("mq")
 
 
 class Guards(NamedTuple):
-    """What stands before the doors.
+    """The guards before the doors.
 
     Attributes:
         logins: finds users; None allows everything to all. The same for all doors.
@@ -57,7 +57,7 @@ def make_guards(settings: Settings) -> Guards:
 
 @asynccontextmanager
 async def reloading(guards: Guards) -> AsyncGenerator[None]:
-    """In the block SIGHUP reads the files anew, as far as there are any, and never ends the program."""
+    """A block in which SIGHUP reads the files anew, as far as there are any, and never ends the program."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class DaemonJournal:
-    """What stands between a broker and its journal.
+    """Connects a broker with its journal, if there is one.
 
     Args:
-        journal: the journal, if there is one.
+        journal: the journal; None for none.
 
     Attributes:
         observers: for the broker: the journal, or none.
@@ -36,7 +36,7 @@ class DaemonJournal:
         self._broker: Broker | None = None
 
     def begin(self, broker: Broker) -> None:
-        """Tell the journal what the broker has taken up from its store."""
+        """Tell the journal which messages the broker found in its store."""
         self._broker = broker
         if self._journal is not None:
             self._journal.found(
@@ -52,7 +52,7 @@ class DaemonJournal:
             )
 
     async def end(self) -> None:
-        """The broker has ended: tell the journal what was on its way just then, and close it."""
+        """Tell the journal which messages were being moved when the broker ended, and close it."""
         if self._journal is not None:
             if self._broker is not None:
                 self._journal.interrupted((queue.queue, queue.moving) for queue in self._broker.inventory())

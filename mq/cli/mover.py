@@ -57,7 +57,7 @@ async def _serve(source: str, destination: str, delay: float, options: StorageOp
 
 
 class _Program:
-    """Feeds a mover from what is in a folder: by a look at the start, then by what the folder tells."""
+    """Feeds a mover with the messages of a folder: by a listing at the start, then by the folder's changes."""
 
     def __init__(self, folder: SourceFolder, delay: float) -> None:
         self.mover = Mover(folder.commit, self._is_due, self._ended)
@@ -99,7 +99,7 @@ class _Program:
                 await trio.sleep(RETRY_SECONDS)
 
     async def _remaining_seconds(self, entry: Entry) -> float | None:
-        """By the wall clock, which may have been set since: not longer than is ever waited. None when it has left."""
+        """Seconds until an entry is due by the wall clock, at most the longest wait; None when it has left."""
         if entry.meta.deadline_ms is not None:
             remaining_ns = entry.meta.deadline_ms * 1_000_000 - time.time_ns()
             return min(remaining_ns / 1e9, LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
@@ -107,7 +107,7 @@ class _Program:
         return None if arrived_ns is None else min((arrived_ns - time.time_ns()) / 1e9, 0.0) + self._delay
 
     def _is_due(self, entry: Entry) -> bool:
-        """Whether it is time by the wall clock, too: a delay of years is waited for in pieces."""
+        """Whether an entry is due by the wall clock, too: a delay of years is waited for in pieces."""
         if entry.meta.deadline_ms is None or entry.meta.receipt is not None:
             return True
         remaining = entry.meta.deadline_ms / 1e3 - time.time()

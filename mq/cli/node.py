@@ -62,8 +62,8 @@ async def clustered(
     observers: Sequence[Observer],
     stop: trio.Event,
 ) -> AsyncIterator[BrokerAPI]:
-    """What the doors see for the length of the block: the local broker, or that and the cluster's, once that is heard
-    of, or `stop` is set.
+    """The broker of the doors, for the length of the block: the local one, or a node's, which has the cluster's queues,
+    too. Enters the block once these are known, or `stop` is set.
 
     Raises:
         InvalidSetting: no package knows the coordinator.

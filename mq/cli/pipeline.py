@@ -131,7 +131,7 @@ def replay(
 
 
 def _options(url: str | None, given: tuple[str, ...]) -> dict[str, str]:
-    """The data source's options. Secrets come from the environment: everybody can read a program's arguments."""
+    """The data source's options. Secrets come from the environment: other users can read a program's arguments."""
     options = {} if url is None else {"url": url}
     for text in given:
         name, equals, value = text.partition("=")
@@ -164,7 +164,7 @@ def _session(master: str | None) -> Iterator[tuple[Any, Callable[[str], Any]]]:
 
 
 def _telling_line(text: str) -> str:
-    """Of an error from Spark the line that is ours, if there is one: the last of a traceback in a worker."""
+    """Our own line in an error from Spark, if there is one: the last of a traceback in a worker."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line.partition(": ")[2] for line in lines if line.startswith("mq.")]
     return ours[-1] if ours else lines[0] if lines else "Spark failed, and does not say why"

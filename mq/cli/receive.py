@@ -21,13 +21,13 @@ from mq.client.webhook import Webhook
 
 FOLLOW_WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
-"""After how long a message comes back where nothing says it: one that no consumer can work on must not spin."""
+"""The default pause before a message comes back: one that no consumer can work on must not spin."""
 _GLANCE_SECONDS: Final = 0.5
-"""How often it is looked whether the lease of a command's message is lost."""
+"""How often the lease of a command's message is checked."""
 
 
 class Receiver(Protocol):
-    """Does something with a message, then removes it or gives it back."""
+    """Handles a message, then removes it or gives it back."""
 
     def __call__(self, client: Client, stream: Stream) -> bool:
         """False when the work failed and the message was given back."""
@@ -183,7 +183,7 @@ class _Runner:
     Args:
         command: for the shell.
         max_handling: seconds after which that ends, and the command is ended.
-        retry_delay: seconds after which a message comes back whose work failed; None for as long as its queue says.
+        retry_delay: seconds after which a message comes back when its work failed; None for as long as its queue says.
     """
 
     def __init__(self, command: str, max_handling: float, retry_delay: float | None) -> None:
@@ -285,7 +285,7 @@ def _variables(message: Head) -> dict[str, str]:
 
 
 def _settle(file: IO[bytes]) -> None:
-    """Make sure of what was written, as far as that can be: a pipe or a terminal has nothing to sync."""
+    """Sync what was written, where that is possible: not on a pipe or a terminal."""
     file.flush()
     with contextlib.suppress(OSError):
         os.fsync(file.fileno())

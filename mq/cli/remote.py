@@ -29,7 +29,7 @@ NOT_NOW: Final = 4
 TOKEN_VARIABLE: Final = "MQ_TOKEN"
 _FLAGS: Final = ("url", "credentials", "ca", "certificate")
 _CREATE: Final = re.compile(r"[Cc]reate it with PUT /(\S+)")
-"""What a daemon advises where a queue is missing: right over HTTP, and no command."""
+"""The daemon's advice where a queue is missing: right over HTTP, but not a command of a shell."""
 _COMPLETION_SECONDS: Final = 1.0
 
 
@@ -116,7 +116,7 @@ def warn(text: str) -> None:
 
 
 def complete_queues(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The queues whose names begin so, for a shell. Silent when no daemon answers at once."""
+    """The queues with names that begin so, for a shell. Silent when no daemon answers at once."""
     given = {name: context.params.get(name) or os.environ.get(f"MQ_{name.upper()}") for name in _FLAGS}
     try:
         access = Access(

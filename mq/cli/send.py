@@ -113,7 +113,7 @@ def send_command(
 
 
 class _Shown:
-    """What is printed of each message."""
+    """Prints the outcome of each message."""
 
     def __init__(self, quiet: bool, as_json: bool) -> None:
         self._quiet = quiet

@@ -51,14 +51,14 @@ from mq.web.serve import serve, serve_socket
 logger = logging.getLogger("mq")
 
 GARBAGE_THRESHOLDS: Final = (20_000, 20, 50)
-"""When Python looks for garbage; by itself it does after every 700 objects more. The thousand messages that are under
-way are none, and were looked at over and over: that took an eighth of a publish over AMQP."""
+"""When Python collects garbage; its default is after every 700 new objects. A thousand messages under way are no
+garbage, but were looked at over and over, which took an eighth of a publish over AMQP."""
 
 _FOLDERS: Final = ("posix", "tmpfs")
 """Stores in which a queue is a folder and a message a file."""
 
 _EMPTIED: Final = "/tmp"
-"""By systemd-tmpfiles, by the distribution at boot, or by being in memory; /var/tmp is kept."""
+"""A folder that the system empties: by systemd-tmpfiles, at boot, or because it is in memory. /var/tmp is kept."""
 
 _REFUSALS = (InvalidSetting, StorageUnusable, StorageFenced, CannotListen)
 
@@ -207,7 +207,7 @@ def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
 
 
 def _say(settings: Settings, line: str) -> None:
-    """Say something to the caller of ``mq serve``: where programs read the log, as a line of that."""
+    """Print a line for the caller of ``mq serve``; where programs read the log, as a line of the log."""
     if settings.log_format == log_lines.JSON:
         logger.warning("%s", line)
     else:
@@ -215,7 +215,7 @@ def _say(settings: Settings, line: str) -> None:
 
 
 def forgotten(store: str, *, durable: bool) -> list[str]:
-    """What to say, once, of a store that will not keep its messages: nothing, or a line.
+    """The warning about a store that will not keep its messages, as lines; none for any other store.
 
     Args:
         store: its address.

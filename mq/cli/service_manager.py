@@ -1,7 +1,7 @@
-"""What the daemon tells the service manager that has started it, where there is one: sd_notify(3), without a library.
+"""Messages of the daemon to the service manager that has started it, if any: sd_notify(3), without a library.
 
-It says that it is ready, that it stops, and, as often as it was asked to, that its event loop still turns: a manager
-with a watchdog starts one that hangs anew, and starting is recovery.
+They say that it is ready, that it stops, and, as often as the manager wants, that its event loop still turns. A manager
+with a watchdog starts a daemon that hangs anew, and starting is recovery.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 ALIVE: Final = "WATCHDOG=1"
 _PARTS: Final = 3
-"""So often within the watchdog's time a sign of life is given: two may be late."""
+"""Signs of life in the watchdog's time: two may be late."""
 
 
 @asynccontextmanager
 async def supervised(environment: Mapping[str, str]) -> AsyncIterator[Callable[[str], None]]:
-    """Give signs of life inside the block, until its very end: a store that takes long to open or to close is no hang.
+    """Give signs of life until the end of the block, also while a store takes long to open or to close.
 
     Args:
         environment: what the manager has set: NOTIFY_SOCKET, WATCHDOG_USEC (microseconds), WATCHDOG_PID.
 
     Yields:
-        What takes a message for the manager, such as :data:`READY`. Without a manager it does nothing.
+        A function that sends a message, such as :data:`READY`. Without a manager it does nothing.
     """
     address = environment.get("NOTIFY_SOCKET", "")
 
@@ -63,7 +63,7 @@ async def _live(tell: Callable[[str], None], interval: float) -> None:
 
 
 def _send(address: str, message: str) -> None:
-    """Warns where the manager does not listen: clients are served all the same."""
+    """Send a message. Only warns where the manager does not listen: clients are served all the same."""
     name = "\0" + address[1:] if address.startswith("@") else address  # an abstract name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:

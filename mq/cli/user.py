@@ -1,5 +1,5 @@
-"""The verb ``user``: the file of users, changed. It takes no secret as an argument, for arguments are everybody's to
-read; it asks for a password, or makes a token and prints it once."""
+"""The verb ``user``: changes the file of users. It takes no secret as an argument, for other users can read arguments;
+it asks for a password, or makes a token and prints it once."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _file(context: click.Context, users: str | None) -> UsersFile:
 
 
 def _ask_password() -> str:
-    """From the terminal, twice and unseen; else the first line of standard input."""
+    """A password from the terminal, typed twice and unseen; without one, the first line of standard input."""
     if sys.stdin.isatty():
         password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
@@ -217,7 +217,7 @@ def _print_token(token: str | None) -> None:
 
 
 def _print_key(key: AwsKey) -> None:
-    """As a shell takes it, and as a file of credentials has it."""
+    """Print a key as variables of a shell, and as a file of credentials has it."""
     click.echo(f"AWS_ACCESS_KEY_ID={key.id}\nAWS_SECRET_ACCESS_KEY={key.secret}")
     click.echo(f"This is the key. {_TAKES_EFFECT}", err=True)
 

@@ -101,7 +101,7 @@ def _open(folder: str, capacity: int | None = None, create: bool = False) -> Ite
 
 
 def _warn(queue: Queue) -> None:
-    """Not for `receive`, of which scripts read standard error: the id is there."""
+    """Print the folder's caution. Not for `receive`: scripts read an id from its standard error."""
     if queue.caution:
         click.echo(f"mq: {queue.caution}", err=True)
 

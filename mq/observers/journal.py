@@ -1,10 +1,10 @@
 """The lifecycle journal: an observer that writes down every transition.
 
-The broker's thread only appends to a list; a thread of the journal's own makes batches of it and writes them. What it
-cannot take, because the disk is slow or full, is counted and stands in the journal as a gap. The journal is no part of
-the broker's promises: but for a life's first row nothing is synced before a segment ends, so a crash costs its last
-second. It never lies about that: every life has its first row on the disk before anything happens in it, and the one
-that was cut off has no last row. Needs pyarrow (the extra ``journal``).
+The broker's thread only appends to a list; a thread of the journal's own makes batches of it and writes them. Rows that
+a slow or full disk cannot take are counted, and the journal notes them as a gap. The journal is no part of the broker's
+promises: but for a life's first row nothing is synced before a segment ends, so a crash costs the last second. The
+journal shows that: every life has its first row on the disk before anything happens in it, and a life that was cut off
+has no last row. Needs pyarrow (the extra ``journal``).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ LONGEST_BACKLOG: Final = 16 * LARGEST_BATCH
 
 
 Whereabouts = tuple[str, int, Iterator[tuple[MessageId, State | None, int]]]
-"""A queue's name, when it was made (nanoseconds since 1970), and of each of its messages id, state (None: on its way),
-and how often received."""
+"""A queue's name, when it was made (nanoseconds since 1970), and for each message its id, its state (None: being
+moved), and how often it was received."""
 
 
 class _Gap(NamedTuple):
@@ -88,8 +88,8 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="mq journal", daemon=True)
 
     def start(self) -> None:
-        """Begin to write. The first row is on the disk on return, or counted as missing: else nothing would tell of a
-        life that is cut off before it has written anything, and what it did would be taken for a loss."""
+        """Begin to write. The first row is on the disk on return, or counted as missing."""
+        # Without that row nothing would tell of a life that is cut off at once, and its messages would seem lost.
         self._write(note_batch(START, self._clock_ns()))
         try:
             self._writer.sync()
@@ -109,7 +109,7 @@ class Journal:
             self._notify()
 
     def found(self, queues: Iterable[Whereabouts]) -> None:
-        """Where every message is as the life begins: told once, while nothing else is told."""
+        """Note where every message is as the life begins. Call it once, before any transition."""
         now_ns, total = self._clock_ns(), 0
         for queue, created_ns, messages in queues:
             count = 0
@@ -121,7 +121,7 @@ class Journal:
         self._put(note_batch(CENSUS, now_ns, count=total))
 
     def interrupted(self, queues: Iterable[tuple[str, Sequence[MessageId]]]) -> None:
-        """The broker has ended while it moved these messages: it is unknown whether they got there."""
+        """Note the messages that the broker was moving when it ended: it is unknown whether they arrived."""
         for queue, ids in queues:
             for start in range(0, len(ids), LARGEST_BATCH):
                 rows = [(id, None, 0) for id in ids[start : start + LARGEST_BATCH]]
@@ -155,7 +155,8 @@ class Journal:
             self._notice_at = min(_LARGEST, self._backlog)
 
     def _refuse(self, transitions: Sequence[Transition]) -> None:
-        """There is no room; until half of it is free again, so that gaps are few."""
+        """Count transitions for which there is no room. None is taken until half of it is free, so that gaps are
+        few."""
         if len(self._fields) > self._backlog // 2:
             self._refused = _longer(self._refused, len(transitions), transitions[0].time_ns)
             return
@@ -180,7 +181,7 @@ class Journal:
         self._finish()
 
     def _write_out(self) -> None:
-        """What is there now. What comes meanwhile is told again."""
+        """Write the transitions that are there now."""
         count = len(self._fields)
         while count > 0:
             is_mixed = self._put_seen < self._put_so_far
@@ -259,7 +260,7 @@ def _longer(gap: _Gap | None, missing: int, since_ns: int) -> _Gap:
 
 
 def _parts(fields: list[Any]) -> Iterator[list[Any] | pa.RecordBatch | _Gap]:
-    """Runs of transitions, and what stands between them: in the place of a kind."""
+    """Runs of transitions, and the notes between them, which stand in the place of a kind."""
     begin = 0
     for end in range(0, len(fields), WIDTH):
         if not isinstance(fields[end], Kind):

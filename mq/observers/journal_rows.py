@@ -23,7 +23,7 @@ QUEUE: Final = "queue"
 FOUND: Final = "found"
 """At the start this message was in the state `target`; null: on its way from one to another."""
 CENSUS: Final = "census"
-"""All that was there has been listed: `count` messages."""
+"""The list of what was there at the start is complete: `count` messages."""
 GAP: Final = "gap"
 """`count` transitions are missing here, the first of them at `since`."""
 STOP: Final = "stop"
@@ -133,7 +133,7 @@ def checksum(batch: pa.RecordBatch) -> str:
 
 
 def _crc(column: pa.Array, total: int) -> int:
-    """What lies under a null is undefined: it counts as nothing."""
+    """The checksum of a column. A value under a null is undefined, and left out."""
     total = zlib.crc32(str(column.null_count).encode(), total)
     if column.null_count == len(column):
         return total

@@ -48,7 +48,7 @@ class Limits(NamedTuple):
 
 
 class Life(NamedTuple):
-    """Whose journal it is: what the head of every segment says, as text by these names.
+    """A broker's life. The head of every segment has these fields, as text.
 
     Attributes:
         broker: a name that no other life of a broker has.
@@ -79,7 +79,7 @@ class SegmentWriter:
 
     Args:
         folder: where they are.
-        life: whose they are.
+        life: of the broker.
         limits: how much is kept.
         write: as ``os.write``, for tests of disks that refuse.
         clock: seconds that only go on.
@@ -123,10 +123,10 @@ class SegmentWriter:
         self._sequence += batch.num_rows + missing
 
     def sync(self) -> None:
-        """What was written to this segment outlives a power cut.
+        """Make this segment durable.
 
         Raises:
-            OSError: that is not known.
+            OSError: it may not be.
         """
         if self._segment is not None:
             self._segment.sync()
@@ -247,7 +247,7 @@ class JournalSegment:
 
     Attributes:
         head: what is said of the life; empty where not even that is whole.
-        torn: whether :meth:`batches` came to something that is not whole.
+        torn: whether :meth:`batches` found an incomplete batch.
     """
 
     def __init__(self, path: Path) -> None:
@@ -263,7 +263,7 @@ class JournalSegment:
         self.head = {name.decode(): value.decode() for name, value in (metadata or {}).items()}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What is whole, in order."""
+        """The complete batches, in order."""
         while self._stream is not None:
             try:
                 batch, notes = self._stream.read_next_batch_with_custom_metadata()

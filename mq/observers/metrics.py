@@ -54,9 +54,9 @@ OTHERS: Final = "*"
 """Stands for the queues that are counted together. No queue has that name."""
 DELIVERY_AGE: Final = "delivery_age"
 MOST_RINGS: Final = 12_000
-"""Queues whose rates are known. Beyond that, those make room to which nothing has happened for a minute."""
+"""Queues with known rates. Beyond that, queues without an event for a minute make room."""
 _SMALLEST_SWEEP: Final = 65_536
-"""Counts, each of a queue and a kind, before it is asked which queues are gone."""
+"""Counts, each of a queue and a kind, after which counts of deleted queues are dropped."""
 
 
 class Totals(NamedTuple):
@@ -86,9 +86,8 @@ class Durations(NamedTuple):
 class Metrics:
     """Counts transitions.
 
-    What happens in a slot of five seconds is counted in a dictionary, which the next slot puts away: into the counts
-    since the start, and into the rings of those queues to which something happened. So a message costs one count, and
-    a daemon in which nothing happens does not wake up.
+    Transitions in a slot of five seconds are counted in a dictionary. The next slot adds it to the counts since the
+    start, and to the rings of its queues. So a message costs one count, and an idle daemon does not wake up.
 
     Args:
         clock: seconds that only go on.
@@ -167,11 +166,11 @@ class Metrics:
         return {name: Durations(histogram.cumulative(), histogram.total) for name, histogram in found.items()}
 
     def all(self) -> Ring:
-        """What happened to all queues together, those that are gone included. Call :meth:`catch_up` first."""
+        """The ring of all queues together, deleted ones included. Call :meth:`catch_up` first."""
         return self._everything
 
     def ring(self, queue: str) -> Ring | None:
-        """What happened lately to a queue; None where nothing has. Call :meth:`catch_up` first."""
+        """The ring of a queue; None without recent events. Call :meth:`catch_up` first."""
         ring = self._rings.get(queue)
         if ring is not None:
             ring.advance(self._slot)
@@ -228,7 +227,7 @@ class Metrics:
         return Totals(counts, sizes)
 
     def catch_up(self) -> None:
-        """Put away what was counted, and begin the slot that it is by now."""
+        """Add the counts of the last slot to the totals and rings, and begin the current slot."""
         lately, arrived, slot = self._lately, self._arrived, self._slot
         self._slot = int(self.uptime // SLOT_SECONDS)
         self._slot_ends = self._started + (self._slot + 1) * SLOT_SECONDS
@@ -265,8 +264,8 @@ class Metrics:
         return ring
 
     def _make_room(self, slot: int) -> None:
-        """Drop the rings of queues to which nothing has happened for a minute. Where that makes no room, it is tried
-        again in the next slot."""
+        """Drop the rings of queues without an event for a minute. Where that makes no room, the next slot tries
+        again."""
         if self._full_in == slot:
             return
         for queue in [queue for queue, ring in self._rings.items() if ring.is_idle(slot)]:

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from mq.lifecycle import Kind
 
 SLOT_SECONDS: Final = 5
-"""The finest that is known."""
+"""The finest resolution of rates."""
 SLOTS: Final = 12
-"""So many are known one by one: a minute."""
+"""Slots that a ring keeps one by one: a minute."""
 MINUTES: Final = 60
 
 _COARSE_AT: Final = 8 * SLOTS
@@ -46,14 +46,14 @@ FLOW_OF: Final = {
     Kind.DIE: Flow.DIE,
     Kind.REROUTE: Flow.LEAVE,
 }
-"""Transition -> flow. What comes back is to be delivered again: so it counts as redelivered."""
+"""Transition -> flow. A message that comes back will be delivered again, so it counts as redelivered."""
 
 _ADDS: Final = (Flow.PUBLISH, Flow.ARRIVE)
 _TAKES: Final = (Flow.ACKNOWLEDGE, Flow.EXPIRE, Flow.DIE, Flow.LEAVE)
 
 
 class Rates(NamedTuple):
-    """Something a second, on average.
+    """Averages of one flow, in messages a second.
 
     Attributes:
         slot: over the last whole five seconds.
@@ -89,7 +89,7 @@ class Ring:
         self.counts = array("I", bytes(4 * 8 * (SLOTS + MINUTES)))
 
     def add(self, slot: int, flow: Flow, number: int) -> None:
-        """So much happened in a slot, which is not before the last one that was written."""
+        """Count `number` in a slot, which is not before the last one that was written."""
         if slot != self.slot:
             self.advance(slot)
         fine, coarse = places_of(slot, flow)
@@ -97,7 +97,7 @@ class Ring:
         self.counts[coarse] += number
 
     def advance(self, slot: int) -> None:
-        """Nothing more happened up to this slot."""
+        """Note that nothing more happened up to this slot."""
         counts, last = self.counts, self.slot
         for passed in range(max(last + 1, slot - SLOTS + 1), slot + 1):
             counts[passed % SLOTS : _COARSE_AT : SLOTS] = _NOTHING
@@ -126,7 +126,7 @@ class Ring:
         return sum(self.counts[flow * SLOTS : (flow + 1) * SLOTS])
 
     def rates(self, flow: Flow, uptime: float) -> Rates:
-        """Something a second. The averages go from whole slots and minutes up to now, and not back before the start.
+        """The averages of a flow: from whole slots and minutes up to now, and not back before the start.
 
         Args:
             flow: of what.

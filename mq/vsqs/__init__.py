@@ -101,7 +101,7 @@ class Queue:
         system: what it runs on; tests give another.
 
     Attributes:
-        caution: what programs that follow the text alone have to know of this folder's file system; mostly empty. It is
+        caution: a warning about this folder's file system, for programs that follow the text alone; mostly empty. It is
             in the log, too, once for each folder.
 
     Raises:

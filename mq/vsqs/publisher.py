@@ -1,7 +1,7 @@
 """Publishing to a VSQS folder: a free number, a whole file on the disk, and only then its name.
 
-A publisher holds a lock on its file from its creation to its end. Locks go with their process, so a file whose lock is
-free has lost its publisher: :class:`Orphans` removes it. Some programs take no locks, so a file that was written to
+A publisher holds a lock on its file from its creation to its end. Locks go with their process, so a file with a free
+lock has lost its publisher: :class:`Orphans` removes it. Some programs take no locks, so a file that was written to
 just now is left alone.
 """
 

@@ -80,8 +80,8 @@ class FolderReceiver:
 
     def remove(self, number: int) -> bool:
         """Remove a message durably, in whatever state it is. Returns whether it was there."""
-        # The file stays open until its names are durably gone, so that its inode is not used again: without a journal
-        # a name could come back after a crash, and lead to what the inode holds by then.
+        # The file stays open until its names are durably gone, so that its inode is not used again. Without a journal a
+        # name could come back after a crash, and would lead to whatever the inode holds by then.
         while states := self._states(number):
             fd = self._open_any(number, states)
             if fd is not None:

@@ -26,7 +26,7 @@ from mq.storage.files.mount import Mount, mount_of
 HEARD: Final = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 )
-"""File systems of one machine, whose kernel tells every change. On others, changes by other machines are not told."""
+"""File systems of one machine, where the kernel tells every change. On others it tells nothing of other machines'."""
 NO_FILE: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 """How opening something that is no plain file is refused: a symbolic link, a socket, a folder."""
 

@@ -1,8 +1,8 @@
 """What a VSQS folder holds, in memory: a :class:`FolderView` keeps an :class:`Index` equal to it.
 
 Where the kernel tells every change, one listing is enough; after that only events are read. Elsewhere each refresh is a
-listing, unless the folder is unchanged since the last one and its time of change can be trusted: the last change was
-older than the file system's clock is coarse.
+listing, unless the folder's time of change is that of the last listing and can be trusted: it was older then than the
+granularity of the file system's clock.
 """
 
 from __future__ import annotations
