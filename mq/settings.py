@@ -163,7 +163,7 @@ class Settings:
     hosts: tuple[str, ...] = _line(
         (), _NAMES, "more names by which clients may call it over HTTP, with commas between; * is any", "none"
     )
-    reuse_port: bool = _line(False, _SWITCHED, "share the port with other daemons (--peers) that say so, too", "")
+    reuse_port: bool = _line(False, _SWITCHED, "share the ports with other daemons on this root that say so, too", "")
     socket: str = _line("", _TEXT, "Unix socket to serve HTTP on as well, for users of this machine", "none")
     socket_mode: int = _line(0o600, _OCTAL, "mode of that socket: who may write there may connect", "0600")
     amqp_port: int | None = _line(
@@ -172,6 +172,9 @@ class Settings:
     amqp_channel_max: int = _line(2047, _whole(1, 65_535), "the most channels of an AMQP connection that are agreed on")
     amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "names of AMQP's vhosts beside /, with commas between", "none")
     workers: int = _line(8, _whole(1, 1024), "pairs of one fetch and one save worker")
+    take_turns: bool = _line(
+        False, _SWITCHED, "one of the daemons on this root serves it for all, and the next goes on when it ends", ""
+    )
     peers: int = _line(0, _whole(0, 1024), "other brokers that work on the same root")
     root: str = _line("/tmp/mq", _TEXT, "folder that holds the queues")
     group_writable: bool = _line(

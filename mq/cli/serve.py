@@ -26,11 +26,14 @@ from mq.cli.guards import Guards, make_guards, reloading
 from mq.cli.journal import journaling
 from mq.cli.node import cluster_of, clustered
 from mq.cli.service_manager import READY, STOPPING, supervised
+from mq.cli.turns import Doorways, check_turns, in_turn
+from mq.cluster.config import ClusterConfig
 from mq.doors.budget import Budget
 from mq.doors.connections import Crowd
 from mq.doors.exchanges import Exchanges
 from mq.doors.listeners import CannotListen
 from mq.doors.open_connections import OpenConnections
+from mq.doors.standby import Doorway, Owner
 from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
 from mq.lifecycle import DOOR
 from mq.message import shorten
@@ -114,18 +117,34 @@ async def _leaving_in_time() -> AsyncIterator[None]:
 
 
 async def _serve(settings: Settings, stop: trio.Event) -> None:
-    if settings.reuse_port and not settings.peers:
-        raise InvalidSetting(
-            "reuse_port is for daemons that serve one root together: say how many others there are (--peers)"
-        )
     _check_strict(settings)
-    config = _broker_config(settings)
     cluster = cluster_of(settings)
+    check_turns(settings, is_node=cluster is not None)
     guards = make_guards(settings)
+    async with supervised(os.environ) as tell_manager, reloading(guards):
+
+        def stands_by(urls: list[str]) -> None:
+            _say(
+                settings, f"mq {__version__} stands by, as another daemon serves {settings.store}, on {' '.join(urls)}"
+            )
+            tell_manager(READY)
+
+        async with in_turn(settings, stop, stands_by) as doorways:
+            if doorways is not None:
+                await _serve_root(settings, stop, guards, tell_manager, cluster, doorways)
+
+
+async def _serve_root(
+    settings: Settings,
+    stop: trio.Event,
+    guards: Guards,
+    tell_manager: Callable[[str], None],
+    cluster: ClusterConfig | None,
+    doorways: Doorways,
+) -> None:
+    config = _broker_config(settings)
     metrics = Metrics(folder=settings.folder, version=__version__)
     async with (
-        supervised(os.environ) as tell_manager,
-        reloading(guards),
         journaling(settings) as journal,
         _open_store(settings, config) as store,
         open_broker(store, config, observers=[metrics, *journal.observers]) as local,
@@ -176,6 +195,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
             seen=seen,
             fast_lane=not settings.no_fast_lane,
             shares_port=settings.reuse_port,
+            doorway=doorways.http,
         )
         urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
         if settings.serves_amqp:
@@ -186,7 +206,10 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
             exchanges.publisher = TopologyPublisher(amqp.topology, amqp.copies, amqp.dead_letters)
             DOOR.set("amqp")
             is_node = cluster is not None  # others know it by its port
-            urls += await _open_amqp(nursery, settings, amqp, guards, crowd, stop, needs_port=is_node)
+            serving = partial(_open_amqp, nursery, settings, amqp, guards, crowd, stop, doorways.amqp)
+            urls += await serving(needs_port=is_node)
+        if doorways.owner is not None:
+            await nursery.start(_take_until, stop, doorways.owner)
         if settings.socket:
             urls += await _open_socket(nursery, settings, handler, seen, until_stop)
         collect_seldom()
@@ -195,6 +218,17 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         tell_manager(READY)
         for line in forgotten(store.description.name, durable=store.description.durable):
             _say(settings, f"mq: {line}")
+
+
+async def _take_until(
+    stop: trio.Event, owner: Owner, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Take connections from daemons that stand by, until this one stops."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(owner.run)
+        task_status.started()
+        await stop.wait()
+        nursery.cancel_scope.cancel()
 
 
 def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
@@ -262,6 +296,7 @@ async def _open_amqp(
     guards: Guards,
     crowd: Crowd,
     stop: trio.Event,
+    doorway: Doorway | None,
     *,
     needs_port: bool,
 ) -> list[str]:
@@ -275,6 +310,7 @@ async def _open_amqp(
             crowd=crowd,
             shares_port=settings.reuse_port,
             needs_port=needs_port or settings.amqp_port is not None,
+            doorway=doorway,
         )
     )
     if not urls:

@@ -2,6 +2,7 @@
 
 * ``listeners``: an address becomes listeners; accepting; TLS before anything else is said.
 * ``unix_socket``: the same for a Unix socket, and which users may reach it.
+* ``standby``: daemons that take turns: connections are handed to the one that serves.
 * ``connections``: the peer at the other end, how many connections one address may have, and their turns to be read.
 * ``open_connections``: the status of each connection, and a way to end it.
 * ``exchanges``: what is declared over AMQP, as other doors may show it.

@@ -24,6 +24,7 @@ from mq.access.certificates import Certificates
 from mq.doors.connections import Crowd, Peer, Turns, peer_of
 from mq.doors.listeners import PromptListener, listen, shake_hands, url
 from mq.doors.open_connections import OpenConnections
+from mq.doors.standby import Doorway
 from mq.doors.unix_socket import listen_unix
 from mq.errors import first_of
 from mq.web.app import WebApp
@@ -57,6 +58,7 @@ async def serve(
     seen: OpenConnections | None = None,
     fast_lane: bool = True,
     shares_port: bool = False,
+    doorway: Doorway | None = None,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -74,17 +76,18 @@ async def serve(
         seen: has the connections of all doors; None where they are not looked at.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         shares_port: other processes may listen there too, if they say the same.
+        doorway: where connections come, in place of the address and the port. None listens there.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
 
     Raises:
         CannotListen: the port is taken, or the address is not to be had.
     """
-    listeners = await listen(address, port, shares_port=shares_port)
+    doorway = doorway or Doorway("http", await listen(address, port, shares_port=shares_port))
     connections = _HttpConnections(app, certificates, crowd or Crowd(), seen or OpenConnections(), fast_lane)
     scheme = "https" if certificates else "http"
-    urls = [url(scheme, listener) for listener in listeners]
-    await _serve_until(stop, connections, listeners, grace_seconds, partial(task_status.started, urls))
+    urls = [url(scheme, listener) for listener in doorway.listeners]
+    await _serve_until(stop, connections, doorway.serving(), grace_seconds, partial(task_status.started, urls))
 
 
 async def serve_socket(
@@ -119,13 +122,13 @@ async def serve_socket(
     connections = _HttpConnections(app, None, Crowd(0), seen or OpenConnections(), fast_lane)
     async with listen_unix(path, mode) as listener:
         begun = partial(task_status.started, [f"unix:{path}"])
-        await _serve_until(stop, connections, [listener], grace_seconds, begun)
+        await _serve_until(stop, connections, [PromptListener(listener)], grace_seconds, begun)
 
 
 async def _serve_until(
     stop: Callable[[], Awaitable[None]],
     connections: _HttpConnections,
-    listeners: list[trio.SocketListener],
+    listeners: list[trio.abc.Listener[trio.SocketStream]],
     grace_seconds: float,
     begun: Callable[[], None],
 ) -> None:
@@ -135,7 +138,9 @@ async def _serve_until(
         watching.start_soon(connections.turns.run)
         async with trio.open_nursery() as running:
             async with trio.open_nursery() as accepting:
-                accepting.start_soon(_accept, connections.serve, listeners, running)
+                accepting.start_soon(
+                    partial(trio.serve_listeners, connections.serve, listeners, handler_nursery=running)
+                )
                 begun()
                 await stop()
                 accepting.cancel_scope.cancel()
@@ -248,9 +253,3 @@ def _hypercorn_config() -> Config:
     config.keep_alive_max_requests = sys.maxsize  # over HTTP/2 the limit would cut off answers that are under way
     config.max_app_queue_size = 4  # pieces of a body, of at most 64 KiB, that wait to be asked for
     return config
-
-
-async def _accept(
-    serve: Callable[[trio.SocketStream], Awaitable[None]], listeners: list[trio.SocketListener], running: trio.Nursery
-) -> None:
-    await trio.serve_listeners(serve, [PromptListener(listener) for listener in listeners], handler_nursery=running)

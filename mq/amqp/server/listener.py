@@ -15,7 +15,8 @@ from mq.access.certificates import Certificates
 from mq.amqp.server.served_connection import ServedConnection
 from mq.amqp.server.state import AmqpState
 from mq.doors.connections import Crowd, Peer, peer_of
-from mq.doors.listeners import PortTaken, PromptListener, listen, shake_hands, url
+from mq.doors.listeners import PortTaken, listen, shake_hands, url
+from mq.doors.standby import Doorway
 
 logger = logging.getLogger("mq.amqp")
 
@@ -38,6 +39,7 @@ async def serve(
     crowd: Crowd | None = None,
     shares_port: bool = False,
     needs_port: bool = True,
+    doorway: Doorway | None = None,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -56,6 +58,7 @@ async def serve(
         shares_port: other daemons may listen on it, too.
         needs_port: if not, and another program has the port, no client can connect, but all else goes on: dead letters
             still find their exchange, and queues expire.
+        doorway: where connections come, in place of the address and the port. None listens there.
         grace_seconds: connections are cut off that long after the stop, or after the store has last taken up some of
             what was published before.
         task_status: of :meth:`trio.Nursery.start`.
@@ -64,12 +67,8 @@ async def serve(
         CannotListen: the address or the port is not to be had.
         StorageUnusable: what was declared cannot be read.
     """
-    try:
-        listeners = await listen(address, port, _PORT_HINT, shares_port=shares_port)
-    except PortTaken:
-        if needs_port:
-            raise
-        listeners = []
+    if doorway is None:
+        doorway = await open_doorway(address, port, shares_port=shares_port, needs_port=needs_port)
     await state.load()
     stopped = trio.Event()
     connections = _ServedConnections(state, certificates, crowd or Crowd(), version, stopped)
@@ -77,23 +76,31 @@ async def serve(
         behind.start_soon(state.run)
         async with trio.open_nursery() as running:
             async with trio.open_nursery() as accepting:
-                if listeners:  # serving none is an error of Trio's
-                    accepting.start_soon(
-                        partial(
-                            trio.serve_listeners,
-                            connections.serve,
-                            [PromptListener(listener) for listener in listeners],
-                            handler_nursery=running,
-                        )
-                    )
+                accepting.start_soon(
+                    partial(trio.serve_listeners, connections.serve, doorway.serving(), handler_nursery=running)
+                )
                 scheme = "amqps" if certificates else "amqp"
-                task_status.started([url(scheme, listener) for listener in listeners])
+                task_status.started([url(scheme, listener) for listener in doorway.listeners])
                 await stop()
                 accepting.cancel_scope.cancel()
             stopped.set()
             connections.stop()
             behind.start_soon(_cut_off, running.cancel_scope, state, grace_seconds)
         behind.cancel_scope.cancel()
+
+
+async def open_doorway(address: str, port: int, *, shares_port: bool = False, needs_port: bool = True) -> Doorway:
+    """Where connections come, as :func:`serve` says of these arguments.
+
+    Raises:
+        CannotListen: the address or the port is not to be had.
+    """
+    try:
+        return Doorway("amqp", await listen(address, port, _PORT_HINT, shares_port=shares_port))
+    except PortTaken:
+        if needs_port:
+            raise
+        return Doorway("amqp", [])
 
 
 async def _cut_off(scope: trio.CancelScope, state: AmqpState, seconds: float) -> None:

@@ -19,7 +19,7 @@ In reading order, the verbs first:
 * ``reserve``: room that is given up for removals when the disk is full.
 * ``watch``: what other processes do to the folders, by inotify, or by when each was changed; ``own_changes``: what this
   one does, which is not told.
-* ``opening``: a root is checked, locked, made and repaired before it is served.
+* ``opening``: a root is checked, locked, made and repaired before it is served; ``turn``: by which of several daemons.
 * ``ownership``: refuses a root that a stranger could change.
 * ``recovery``: brings every state that a crash can leave back to one that mq knows.
 * ``peers``: processes that share a root: which of them live, and the alarm when its medium failed.

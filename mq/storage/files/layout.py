@@ -109,6 +109,11 @@ class Layout(NamedTuple):
         return f"{self.state}/lock"
 
     @property
+    def turn_lock(self) -> str:
+        """What the daemon has locked whose turn it is, where several take turns."""
+        return f"{self.state}/lock-turn"
+
+    @property
     def moves_lock(self) -> str:
         """What is locked while messages are moved or the root is repaired."""
         return f"{self.state}/lock-moves"

@@ -41,7 +41,7 @@ from mq.storage.options import StorageOptions
 logger = logging.getLogger("mq.storage")
 
 _PROBE: Final = "user.mq.probe"
-_LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _NO_SUCH_CALL: Final = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EXDEV})
 """What a file system answers to a call that it does not have."""
@@ -145,9 +145,9 @@ def _open(
     peer_lease = PeerLease(calls, layout, expires=mount.remote)
     unless_opened = contextlib.ExitStack()
     try:
-        opened = _open_folders(calls, layout, root, Guard(calls, root, options, mount))
+        opened = open_checked(calls, layout, root, Guard(calls, root, options, mount))
         handles += opened.values()
-        handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
+        handles.append(lock := calls.open(layout.lock, LOCK_FILE))
         with _named(root, mount, "flock"):
             alone = _lock(calls, lock, root, shared=options.sharing is Sharing.PEERS)
         needed = check_format(calls, layout, root)
@@ -293,8 +293,14 @@ def explain(error: OSError) -> str:
     return f"{error.strerror or error}{advice.get(error.errno or 0, '')}"
 
 
-def _open_folders(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict[str, int]:
-    """The root and its folders, checked and open; made where they are missing."""
+def open_checked(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict[str, int]:
+    """Make the root and its folders where they are missing, and check them. Open handles by path: the caller closes
+    them.
+
+    Raises:
+        StorageUnusable: a stranger may write in one of them, or it is none.
+        OSError: from the system.
+    """
     if (kind := calls.kind(root)) is FileKind.OTHER:
         raise StorageUnusable(f"root {shorten(root)} is a link or worse; give the folder that it leads to as --root")
     if kind is FileKind.FILE:
@@ -447,7 +453,7 @@ def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount
         with _named(root, mount, "flock"):
             calls.lock(handles[0], exclusive=True)
             handles.append(calls.open(moved, OPEN_READ))
-            if not _is_locked(calls, handles[1]):
+            if not is_locked(calls, handles[1]):
                 raise StorageUnusable(
                     f"root {shorten(root)} is on {mount.kind}, where flock gives one lock twice: two daemons would "
                     "think that each serves the root alone. Choose a --root on a local disk"
@@ -459,7 +465,8 @@ def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount
                 calls.unlink(name)
 
 
-def _is_locked(calls: Calls, fd: int) -> bool:
+def is_locked(calls: Calls, fd: int) -> bool:
+    """Whether another open file has the lock of this one. If not, this one has it now."""
     try:
         calls.lock(fd, exclusive=True)
     except BlockingIOError:

@@ -1,0 +1,118 @@
+"""A daemon that waits for its turn on a root which another one serves, when its settings say so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import trio
+
+from mq.amqp.server.listener import open_doorway
+from mq.doors.listeners import listen, url
+from mq.doors.standby import Doorway, Owner, Standby
+from mq.errors import InvalidSetting
+from mq.settings import AMQP_PORT, Settings
+from mq.storage.files.turn import open_turn
+from mq.storage.options import StorageOptions
+
+
+class Doorways(NamedTuple):
+    """Where connections come.
+
+    Attributes:
+        http: to the HTTP door; None where it listens by itself.
+        amqp: to the AMQP door; None where it listens by itself, or is not there.
+        owner: takes connections from daemons that stand by; None where none do. Has to run.
+    """
+
+    http: Doorway | None = None
+    amqp: Doorway | None = None
+    owner: Owner | None = None
+
+
+def check_turns(settings: Settings, *, is_node: bool) -> None:
+    """Check that a daemon with these settings can take turns, if it is to.
+
+    Raises:
+        InvalidSetting: it cannot.
+    """
+    if settings.take_turns and (settings.peers or is_node):
+        raise InvalidSetting("take_turns is for daemons of which one at a time serves the root: leave out the others")
+    if settings.take_turns and not settings.folder:
+        raise InvalidSetting("take_turns is for a store of folders (posix or tmpfs), which has a lock")
+    if settings.reuse_port and not settings.peers and not settings.take_turns:
+        raise InvalidSetting(
+            "reuse_port is for daemons that serve one root together: say so with --take-turns, or how many others "
+            "there are with --peers"
+        )
+
+
+@asynccontextmanager
+async def in_turn(
+    settings: Settings, stop: trio.Event, stands_by: Callable[[list[str]], None]
+) -> AsyncIterator[Doorways | None]:
+    """In the block it is this daemon's turn to serve its root.
+
+    Args:
+        settings: of the daemon.
+        stop: ends the waiting.
+        stands_by: called with the URLs of a daemon that waits.
+
+    Yields:
+        Where connections come; None when it was told to stop before.
+
+    Raises:
+        StorageUnusable: the root cannot be served.
+        CannotListen: an address or a port is not to be had.
+    """
+    if not settings.take_turns:
+        yield Doorways()
+        return
+    options = StorageOptions(group_writable=settings.group_writable, root_owner=settings.root_owner)
+    turn = await trio.to_thread.run_sync(open_turn, settings.folder, options)
+    opened: list[Doorway] = []
+    try:
+        http = Doorway("http", await listen(settings.address, settings.port, shares_port=settings.reuse_port))
+        opened.append(http)
+        amqp = await _amqp_doorway(settings)
+        opened += [amqp] if amqp is not None else []
+        guards = _guards(settings)
+        if not turn.take():
+            stands_by([url("https" if settings.tls_cert else "http", each) for each in http.listeners])
+            await _wait(Standby(turn.socket, opened, guards), turn.take, stop)
+        yield None if stop.is_set() else Doorways(http, amqp, Owner(turn.socket, opened, guards))
+    finally:
+        for doorway in opened:
+            doorway.close()
+        turn.close()
+
+
+async def _wait(standby: Standby, take: Callable[[], bool], stop: trio.Event) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def heed() -> None:
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(heed)
+        await standby.wait(take)
+        nursery.cancel_scope.cancel()
+
+
+async def _amqp_doorway(settings: Settings) -> Doorway | None:
+    if not settings.serves_amqp:
+        return None
+    return await open_doorway(
+        settings.address,
+        AMQP_PORT if settings.amqp_port is None else settings.amqp_port,
+        shares_port=settings.reuse_port,
+        needs_port=settings.amqp_port is not None,
+    )
+
+
+def _guards(settings: Settings) -> bytes:
+    """Says how the doors are guarded, in a few bytes."""
+    files = (settings.users, settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_crl)
+    return hashlib.sha256(repr(files).encode()).hexdigest().encode()

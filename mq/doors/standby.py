@@ -1,0 +1,318 @@
+"""Daemons that take turns: one, the *owner*, serves a root, and the others stand by.
+
+Each listens. One that stands by hands every connection that it accepts to the owner, as an open file (unix(7),
+SCM_RIGHTS): what client and owner say to each other does not pass through it, whatever they speak. The way between the
+two is a Unix socket, the owner's. It ends with the owner, however that ends, and then the next takes its turn; until
+then connections wait where the kernel keeps them.
+
+A connection that could not be handed over stays with the daemon that accepted it: it is handed to the next owner, or
+served here, when that is this daemon.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import socket as sockets
+import stat
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from mq.doors.connections import peer_of, uid_of
+from mq.doors.listeners import CannotListen, PromptListener
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS: Final = 0.02
+"""Between two looks whether it is this daemon's turn, while no owner can be reached."""
+BEAT_SECONDS: Final = 1.0
+"""How often an owner says that it lives."""
+SILENT_SECONDS: Final = 5.0
+"""An owner that says nothing for so long gets no more connections: it hangs."""
+MOST_KEPT: Final = 65_536
+"""Connections of a door that wait to be served."""
+_WELCOME: Final = b"welcome"
+_STRANGE: Final = b"strange"
+_BEAT: Final = b"."
+_LONGEST_WORD: Final = 128
+_LINKS: Final = 64
+_MODE: Final = 0o600
+_CREDENTIALS: Final = struct.Struct("iII")
+"""Process, user and group (unix(7), SO_PEERCRED)."""
+_FILE_SIZE: Final = array.array("i").itemsize
+
+
+class Doorway:
+    """Where the connections of one door come from: its listeners, and the daemons that stand by.
+
+    Args:
+        name: of the door. All daemons call it the same.
+        listeners: its own; perhaps none.
+    """
+
+    def __init__(self, name: str, listeners: Sequence[trio.SocketListener]) -> None:
+        self.name = name
+        self.listeners = listeners
+        self._put, self._handed = trio.open_memory_channel[trio.SocketStream](MOST_KEPT)
+
+    def keep(self, stream: trio.SocketStream) -> None:
+        """Keep a connection until it is served here, or handed over. Once the door is closed, it is closed, too."""
+        try:
+            self._put.send_nowait(stream)
+        except (trio.BrokenResourceError, trio.WouldBlock):
+            stream.socket.close()
+
+    def kept(self) -> list[trio.SocketStream]:
+        """The connections that were kept, the oldest first. They are the caller's from now on."""
+        found = []
+        with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+            while True:
+                found.append(self._handed.receive_nowait())
+        return found
+
+    def serving(self) -> list[trio.abc.Listener[trio.SocketStream]]:
+        """All ways in, for the server of the door. It closes them."""
+        return [*map(PromptListener, self.listeners), _Kept(self, self._handed)]
+
+    def close(self) -> None:
+        """Close the listeners, and the connections that were kept."""
+        for listener in self.listeners:
+            listener.socket.close()
+        for stream in self.kept():
+            stream.socket.close()
+        self._handed.close()
+
+
+class _Kept(trio.abc.Listener[trio.SocketStream]):
+    """The connections that are kept, as a listener."""
+
+    def __init__(self, doorway: Doorway, handed: trio.MemoryReceiveChannel[trio.SocketStream]) -> None:
+        self._doorway = doorway
+        self._handed = handed
+
+    async def accept(self) -> trio.SocketStream:
+        return await self._handed.receive()
+
+    async def aclose(self) -> None:
+        for stream in self._doorway.kept():
+            stream.socket.close()
+        await self._handed.aclose()
+
+
+class _Borrowed(trio.abc.Listener[trio.SocketStream]):
+    """A listener that outlives who accepts from it."""
+
+    def __init__(self, listener: trio.SocketListener) -> None:
+        self._listener = PromptListener(listener)
+
+    async def accept(self) -> trio.SocketStream:
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class StrangeOwner(CannotListen):
+    """The owner guards its doors in another way than this daemon would."""
+
+
+class Standby:
+    """Hands connections to the owner.
+
+    Args:
+        path: of the owner's socket.
+        doorways: where connections come.
+        guards: says how the doors are guarded. The owner has to say the same.
+    """
+
+    def __init__(self, path: str, doorways: Sequence[Doorway], guards: bytes) -> None:
+        self._path = path
+        self._doorways = doorways
+        self._guards = guards
+        self._warned_of = 0
+
+    async def wait(self, take: Callable[[], bool]) -> None:
+        """Hand connections over until `take` says that it is this daemon's turn.
+
+        Raises:
+            StrangeOwner: the doors would be guarded in another way than this daemon's settings say.
+        """
+        while not take():
+            with suppress(OSError), _new_socket() as link:
+                await link.connect(self._path)
+                await self._serve(link)
+            await trio.sleep(PAUSE_SECONDS)
+
+    async def _serve(self, link: trio.socket.SocketType) -> None:
+        """Hand over until the owner ends."""
+        await link.send(self._guards)
+        if await self._hear(link) != _WELCOME:
+            return
+        async with trio.open_nursery() as nursery:
+            for doorway in self._doorways:
+                nursery.start_soon(self._hand_all, doorway, link)
+            while await self._hear(link):
+                pass
+            nursery.cancel_scope.cancel()
+
+    async def _hear(self, link: trio.socket.SocketType) -> bytes:
+        """What the owner says; nothing when it has ended, or hangs."""
+        said = b""
+        with trio.move_on_after(SILENT_SECONDS) as patience, suppress(OSError):
+            said = await link.recv(_LONGEST_WORD)
+        if patience.cancelled_caught:
+            self._warn(_pid_of(link))
+        if said == _STRANGE:
+            raise StrangeOwner(
+                "the daemon that serves this root has other users or other TLS files, and would serve by those what "
+                "comes here: start all daemons of a root with the same --users and --tls-*"
+            )
+        return said
+
+    def _warn(self, pid: int) -> None:
+        if pid != self._warned_of:
+            self._warned_of = pid
+            logger.error(
+                "the daemon that serves this root, process %d, has not answered for %g s, and keeps its lock: end it "
+                "(kill -9 %d), then this one goes on",
+                pid,
+                SILENT_SECONDS,
+                pid,
+            )
+
+    async def _hand_all(self, doorway: Doorway, link: trio.socket.SocketType) -> None:
+        """Hand over the connections of one door, for ever."""
+        for stream in doorway.kept():
+            await self._hand(doorway, link, stream)
+
+        async def hand(stream: trio.SocketStream) -> None:
+            await self._hand(doorway, link, stream)
+
+        if doorway.listeners:
+            await trio.serve_listeners(hand, [_Borrowed(listener) for listener in doorway.listeners])
+
+    async def _hand(self, doorway: Doorway, link: trio.socket.SocketType, stream: trio.SocketStream) -> None:
+        handle = array.array("i", [stream.socket.fileno()])
+        is_handed = False
+        try:
+            with suppress(OSError):
+                await link.sendmsg([doorway.name.encode()], [(sockets.SOL_SOCKET, sockets.SCM_RIGHTS, handle)])
+                is_handed = True
+        finally:
+            if not is_handed:
+                doorway.keep(trio.SocketStream(stream.socket.dup()))
+            stream.socket.close()
+
+
+class Owner:
+    """Takes the connections that daemons hand over which stand by.
+
+    Args:
+        path: of its socket. No other daemon may be the owner.
+        doorways: get the connections.
+        guards: says how the doors are guarded. A daemon that says something else hands nothing over.
+    """
+
+    def __init__(self, path: str, doorways: Sequence[Doorway], guards: bytes) -> None:
+        self._path = path
+        self._doorways = {doorway.name.encode(): doorway for doorway in doorways}
+        self._guards = guards
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take connections, for ever. Started once there is a socket.
+
+        Raises:
+            CannotListen: there cannot be one.
+        """
+        try:
+            listening = await self._listen()
+        except OSError as error:
+            raise CannotListen(f"cannot listen for daemons that stand by: {error.strerror}") from error
+        try:
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                while True:
+                    try:
+                        link, _ = await listening.accept()
+                    except OSError as error:  # out of handles, mostly
+                        logger.warning("cannot take connections of a daemon that stands by: %s", error.strerror)
+                        await trio.sleep(BEAT_SECONDS)
+                    else:
+                        nursery.start_soon(self._serve, link)
+        finally:
+            listening.close()
+            with suppress(OSError):
+                os.unlink(self._path)
+
+    async def _listen(self) -> trio.socket.SocketType:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
+                raise CannotListen("cannot listen for daemons that stand by: state/turn is no socket; move it away")
+            os.unlink(self._path)  # of an owner that has ended, for this one has the lock
+        opened = _new_socket()
+        try:
+            os.fchmod(opened.fileno(), _MODE)  # the kernel makes the file with it
+            await opened.bind(self._path)
+            opened.listen(_LINKS)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    async def _serve(self, link: trio.socket.SocketType) -> None:
+        """Take what one daemon hands over, until it ends."""
+        with link, suppress(OSError):
+            if uid_of(peer_of(link).address) not in (0, os.geteuid()):
+                return
+            guards = b""
+            with trio.move_on_after(SILENT_SECONDS):
+                guards = await link.recv(_LONGEST_WORD)
+            if guards != self._guards:
+                await link.send(_STRANGE)
+                return
+            await link.send(_WELCOME)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_beat, link)
+                await self._take(link)
+                nursery.cancel_scope.cancel()
+
+    async def _take(self, link: trio.socket.SocketType) -> None:
+        room = sockets.CMSG_SPACE(_FILE_SIZE)
+        with suppress(OSError):
+            while True:
+                name, given, _, _ = await link.recvmsg(_LONGEST_WORD, room, sockets.MSG_CMSG_CLOEXEC)
+                if not name:
+                    return
+                for stream in _streams(given):
+                    self._doorways[name].keep(stream) if name in self._doorways else stream.socket.close()
+
+
+def _streams(given: Sequence[tuple[int, int, bytes]]) -> list[trio.SocketStream]:
+    """The connections of a message; none where this process had no handle left for it."""
+    found = array.array("i")
+    for level, kind, data in given:
+        if (level, kind) == (sockets.SOL_SOCKET, sockets.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % _FILE_SIZE])
+    return [trio.SocketStream(trio.socket.from_stdlib_socket(sockets.socket(fileno=handle))) for handle in found]
+
+
+async def _beat(link: trio.socket.SocketType) -> None:
+    """Say that this daemon lives, for as long as the other one listens."""
+    with suppress(OSError):
+        while True:
+            await link.send(_BEAT)
+            await trio.sleep(BEAT_SECONDS)
+
+
+def _new_socket() -> trio.socket.SocketType:
+    return trio.socket.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)  # which keeps messages apart
+
+
+def _pid_of(link: trio.socket.SocketType) -> int:
+    """The process that listens at the other end."""
+    return int(_CREDENTIALS.unpack(link.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size))[0])
