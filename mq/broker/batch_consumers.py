@@ -14,14 +14,15 @@ of those that are lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 import trio
 
 from mq.broker.bodies import close
-from mq.broker.commit import InFlight
+from mq.broker.commit import BatchTimes, Future, InFlight, error_of
+from mq.broker.config import MARGIN_SECONDS
 from mq.broker.consuming import Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
@@ -41,9 +42,9 @@ from mq.errors import (
     StorageFull,
     StorageUnsure,
 )
-from mq.lifecycle import Kind, State
+from mq.lifecycle import DOOR, Kind, State
 from mq.message import Message, MessageId
-from mq.storage.interface import Entry, Move, Stored
+from mq.storage.interface import Entry, Meta, Move, Outcome, Put, Result, Stored
 
 logger = logging.getLogger("mq.broker")
 
@@ -288,7 +289,7 @@ class BatchConsumers:
         """Remove the acknowledged messages that a crash has left. Called before the first request is served."""
         for index, consumer in self._consumers.unfinished(queues):
             try:
-                async with consumer.lock:
+                async with consumer.changing():
                     await self._finish(index, consumer)
             except StorageError as error:  # the consumer's next request tries again
                 logger.warning("cannot remove what %s acknowledged of %s now: %s", consumer.name, index.name, error)
@@ -322,7 +323,7 @@ class BatchConsumers:
         self._check_alone()
         while True:
             consumer = self._consumers.get_or_make(index, name)
-            async with consumer.lock:
+            async with consumer.changing():
                 if self._consumers.get(index, name) is consumer:  # else it was forgotten meanwhile
                     await self._finish(index, consumer)  # the answer says what was acknowledged: that must be gone
                     state = consumer.state
@@ -367,7 +368,7 @@ class BatchConsumers:
             QueueHeld: one consumer alone has the queue's messages.
         """
         consumer = self._known(index, name, epoch)
-        async with consumer.lock:
+        async with consumer.changing():
             self._check_epoch(consumer, epoch)
             self._check_turn(consumer, batch)
             if index.exclusion is not None:
@@ -421,7 +422,7 @@ class BatchConsumers:
             ReceiptMismatch: the claim has another number of messages, and so other places.
         """
         consumer = self._known(index, name, epoch)
-        async with consumer.lock:
+        async with consumer.changing():
             self._check_epoch(consumer, epoch)
             claim = _check_places(consumer, batch, of)
             if not 0 <= start < stop <= of:
@@ -448,7 +449,7 @@ class BatchConsumers:
             StorageError: not all of it is removed. Another call removes the rest.
         """
         consumer = self._known(index, name, epoch)
-        async with consumer.lock:
+        async with consumer.changing():
             self._check_epoch(consumer, epoch)
             state = consumer.state
             if batch > state.acknowledged and (state.open is None or state.open.batch != batch):
@@ -469,7 +470,7 @@ class BatchConsumers:
         consumer = self._consumers.get(index, name)
         if consumer is None:
             return
-        async with consumer.lock:
+        async with consumer.changing():
             if consumer.state.is_acknowledged:
                 await self._finish(index, consumer)
             held = self._claimed.leased(index, consumer)
@@ -593,6 +594,7 @@ class ClaimedMessages:
     """
 
     def __init__(self, core: Core, upkeep: Upkeep, dead_letters: DeadLetters, remover: Remover, leases: Leases) -> None:
+        self._core = core
         self._storage = core.storage
         self._catalog = core.catalog
         self._jobs = core.jobs
@@ -600,7 +602,6 @@ class ClaimedMessages:
         self._dead_letters = dead_letters
         self._remover = remover
         self._leases = leases
-        self._random = core.random
 
     async def choose(self, index: QueueIndex, most: int, most_bytes: int | None, up_to: int | None) -> list[Entry]:
         """The first READY messages, locked from now on: lease them, or put them back.
@@ -663,13 +664,17 @@ class ClaimedMessages:
             MQError: not all of them are leased. Asking again leases the others.
         """
         consumer.lease_ends = trio.current_time() + seconds
-        for start in range(0, len(entries), LONGEST_SLICE):
-            try:
-                await self._lease_some(consumer, entries[start : start + LONGEST_SLICE], seconds)
-            except BaseException:
-                consumer.lease_ends = 0.0
-                self.put_back(entries[start + LONGEST_SLICE :])
-                raise
+        slices = [
+            LeaseSlice(self._core, self._leases, consumer.tag, entries[start : start + LONGEST_SLICE], seconds)
+            for start in range(0, len(entries), LONGEST_SLICE)
+        ]
+        for each in slices:
+            self._core.committer.submit(each.moves, len(each.entries), each.done)
+        try:
+            await _all([each.future for each in slices])
+        except BaseException:
+            consumer.lease_ends = 0.0
+            raise
 
     async def read(
         self, index: QueueIndex, consumer: BatchConsumer, ids: Sequence[MessageId]
@@ -691,11 +696,13 @@ class ClaimedMessages:
                 raise NoSuchMessage(f"a message that consumer {consumer.name} has claimed vanished from the store")
 
     async def remove(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
-        """Remove messages for good, wherever they are by now and also from other consumers.
+        """Remove acknowledged messages for good, wherever they are by now and also from other consumers.
 
         Raises:
             StorageError: not all of them are removed. Asking again removes the others.
         """
+        # The record says that they go, and a start sees to it. So they must be gone only once it says less.
+        durable = not self._storage.description.groups
         futures = []
         for start in range(0, len(ids), LONGEST_SLICE):
             left = ids[start : start + LONGEST_SLICE]
@@ -703,7 +710,7 @@ class ClaimedMessages:
                 moving = [id for id in left if id in self._catalog.locks]
                 found = [self._dead_letters.find(index, id) for id in left if id not in self._catalog.locks]
                 there = [entry for entry in found if entry is not None]
-                futures.append(self._remover.remove(there, durable=True))  # no await since they were found unlocked
+                futures.append(self._remover.remove(there, durable=durable))  # no await since they were found unlocked
                 for id in moving[:1]:
                     await self._catalog.locks.wait(id)
                 left = moving
@@ -723,8 +730,10 @@ class ClaimedMessages:
                 await self._catalog.locks.wait(entry.id)
                 if self._stands(entry):
                     self._catalog.begin(entry)
-                    jobs.append(self._put(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE))
-            await _all(jobs)
+                    move = Move(entry, State.READY, entry.meta.at_rest())
+                    jobs.append(MoveJob(self._catalog, move, Kind.REQUEUE, "give back a message of the claim"))
+                    self._jobs.put(jobs[-1:])
+            await _all([job.future for job in jobs])
 
     # Implementation
 
@@ -764,18 +773,6 @@ class ClaimedMessages:
             return entry.id not in index.held and not self._upkeep.is_dead(index, entry)
         return consumer.has_leased(entry)
 
-    async def _lease_some(self, consumer: BatchConsumer, entries: list[Entry], seconds: float) -> None:
-        jobs = []
-        for entry in entries:
-            meta = entry.meta._replace(
-                deadline_ms=self._leases.deadline_ms(seconds),
-                receives=entry.meta.receives + (entry.state is State.READY),
-                receipt=f"{consumer.tag}{self._random.getrandbits(24):06x}",
-            )
-            kind = Kind.LEASE if entry.state is State.READY else Kind.EXTEND
-            jobs.append(self._put(Move(entry, State.DELAYED, meta), kind, seconds))
-        await _all(jobs)
-
     async def _held(self, index: QueueIndex, consumer: BatchConsumer, id: MessageId) -> Entry:
         await self._catalog.locks.wait(id)
         entry = index.find(id)
@@ -787,10 +784,65 @@ class ClaimedMessages:
         index = self._catalog.queues.get(entry.queue)
         return index is not None and index.find(entry.id) == entry
 
-    def _put(self, move: Move, kind: Kind, seconds: float | None = None) -> MoveJob:
-        job = MoveJob(self._catalog, move, kind, "change a message of the claim", seconds)
-        self._jobs.put([job])
-        return job
+
+class LeaseSlice:
+    """Leases some messages of a claim, which are locked, in one batch.
+
+    Args:
+        core: what every part has.
+        leases: gives their deadlines.
+        tag: of the claim.
+        entries: READY, or leased under this claim before.
+        seconds: length of the leases, which begin with the batch.
+
+    Attributes:
+        entries: the messages.
+        future: answered when all of them are leased.
+    """
+
+    def __init__(self, core: Core, leases: Leases, tag: str, entries: Sequence[Entry], seconds: float) -> None:
+        self.future: Future[None] = Future()
+        self._core = core
+        self._leases = leases
+        self._tag = tag
+        self.entries = entries
+        self._seconds = seconds
+        self._moves: list[Move] = []
+        self._began = 0.0
+        self._door = DOOR.get()
+
+    def moves(self) -> list[Move]:
+        """The moves. To be called just before they are done."""
+        self._began = trio.current_time()
+        deadline_ms, draw = self._leases.deadline_ms(self._seconds), self._core.random.getrandbits
+        for entry in self.entries:
+            _, receives, _, order, expires_ms = entry.meta
+            is_ready = entry.state is State.READY
+            meta = Meta(deadline_ms, receives + is_ready, f"{self._tag}{draw(24):06x}", order, expires_ms)
+            self._moves.append(Move(entry, State.DELAYED, meta))
+        return self._moves
+
+    def done(self, outcomes: Sequence[Outcome], barrier: BatchTimes) -> None:
+        """End the moves in the catalog, and answer. A message that was gone is no error."""
+        end = self._core.catalog.end
+        due = trio.current_time() + self._seconds
+        refusal: Outcome | None = None
+        for move, outcome in zip(self._moves, outcomes, strict=True):
+            left = move.entry
+            kind = Kind.LEASE if left.state is State.READY else Kind.EXTEND
+            if outcome.result is Result.DONE:
+                end(left, move.target, kind, due, self._door)
+            elif outcome.result is Result.GONE:
+                end(left, None, kind)
+            else:
+                end(left, left, kind)
+                refusal = outcome
+        if refusal is not None:
+            self.future.fail(error_of(refusal, "lease a message of the claim"))
+        elif barrier.ended - self._began > MARGIN_SECONDS:
+            self.future.fail(StorageUnsure("the disk was too slow: the lease may have ended, or not. Try again"))
+        else:
+            self.future.set(None)
 
 
 class Claim(NamedTuple):
@@ -860,7 +912,7 @@ class BatchConsumer:
 
     Attributes:
         state: the durable state.
-        lock: taken by each change.
+        keeping: answered when the last state that was to be kept is, or is not.
         lease_ends: when the first lease of its claim ends (Trio's clock); 0 when unknown.
         is_finished: whether all messages of the acknowledged claim are known to be gone.
     """
@@ -869,9 +921,19 @@ class BatchConsumer:
         self.name = name
         self.incarnation = incarnation
         self.state = state
-        self.lock = trio.Lock()
         self.lease_ends = 0.0
         self.is_finished = False
+        self._lock = trio.Lock()
+        self.keeping: Future[None] | None = None
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """A context in which no other task changes the consumer."""
+        async with self._lock:
+            if self.keeping is not None:  # its caller was cancelled
+                with suppress(MQError):
+                    await self.keeping.get()
+            yield
 
     @property
     def ids(self) -> tuple[MessageId, ...]:
@@ -952,15 +1014,24 @@ class ConsumerRecords:
         return consumer
 
     async def keep(self, index: QueueIndex, consumer: BatchConsumer, state: ConsumerRecord) -> None:
-        """Set a consumer's state; durable on return.
+        """Set a consumer's state; durable on return. Goes on where the caller is cancelled.
 
         Raises:
             StorageError: the state may not be durable, and is not set here.
         """
-        with self._committer.noting_failure(), trio.CancelScope(shield=True):
-            await self._storage.put_record(KIND, f"{index.name}/{consumer.name}", _record(consumer, state))
-        consumer.state = state
-        consumer.is_finished = False
+        consumer.keeping = keeping = Future[None]()
+        put = Put(KIND, f"{index.name}/{consumer.name}", _record(consumer, state))
+
+        def done(outcomes: list[Outcome], _: BatchTimes) -> None:
+            [outcome] = outcomes
+            if outcome.result is Result.DONE:
+                consumer.state, consumer.is_finished = state, False
+                keeping.set(None)
+            else:
+                keeping.fail(error_of(outcome, "note what the consumer has"))
+
+        self._committer.submit(lambda: [put], 1, done)
+        await keeping.get()
 
     async def drop(self, index: QueueIndex, consumer: BatchConsumer) -> None:
         """Drop a consumer and its record.
@@ -1009,17 +1080,17 @@ def _claim(kept: Any) -> Claim | None:
     )
 
 
-async def _all(jobs: Sequence[MoveJob]) -> None:
-    """Wait until all jobs are done. A message that was gone is no error.
+async def _all(futures: Sequence[Future[Any]]) -> None:
+    """Wait until all are answered. A message that was gone is no error.
 
     Raises:
-        MQError: the last of those with which jobs failed.
+        MQError: the last of those with which they failed.
     """
     failed: MQError | None = None
-    for job in jobs:
+    for future in futures:
         try:
             with suppress(NoSuchMessage):
-                await job.future.get()
+                await future.get()
         except MQError as error:
             failed = error
     if failed is not None:

@@ -26,11 +26,12 @@ from mq.errors import (
     StorageStopped,
     StorageUnsure,
 )
-from mq.storage.interface import Operation, Outcome, Result, Storage
+from mq.storage import groups
+from mq.storage.interface import AnyOperation, Outcome, Result, Storage
 
 T = TypeVar("T")
 LARGEST_BATCH: Final = 1024
-"""Messages after which a batch takes no further group along."""
+"""Messages after which a batch takes nothing more along."""
 QUIET_STEPS: Final = 3
 """Steps of the event loop without a new operation after which a batch begins: about as many as a request takes from its
 arrival to its operation."""
@@ -58,13 +59,13 @@ class Committer:
         self._gathers = storage.description.durable  # without a barrier there is nothing to share
         self._waiting: deque[_Submission] = deque()
         self._size = 0  # messages that wait
-        self._last_groups = 0  # groups in the batch before
+        self._last_taken = 0  # submissions in the batch before
         self._idle = trio.lowlevel.ParkingLot()
         self.failure = ""
         self._shut_out: StorageFenced | None = None
 
     def submit(self, make: Make, messages: int, then: Then) -> None:
-        """Commit operations in one batch, together with others that wait. Groups are answered in order of arrival.
+        """Commit operations in one batch, together with others that wait. Answers come in order of arrival.
 
         Args:
             make: returns the operations; called just before the store, so that instants in them are true.
@@ -75,7 +76,7 @@ class Committer:
         self._size += messages
         self._idle.unpark()
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Commit operations in one batch, together with others that wait; their outcomes, in order."""
         future: Future[list[Outcome]] = Future()
         self.submit(lambda: operations, len(operations), lambda outcomes, _: future.set(outcomes))
@@ -106,16 +107,16 @@ class Committer:
                 await self._idle.park()
             if self._shut_out is not None:
                 raise self._shut_out
-            groups = await self._gathered()
+            submissions = await self._gathered()
             began = trio.current_time()
-            for group in groups:
-                group.operations = group.make()
-            operations = [operation for group in groups for operation in group.operations]
+            for each in submissions:
+                each.operations = each.make()
+            operations = [operation for each in submissions for operation in each.operations]
             outcomes = iter(await self._commit(operations))
             barrier = BatchTimes(began, max(began, trio.current_time() - self._storage.description.heard_late))
             self._told(barrier.ended - barrier.began)
-            for group in groups:
-                group.then([next(outcomes) for _ in group.operations], barrier)
+            for each in submissions:
+                each.then([next(outcomes) for _ in each.operations], barrier)
 
     async def _gathered(self) -> list[_Submission]:
         """The next batch, once no more operations come for a few steps of the event loop."""
@@ -128,22 +129,22 @@ class Committer:
         return self._take()
 
     def _is_enough(self) -> bool:
-        if not self._gathers or max(len(self._waiting), self._last_groups) <= 1:
+        if not self._gathers or max(len(self._waiting), self._last_taken) <= 1:
             return True
         return self._size >= LARGEST_BATCH
 
     def _take(self) -> list[_Submission]:
-        groups: list[_Submission] = []
+        taken: list[_Submission] = []
         size = 0
         while self._waiting and size < LARGEST_BATCH:
-            groups.append(self._waiting.popleft())
-            size += groups[-1].messages
-        self._last_groups = len(groups)
+            taken.append(self._waiting.popleft())
+            size += taken[-1].messages
+        self._last_taken = len(taken)
         self._size -= size
-        return groups
+        return taken
 
-    async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        outcomes = await self._storage.commit(operations)
+    async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        outcomes = await groups.commit(self._storage, operations)
         for outcome in outcomes:
             if outcome.result is Result.FENCED:
                 raise StorageFenced(outcome.reason or "another broker is in charge of the store. Start mq again")
@@ -164,7 +165,7 @@ class BatchTimes(NamedTuple):
     ended: float
 
 
-Make = Callable[[], Sequence[Operation]]
+Make = Callable[[], Sequence[AnyOperation]]
 Then = Callable[[list[Outcome], BatchTimes], None]
 
 
@@ -173,7 +174,7 @@ class _Submission:
 
     def __init__(self, make: Make, messages: int, then: Then) -> None:
         self.make = make
-        self.operations: Sequence[Operation] = ()
+        self.operations: Sequence[AnyOperation] = ()
         self.messages = messages
         self.then = then
 

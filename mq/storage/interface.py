@@ -287,7 +287,8 @@ class Description(NamedTuple):
             outcomes. To be read right after :meth:`Storage.commit`, before anything else is awaited.
         places: a Write can make its message in READY or DELAYED. Where False it makes it in NEW, and a Move of its own
             brings it there.
-        groups: operations that a Group may have at the most; 0 where it takes no Group, no Put and no Drop.
+        groups: operations that a Group may have at the most; 0 where it takes no Group, no Put and no Drop. Where it
+            takes them, nothing is durable before what was done before it.
         group_bytes: of the bodies, attributes and values in a Group at the most; None for no limit.
     """
 

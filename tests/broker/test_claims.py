@@ -24,8 +24,9 @@ from mq.errors import (
     StorageFailed,
     StorageFull,
 )
+from mq.lifecycle import State
 from mq.message import Message
-from mq.storage.interface import QUEUE, Operation, Outcome, Result, Storage
+from mq.storage.interface import QUEUE, AnyOperation, Move, Operation, Outcome, Put, Result, Storage
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
@@ -716,8 +717,10 @@ async def test_whoever_hears_of_an_acknowledgement_gets_none_of_its_messages_any
         epoch = (await broker.claims.start("q", "c")).epoch
         await broker.claims.claim("q", "c", 1, epoch)
 
-        async def refuse(operations: Sequence[Operation]) -> list[Outcome]:
-            return [Outcome(Result.FULL, None, "no room") for _ in operations]
+        async def refuse(operations: Sequence[AnyOperation]) -> list[Outcome]:
+            done = Outcome(Result.DONE)
+            refused = Outcome(Result.FULL, None, "no room")
+            return [done if isinstance(each, Put) else refused for each in operations]
 
         commit, storage.commit = storage.commit, refuse  # type: ignore[method-assign]
         for call in (lambda: broker.claims.acknowledge("q", "c", 1, epoch), lambda: broker.claims.start("q", "c")):
@@ -748,20 +751,75 @@ async def test_a_start_does_not_hang_where_what_was_acknowledged_has_to_make_roo
 
 
 async def test_a_claim_that_cannot_be_noted_holds_nothing(wall_clock: WallClock) -> None:
+    """Nor were its messages received."""
     storage = MemoryStorage()
     async with open_broker(storage) as broker:
         await broker.create_queue("q")
         await fill(broker, 3)
         epoch = (await broker.claims.start("q", "c")).epoch
 
-        async def refuse(kind: str, key: str, value: Any) -> bool:
-            raise StorageFailed("no")
+        async def refuse(operations: Sequence[AnyOperation]) -> list[Outcome]:
+            return [Outcome(Result.FULL, None, "no room") for _ in operations]
 
-        put, storage.put_record = storage.put_record, refuse  # type: ignore[method-assign]
-        with pytest.raises(StorageFailed):
+        commit, storage.commit = storage.commit, refuse  # type: ignore[method-assign]
+        with pytest.raises(StorageFull):
             await broker.claims.claim("q", "c", 1, epoch)
-        storage.put_record = put  # type: ignore[method-assign]
+        storage.commit = commit  # type: ignore[method-assign]
         assert (await broker.status("q")).ready == 3
+        message = await broker.fetch("q")
+        assert message is not None
+        assert message.receives == 1
+
+
+async def test_a_claim_waits_for_few_barriers(wall_clock: WallClock) -> None:
+    """One for its record, and one for each thousand of its leases."""
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 2500)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        batches: list[list[type]] = []
+        commit = storage.commit
+
+        async def note(operations: Sequence[AnyOperation]) -> list[Outcome]:
+            batches.append([type(each) for each in operations])
+            return await commit(operations)
+
+        storage.commit = note  # type: ignore[method-assign]
+        assert await broker.claims.claim("q", "c", 1, epoch) is not None
+        assert batches == [[Put], [Move] * 1500, [Move] * 1000]
+
+
+async def test_a_message_that_is_gone_keeps_no_other_from_a_claim(wall_clock: WallClock) -> None:
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        bodies = await fill(broker, 3)
+        [_, gone, _] = sorted(await storage.scan(State.READY, "q"), key=lambda entry: entry.id.key)
+        assert [each.result for each in await storage.commit([Move(gone, State.REMOVED)])] == [Result.DONE]
+        epoch = (await broker.claims.start("q", "c")).epoch
+        assert await broker.claims.claim("q", "c", 1, epoch) is not None
+        assert (await broker.status("q"))[2:4] == (0, 2)
+        held = await broker.claims.claim("q", "c", 1, epoch)
+        assert held is not None
+        assert (held.messages, held.lost) == (2, 1)
+        assert await read(broker, 1, epoch) == [bodies[0], bodies[2]]
+
+
+async def test_a_call_waits_for_the_record_of_one_that_was_cancelled(wall_clock: WallClock) -> None:
+    storage = MemoryStorage()
+    async with open_broker(storage, clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        bodies = await fill(broker, 3)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        slow_down(storage, 0.3)
+        with trio.move_on_after(0.1) as cancelled:
+            await broker.claims.claim("q", "c", 1, epoch, most=2)
+        assert cancelled.cancelled_caught
+        held = await broker.claims.claim("q", "c", 1, epoch)
+        assert held is not None
+        assert (held.messages, held.is_new) == (2, False)
+        assert await read(broker, 1, epoch) == bodies[:2]
 
 
 async def test_browse_shows_by_sequence_and_takes_nothing(broker: Broker) -> None:

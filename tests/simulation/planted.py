@@ -181,7 +181,7 @@ BUGS: Final = {
         "consumer.state = consumer.state._replace(claim=claim)",
     ),
     "the lease of a claim is not durable": Bug(
-        "ClaimedMessages._lease_some",
+        "LeaseSlice.moves",
         "Move(entry, State.DELAYED, meta)",
         "Move(entry, State.DELAYED, meta, durable=False)",
     ),
