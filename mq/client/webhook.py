@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -13,6 +15,8 @@ from mq.client.errors import GiveBack
 from mq.client.sync_client import Client, Stream
 
 _NAMES: Final = {"user-agent": "mq", "accept-encoding": "identity"}
+_LARGEST_ANSWER: Final = 64 * 1024
+"""Bytes of an answer's body that are read, and dropped, so that its connection can be used again."""
 
 
 class Webhook:
@@ -20,7 +24,7 @@ class Webhook:
 
     Args:
         url: where to.
-        timeout: seconds that connecting, sending and the answer may take each.
+        timeout: seconds that connecting, sending and the answer may take each, none longer than `max_handling`.
         max_handling: seconds after which the lease is renewed no more.
         retry_delay: seconds after which a message comes back whose work failed; None for as long as its queue says.
         transport: another way to connect (tests).
@@ -45,7 +49,8 @@ class Webhook:
         self._url = url
         self._max_handling = max_handling
         self._retry_delay = retry_delay
-        self._http = httpx.Client(timeout=timeout, headers=_NAMES, trust_env=False, transport=transport)
+        self._timeout = min(timeout, max_handling)
+        self._http = httpx.Client(timeout=self._timeout, headers=_NAMES, trust_env=False, transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +90,18 @@ class Webhook:
         headers = [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in said]
         body = b"".join(stream)
         try:
-            status = self._http.post(self._url, content=body, headers=headers).status_code
+            with self._http.stream("POST", self._url, content=body, headers=headers) as answer:
+                self._drop_body(answer)
+                status = answer.status_code
         except httpx.HTTPError as error:
             return f"no answer: {' '.join(str(error).split()) or type(error).__name__}"
         return "" if 200 <= status < 300 else f"answered with {status}"
+
+    def _drop_body(self, answer: httpx.Response) -> None:
+        """Read the body of an answer, if it is short and comes soon. Its status has said all there is to say."""
+        size, until = 0, time.monotonic() + self._timeout
+        with contextlib.suppress(httpx.HTTPError):
+            for piece in answer.iter_raw():
+                size += len(piece)
+                if size > _LARGEST_ANSWER or time.monotonic() > until:
+                    break  # the connection is closed, and not used again

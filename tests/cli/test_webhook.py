@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,14 +28,17 @@ class Hook(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     server: Hook
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        said = {name.lower(): value for name, value in self.headers.items()}
+        self.server.got.append((said | {"of": str(self.client_address)}, body))
         assert self.path == "/hook?of=q"
         self.send_response(self.server.statuses.pop(0) if self.server.statuses else 204)
         self.send_header("location", "/hook?of=q")
+        self.send_header("content-length", "0")
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -91,6 +96,42 @@ def test_the_reason_is_told_among_the_dead(client: Client, mq: Mq, hook: Hook) -
     assert mq("receive", "q", "--max", 2, "--wait", 5, "--to", hook.url, "--retry-delay", 0).status == 1
     [dead] = client.browse("dead")
     assert dead.deaths[0].error == "answered with 507"
+
+
+def test_an_answer_without_end_is_not_waited_for(client: Client, mq: Mq) -> None:
+    """Its status says that the message is taken; what follows is of no interest."""
+    client.publish("q", b"hello")
+
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                connection.sendall(bytes(1 << 16))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        assert mq("receive", "q", "--to", f"http://127.0.0.1:{server.getsockname()[1]}").status == 0
+        thread.join()
+    assert client.queue("q").ready == 0
+
+
+def test_connections_are_used_again(client: Client, mq: Mq, hook: Hook) -> None:
+    for _ in range(3):
+        client.publish("q", b"hello")
+    assert mq("receive", "q", "-n", 3, "--to", hook.url).status == 0
+    assert len({headers["of"] for headers, _ in hook.got}) == 1
+
+
+def test_a_webhook_that_never_answers_gives_it_back(client: Client, mq: Mq) -> None:
+    client.publish("q", b"hello")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        done = mq("receive", "q", "--to", url, "--max-handling", 0.5, "--retry-delay", 0)
+    assert done.status == 1
+    assert client.queue("q").ready == 1
 
 
 def test_a_webhook_that_is_away_gives_it_back(client: Client, mq: Mq, free_port: int) -> None:
