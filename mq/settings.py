@@ -170,6 +170,7 @@ class Settings:
         None, _whole(0, 65_535), "port for AMQP 0-9-1 on the same address; 0 is off", f"{AMQP_PORT}, where it is free"
     )
     amqp_channel_max: int = _line(2047, _whole(1, 65_535), "the most channels of an AMQP connection that are agreed on")
+    sqs_port: int = _line(0, _whole(0, 65_535), "another port on that address for Amazon SQS's API alone; 0 is none")
     amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "names of AMQP's vhosts beside /, with commas between", "none")
     workers: int = _line(8, _whole(1, 1024), "pairs of one fetch and one save worker")
     take_turns: bool = _line(

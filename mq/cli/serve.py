@@ -198,6 +198,9 @@ async def _serve_root(
             doorway=doorways.http,
         )
         urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
+        if settings.sqs_port:
+            alone = WebApp(RequestLog(BrowserGuard(sqs.alone, settings.address, settings.hosts)))
+            urls += await nursery.start(partial(serve_web, alone, settings.address, settings.sqs_port, stop=until_stop))
         if settings.serves_amqp:
             body_max = min(settings.max_body, ConnectionLimits().body_max)
             limits = ConnectionLimits(body_max=body_max, channel_max=settings.amqp_channel_max)
@@ -267,6 +270,8 @@ def forgotten(store: str, *, durable: bool) -> list[str]:
 
 
 def _check_strict(settings: Settings) -> None:
+    if settings.strict_seeds and settings.sqs_port:
+        raise InvalidSetting("--strict-seeds has no door for SQS: leave --sqs-port out")
     if settings.strict_seeds and settings.store.partition(":")[0] not in _FOLDERS:
         raise InvalidSetting(
             f"--strict-seeds is for a store of folders ({' or '.join(_FOLDERS)}), not for {shorten(settings.store)}"

@@ -1,11 +1,12 @@
 """The SQS door: takes what speaks to Amazon SQS out of the requests of the HTTP door, and carries it out.
 
-It stands behind the browser guard and before all else, on the daemon's one port: what is meant for SQS can be told from
-every other request. So there is no second port to open, to guard and to give a certificate to.
+It stands behind the browser guard and before all else on the daemon's port: what is meant for SQS can be told from
+every other request. A second port is for clients whose endpoint cannot be changed (:attr:`SqsDoor.alone`).
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import secrets
@@ -30,7 +31,7 @@ from mq.sqs.names import REGION, QueueNames, queue_of_path
 from mq.sqs.notes import NoteBook
 from mq.sqs.protocol import FORM, PREFIX, TARGET, VERSION, JsonSpeech, QuerySpeech, Speech, fields_of
 from mq.sqs.signatures import ALGORITHM, SIGNED, check_time, is_signed_by, signature_of
-from mq.web.exchange import Handler, Reply, Request
+from mq.web.exchange import Handler, Reply, Request, problem
 from mq.web.http_connection import CONNECTION, WaitingRequests
 from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, WholeBody, making_room
 
@@ -80,6 +81,13 @@ class SqsDoor:
         waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
         nursery.start_soon(tasks.resume)
         self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, Attempts(), trio.Lock(), lease_seconds)
+
+    @property
+    def alone(self) -> SqsDoor:
+        """The same door for a port of its own, where nothing else is answered."""
+        door = copy.copy(self)
+        door._handler = _NothingElse()
+        return door
 
     def end(self) -> None:
         """End all waits for messages, and all message move tasks, before mq stops."""
@@ -203,6 +211,14 @@ class SqsDoor:
         if connection is not None:
             connection.user = found[0].name
         return found[0], signature.region
+
+
+class _NothingElse:
+    """Refuses what is not meant for SQS."""
+
+    async def handle(self, request: Request) -> Reply:
+        """404."""
+        return problem(404, "this port is for Amazon SQS's API alone: HTTP's own is on the daemon's --port")
 
 
 def _region(request: Request) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import http.client
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ from tests.sqs.celery_tasks import make_app
 from tests.sqs.clients import make_client
 
 WAIT_SECONDS: Final = 60
+FORM: Final = {"content-type": "application/x-www-form-urlencoded"}
 TASKS: Final = 200
 NODE: Final = Path(__file__).parent / "node"
 JAVA: Final = Path(__file__).parent / "java" / "Talk.java"
@@ -74,6 +76,29 @@ def test_what_was_answered_outlives_a_kill(daemon: Daemon) -> None:
     sqs.delete_message(QueueUrl=url, ReceiptHandle=leased["ReceiptHandle"])
     shown = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessagesNotVisible"])
     assert shown["Attributes"] == {"ApproximateNumberOfMessagesNotVisible": "2"}
+
+
+@pytest.mark.slow
+def test_a_port_for_sqs_alone(temp_root: Path, tmp_path: Path, free_port: int) -> None:
+    """The URLs that it gives have its port; neither HTTP nor the page is there."""
+    with Daemon(temp_root, tmp_path / "log", "--sqs-port", str(free_port)) as daemon:
+        alone = _client_at(free_port)
+        url = alone.create_queue(QueueName="q")["QueueUrl"]
+        assert url == f"http://127.0.0.1:{free_port}/000000000000/q"
+        alone.send_message(QueueUrl=url, MessageBody="hello")
+        [message] = client_of(daemon).receive_message(QueueUrl=url)["Messages"]
+        assert message["Body"] == "hello"
+        for path in ("/-/queues", "/", "/q"):
+            connection = http.client.HTTPConnection("127.0.0.1", free_port, timeout=WAIT_SECONDS)
+            with contextlib.closing(connection):
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                assert answer.status == 404
+                assert b"SQS" in answer.read()
+        connection = http.client.HTTPConnection("127.0.0.1", free_port, timeout=WAIT_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("POST", "/", "Action=ListQueues", {"origin": "http://evil.example"} | FORM)
+            assert connection.getresponse().status == 403, "the browser guard stands here, too"
 
 
 @pytest.mark.slow
