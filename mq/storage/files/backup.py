@@ -1,11 +1,11 @@
 """A backup of a root that may be served meanwhile: everything as it was at one instant, near the end of the run.
 
-Names change and bytes do not. So bodies are copied, or opened, while the names are followed (``live_names``), until at
-one instant every message that has a name is one of those. That instant is the backup's: all that was acknowledged
-before it is there as it was, as after a power cut just then. What was opened and not copied by then is copied after it.
+Names change and bytes do not. So the backup copies or opens bodies while it follows the names (``live_names``), until
+at one instant every message is copied or open. That is the backup's instant: everything acknowledged before it is saved
+as it was, as after a power cut just then. Messages that are open and not copied by then are copied after it.
 
-The log is left alone: files are the truth as long as the machine is up. So a root is refused whose daemon has not ended
-cleanly and does not run: its log may have what its files lack.
+The log is left alone: files are the truth as long as the machine is up. A root is refused when its daemon has not ended
+cleanly and does not run: the log may have changes that the files lack.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from mq.storage.files.recovery import rank
 from mq.storage.interface import Entry
 
 MOST_HELD: Final = 256
-"""Files that are open at a time. What is open cannot be taken away before it is copied."""
+"""Files that are open at a time. An open file cannot be taken away before it is copied."""
 _MOST_OVERFLOWS: Final = 20
 _LOCK_FILE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -65,7 +65,7 @@ class _Held(NamedTuple):
         id: the message.
         fd: the file.
         side: the content of its side file.
-        is_new: whether it may be half written: it was in new/, or the batch that wrote it may still be under way.
+        is_new: whether it may be half written: it was in new/, or its batch may still be under way.
     """
 
     id: MessageId
@@ -105,7 +105,7 @@ def back_up(
 
     Raises:
         StorageUnusable: in one line, why not and what to do.
-        StorageFull: there is no room for it; the backups of before are whole.
+        StorageFull: there is no room for it; earlier backups stay whole.
     """
     calls = LinuxCalls()
     root, folder = os.path.realpath(root), os.path.realpath(folder)
@@ -133,8 +133,8 @@ def back_up(
 
 @contextmanager
 def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
-    """See that the files of a root are all there is of it. Where other machines may change it, keep them from it for
-    the length of the block.
+    """Check that the files of a root are all there is of it. Where other machines may change the root, keep them out
+    for the length of the block.
 
     Raises:
         StorageUnusable: in one line, why not and what to do.
@@ -157,7 +157,7 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
 
 
 def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
-    """See that the files have all that a log in use says.
+    """Check that the files have all changes in a log that is in use.
 
     Raises:
         StorageUnusable: they may not.
@@ -189,7 +189,7 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
 
 
 def _has_records(calls: Calls, layout: Layout) -> bool:
-    """Whether a log that nobody uses has anything to say."""
+    """Whether a log that is not in use has records."""
     try:
         return bool(read_log(calls, layout.log))
     except LogDamaged:
@@ -291,7 +291,7 @@ class _Saver:
         close_all(self._calls, [*(held.fd for held in messages), *self._torn_records.values()])
 
     def reach_instant(self) -> None:
-        """Save what there is, until at one instant all of it is saved, or open."""
+        """Save messages, until at one instant all of them are saved, or open."""
         for _ in range(_MOST_OVERFLOWS):
             with contextlib.suppress(Overflowed):  # what is saved stays saved
                 self._names.begin()
@@ -305,7 +305,7 @@ class _Saver:
         )
 
     def finish(self) -> None:
-        """Copy what was opened, and what was half written when it was copied: it is whole now, or was not acknowledged
+        """Copy the open messages, and again those that were half written: they are whole now, or were not acknowledged
         at the instant."""
         for held in [*self._held.values(), *self._torn.values()]:
             saved = self._saved[held.id] = self._save(held)
@@ -315,7 +315,7 @@ class _Saver:
             self._records[path] = self._read(fd)
 
     def backup(self, number: int, root: str, instant: str) -> Backup:
-        """All of it, as it was at the instant."""
+        """The backup: the root as it was at the instant."""
         records: dict[str, str] = {}
         queues: list[str] = []
         places: dict[str, tuple[Entry, str]] = {}
@@ -340,7 +340,7 @@ class _Saver:
     # Until the instant
 
     def _reach(self, fresh: list[tuple[str, str]]) -> bool:
-        """Save or open what has come. Whether that took time, so that the instant is yet to come."""
+        """Save or open new messages. True when that took time, so that the instant is yet to come."""
         took = False
         for folder, name in fresh:
             if folder.startswith(RECORDS):
@@ -361,7 +361,7 @@ class _Saver:
         return id in self._saved or id in self._held or id in self._torn
 
     def _hold(self, entry: Entry, folder: str, name: str) -> None:
-        """Open a message, unless it has moved on: then its next name is told."""
+        """Open a message, unless it has moved on: then its next name follows."""
         fd = self._open(folder, name)
         if fd is None:
             return
@@ -372,7 +372,7 @@ class _Saver:
         self._held[entry.id] = _Held(entry.id, fd, side, is_new)
 
     def _copy_held(self) -> None:
-        """Copy what is open, and keep open what is half written."""
+        """Copy the open messages, and keep those open that are half written."""
         total = sum(map(len, self._names.files.values()))
         while self._held:
             held = next(iter(self._held.values()))
@@ -444,7 +444,7 @@ class _Saver:
 
 
 def _note_place(places: dict[str, tuple[Entry, str]], entry: Entry | None, path: str) -> None:
-    """Of several names of a message keep the one that a start would keep."""
+    """Note a message's place; of several, the one that a start would keep."""
     if entry is not None:
         other = places.get(entry.id)
         if other is None or rank(entry) > rank(other[0]):

@@ -7,9 +7,9 @@
     backups/000007.jsonl        a backup: what was where, at one instant
     bodies/4a/ID                the bytes of a message, for all backups that have it
 
-A message's bytes never change, so each is copied once, and a backup names those that it needs. It counts when its last
-line is there, with the checksum of all lines before; that line is written when every body that it names is on the
-medium. So one that was killed half-way leaves bodies that no backup names, and no more.
+A message's bytes never change, so each body is copied once, and a backup names those that it needs. A backup counts
+when it has its last line, with the checksum of all lines before. That line is written once every named body is on the
+medium. So a backup that was killed half-way leaves bodies that no backup names, and no more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MARK: Final = "mq-backup"
 _BACKUP: Final = re.compile(r"([0-9]{6,12})\.jsonl")
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEFT_BY_OTHERS: Final = frozenset({"lost+found"})
-"""What a new file system has in it."""
+"""Names that a new file system contains."""
 _END: Final = re.compile(rb'\n\["end",[0-9]+\]\n\Z')
 _LAST_BYTES: Final = 64
 _DEPTHS: Final = {"new": 2, "delay": 2, "queues": 3}
@@ -43,7 +43,7 @@ _DEPTHS: Final = {"new": 2, "delay": 2, "queues": 3}
 CHUNK: Final = 1 << 20
 _LINES_AT_ONCE: Final = 1000
 THREADS: Final = 16
-"""So many files are synced at a time on a real file system."""
+"""Files that are synced at a time on a real file system."""
 _MOST_WAITING: Final = 128
 """Files that are written, open, and not synced yet."""
 
@@ -67,13 +67,13 @@ class SavedMessage(NamedTuple):
 
 
 class BackupHeader(NamedTuple):
-    """What a backup says of itself, in its first line.
+    """The first line of a backup.
 
     Attributes:
         format: of the folder.
         number: of the backup; a later one has a higher.
-        root: whose it is.
-        instant: the moment at which the root was as it is here, UTC, by the clock of this machine.
+        root: the path of its root.
+        instant: the moment of which it is a copy, UTC, by the clock of this machine.
         queues: how many.
         messages: how many.
         bytes: of their bodies.
@@ -92,7 +92,7 @@ class Backup(NamedTuple):
     """A backup, read.
 
     Attributes:
-        header: what it says of itself.
+        header: its first line.
         records: path below state/records/ -> content.
         queues: their names.
         removed_queues: the names of their folders in remove/.
@@ -111,7 +111,7 @@ class BackupDamaged(Exception):
 
 
 class FileSyncs:
-    """Brings files that were written to the medium, several at a time: a disk, or a server, takes as long for ten.
+    """Brings written files to the medium, several at a time: a disk, or a server, takes as long for ten as for one.
 
     Args:
         calls: the system.
@@ -126,7 +126,7 @@ class FileSyncs:
         self._waiting: list[int] = []
 
     def add(self, fd: int) -> None:
-        """Take an open file that is written, to be closed here."""
+        """Take over a written, open file; it is closed here."""
         if self._syncfs:
             self._calls.close(fd)
             return
@@ -135,7 +135,7 @@ class FileSyncs:
             self.finish()
 
     def finish(self) -> None:
-        """Return when all that was added is on the medium.
+        """Wait until every added file is on the medium.
 
         Raises:
             SyncFailed: some of it is not known to be.
@@ -218,7 +218,7 @@ class BackupFolder:
         return backup
 
     def header(self, number: int) -> BackupHeader:
-        """What a backup says of itself; the rest is not looked at.
+        """The first line of a backup, without a look at the rest.
 
         Raises:
             BackupDamaged: it makes no sense.
@@ -335,7 +335,7 @@ class BackupFolder:
             self._calls.unlink(self._backup(number))
 
     def sweep(self, needed: set[str]) -> int:
-        """Take away all bodies but those that are needed, once the backups that were dropped cannot come back."""
+        """Remove all bodies but the needed ones, once dropped backups cannot come back."""
         sync_folder(self._calls, f"{self.path}/backups")
         taken = 0
         for folder, kind in self._names("bodies"):
@@ -353,7 +353,7 @@ class BackupFolder:
             return None
 
     def _new(self, path: str) -> int:
-        """A new file in the place of what no backup names."""
+        """A new file, in the place of one that no backup names."""
         folder = os.path.dirname(path)
         if self._calls.kind(folder) is None:
             self._calls.mkdir(folder) if self._syncfs else make_folder(self._calls, folder)
@@ -432,7 +432,7 @@ def open_backups(
 
 
 def _check_places(backup: Backup) -> None:
-    """See that nothing leads out of a root: a backup may come from somebody else.
+    """Check that no path leads out of a root: the backup may be a stranger's.
 
     Raises:
         BackupDamaged: something does.
@@ -447,7 +447,7 @@ def _check_places(backup: Backup) -> None:
 
 
 def is_vacant(calls: Calls, path: str) -> bool:
-    """Whether a folder has nothing of anybody's in it."""
+    """Whether a folder is empty, but for what every new file system has."""
     return all(name in _LEFT_BY_OTHERS for name, _ in calls.names(path))
 
 
@@ -474,11 +474,11 @@ def _make(calls: Calls, path: str) -> None:
             sync(calls, fd)
         finally:
             calls.close(fd)
-    sync_folder(calls, path)  # also where nothing was missing: who made it may have been killed before this
+    sync_folder(calls, path)  # also where nothing was missing: its maker may have been killed before this
 
 
 def _check_begun(calls: Calls, path: str, folders: Iterable[str]) -> None:
-    """See that in a folder without the mark is nothing but what a first backup has begun with."""
+    """Check that a folder without the mark contains only what a first backup begins with."""
     ours = {"backups", "bodies", "lock", *_LEFT_BY_OTHERS}
     if any(name not in ours for name, _ in calls.names(path)) or any(calls.names(folder) for folder in folders):
         raise StorageUnusable(

@@ -3,8 +3,8 @@
 :class:`LinuxCalls` is the real thing. The fake backend and the simulator put others in its place; nothing
 above this file calls :mod:`os` on a message's behalf. Errors are :class:`OSError`, as the kernel gives them.
 
-Here, too, stands which errors pass by themselves (:func:`is_transient`), and what asks again on a file system whose
-servers may be out of reach for a moment (:class:`RetryingCalls`).
+:func:`is_transient` says which errors pass by themselves. :class:`RetryingCalls` repeats calls on a file system with
+servers that may be out of reach for a moment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NO_PERMISSION: Final = frozenset({errno.EACCES, errno.EPERM})
 """Permissions were taken away."""
 
 UNREACHABLE: Final = frozenset({errno.ENOTCONN})
-"""The servers of a network file system cannot be reached, or too few of them. What was asked for may have been done."""
+"""The servers of a network file system cannot be reached, or too few of them. The call may have been done."""
 
 STALE: Final = frozenset({errno.ESTALE})
 """Another machine has taken the file away while it was open here. GlusterFS says so when a file is synced, for it opens
@@ -68,7 +68,7 @@ Step = tuple[str, bytes, bytes, bytes] | tuple[str, str] | tuple[str]
 
 
 class SyncFailed(OSError):
-    """A sync failed. Whatever its errno, that does not pass: what is on the medium is unknown."""
+    """A sync failed. Whatever its errno, that does not pass: the contents of the medium are unknown."""
 
 
 def is_transient(error: OSError) -> bool:
@@ -78,7 +78,7 @@ def is_transient(error: OSError) -> bool:
 
 def is_unsure(error: OSError) -> bool:
     """Whether the call may have been done, and the medium may well answer again."""
-    # a sync that failed so counts, too: what it was for is answered with an error, and nothing is built on it
+    # A sync that failed so counts, too: its caller gets an error, and nothing relies on it.
     return error.errno in UNREACHABLE | STALE
 
 
@@ -109,8 +109,8 @@ class Native(Protocol):
     """Many calls in one: what the package mq-native is (:func:`mq.storage.files.posix.load_native`)."""
 
     def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
-        """Do them in order. For each -errno, and nothing of it done; or 0; or the file that was written, open, where
-        `keep` is true."""
+        """Do steps in order. Returns for each 0; or -errno, when nothing of it was done; or the written file, open,
+        where `keep` is true."""
 
     def read_files(self, paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
         """Data, sum and attributes of each file that has at most `largest` bytes and a sum; else an errno."""
@@ -119,8 +119,7 @@ class Native(Protocol):
 class Calls(Protocol):
     """What a folder store needs of an operating system.
 
-    A `path` is below the open folder `dir_fd`, where that is given: what others put in the place of a folder above it
-    leads nowhere then.
+    A `path` is below the open folder `dir_fd`, where that is given: replacing a folder above it then has no effect.
 
     Attributes:
         native: does many of these calls in one; None where there is no such thing.
@@ -187,7 +186,7 @@ class Calls(Protocol):
         """What a name stands for; None when it is not there. Links are not followed."""
 
     def ownership(self, path: str | int, *, dir_fd: int | None = None) -> Ownership:
-        """Whose a folder is, open or not. Links are not followed."""
+        """The owner of a folder, open or not. Links are not followed."""
 
     def lock(self, fd: int, *, exclusive: bool) -> None:
         """The system call of that name without waiting: BlockingIOError when another process holds it."""
@@ -335,7 +334,7 @@ def write_all(calls: Calls, fd: int, data: bytes) -> None:
 
 
 class UnsyncedCalls:
-    """Calls without a sync, for what a log has brought to the medium before.
+    """Calls without syncs, for changes that a log has brought to the medium before.
 
     Args:
         inner: makes the others.
@@ -363,10 +362,10 @@ class UnsyncedCalls:
 
 
 class RetryingCalls:
-    """Calls to a file system whose servers may be out of reach: repeated for :data:`RETRY_SECONDS`, and no longer.
+    """Calls to a file system with servers that may be out of reach: repeated for :data:`RETRY_SECONDS`, and no longer.
 
-    Only what may be done twice is repeated. A call without an answer may have been carried out, so a rename that is
-    repeated may find its own work. A write or a sync is never repeated: what it was for is given up instead.
+    Only calls that may be done twice are repeated. A call without an answer may have been carried out, so a repeated
+    rename may find its own work. A write or a sync is never repeated: its caller gives up instead.
 
     Args:
         inner: makes the calls.
@@ -471,7 +470,7 @@ class RetryingCalls:
         return self._answer(self._inner.get_attribute, fd, name)
 
     def _answer(self, verb: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Repeat a call of which the repeated answer counts like the first."""
+        """Repeat a call with an answer that does not depend on the first one."""
         try:
             return self._ask(verb, *args, **kwargs)
         except _ErrorOnRetry as again:

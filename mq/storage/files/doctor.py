@@ -1,7 +1,7 @@
-"""Finds what is not as it should be in a root, and has it repaired or moved away when no daemon serves it.
+"""Finds what is wrong in a root, and repairs it or moves it away when no daemon serves the root.
 
-An inspection changes nothing. While a daemon serves the root things move meanwhile, and what is half done looks like
-damage: then the root is inspected twice, and only what both inspections found and is still so counts
+An inspection changes nothing. While a daemon serves the root, files move, and half-done work looks like damage. Then
+the root is inspected twice, and a finding counts only if both inspections have it and it still holds
 (:func:`confirmed`).
 """
 
@@ -95,7 +95,7 @@ class Inspection(NamedTuple):
 
 
 QUARANTINED: Final = frozenset({FindingKind.FOREIGN, FindingKind.DAMAGED})
-"""What a quarantine takes: files that are not handed out, and that no repair takes away."""
+"""Findings that a quarantine takes: files that are not handed out, and that no repair takes away."""
 
 
 class InspectableRoot(NamedTuple):
@@ -133,7 +133,7 @@ class InspectableRoot(NamedTuple):
 
 
 def _pending(folders: Folders) -> Iterator[Finding]:
-    """What the log of a root that nobody serves has to say."""
+    """Findings in the log of a root that no daemon serves."""
     log = folders.layout.log
     try:
         count = len(read_log(folders.calls, log))
@@ -169,11 +169,11 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
 
 
 def check_ownership(root: str, options: StorageOptions, calls: Calls | None = None) -> None:
-    """See that only users whom `options` trust can change the root.
+    """Check that only users that `options` trust can change the root.
 
     Args:
         root: the root.
-        options: whom they trust.
+        options: which users to trust with it.
         calls: the system.
 
     Raises:
@@ -192,7 +192,7 @@ def repair(root: str, options: StorageOptions = StorageOptions(), calls: Calls |
 
     Args:
         root: the root.
-        options: whom to trust with it.
+        options: which users to trust with it.
         calls: the system.
 
     Raises:
@@ -205,12 +205,12 @@ def repair(root: str, options: StorageOptions = StorageOptions(), calls: Calls |
     except OSError as error:
         raise StorageUnusable(f"cannot repair {shorten(root)}: {explain(error)}") from error
     syncfs = mount.syncfs and syncfs_reports_errors()
-    # No log of its own: who repairs may be another user than who serves.
+    # No log of its own: the repairing user may be another one than the daemon's.
     open_root(calls, root, mount, replace(options, log=False), syncfs=syncfs).close()
 
 
 def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: str) -> Iterator[tuple[str, str]]:
-    """Move what is foreign or damaged out of the root, to the same place below `folder`. Each (from, to).
+    """Move foreign and damaged files out of the root, to the same place below `folder`. Yields each (from, to).
 
     Raises:
         StorageUnusable: a daemon serves the root, or a file cannot be moved.
@@ -268,7 +268,7 @@ def inspect(
 
 
 def confirmed(folders: Folders, first: Iterable[Finding], second: Iterable[Finding]) -> tuple[Finding, ...]:
-    """What two inspections have in common and is still there."""
+    """The findings that two inspections have in common and that still hold."""
     # a message that moved between two folders while each of them was listed has two names in that inspection: they are
     # two only when both are there at once
     before = {(found.kind, found.path) for found in first}
@@ -301,7 +301,7 @@ class _Inspector:
         self._unchecked = 0
 
     def run(self) -> Inspection:
-        """Everything, side files before the messages that they belong to."""
+        """Inspect everything, side files before the messages that they belong to."""
         sides = self._listed(self._layout.properties)
         self._see_removed()
         self._queues = set(self._see_queues())
@@ -355,7 +355,7 @@ class _Inspector:
                 )
 
     def _see(self, entry: Entry | None, path: str, kind: FileKind) -> Entry | None:
-        """A name in a folder of messages; the entry, where it is one."""
+        """Inspect a name in a folder of messages. Returns its entry; None for a foreign name."""
         if entry is None or kind is not FileKind.FILE:
             self._add(FindingKind.FOREIGN, path, _what(kind))
             return None

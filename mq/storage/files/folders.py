@@ -55,7 +55,7 @@ class Opened(NamedTuple):
         data: the bytes, when they are few.
         fd: the open file, when they are many; the caller closes it.
         damage: why the bytes are not those that were published, or why that is unknown; empty when they are.
-        is_senseless: whether it is unknown, for what is noted of them is nothing that mq wrote.
+        is_senseless: whether that is unknown, because the note of them is not mq's.
     """
 
     properties: Properties
@@ -117,11 +117,11 @@ class Folders:
         self.reserve = Reserve(calls, layout, mount.size, shared=published_whole)
         self.alarm = Alarm(calls, layout.alarm)
         self.sync_every_move = published_whole and not mount.ordered
-        """Whether every move must be durable: others unlink, and cannot know which names could come back."""
+        """Whether every move must be durable: other processes unlink, and cannot know which names could come back."""
         self.has_side_files = published_whole or not xattrs
         """Whether a message may have a side file."""
         self.dirty_folders: set[str] = set()
-        """Folders that names were taken out of since they were last synced."""
+        """Folders that lost names since their last sync."""
         self.written: set[MessageId] = set()
         """Messages in NEW that this process wrote, where others may write, too."""
         self.log: Log | None = None
@@ -133,7 +133,7 @@ class Folders:
         self._skipped: set[str] = set()
 
     def _native(self) -> Native | None:
-        """What makes many calls in one, where names are moved and files have attributes."""
+        """mq-native, where names are moved and files have attributes; None elsewhere."""
         is_plain = self.xattrs and self.mount.atomic_rename
         is_utf8 = os.fsencode(self.layout.new) == self.layout.new.encode(errors="replace")
         return self.calls.native if is_plain and is_utf8 else None
@@ -150,7 +150,7 @@ class Folders:
         self.written.add(id)
 
     def fail(self, error: OSError) -> None:
-        """Change nothing more until the root is opened anew: the medium failed, and what is on it is unknown."""
+        """Change nothing more until the root is opened anew: the medium failed, and its contents are unknown."""
         if not self.failure:
             self.failure = f"{error.strerror or error} ({error.filename or 'sync'})"
             logger.error("the medium failed: %s; only reading goes on until a restart", self.failure)
@@ -158,10 +158,10 @@ class Folders:
                 self.alarm.set()
 
     def check_alarm(self) -> None:
-        """See that what was synced just now is on the medium.
+        """Check that the last sync can be relied on.
 
         Raises:
-            PeerFailed: it may not be, for another process has seen the medium fail.
+            PeerFailed: it cannot, for another process has seen the medium fail.
         """
         if self.sync_every_move:
             self.alarm.check()
@@ -242,13 +242,13 @@ class Folders:
         return [None if isinstance(each, int) else _opened_whole(*each) for each in read]
 
     def flaw(self, entry: Entry) -> str | None:
-        """Why a message's file is not whole: "" when it is, None when nothing tells (not noted, or not to be read)."""
+        """Why a message's file is not whole: "" when it is, None when that is unknown (no checksum, or unreadable)."""
         opened = self.read(entry)
         return opened.damage if opened is not None and opened.is_senseless else self._tear(opened)
 
     def tear(self, entry: Entry) -> str | None:
-        """As :meth:`flaw`, but None, too, where what is noted of it makes no sense."""
-        # no crash leaves that: the bytes may well be those of a message that was acknowledged
+        """As :meth:`flaw`, but None, too, where its checksum makes no sense."""
+        # No crash leaves such a checksum: the bytes may well be those of an acknowledged message.
         return self._tear(self.read(entry))
 
     def read_chunk(self, fd: int) -> bytes:
@@ -256,7 +256,7 @@ class Folders:
         return self.calls.read(fd, READ_AT_ONCE)
 
     def _tear(self, opened: Opened | None) -> str | None:
-        """Why a message's file is torn: "" when it is not, None when nothing tells."""
+        """Why a message's file is torn: "" when it is not, None when that is unknown."""
         if opened is None:
             return "not there"
         if opened.fd is not None:
@@ -267,12 +267,13 @@ class Folders:
             finally:
                 self.calls.close(opened.fd)
         if opened.properties.checksum is None:
-            # a file of ours has its checksum before its first byte: without either it is torn, with bytes it is foreign
+            # A file of ours gets its checksum before its first byte: without either it is torn, with bytes it is
+            # foreign.
             return None if opened.properties.size or opened.damage else "without bytes and without a checksum"
         return opened.damage
 
     def _read_file(self, entry: Entry) -> tuple[bytes, bytes, bytes] | int:
-        """As :meth:`Native.read_files` does it; 0 where that is not enough to tell what it is."""
+        """As :meth:`Native.read_files` does it; 0 where that does not tell what the file is."""
         calls = self.calls
         if not self.xattrs:
             return 0
@@ -394,7 +395,7 @@ class Folders:
 
 
 def _opened_whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:
-    """A file with its properties beside it; None where it takes more than that to tell what it is."""
+    """A file with its properties; None where these do not tell what it is."""
     found = checksum(data)
     whole = b"%d:%08x" % (len(data), found)
     if noted == whole:

@@ -1,14 +1,15 @@
 """The format of a root: which versions of mq may serve it as it is.
 
-A root at rest is plain files, which every version serves. ``state/format`` is there where a version has to know more:
-it holds the number of each thing that it has to know, with spaces in between.
+A root at rest is plain files, which every version serves. The file ``state/format`` exists where a version has to know
+more: it holds the number of each thing to know, separated by spaces.
 
-* While a log is in use, from the start of a daemon to its clean end and so after a crash, too, only a version that does
-  again what the log says may serve the root.
-* As long as a queue has message groups, only a version that keeps their order may: its record says what it needs.
+* While a log is in use, only a version that redoes the log may serve the root: from the start of a daemon to its clean
+  end, and so after a crash, too.
+* As long as a queue has message groups, only a version that keeps their order may serve the root: the queue's record
+  says so.
 
-Versions that came before that file do not read it. They are kept out by something that they refuse: what they lock
-while they repair a root, the file ``state/lock-moves``, is a folder meanwhile.
+Versions older than that file do not read it. Something that they refuse keeps them out: ``state/lock-moves``, a file
+that they lock while they repair a root, is a folder meanwhile.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ WITH_LOG: Final = 2
 _LATEST: Final = WITH_GROUPS
 _RESTORING: Final = "restoring"
 _EMPTY: Final = "(empty)"
-"""What a file says that this version has not written."""
+"""The content that stands for a file that this version has not written."""
 _LONGEST: Final = 20
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def check_format(calls: Calls, layout: Layout, root: str) -> frozenset[int]:
-    """See that this version may serve the root. The numbers of what a version has to know for that.
+    """Check that this version may serve the root. Returns the numbers of the things to know.
 
     Raises:
         StorageUnusable: a later version has to.
@@ -58,18 +59,18 @@ def check_format(calls: Calls, layout: Layout, root: str) -> frozenset[int]:
 
 
 def is_in_use(calls: Calls, layout: Layout) -> bool:
-    """Whether a log is in use, or was when the machine or the daemon ended: the files may lack what it says. Likewise
-    while a root is half restored, or where a later version knows more of it."""
+    """Whether a log is in use, or was when the machine or the daemon ended, so that the files may lack its changes.
+    Also true while a root is half restored, or where a later version knows more of it."""
     return _read(calls, layout) not in ("", str(WITH_GROUPS))
 
 
 def take_in_use(calls: Calls, layout: Layout) -> None:
-    """Say that a log is in use. Durable on return. Only while no mover is at work."""
+    """Note that a log is in use. Durable on return. Only while no mover is at work."""
     need(calls, layout, WITH_LOG)
 
 
 def need(calls: Calls, layout: Layout, number: int) -> None:
-    """Say that only a version may serve the root that knows what `number` stands for. Durable on return."""
+    """Note that only a version that knows `number` may serve the root. Durable on return."""
     text = _read(calls, layout)
     if str(number) not in text.split():
         if text:
@@ -85,7 +86,7 @@ def need(calls: Calls, layout: Layout, number: int) -> None:
 
 
 def take_to_restore(calls: Calls, layout: Layout) -> None:
-    """Say that a root is half restored, so that no version serves it until it is put to rest. Durable on return."""
+    """Note that a root is half restored, so that no version serves it until it is put to rest. Durable on return."""
     if not is_half_restored(calls, layout):
         _write(calls, layout.format, f"{_RESTORING}\n".encode())
         sync_folder(calls, layout.state)  # the text first, as above
@@ -95,12 +96,12 @@ def take_to_restore(calls: Calls, layout: Layout) -> None:
 
 
 def is_half_restored(calls: Calls, layout: Layout) -> bool:
-    """Whether a restore of that root did not come to its end."""
+    """Whether a restore of that root was cut off."""
     return _read(calls, layout) == _RESTORING
 
 
 def put_to_rest(calls: Calls, layout: Layout) -> None:
-    """Say that all is in the files, as it is: the log is empty. Durable on return."""
+    """Note that the files have everything: the log is empty. Durable on return."""
     text = _read(calls, layout)
     if text not in ("", str(WITH_LOG)) and (needed := _needed(calls, layout)):
         if text == _RESTORING:
@@ -118,10 +119,10 @@ def put_to_rest(calls: Calls, layout: Layout) -> None:
 
 
 def open_moves_lock(calls: Calls, layout: Layout, *, make: bool) -> int:
-    """What is locked while messages are moved or a root is repaired, open: a file, or a folder.
+    """Open what a process locks while it moves messages or repairs a root: a file, or a folder.
 
     Raises:
-        FileNotFoundError: there is none, and it is not to be made.
+        FileNotFoundError: it is missing, and `make` is false.
         OSError: from the system.
     """
     try:
@@ -131,14 +132,14 @@ def open_moves_lock(calls: Calls, layout: Layout, *, make: bool) -> int:
 
 
 def _needed(calls: Calls, layout: Layout) -> int:
-    """What a version has to know for the queues; 0 for nothing."""
+    """The number that a version needs for the queues; 0 for none."""
     return max(
         (int(record.get(NEEDS) or 0) for record in Records(calls, layout.records).all(QUEUE).values()), default=0
     )
 
 
 def _read(calls: Calls, layout: Layout) -> str:
-    """What the file says; nothing where there is none."""
+    """The content of the file; empty where there is none."""
     if calls.kind(layout.format) is None:
         return ""
     try:
@@ -152,7 +153,8 @@ def _read(calls: Calls, layout: Layout) -> str:
 
 
 def _overwrite(calls: Calls, layout: Layout, text: str) -> None:
-    """Write over what the file says, which is no longer: however much of it a power cut takes, it says either."""
+    """Overwrite the file with a text that is not shorter. A power cut at any byte leaves the old text or the new
+    one."""
     fd = calls.open(layout.format, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         calls.write_at(fd, text.encode(), 0)  # a few bytes of one sector: all of them

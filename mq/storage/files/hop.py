@@ -89,7 +89,7 @@ class OwnThread:
         return job.result
 
     def end(self) -> None:
-        """Let it end when it has made all calls, and wait for that. Another hop starts another thread."""
+        """End the thread once it has made all calls, and wait for that. Another hop starts another thread."""
         thread, self._worker = self._worker, None
         if thread is not None:
             self._jobs.put(None)
@@ -101,5 +101,5 @@ class OwnThread:
 
 
 def _go_on(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-    """A cancelled caller waits for the end all the same."""
-    return trio.lowlevel.Abort.FAILED  # what was begun has an outcome that the caller has to know
+    """Let a cancelled caller wait for the end all the same."""
+    return trio.lowlevel.Abort.FAILED  # the call was begun, so the caller has to know its outcome

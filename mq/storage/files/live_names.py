@@ -1,8 +1,8 @@
 """The names below a root as they are at one instant, while its brokers go on to change them.
 
 A listing takes time, and a message that moves meanwhile can be missed, or be seen twice. So the kernel tells of every
-change (inotify), and the changes are made in what was listed, in their order. What comes of that is what the folders
-were at the last change that was read: a state in which a kill at that instant would have left them.
+change (inotify), and the changes are applied to the listing in their order. The result is the folders at the last
+change that was read: a state in which a kill at that instant would have left them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Overflowed(Exception):
 
 
 class Notifier(Protocol):
-    """Tells what becomes of names in folders, of all of them in one order."""
+    """Tells the changes of names in folders, of all folders in one order."""
 
     def watch(self, path: str) -> int:
         """Tell of this folder from now on, wherever it moves; its number.
@@ -65,7 +65,7 @@ class Notifier(Protocol):
         """Tell of that folder no more."""
 
     def changes(self) -> list[NameEvent]:
-        """What happened since the last call, without waiting.
+        """The changes since the last call, without waiting.
 
         Raises:
             Overflowed: not all of it is known.
@@ -76,10 +76,10 @@ class Notifier(Protocol):
 
 
 class Inotify:
-    """The kernel's, on a file system that only this machine changes.
+    """The kernel's notifier, for a file system that only this machine changes.
 
     Raises:
-        StorageUnusable: the machine has none to give.
+        StorageUnusable: the machine has no more watches.
     """
 
     def __init__(self) -> None:
@@ -153,10 +153,10 @@ class LiveNames:
             self._add(folder)
 
     def settle(self) -> None:
-        """Make all changes until now. What is in the attributes then was so at one instant, a moment ago.
+        """Apply all changes until now. The attributes are then the names at one instant, a moment ago.
 
         Raises:
-            Overflowed: they are not all known: begin again.
+            Overflowed: some changes are unknown: begin again.
         """
         half = self._follow()
         while half or self._has_listed:
@@ -167,7 +167,7 @@ class LiveNames:
             half = self._follow()
 
     def fresh(self) -> Iterator[tuple[str, str]]:
-        """Folder and name of each file that has come since this was last asked for, and is still there."""
+        """Folder and name of each file that has come since the last call, and is still there."""
         fresh, self._fresh = self._fresh, []
         return (found for found in fresh if found[1] in self.files.get(found[0], ()))
 
@@ -176,7 +176,7 @@ class LiveNames:
         self.files.get(folder, set()).discard(name)
 
     def _follow(self) -> set[str]:
-        """Make the changes that are told by now. The folders that something left for a place that is not told yet."""
+        """Apply the changes told so far. Returns folders that a name left for a place that is not told yet."""
         half: dict[int, str] = {}
         for watch, name, appeared, is_folder, move in self._notifier.changes():
             folder = self._folders.get(watch)
@@ -189,9 +189,9 @@ class LiveNames:
         return set(half.values())
 
     def _outwait_move(self, folder: str) -> None:
-        """Return when a move out of this folder, half of which was told, has ended."""
-        # the kernel tells of both ends while it holds both folders locked, and looks a name up under the same lock,
-        # unless it has met it before
+        """Wait for the end of a move out of this folder, of which one half was told."""
+        # The kernel tells of both ends while it holds both folders locked, and looks a name up under the same lock,
+        # unless it has met it before.
         self._calls.kind(self._layout.above(f"{folder}/{os.urandom(8).hex()}"))
 
     def _appear(self, folder: str, name: str, is_folder: bool) -> None:

@@ -19,8 +19,8 @@ number of its first page, counted on through both segments, so an unreadable rec
 record can have it. *Flushed* is the newest sequence that was on the medium when the record was written: an unreadable
 record up to there is damage; any other one is the end of the log.
 
-A *checkpoint* brings to the medium what the records of a segment speak of, and only then gives the segment a new
-epoch, and with it room. Commits go on in the other one meanwhile. When both are full, a commit waits.
+A *checkpoint* brings the changes in a segment's records to the medium, and only then gives the segment a new epoch, and
+with it room. Commits go on in the other segment meanwhile. When both are full, a commit waits.
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ class Log:
             failure = None
         except OSError as error:
             failure = error
-        finally:  # whatever it was, nobody waits for it any more
+        finally:  # whatever it was, no commit waits for it any more
             if failure is not None:
                 self._note_failure(failure)
             with self.lock:

@@ -1,7 +1,7 @@
 """What the file system under a root keeps over a power cut, read from the kernel's own tables.
 
-Measured, not assumed: docs/on-disk.md has the table. What is not known here gets the protocol that needs the
-least of a file system.
+Measured, not assumed: docs/on-disk.md has the table. An unknown file system gets the protocol that needs the least of
+it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Mount(NamedTuple):
             first and writes the last of the inodes and folders after that.
         size: how many bytes it holds; 0 where that is unknown.
         flushes: a sync makes the disk write its cache to the medium, too. Not so where it is mounted without barriers.
-        remote: other machines can change it at the same time: what they do is told by looking only, and an answer that
-            stays out may come later.
-        logged: whether batches are made durable by a log here: what was put under power cuts so, and tells of a full
-            disk at the call. btrfs tells it at the sync: then a checkpoint fails, and with it the store.
-        assumed: what stands here of it was read, not measured: no power was cut there, no server lost.
-        folder_syncs: the sync of a folder brings its names to the medium. Not so on GlusterFS, whose servers are not
-            even asked: there a name is as durable as the last sync of its file.
+        remote: other machines can change it at the same time: their changes are found by looking only, and an answer
+            may come very late.
+        logged: whether batches are made durable by a log here: only where that was tested by power cuts, and where a
+            full disk shows at the call. On btrfs it shows at the sync: then a checkpoint fails, and with it the store.
+        assumed: these traits were read, not measured: no power was cut there, no server lost.
+        folder_syncs: the sync of a folder brings its names to the medium. Not so on GlusterFS, which does not even ask
+            its servers: there a name is as durable as the last sync of its file.
         flaw: why mq must not use it at all; empty when it may.
     """
 
@@ -50,7 +50,7 @@ class Mount(NamedTuple):
 
     @property
     def durable(self) -> bool:
-        """Whether what is synced survives the loss of power."""
+        """Whether synced bytes survive the loss of power."""
         return self.persistent and self.flushes
 
 
@@ -100,8 +100,8 @@ _LOCAL: Final = frozenset(
         *("udf", "vfat", "xfs", "zfs"),
     )
 )
-"""What only this machine can change while it is mounted here. All else may be shared: a FUSE file system can be
-anything, and the next network file system has a name that is not known yet."""
+"""File systems that only this machine can change while they are mounted here. Any other may be shared: a FUSE file
+system can be anything, and the next network file system has a name that is not known yet."""
 
 _UNFLUSHED: Final = frozenset(
     ("nobarrier", "nobarriers", "barrier=0", "barrier=none", "barrier=off", "fsync_mode=nobarrier", "nostrictsync")

@@ -44,11 +44,11 @@ _PROBE: Final = "user.mq.probe"
 LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _NO_SUCH_CALL: Final = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EXDEV})
-"""What a file system answers to a call that it does not have."""
+"""Errors of a file system for a call that it does not have."""
 
 
 class RootBusy(StorageUnusable):
-    """Another daemon has the root for itself: for good, or just while it repairs it."""
+    """Another daemon has the root to itself: for good, or just while it repairs it."""
 
 
 class OpenRoot(NamedTuple):
@@ -172,7 +172,7 @@ def _open(
                 records = _repair(
                     folders, records, opened, options, in_thread=peers, draw=draw, unless_opened=unless_opened
                 )
-                # Also where the log itself is gone: a crash, or somebody.
+                # Also where the log itself is gone, by a crash or by hand.
                 if needed and folders.log is None:
                     put_to_rest(calls, layout)
         elif WITH_LOG in needed:
@@ -220,7 +220,8 @@ def _repair(
     draw: Callable[[int], bytes],
     unless_opened: contextlib.ExitStack,
 ) -> Records:
-    """Bring back what a crash has taken, and begin a log where one is wanted. The records, as they are served then."""
+    """Restore what a crash has taken, and begin a log where one is wanted. Returns the records, as they are served
+    then."""
     calls, layout = folders.calls, folders.layout
     wanted = options.log and folders.mount.logged and options.sharing is Sharing.ALONE and folders.syncs.syncfs
     log: Log | None = None
@@ -261,7 +262,7 @@ def _remove_log(calls: Calls, layout: Layout) -> None:
 
 
 def _meet_peers(peer_lease: PeerLease, root: str, options: StorageOptions, *, alone: bool) -> bool:
-    """Clear what dead peers left, and join the living ones. Whether there are none."""
+    """Clear what dead peers left, and join the living ones. True when there are none."""
     living = peer_lease.sweep(alone=alone) if options.sharing is Sharing.PEERS else peer_lease.outwait(alone=alone)
     if options.sharing is Sharing.PEERS:
         peer_lease.announce()
@@ -274,7 +275,7 @@ def _meet_peers(peer_lease: PeerLease, root: str, options: StorageOptions, *, al
 
 
 def _fill_reserve(folders: Folders) -> None:
-    """Take the reserve's room; on a full disk that waits, and what is there is fetched and removed meanwhile."""
+    """Fill the reserve. On a full disk that happens later; messages can be fetched and removed meanwhile."""
     try:
         folders.reserve.ensure()
     except OSError as error:
@@ -283,7 +284,7 @@ def _fill_reserve(folders: Folders) -> None:
 
 
 def explain(error: OSError) -> str:
-    """An error from the system as an operator wants to read it."""
+    """The text of an error from the system, for an operator."""
     advice = {
         errno.EACCES: "; give this user the right to write there, or choose another --root",
         errno.EROFS: "; choose a --root on a file system that can be written",
@@ -362,8 +363,8 @@ def _lock_shared(calls: Calls, lock: int, root: str) -> None:
 @contextlib.contextmanager
 def _nobody_moves(calls: Calls, layout: Layout, root: str) -> Iterator[None]:
     """Keep mq-mover and mq-reaper away for the length of the block: they hold no other lock."""
-    # where moves are made by links, one of them would think that a repair had won the message from it, and take away
-    # the name that was meant to stay
+    # Where moves are made by links, one of them would take a repair for a racer that has won the message, and remove
+    # the name that was meant to stay.
     fd = open_moves_lock(calls, layout, make=True)
     try:
         try:
@@ -397,7 +398,7 @@ def unrepaired(calls: Calls, layout: Layout) -> Iterator[bool]:
 
 
 def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
-    """See by trying that hard links are possible, where moves are made by links."""
+    """Try whether hard links are possible, where moves are made by links."""
     names = f"{layout.stage}/probe-a", f"{layout.stage}/probe-b"
     calls.close(calls.open(names[0], os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
     try:
@@ -419,7 +420,7 @@ def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
 
 @contextlib.contextmanager
 def _named(root: str, mount: Mount, call: str) -> Iterator[None]:
-    """Say which call it was that the file system does not have."""
+    """Name the call that the file system does not have in the error."""
     try:
         yield
     except OSError as error:
@@ -432,7 +433,7 @@ def _named(root: str, mount: Mount, call: str) -> Iterator[None]:
 
 
 def _check_calls(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
-    """See by trying that the file system has the calls that mq needs, where that is not known."""
+    """Try whether the file system has the calls that mq needs, where that is not known."""
     if not mount.atomic_rename:
         _check_links(calls, layout, root, mount)
     if mount.remote:
@@ -440,7 +441,7 @@ def _check_calls(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
 
 
 def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
-    """See by trying that files can be synced, names moved, and locks relied upon."""
+    """Try whether files can be synced, names moved, and locks relied upon."""
     written, moved = (f"{layout.stage}/probe-{secrets.token_hex(8)}" for _ in range(2))  # peers may try just now
     handles = [calls.open(written, OPEN_NEW)]
     try:

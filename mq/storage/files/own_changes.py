@@ -1,9 +1,8 @@
-"""What this process does to the watched folders, so that its watch tells it of others only.
+"""Changes of this process in the watched folders, so that its watch tells it of others only.
 
-The kernel cannot leave out what the watcher does itself. So every call that changes a name in a watched folder is noted
-*before* it is made, for its event may be read before the call returns, and each event takes its note away again. A note
-that is lost costs a look at an event; one that is left over hides an event of others, which the next comparison with
-the store finds.
+The kernel also tells a watcher of its own changes. So every call that changes a name in a watched folder is noted
+*before* it is made, for its event may be read before the call returns; the event removes the note. A lost note costs a
+look at an event. A note that is left over hides an event of others, which the next comparison with the store finds.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Final
 from mq.storage.files.calls import Calls, Native, Step
 
 MOST_NOTED: Final = 1 << 16
-"""Changes whose events were not read yet: four times what the kernel keeps before it drops events."""
+"""Changes with events to come: four times what the kernel keeps before it drops events."""
 
 
 class OwnChanges:
-    """The changes of names whose events are still to come. Used by several threads.
+    """The changes of names with events that are still to come. Used by several threads.
 
     A change is a path and whether its name appears there (True) or vanishes (False).
     """
@@ -53,7 +52,7 @@ class OwnChanges:
             self._noted.clear()
 
     def note(self, changes: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
-        """Note changes that are about to be made; those that were noted, for :meth:`withdraw`."""
+        """Note changes that are about to be made. Returns those that were noted, for :meth:`withdraw`."""
         if not self._folders:
             return []
         with self._lock:
@@ -70,7 +69,7 @@ class OwnChanges:
             self.take(path, appears=appears)
 
     def take(self, path: str, *, appears: bool) -> bool:
-        """Whether an event is of this process's own doing. Its note is taken away."""
+        """Whether an event is of this process's own doing. Removes its note."""
         change = (path, appears)
         with self._lock:
             count = self._noted.get(change, 0)
@@ -139,7 +138,7 @@ class _NotedNative:
 
 
 def _changes_of(step: Step) -> list[tuple[str, bool]]:
-    """Which names a step changes. A file that is written is told when it is closed, as others' are."""
+    """The names that a step changes. A written file is told when it is closed, as others' are."""
     if len(step) == 2:  # a move
         return [(step[0], False), (step[1], True)]
     return [(step[0], False)] if len(step) == 1 else []

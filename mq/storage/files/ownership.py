@@ -1,9 +1,10 @@
-"""Refuses roots that a stranger may change. A user with the right to write in a folder can put another one, or a link,
-in the place of what is in it: a stranger could prepare a root, move its messages away, and lead mq's own removals to
-other folders.
+"""Refuses roots that a stranger may change.
 
-Every folder is opened below one that was checked before it, never by following a link, and checked while it is open. So
-what was checked is what is used, whatever becomes of its name meanwhile. docs/access.md says what that guards.
+A user with the right to write in a folder can replace its contents by another folder, or by a link. So a stranger could
+prepare a root, move its messages away, and lead mq's own removals to other folders.
+
+Every folder is opened below a checked one, never by following a link, and checked while it is open. So mq uses the very
+folder that it checked, whatever becomes of its name meanwhile. docs/access.md says what that guards.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Guard:
     Args:
         calls: the system.
         root: the root, as an absolute path.
-        options: whom its operator trusts.
+        options: which users its operator trusts.
         mount: the file system below it.
-        failing: what is not done then, as a refusal begins.
+        failing: the beginning of a refusal: what mq does not do.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Guard:
         self._mount = mount
 
     def check_above(self) -> None:
-        """See that no stranger can put another folder in the place of the root.
+        """Check that no stranger can put another folder in the place of the root.
 
         Raises:
             StorageUnusable: one can.
@@ -87,7 +88,7 @@ class Guard:
         Args:
             name: of the folder.
             dir_fd: the open folder above it; None where `name` is a path.
-            path: what the operator knows it by.
+            path: the same for the operator.
 
         Raises:
             StorageUnusable: it is no folder, or a stranger may write there.
@@ -106,7 +107,7 @@ class Guard:
         return fd
 
     def check(self, found: Ownership, path: str) -> None:
-        """See that only this user, root, and users trusted by a setting may write there.
+        """Check that only this user, root, and users trusted by a setting may write there.
 
         Raises:
             StorageUnusable: a stranger may.
@@ -122,15 +123,15 @@ class Guard:
             )
 
     def check_inside(self, fd: int, path: str) -> None:
-        """See to the folders in a folder of mq's own."""
+        """Check the folders in a folder of mq's own."""
         for name, kind in self._calls.names(fd):
             if kind is FileKind.FOLDER:
                 with contextlib.suppress(FileNotFoundError):  # a peer has taken it away
                     self.check(self._calls.ownership(name, dir_fd=fd), f"{path}/{name}")
 
     def check_queues(self, fd: int, path: str) -> None:
-        """See to the queues' folders. These may be made by hand: that a group may write in one is worth a warning, and
-        where the group is trusted, one of its members may have made it."""
+        """Check the queues' folders. These may be made by hand: one that a group may write in gets a warning, and one
+        that a member of a trusted group has made is allowed."""
         of_group: list[str] = []
         for name, kind in self._calls.names(fd):
             if kind is not FileKind.FOLDER or not is_queue_name(name):
@@ -208,7 +209,7 @@ def open_folders(calls: Calls, layout: Layout, root: str, guard: Guard, *, make:
 
 
 def check_root(calls: Calls, root: str, options: StorageOptions, mount: Mount) -> None:
-    """See that no stranger can change a root that is there.
+    """Check that no stranger can change an existing root.
 
     Raises:
         StorageUnusable: one can.
@@ -228,7 +229,7 @@ def _up_from(path: str) -> list[str]:
 
 
 def _shown(path: str) -> str:
-    """Enough of a path that its end is seen: that is what differs."""
+    """The end of a path, which tells it from others, shortened for an error."""
     return shorten(path, 200)
 
 

@@ -1,18 +1,18 @@
 """Processes that share a root: which of them live, what a dead one left, and the alarm that its medium has failed.
 
-:class:`PeerLease`: each broker has a file in state/peers/ and holds a lock on it that ends with it, and a folder in
-state/stage/ in which bodies arrive. A broker that finds another's file unlocked clears that one's folder, then takes
-the file away. All else that a dead peer leaves (messages in NEW, DELAYED and REMOVED) has no owner: peers that see it
+:class:`PeerLease`: each broker has a file in state/peers/, with a lock that ends with the broker, and a folder in
+state/stage/ in which bodies arrive. A broker that finds another's file unlocked clears the other's folder, then removes
+the file. Everything else that a dead peer leaves (messages in NEW, DELAYED and REMOVED) has no owner: peers that see it
 go on with it.
 
 On a file system of several machines a lock is not enough: a peer that is cut off loses its lock and lives. There the
-file says until when its owner counts as alive, and is renewed in time. A peer counts as dead only when both have ended.
-Its clock may have been wrong when it wrote that: so it counts as dead, too, when its file stays the same for as long by
-the reader's clock.
+file says how long its owner counts as alive, and the owner renews it in time. A peer counts as dead only once lock and
+time are over. The peer's clock may have been wrong, so it counts as dead, too, when its file stays the same for as long
+by the reader's clock.
 
-:class:`Alarm`: a sync that fails is reported to one process. What others had changed in the same folder is lost as
-well, and where there is no journal their own next sync succeeds. So a process that sees a failure leaves a file, and
-all of them look for it before they believe a sync. The kernel shows the file at once, be it durable or not.
+:class:`Alarm`: the kernel reports a failed sync to one process. Changes of other processes in the same folder are lost
+as well, and where there is no journal their own next sync succeeds. So a process that sees a failure leaves a file, and
+all of them look for it before they rely on a sync. The kernel shows the file at once, be it durable or not.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PeerLease:
         layout: the root's folders.
         expires: whether locks can be lost here while their holder lives.
         clock_ns: wall clock, nanoseconds since 1970.
-        seconds: a clock that nobody sets.
+        seconds: a clock that is never set.
 
     Attributes:
         stage: the folder in which its bodies arrive.
@@ -88,7 +88,7 @@ class PeerLease:
 
     def announce(self) -> None:
         """Take the lease."""
-        # the file is locked before it says anything: one that says nothing may be just beginning
+        # The file is locked before it has content: an empty one may be just beginning.
         with contextlib.suppress(FileExistsError):
             self._calls.mkdir(self._peers)
         self._let_go()
@@ -127,8 +127,8 @@ class PeerLease:
         return living
 
     def outwait(self, *, alone: bool, pause: Callable[[float], object] = time.sleep) -> int:
-        """As :meth:`sweep`; but where a peer's time ends later than a clock that agrees with ours can say, wait until
-        its file changes, or has stayed the same for long enough."""
+        """As :meth:`sweep`. Where a peer's time ends later than any clock that agrees with ours can say, first wait
+        until its file changes, or has stayed the same for long enough."""
         end = self._seconds() + EXPIRY_SECONDS
         while (living := self.sweep(alone=alone)) and self._seconds() < end:
             if not any(self._is_far(said) for said, _ in self._heard.values()):
@@ -137,14 +137,14 @@ class PeerLease:
         return living
 
     def leave(self) -> None:
-        """Give the lease up. What stays after an error, peers will clear."""
+        """Give the lease up. After an error peers clear what is left."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._clear(self._name)
             self._let_go()
 
     def _clear_if_dead(self, name: str, *, alone: bool) -> bool:
-        """Clear what a peer left, if it is dead; whether it was."""
+        """Clear what a peer left, if it is dead. True when it was."""
         try:
             fd = self._calls.open(f"{self._peers}/{name}", _LOCKABLE)
         except FileNotFoundError:
@@ -186,7 +186,7 @@ class PeerLease:
             self._calls.unlink(f"{self._peers}/{name}")
 
     def _empty(self, name: str) -> None:
-        """Take away the bodies that were arriving there: from the open folder, wherever its name leads."""
+        """Remove the bodies that were arriving there: from the open folder, wherever its name leads now."""
         fds = [self._calls.open(self._stages, OPEN_FOLDER)]
         try:
             fds.append(folder := self._calls.open(name, OPEN_FOLDER, dir_fd=fds[0]))
@@ -255,7 +255,7 @@ class Alarm:
             self._calls.close(self._calls.open(self._path, OPEN_NEW))
 
     def check(self) -> None:
-        """See that no other process has set it, before a sync is believed.
+        """Check that no other process has set it. Call it before relying on a sync.
 
         Raises:
             PeerFailed: one has.
@@ -268,6 +268,6 @@ class Alarm:
         return self._calls.kind(self._path) is not None
 
     def clear(self) -> None:
-        """Take it away, when no other process is left that has to see it."""
+        """Remove it, once no other process has to see it."""
         if self.is_set():
             self._calls.unlink(self._path)

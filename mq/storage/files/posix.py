@@ -1,5 +1,5 @@
-"""The POSIX store: the four folders on a disk, as async verbs. Only here a batch hops to a thread; where nothing waits
-for a disk, only one that takes longer than the hop would.
+"""The POSIX store: the four folders on a disk, as async verbs. This is where a batch hops to a thread; where no disk is
+waited for, only a batch that takes longer than the hop.
 
 Address: ``posix:/var/lib/mq``.
 """
@@ -78,8 +78,8 @@ _MOST_INLINE: Final = 4
 """Writes, moves or reads that in memory take as long as a hop to a thread and back."""
 _MOST_INLINE_BYTES: Final = 1 << 16
 _WATCHED: Final = frozenset({State.READY, State.DELAYED})
-"""What a broker wants to hear of. It delivers what it has written, and unlinks what it has removed, itself; what a dead
-one has left in NEW and REMOVED is looked for from time to time."""
+"""The states that a broker watches. It delivers its own messages, and unlinks those that it has removed, itself;
+messages that a dead one has left in NEW and REMOVED are looked for from time to time."""
 
 
 def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
@@ -161,7 +161,8 @@ class FolderStorage:
 
     @property
     def description(self) -> Description:
-        """What it is, from the opening on. A log that grows later could take larger groups, but a promise stays."""
+        """What it is. The size of groups is that at the opening, though a log that grows later could take larger
+        ones."""
         if self._described is None:
             self._described = self._describe()
         return self._described._replace(heard_late=self._heard_late)
@@ -402,8 +403,8 @@ class FolderStorage:
         return self._look_at_queues()[0] if self._queues is None else self._queues.look(self._look_at_queues)
 
     def _kept_queues(self) -> Mapping[str, Mapping[str, Any]] | None:
-        """The queues as they were last seen, where nothing has changed since; None where they have to be looked at."""
-        # two quick calls on this machine, without a hop: brokers with peers ask for each request
+        """The queues of the last look, where nothing has changed since; None where they have to be read."""
+        # Two quick calls on this machine, without a hop: brokers with peers ask for each request.
         if self._queues is None:
             return None
         try:
@@ -450,7 +451,7 @@ class FolderStorage:
 
     @contextmanager
     def _said(self, saying: Saying) -> Iterator[Calls]:
-        """The calls for what the block does: without syncs where a log has said it before."""
+        """The calls for a block that does `saying`: without syncs where a log has recorded it before."""
         folders = self._root_open.folders
         if folders.log is None:
             yield self._calls
@@ -459,18 +460,18 @@ class FolderStorage:
             yield UnsyncedCalls(self._calls)
 
     def _made_before(self, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The new value of a queue that is there: of two brokers that make one at once, the first has made it."""
-        # a queue without a record was made by hand, at an unknown time; in a record from before there were
-        # incarnations, the instant stands for that, too
+        """The new value of an existing queue: of two brokers that make one at once, the first has made it."""
+        # A queue without a record was made by hand, at an unknown time. In a record from before there were
+        # incarnations, the instant stands for that, too.
         before = self._root_open.records.all(QUEUE).get(key, {})
         created = before.get("created", 0)
         made = {"created": created, "incarnation": before.get("incarnation", created)}
         return {**value, **{what: made[what] for what in made.keys() & value.keys()}}
 
     def _forget_names(self) -> None:
-        """Make sure that no name of a file that is gone can lead to a folder that is made next."""
-        # without a journal such a name can outlive its file on the disk, and lead to the folder that gets its inode: of
-        # two names of a folder a repair takes one away, perhaps the wrong one
+        """Make sure that no old name of a file can lead to a folder that is made next."""
+        # Without a journal such a name can outlive its file on the disk, and lead to the folder that gets its inode. Of
+        # two names of a folder a repair takes one away, perhaps the wrong one.
         folders = self._root_open.folders
         if folders.mount.persistent and not folders.mount.atomic_rename:
             for folder in folders.layout.all():

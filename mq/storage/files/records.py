@@ -38,7 +38,7 @@ class Records:
         folder: the folder that holds one folder a kind.
 
     Attributes:
-        passed_over: how many torn records were met: perhaps ones that another process is writing.
+        passed_over: how many torn records were met, some of them perhaps being written by another process.
     """
 
     def __init__(self, calls: Calls, folder: str) -> None:

@@ -1,14 +1,13 @@
-"""Repairs a root before it is served, when no other process serves it: every state that a crash can leave is brought
-back to one that the rest of mq knows. Interrupted anywhere, it does the same again at the next start.
+"""Repairs a root before it is served, when no other process serves it: brings every state that a crash can leave back
+to one that the rest of mq knows. Interrupted anywhere, it does the same again at the next start.
 
 * A message under several names keeps one: REMOVED before READY, DELAYED, NEW; of several leases the latest.
-* A torn message in NEW was never acknowledged: it goes. So does one in DELAYED, where the batch that wrote it was to
-  lease it, too.
-* A message in NEW or DELAYED whose queue is not there, and whose folder is on its way out, was that queue's: it goes.
-  When there is a queue of that name again, all of them are its own: it was not made before the others had gone.
+* A torn message in NEW was never acknowledged: it goes. So does one in DELAYED, where its own batch may have leased it.
+* A message in NEW or DELAYED goes with its queue, once that queue's folder is in remove/. If a queue of that name
+  exists again, all messages are its own: it was not made before the others had gone.
 * Bodies that were still arriving, side files without a message, records without a queue: they go.
 
-What it does not understand it leaves alone. All repairs are durable when it returns.
+It leaves alone what it does not understand. All repairs are durable when it returns.
 """
 
 from __future__ import annotations
@@ -91,8 +90,8 @@ def _drop_orphans(folders: Folders, moving: dict[State, list[Entry]], queues: se
 
 
 def _deleted(folders: Folders) -> set[str]:
-    """Queues whose folder is on its way out."""
-    # a folder that is only missing may have been moved away by hand
+    """The queues that were deleted, with a folder in remove/."""
+    # A folder that is only missing may have been moved away by hand.
     there = folders.calls.names(folders.layout.remove)
     found = (parse_flat(name, State.REMOVED) for name, kind in there if kind is FileKind.FOLDER)
     return {entry.queue for entry in found if entry is not None}
@@ -133,7 +132,7 @@ def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: se
 
 
 def rank(entry: Entry) -> tuple[bool, int, int, int, int, str]:
-    """Which of two names of a message counts: that in the queue it joined last, and there the later place."""
+    """The rank of a name: the name in the queue that the message joined last counts, and there the later state."""
     # no two are equal: racers of one batch differ in their receipts, which are in the name
     is_removed = entry.state is State.REMOVED
     place = (State.NEW, State.DELAYED, State.READY, State.REMOVED).index(entry.state)
@@ -142,7 +141,7 @@ def rank(entry: Entry) -> tuple[bool, int, int, int, int, str]:
 
 
 def _moved_on(delayed: list[Entry]) -> list[Entry]:
-    """Messages that the batch which wrote them may have leased, too: leased once, and among the newest."""
+    """Messages that one batch may have written and leased: leased once, and among the newest."""
     # a message that a later batch leased was written before all that was under way at the crash
     leased_once = (entry for entry in delayed if entry.meta.receipt is not None and entry.meta.receives == 1)
     return heapq.nlargest(MOST_MOVED_ON, leased_once, key=_written)
@@ -175,7 +174,7 @@ def _sync_file(folders: Folders, entry: Entry) -> None:
 
 
 def _clear(folders: Folders, folder: int) -> int:
-    """Empty an open folder, wherever its name leads by now."""
+    """Empty an open folder, wherever its name leads now. Returns how many files went."""
     listed = [name for name, kind in folders.calls.names(folder) if kind is FileKind.FILE]
     for name in listed:
         folders.calls.unlink(name, dir_fd=folder)
@@ -183,7 +182,7 @@ def _clear(folders: Folders, folder: int) -> int:
 
 
 def _drop_sides(folders: Folders, sides: int, queues: set[str]) -> int:
-    """Take away side files whose message is nowhere, from their open folder."""
+    """Remove side files of messages that are nowhere, from their open folder."""
     listed = {name for name, kind in folders.calls.names(sides) if kind is FileKind.FILE}
     if not listed:
         return 0

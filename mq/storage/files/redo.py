@@ -1,8 +1,8 @@
-"""Does again what the log says and a power cut has taken from the files. It can be cut itself, at any call.
+"""Redoes changes of the log that a power cut has taken from the files. It can be cut off itself, at any call.
 
-Of each message only the last place counts that the log gives it. A move from where the message was not, by the log's
-own account, was refused then, and is passed over. What somebody did by hand is respected: a message under a name of
-which the log does not speak stays where it is, and one that is nowhere, and whose body the log does not have, is gone.
+Of each message only the last place that the log gives it counts. A move from a place where, by the log, the message was
+not, was refused then, and is passed over. Changes by hand are respected: a message under a name that the log does not
+know stays where it is, and a message that is nowhere stays gone, unless the log has its body.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
 
 
 def _write_again(folders: Folders, sayings: Sequence[Saying]) -> None:
-    """Let the next sync bring all that the log has of bodies and records, also of what reads right.
+    """Let the next sync bring all bodies and records of the log, also those that read right.
 
-    A sync that failed before the crash may have left them in the kernel's memory alone: there they are taken for
-    written, so the next sync says that all is well, and a power cut after that, with the log emptied, takes them. What
-    was taken away by hand stays away.
+    A sync that failed before the crash may have left them in the kernel's memory alone. The kernel takes them for
+    written, so the next sync succeeds, and a power cut after that, with the log emptied, takes them. A file that was
+    removed by hand stays away.
     """
     for id, fate in _fates(sayings).items():
         if fate.place is None or fate.wrote is None or fate.wrote.body is None:
@@ -143,7 +143,7 @@ def _write_again(folders: Folders, sayings: Sequence[Saying]) -> None:
 
 @contextlib.contextmanager
 def _unless_refused() -> Iterator[None]:
-    """A full disk, or a file that was made read-only, does not keep a root from being served."""
+    """Pass over errors of a full disk and of a read-only file: the root is served all the same."""
     try:
         yield
     except OSError as error:
@@ -154,20 +154,19 @@ def _unless_refused() -> Iterator[None]:
 def _drop_refused(
     folders: Folders, told: Iterable[tuple[int, Sequence[Saying]]], refused: Container[tuple[int, int]]
 ) -> None:
-    """Take away what writes that were refused half-way have left: a power cut can bring back a name that was taken
-    away."""
+    """Remove what writes that were refused half-way have left: a power cut can bring back a removed name."""
     for sequence, sayings in told:
         for number, saying in enumerate(sayings):
             if isinstance(saying, Wrote) and (sequence, number) in refused:
                 entry = parse_path(saying.path)
-                # a message that is whole by what is noted of it was there before: the write was refused for that
+                # A message that is whole by its checksum was there before: the write was refused for that.
                 if entry is not None and folders.tear(entry) != "" and not _is_whole(folders, saying.path, saying):
                     with contextlib.suppress(FileNotFoundError):
                         folders.calls.unlink(folders.layout.above(saying.path))
 
 
 def _fates(sayings: Iterable[Saying]) -> dict[str, _Fate]:
-    """What becomes of each message, by its id."""
+    """What the log says of each message, by its id."""
     fates: dict[str, _Fate] = {}
     for saying in sayings:
         match saying:
@@ -218,7 +217,7 @@ def _redo_messages(folders: Folders, fates: dict[str, _Fate]) -> Redone:
 
 def _is_elsewhere(folders: Folders, id: str, fate: _Fate, there: list[str]) -> bool:
     """Whether a message is whole under a name that the log does not know: moved by hand, or by a record that was not
-    flushed. Its other names are taken away: where names have no order, the one that it left may have come back."""
+    flushed. Removes its other names: where names have no order, the one that it left may have come back."""
     unknown = [name for name in there if name not in fate.places]
     for name in unknown:
         if fate.place is None or _is_whole(folders, name, fate.wrote):
@@ -234,7 +233,7 @@ def _is_elsewhere(folders: Folders, id: str, fate: _Fate, there: list[str]) -> b
 
 
 def _settle(folders: Folders, id: str, fate: _Fate, place: str, there: list[str]) -> str:
-    """See that a message is whole in its place; what was done for that, in a word."""
+    """Make a message whole in its place. Returns what was done for that, in a word."""
     calls, above = folders.calls, folders.layout.above
     whole = [name for name in there if _is_whole(folders, name, fate.wrote)]
     if place in whole:
@@ -259,7 +258,7 @@ def _settle(folders: Folders, id: str, fate: _Fate, place: str, there: list[str]
 
 
 def _is_whole(folders: Folders, name: str, wrote: Wrote | None) -> bool:
-    """Whether a file has the bytes that it should. What is older than the log is on the medium since long."""
+    """Whether a file has its bytes. Files older than the log are on the medium for long."""
     if wrote is None:
         return True
     try:
@@ -284,7 +283,7 @@ def _write(folders: Folders, path: str, body: bytes) -> None:
 
 
 def _overwrite(folders: Folders, path: str, content: bytes) -> None:
-    """Write the bytes that a file has already, if it has them: cut off at any byte, it has them still."""
+    """Write the same bytes over those of a file. Cut off at any byte, the file still has them."""
     calls = folders.calls
     if calls.kind(path) is not FileKind.FILE:
         return
@@ -302,7 +301,7 @@ def _overwrite(folders: Folders, path: str, content: bytes) -> None:
 
 
 def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
-    """Note of a message's file what was noted when it was written."""
+    """Set the properties of a message's file as they were when it was written."""
     is_long = len(wrote.attributes) > LARGEST_ATTRIBUTES
     if folders.xattrs:
         fd = folders.calls.open(folders.layout.above(place), OPEN_READ)
@@ -326,7 +325,7 @@ def _has_side(folders: Folders, wrote: Wrote) -> bool:
 
 
 def _side(wrote: Wrote) -> bytes:
-    """What a side file says of a message."""
+    """The content of a message's side file."""
     attributes = decode_attributes(wrote.attributes) if wrote.attributes else {}
     return encode_side(Properties(wrote.size, wrote.crc, attributes))
 
@@ -360,7 +359,7 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
     for saying in sayings:
         match saying:
             case QueueRemoved(queue, path):
-                # it stays in remove/ for as long as the log says this, so a queue's folder is the removed one's
+                # The folder stays in remove/ for as long as the log has this, so a queue's folder is the removed one's.
                 is_there = calls.kind(layout.above(path)) is FileKind.FOLDER
                 if not is_there and calls.kind(f"{layout.queues}/{queue}") is FileKind.FOLDER:
                     calls.rename(f"{layout.queues}/{queue}", layout.above(path))
@@ -381,7 +380,7 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
 
 
 def _last_records(sayings: Iterable[Saying]) -> dict[tuple[str, str], Kept | None]:
-    """What the log says last of each record; None where it is forgotten."""
+    """The last value of each record in the log; None where it is forgotten."""
     last: dict[tuple[str, str], Kept | None] = {}
     for saying in sayings:
         match saying:

@@ -1,7 +1,7 @@
-"""Reserved room for what has to go on when the disk is full: a file that is given up for it.
+"""The reserve: a file that is given up for moves when the disk is full.
 
 A move needs no room for the message, but its target's folder may have to grow. When there is no room for that, the
-reserve is released, and the move made again. Whatever is new must restore the reserve first: what a full disk has left
+reserve is released, and the move made again. A publish must restore the reserve first: the last room of a full disk
 goes to fetches and removals, which make room, and not to the next publish.
 
 On the disk it is called *ballast*.
@@ -51,7 +51,7 @@ class Reserve:
         self._lock = threading.Lock()  # a body is staged in a thread of its own
 
     def ensure(self) -> None:
-        """See that it is in place. Costs no call when it is, and no other process can have released it.
+        """Make sure that it is in place. Costs no call when it is, and no other process can have released it.
 
         Raises:
             OSError: there is no room for it, and so for nothing new.
@@ -88,7 +88,7 @@ class Reserve:
         Raises:
             OSError: it cannot be done.
         """
-        # no sync: ext4, xfs and btrfs, when they find no room, commit by themselves what would give them some
+        # No sync: when ext4, xfs and btrfs find no room, they commit by themselves what would give them some.
         with self._lock:
             self._in_place = False
             try:
@@ -103,8 +103,8 @@ class Reserve:
             logger.warning("the disk is full: nothing new is stored until there is room; fetches and removals go on")
 
     def _fill(self) -> None:
-        """Append what is missing, in bytes that no file system can compress. A part of it is better than none."""
-        # never synced: the bytes mean nothing
+        """Append the missing bytes, which no file system can compress. A part of them is better than none."""
+        # Never synced: the bytes mean nothing.
         fd = self._calls.open(self._path, _OPEN)
         try:
             missing = self.size - (self._calls.file_size(fd) or 0)

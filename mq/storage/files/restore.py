@@ -1,7 +1,7 @@
-"""A backup becomes a root again: a folder that was empty, and that no daemon takes before all of it is on the medium.
+"""Makes a root of a backup, in an empty folder that no daemon serves before all of it is on the medium.
 
-The root says that it is half restored (``format``) before the first message is written, and until the last one is
-durable. A restore that was killed is begun anew in the same folder, which it empties first.
+The root is marked as half restored (``format``) before the first message is written, and until the last one is durable.
+A restore that was killed is begun anew in the same folder, which it empties first.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def restore(
     Args:
         folder: a folder of backups.
         root: a folder that is empty, or not there.
-        options: whom to trust with the root.
+        options: which users to trust with the root.
         number: of the backup; where not given, the newest.
         told: called with how many messages are restored, and how many there are, now and then.
 
@@ -185,7 +185,7 @@ def bring_back(
 
 
 def _begin(calls: Calls, layout: Layout, root: str) -> None:
-    """Say that the root is half restored.
+    """Mark the root as half restored.
 
     Raises:
         StorageUnusable: something else is there.
@@ -208,14 +208,14 @@ def _begin(calls: Calls, layout: Layout, root: str) -> None:
 
 
 def _has_just_begun(calls: Calls, layout: Layout, root: str) -> bool:
-    """Whether a restore was ended before it could say that it was one."""
+    """Whether a restore was cut off before it could mark the root."""
     if [name for name, _ in calls.names(root)] != ["state"]:
         return False
     return all(name in _BEGUN for name, _ in calls.names(layout.state))
 
 
 def _empty(calls: Calls, layout: Layout, root: str) -> None:
-    """Take away what a restore that was ended has left."""
+    """Remove what a restore that was cut off has left."""
     for folder in layout.all():
         if os.path.dirname(folder) == root and folder != layout.state:
             _take_away(calls, folder)
@@ -285,14 +285,15 @@ class _Writer:
         self._write(self._layout.above(path), body, saved)
 
     def _note(self, fd: int, saved: SavedMessage) -> None:
-        """Attributes first, as when it was published: where the sum is, all is there."""
+        """Set the properties of a message. The attributes come first, as at a publish: with the sum everything is
+        there."""
         if self._xattrs:
             for name, value in ((ATTRIBUTES, saved.attributes), (SUM, saved.sum)):
                 if value is not None:
                     self._calls.set_attribute(fd, name, value.encode("latin-1"))
 
     def _side_of(self, saved: SavedMessage) -> bytes | None:
-        """The content of its side file, which takes the attributes' place where there can be none."""
+        """The content of a message's side file, where the file system has no room for the attributes; else None."""
         if saved.side is not None:
             return saved.side.encode("latin-1")
         if self._xattrs or saved.sum is None:

@@ -32,7 +32,7 @@ from mq.storage.options import StorageOptions
 _LOG: Final = (
     "a daemon that serves its root alone has a log in use there. Start it with --no-mover or --no-reaper, or stop it"
 )
-"""What would be moved without a record could be moved back after a power cut."""
+"""A move without a record could be undone by a power cut."""
 
 
 class SourceFolder:

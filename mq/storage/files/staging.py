@@ -25,9 +25,9 @@ class StagedFile:
     Args:
         calls: the system.
         path: the temporary name; must not exist.
-        need_room: is called before anything is written, and raises when nothing new may be.
-        xattrs: whether the file system has extended attributes. One is set before the first byte, so that a name that
-            became durable before what its file holds does not make a part of a body a message.
+        need_room: is called before anything is written, and raises when nothing new may be written.
+        xattrs: whether the file system has extended attributes. One is set before the first byte, so that a part of a
+            body is never taken for a message, even if its name is durable first.
 
     Raises:
         OSError: from the system, here and in :meth:`add`.
@@ -60,10 +60,10 @@ class StagedFile:
         self.checksum = checksum(chunk, self.checksum)
 
     def sync(self) -> None:
-        """Bring what was added to the medium; nothing where it was taken or discarded.
+        """Bring the added chunks to the medium. Does nothing once it is taken or discarded.
 
         Raises:
-            SyncFailed: it is not known to be there.
+            SyncFailed: they are not known to be there.
         """
         if self._fd is not None:
             sync(self._calls, self._fd)
@@ -76,11 +76,11 @@ class StagedFile:
         return fd
 
     def give_back(self, fd: int) -> None:
-        """What was taken is not used after all."""
+        """Undo :meth:`take`."""
         self._fd = fd
 
     def discard(self) -> None:
-        """Take it away, unless it has been taken."""
+        """Remove it, unless it has been taken."""
         fd = self.take()
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ class StagedBody:
         return self.file.checksum
 
     async def discard(self) -> None:
-        """Take it away, unless its Write is done."""
+        """Remove it, unless its Write is done."""
         async with self._alone:
             await self._hop(self.file.discard)
 

@@ -1,4 +1,4 @@
-"""The POSIX store on a file system that lives in memory: fast, and gone with the power. It says so.
+"""The POSIX store on a file system in memory: fast, gone with the power, and described as not durable.
 
 Address: ``tmpfs:/dev/shm/mq``. Anything else below the root is refused: ``posix:`` is for disks.
 """

@@ -31,8 +31,8 @@ logger = logging.getLogger("mq.storage")
 
 _PAUSE_SECONDS: Final = 1.0
 _GATHER_SECONDS: Final = 0.002
-"""The shortest time between two looks at what was told. The events of a batch come one by one: each would wake the
-event loop, and hold up the thread that makes the next."""
+"""The shortest time between two reads of events. Those of a batch come one by one: each would wake the event loop, and
+hold up the thread that makes the next."""
 _FLAGS: Final = inotify_simple.flags
 _APPEARED: Final = _FLAGS.MOVED_TO | _FLAGS.CLOSE_WRITE
 _VANISHED: Final = _FLAGS.MOVED_FROM | _FLAGS.DELETE
@@ -47,11 +47,11 @@ async def watch_folders(
 
     Args:
         folders: of the root.
-        states: whose folders are watched.
-        own: the changes that this process makes itself, which are not told; where not given, all are.
+        states: their folders are watched.
+        own: the changes of this process, which are left out; where not given, all changes are told.
 
     Raises:
-        StorageUnusable: the machine has no watch to give.
+        StorageUnusable: the machine has no more watches.
     """
     with _no_watch_is_unusable():
         notifier = inotify_simple.INotify(nonblocking=True)
@@ -192,7 +192,8 @@ hundred times a second."""
 
 
 class KeptLook(Generic[T]):
-    """A look at some folders of this machine. One thread looks while another one may ask for what is kept.
+    """The result of a look at some folders of this machine, kept until one of them changes. One thread may look while
+    another one asks for what is kept.
 
     Args:
         calls: the system.
@@ -207,7 +208,7 @@ class KeptLook(Generic[T]):
         self._kept: tuple[list[int], T] | None = None
 
     def get(self) -> T | None:
-        """What the last look told; None when something may have changed since, or nothing is kept."""
+        """The result of the last look; None when something may have changed since, or nothing is kept."""
         kept = self._kept
         return kept[1] if kept is not None and self._changed_ns() == kept[0] else None
 
@@ -215,7 +216,7 @@ class KeptLook(Generic[T]):
         """Look anew.
 
         Args:
-            look: what it tells, and whether that may be kept.
+            look: returns the result, and whether it may be kept.
         """
         changed, began = self._changed_ns(), self._clock_ns()
         found, is_sure = look()
