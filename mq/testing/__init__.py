@@ -1,6 +1,6 @@
-"""What tests of mq, and of plugins for it, use to reach inside. Shipped: an author's tests use it too.
+"""Tools for tests of mq, and of plugins for it: faults, checkers, the simulation. Shipped, for an author's tests.
 
-* ``calls``: system calls that are written down, or fail when a test says so.
+* ``calls``: system calls that are recorded, or fail when a test says so.
 * ``ports``: a free port that stays free until its server starts.
 * ``simulate``: runs seeds; ``plan``: what a seed draws; ``simulation``: one run of broker, endpoints and store.
 * ``disk``: a disk that forgets what was not synced; ``faults``: what goes wrong with it, and when.

@@ -1,4 +1,4 @@
-"""Hands inside the medium: calls that are written down, and calls that fail when a test says so.
+"""System calls for tests: recorded ones, and ones that fail when a test says so.
 
 Both stand between a folder store and any other :class:`~mq.storage.files.calls.Calls`, real or fake::
 
@@ -6,8 +6,8 @@ Both stand between a folder store and any other :class:`~mq.storage.files.calls.
     calls.fail("fsync", errno.EIO, nth=2)
     storage = FolderStorage("test:", root, calls, StorageOptions(), mount=lambda root: Mount("test"))
 
-They forget nothing over a power cut: that is the simulation's part. :class:`StepByStep` does by any calls what
-mq-native does in one go, so that its batches meet the faults of those calls.
+They forget nothing over a power cut: that is the simulation's part. :class:`StepByStep` stands in for mq-native and
+makes any calls one by one, so that its batches meet their faults.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RecordedCall(NamedTuple):
 
 
 class RecordingCalls:
-    """Passes every call on, and writes it down.
+    """Passes every call on, and records it.
 
     Args:
         inner: does the work.
@@ -183,7 +183,7 @@ class RecordingCalls:
         return self._inner.get_attribute(fd, name)
 
     def _meet(self, verb: str, path: str, detail: str = "") -> None:
-        """Told of every call before it is passed on; what is raised here takes its place."""
+        """Called with every call before it is passed on; an error raised here takes its place."""
         self.log.append(RecordedCall(verb, self._short(path), detail))
 
     def _whole(self, path: str | int, dir_fd: int | None = None) -> str:
@@ -278,10 +278,10 @@ class FaultyCalls(RecordingCalls):
 
 
 class StepByStep:
-    """A :class:`~mq.storage.files.calls.Native` that is not.
+    """A :class:`~mq.storage.files.calls.Native` that makes its calls one by one.
 
     Args:
-        calls: what it is made of.
+        calls: the calls that it makes.
     """
 
     def __init__(self, calls: Calls) -> None:

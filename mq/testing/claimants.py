@@ -1,7 +1,7 @@
 """Claimants of a simulated broker: they take batches, read them again, acknowledge them, and shut each other out.
 
-Each consumer keeps what it was told, as a stream processor keeps its checkpoint, over all lives of the broker. Others
-fetch from the same queue in the plain way. What they see is checked here, by what clients alone can know.
+Each consumer keeps the answers that it got, as a stream processor keeps its checkpoint, over all lives of the broker.
+Others fetch from the same queue in the plain way. The checks here know only what clients can know.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mq.testing.history import History
 
 QUEUE: Final = "b"
 DEAD: Final = "b.dead"
-"""Where its messages go that were received too often."""
+"""The dead-letter queue of the consumers' queue."""
 CONSUMERS: Final = ("s", "t")
 _TOLERANCE_SECONDS: Final = 0.002
 _RENEWED: Final = 0.75
@@ -47,8 +47,8 @@ class _Checkpoint:
     """What one consumer knows.
 
     Attributes:
-        confirmed: the last batch whose acknowledgement was answered.
-        asked: the last one whose acknowledgement was begun.
+        confirmed: the last batch with an answered acknowledgement.
+        asked: the last batch with an acknowledgement that was begun.
         planned: the messages of the batch after `confirmed`, once they were read.
         is_sure: whether it still has all of them: it may have lost some since, and have been told.
         ends: between when and when the leases of the claim end, if they are not renewed.
@@ -65,7 +65,7 @@ class _Checkpoint:
 
 
 class ConsumerLedger:
-    """What claimants have asked for and were told, over all lives.
+    """The requests of claimants and their answers, over all lives.
 
     Args:
         history: is told what was broken.
@@ -85,7 +85,7 @@ class ConsumerLedger:
         self._holds: dict[str, _Hold] = {}
 
     def violate(self, text: str) -> None:
-        """A promise was broken."""
+        """Note a broken promise."""
         self._history.violate(text)
 
     def sending(self) -> bytes:
@@ -156,7 +156,7 @@ class ConsumerLedger:
         return len(self._may_be_gone.intersection(ids))
 
     def check_lost(self) -> None:
-        """Everything that was there was taken out: what is left is missing."""
+        """Check that nothing is missing, once every message was taken out."""
         for queue, id in self.missing():
             self.violate(f"P1: {id} of {queue} was acknowledged and is not there")
 
@@ -198,7 +198,7 @@ class Claimants:
             nursery.start_soon(self._others, self._random.randint(5, 20))
 
     async def drain(self) -> None:
-        """Take out all there is; no other claimant works now."""
+        """Take out every message. Call it while no other claimant works."""
         if not self._ledger.is_made:
             return
         for name in CONSUMERS:
@@ -256,7 +256,7 @@ class Claimants:
         known.asked = known.confirmed
 
     async def _look(self, name: str) -> None:
-        """How far is it? That may be the answer that was lost on the way."""
+        """Ask for the consumer's position, for an earlier answer may have been lost."""
         standing = await self._ask(f"look at {name}", lambda: self._broker.claims.consumer(QUEUE, name))
         if standing is not None:
             self._learn(name, standing)
@@ -356,7 +356,7 @@ class Claimants:
         known.planned, known.is_sure = None, True
 
     async def _haunt(self, name: str) -> None:
-        """A consumer that was shut out does not know it."""
+        """Go on as a consumer that was shut out and does not know it."""
         known = self._ledger.checkpoints[name]
         if len(known.epochs) < 2:
             return

@@ -51,7 +51,7 @@ class Clients:
 
     Args:
         brokers: each request goes to one of them.
-        history: what they asked for and were told.
+        history: the record of their requests and answers.
         random: decides everything.
         note: told of what happens, in words.
         lease_seconds: how long a lease lasts.
@@ -82,7 +82,7 @@ class Clients:
                 nursery.start_soon(self._work, self._random.randint(5, 30))
 
     async def drain(self) -> None:
-        """Take out and remove all there is, until nothing comes any more."""
+        """Take out and remove every message, until none comes any more."""
         for queue in (STEADY, CHANGING):
             while await self._fetch(queue, patient=True):
                 held = self._held.pop()

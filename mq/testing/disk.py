@@ -91,7 +91,7 @@ class Disk:
     """An empty disk.
 
     Args:
-        medium: what its file system keeps.
+        medium: its kind of file system.
         random: decides what a crash leaves.
         faults: asked before every call.
         tell: told of every call, in a line: its verb, the paths below the root of the disk, sizes, and a CRC of data.
@@ -116,7 +116,7 @@ class Disk:
     # What survives
 
     def crash(self) -> None:
-        """The power fails: the disk is what its medium kept."""
+        """Let the power fail: the disk has what its medium kept."""
         self._note("power cut")
         if self.medium is Medium.ORDERED:
             for change in self._pending[: self._random.randint(0, len(self._pending))]:
@@ -134,7 +134,7 @@ class Disk:
         self.forget_handles()
 
     def forget_handles(self) -> None:
-        """The processes are gone, and with them their open files and locks."""
+        """Close all files and drop all locks, as if their processes were gone."""
         self._note("restart")
         self._open.clear()
         self._locks.clear()
@@ -155,7 +155,7 @@ class Disk:
         node.names = dict(node.kept_names)
 
     def _overwrite_some(self, before: bytes, after: bytes) -> bytes:
-        """Each sector that was overwritten is as it was, or as it was to be."""
+        """The bytes after a crash: each overwritten sector is the old one, or the new one."""
         some = [number for number in _changed_sectors(before, after) if self._random.random() < 0.5]
         return _with_sectors(before, after, some)
 
@@ -487,7 +487,7 @@ def _changed_sectors(before: bytes, after: bytes) -> Iterator[int]:
 
 
 def _with_sectors(before: bytes, after: bytes, numbers: Iterable[int]) -> bytes:
-    """The bytes of before, but of those sectors that of after."""
+    """The bytes of `before`, with these sectors from `after`."""
     mixed = bytearray(before)
     for number in numbers:
         sector = slice(number * _SECTOR, (number + 1) * _SECTOR)

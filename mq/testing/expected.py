@@ -1,7 +1,7 @@
-"""What people expect of a queue, checked against what clients asked for and were told.
+"""Users' expectations of a queue, checked against the requests of clients and their answers.
 
-For queues that are never deleted. Times are Trio's, in seconds, and go on over restarts; what a time to live is held to
-is the wall clock, which may be set back. Everything here is known to clients alone.
+For queues that are never deleted. Times are Trio's, in seconds, and go on over restarts. A time to live is checked by
+the wall clock, which may be set back. The checks know only what clients can know.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ class Expected:
         return frozenset(id for id, until in self._held_until.items() if until > self._now())
 
     def purging(self, queue: str, held: frozenset[str]) -> None:
-        """A purge has been asked for, and answered or not: of all that may have been in that queue only what was `held`
-        before, and still is, is sure to be there."""
+        """Note a purge, answered or not: of that queue only messages that were `held` before, and still are, must
+        exist."""
         still = held & self.held()
         for sent in self.sent:
             sent.may_be_gone = sent.may_be_gone or (sent.queue == queue and sent.id not in still)
@@ -192,11 +192,11 @@ class Expected:
                 sent.is_gone = self._now()
 
     def missing(self) -> list[tuple[str, str]]:
-        """Messages that must be there now, here or among the dead."""
+        """Messages that must exist now, here or among the dead letters."""
         return [(sent.queue, sent.id or "") for sent in self.sent if sent.is_stored and not sent.may_be_gone]
 
     def check_lost(self) -> None:
-        """Everything that is there was taken out, and its removal noted: what is left is missing."""
+        """Check that nothing is missing, once every message was taken out and its removal noted."""
         for queue, id in self.missing():
             self._history.violate(f"P1: {id} of {queue} was acknowledged and is in no queue")
 

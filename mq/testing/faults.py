@@ -51,12 +51,11 @@ REFUSALS: Final[Mapping[str, DiskFault]] = {
     "no quota for moves": DiskFault(errno.EDQUOT, frozenset({"rename", "link"}), 0.9, passes=True),
     "no right to move": DiskFault(errno.EACCES, frozenset({"rename", "link"}), 0.5, passes=True),
 }
-"""What is refused for now where ledgers, deliveries, deaths and claims write, and so often that the reserve is of no
-help."""
+"""Refusals that pass, where ledgers, deliveries, deaths and claims write, so often that the reserve is of no help."""
 
 
 class Faults:
-    """Faults at the calls of one disk. None at all until told so.
+    """Faults at the calls of one disk. None at first.
 
     Args:
         random: decides.
@@ -74,7 +73,7 @@ class Faults:
         self._note = note
 
     def enter(self, verb: str, what: str) -> None:
-        """A call begins.
+        """Decide the fate of a call that begins.
 
         Raises:
             PowerCut: the power fails just before it.
@@ -98,7 +97,7 @@ class Faults:
         return size
 
     def lift(self) -> None:
-        """All is well again, after a restart or a cut."""
+        """End all faults, after a restart or a cut."""
         self.active.clear()
         self.short_writes = 0.0
         self.cut_at = None

@@ -1,7 +1,7 @@
 """Users of message groups: publishers that have groups of their own, and consumers of all of them.
 
-What they see is checked by what clients alone can know, over all lives of the broker: in each group nothing is handed
-out before what was published earlier, and nothing while another message of it is out, but for one fetch of several.
+The checks know only what clients can know, over all lives of the broker. In each group messages are handed out in the
+order of their publishing, and none while another one of the group is out, but for one fetch of several.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SentInGroup:
 
 
 class GroupLedger:
-    """What users of groups have asked for and were told, over all lives.
+    """The requests of users of groups and their answers, over all lives.
 
     Args:
         history: is told what was broken.
@@ -93,7 +93,7 @@ class GroupLedger:
                 sent.out_until = -math.inf
 
     def check_lost(self) -> None:
-        """All was taken out and removed: what is left is missing."""
+        """Check that nothing is missing, once every message was taken out and removed."""
         for sent in self._by_body.values():
             if sent.is_stored and not sent.may_be_gone:
                 self._history.violate(f"P1: {sent.body!r} of {QUEUE} was acknowledged and is not there")
@@ -140,7 +140,7 @@ class GroupUsers:
                 nursery.start_soon(self._consume, self._random.randint(5, 30))
 
     async def drain(self) -> None:
-        """Take out and remove all there is."""
+        """Take out and remove every message."""
         if not await self._broker.has_queue(QUEUE):
             return
         while messages := await self._fetch(10, 0.0, self._lease_seconds, patient=True):

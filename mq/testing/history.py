@@ -1,4 +1,4 @@
-"""What clients asked for and were told, and the promises P1 to P7 checked against it.
+"""The record of clients' requests and answers, and the promises P1 to P7 checked against it.
 
 The checks know only what a client can know, and the transitions that the broker reports. Times are Trio's, in seconds,
 and go on over restarts.
@@ -188,20 +188,20 @@ class History:
     # What must be true in the end
 
     def missing(self) -> list[tuple[str, MessageId]]:
-        """Messages that must be there now: everyone that is fetched is to be removed from the history first."""
+        """Messages that must exist now. Note the removal of every fetched message first."""
         now = self._now()
         return [
             (sent.queue, id) for id, sent in sorted(self._by_id.items()) if self._fate(sent, now) is Whereabouts.PRESENT
         ]
 
     def queue_is(self, queue: str, there: bool) -> None:
-        """A queue is found to be there, or not."""
+        """Check that a queue may exist, or may be missing, as it was found."""
         expected = self._queues.get(queue, False)
         if expected is not None and expected is not there:
             self._violate(f"P1: queue {queue} is {'there' if there else 'not there'}, against what was acknowledged")
 
     def violate(self, text: str) -> None:
-        """Some other promise was broken."""
+        """Note another broken promise."""
         self._violate(text)
 
     def _fate(self, sent: _Sent, asked: float) -> Whereabouts:

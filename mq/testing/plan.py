@@ -1,7 +1,6 @@
-"""What a seed has in store: how many brokers, clients and lives, which file system, which trouble, and what each does.
+"""The plan of a seed: how many brokers, clients and lives, which file system, which trouble, and what each does.
 
-All of it is drawn here, and seeds differ by their last digits in what they look for. How it goes is in
-:mod:`mq.testing.simulation`.
+All of it is drawn here; the last digits of a seed decide what it looks for. :mod:`mq.testing.simulation` runs the plan.
 """
 
 from __future__ import annotations
@@ -14,38 +13,38 @@ from mq.testing.disk import Medium
 from mq.testing.faults import KINDS, REFUSALS
 
 CLAIMING: Final = (1, 2)
-"""The last digits of seeds in whose runs batches are claimed, if there is one broker. With the latter hardly anybody
-does anything else."""
+"""The last digits of seeds with claims of batches, if there is one broker. Runs of the latter do hardly anything
+else."""
 
 STEPPING: Final = (1, 3, 8, 9)
-"""The last digits of seeds whose clock is set before every start, mostly by years: as on a machine that has none of its
+"""The last digits of seeds that set the clock before every start, mostly by years: as on a machine that has none of its
 own."""
 
 WAITING: Final = (5, 6)
-"""The last digits of seeds in whose runs consumers wait for all that others publish, if there is one broker, and hardly
-anybody does anything else."""
+"""The last digits of seeds with consumers that wait for every publish, if there is one broker. Their runs do hardly
+anything else."""
 PAIRS: Final = 3
 """So many of both."""
 
 REFUSING: Final = (0,)
-"""The last digits of seeds whose disk refuses one thing after another for now, and never fails."""
+"""The last digits of seeds with a disk that refuses one thing after another for now, and never fails."""
 
 PURGING: Final = (7,)
-"""The last digits of seeds whose users purge queues, too, and extend most of their leases."""
+"""The last digits of seeds with users that purge queues, too, and extend most of their leases."""
 
 GROUPING: Final = (24, 34)
-"""What seeds leave when divided by 50 in whose runs messages have groups, if there is one broker."""
+"""Seeds with these rests when divided by 50 have messages with groups, if there is one broker."""
 
 RESCHEDULING: Final = (4, 8)
-"""Of the seeds whose tens leave these rests when divided by 16: users delay messages, some of them for days, and change
-when they come, or cancel them."""
+"""Seeds with tens that leave these rests when divided by 16: users delay messages, some for days, and change when they
+come, or cancel them."""
 
 AT_ONCE: Final = 3
-"""Of the seeds whose tens leave this rest when divided by 4: a batch's calls are made as mq-native makes them."""
+"""Seeds with tens that leave this rest when divided by 4: a batch's calls are made as mq-native makes them."""
 
 
 class Plan(NamedTuple):
-    """What a seed has in store.
+    """The plan of a seed.
 
     Attributes:
         medium: the file system.
@@ -56,12 +55,12 @@ class Plan(NamedTuple):
         slow: the longest that one hop to the disk may take, in seconds.
         faults: the kinds that happen.
         clients: how many work at a time.
-        users: how many more do what people expect of a queue.
+        users: how many more use the broker as programs that embed it.
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
         claims: whether batches are claimed, too.
         groups: whether messages have groups, too.
-        pairs: how many pairs of users there are of whom one publishes and the other waits for that.
-        refuses: whether there is trouble most of the time, and all is looked for when it is over.
+        pairs: how many pairs of users, one of which publishes while the other waits for that.
+        refuses: whether there is trouble most of the time, with a check of every message once it is over.
         purges: whether users purge queues, and extend most of their leases.
         reschedules: whether users change when delayed messages come.
         largest_segment: how many keys or histories share a record.
@@ -100,7 +99,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(seed: int, random: Random) -> Plan:
-    """What a seed has in store: by chance, then by its last digits."""
+    """The plan of a seed: by chance, then by its last digits."""
     plan = _by_chance(random)._replace(steps=seed % 10 in STEPPING, at_once=seed // 10 % 4 == AT_ONCE)
     if plan.brokers == 1 and seed % 10 in WAITING:
         plan = plan._replace(pairs=PAIRS, clients=1, users=0)

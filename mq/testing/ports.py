@@ -1,4 +1,4 @@
-"""Ports for servers that have to be told theirs."""
+"""Free ports for servers that need one as an argument."""
 
 from __future__ import annotations
 

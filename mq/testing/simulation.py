@@ -1,7 +1,7 @@
 """One seeded run of the real broker, endpoints and store over a disk that forgets, with everything going wrong.
 
-A seed decides all: the file system, the faults, the power cuts, the clients and when they vanish, the scheduling. The
-same seed gives the same run, in any process::
+A seed decides everything: the file system, the faults, the power cuts, the clients and when they vanish, the
+scheduling. The same seed gives the same run, in any process::
 
     python -m mq.testing.simulate 4711 --verbose
 
@@ -47,10 +47,10 @@ STUCK_SECONDS: Final = 7200.0
 """Virtual seconds after which a phase that should have ended is stuck (P9). No fault lasts nearly as long."""
 
 STEPS_SECONDS: Final = tuple(years * 365 * 86_400.0 for years in (-30, -2, 0, 0, 2, 30))
-"""By which such a clock is set: mostly by years."""
+"""The steps by which such a clock is set, mostly years."""
 
 DISK_BYTES: Final = 1 << 18
-"""What a disk is said to hold. It keeps the reserve small."""
+"""The stated size of the disk, which keeps the reserve small."""
 
 LOG_BYTES: Final = 1 << 16
 """Of a segment: few, so that there are many checkpoints."""
@@ -62,7 +62,7 @@ MOUNTS: Final = {
 
 
 class RunReport(NamedTuple):
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
         seed: as given.
@@ -164,7 +164,7 @@ class _Run:
         return self._now() + self.ahead_seconds
 
     def _stopwatch(self) -> float:
-        """What a sync costs is anybody's guess."""
+        """A clock that measures random costs of syncs."""
         self.measured += self.guesses.choice((0.001, 0.01, 0.1))
         return self.measured
 
@@ -195,7 +195,7 @@ class _Run:
             self.history.violate("P9: the run is stuck")
 
     def _crash(self) -> None:
-        """The power is gone, or just the process."""
+        """End a life: the power fails, or just the process ends."""
         unsure = self.faults.seen["sync error"] and self.plan.medium is not Medium.ORDERED
         if self.random.random() < 0.8 or unsure:  # without a journal, docs/on-disk.md asks for a remount
             self.disk.crash()
@@ -211,7 +211,7 @@ class _Run:
         self._set_clock()
 
     def _set_clock(self) -> None:
-        """While no broker serves the store."""
+        """Set the clock. Call it while no broker serves the store."""
         if self.steps is None:
             return
         before, self.ahead_seconds = self.ahead_seconds, self.steps.choice(STEPS_SECONDS)
@@ -270,13 +270,13 @@ class _Run:
         return GroupUsers(broker, self.groups, users.ask, self.random, self.plan.lease_seconds)
 
     def _check_health(self, brokers: list[Broker]) -> None:
-        """P8: what passes leaves no mark; what does not, stops all changes until a restart."""
+        """P8: a fault that passes leaves no mark; any other stops all changes until a restart."""
         if not self.faults.broken and not all(broker.ready for broker in brokers):
             failures = [broker._committer.failure for broker in brokers]
             self.history.violate(f"P8: not ready, though nothing happened that does not pass: {failures}")
 
     async def _look_for_all(self, broker: Broker) -> None:
-        """P9: what was refused for now is tried again in this life, and needs no restart."""
+        """P9: the broker tries again in this life what was refused for now; it needs no restart."""
         self.faults.active = {}
         await trio.sleep(2 * (RETRY_SECONDS + self.slow))  # a try that has begun may take as long as a slow call
         await trio.testing.wait_all_tasks_blocked()
@@ -292,7 +292,7 @@ class _Run:
                 self.history.violate(f"P9: {id} of {where} is not to be had before a restart")
 
     async def _trouble(self) -> None:
-        """Faults that come and go, and a clock that is set back."""
+        """Let faults come and go, and set the clock back."""
         while True:
             await trio.sleep(self.random.uniform(0, 1 if self.plan.refuses else 10))
             if self.plan.faults and self.random.random() < 0.7:
@@ -335,7 +335,7 @@ class _Run:
         )
 
     async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
-        """A call to the disk takes its time; what it does, it does at once, and is not interrupted."""
+        """Make a call to the disk: it takes its time, but acts in one step, and is not interrupted."""
         with trio.CancelScope(shield=True):
             slow = self.slow if self.random.random() < 0.1 else self.slow / 100
             await trio.sleep(self.random.uniform(0, slow))
@@ -349,7 +349,7 @@ class _Run:
     # The last look
 
     async def _last_look(self) -> None:
-        """Nothing goes wrong any more: take out everything there is, and compare."""
+        """Take out every message, with nothing going wrong any more, and compare."""
         self.slow, self.brokers = 0.0, 1
         async with AsyncExitStack() as stack:
             broker = await self._open(stack)
@@ -383,7 +383,7 @@ class _Run:
 
 @contextmanager
 def _small(longest_round: int, largest_segment: int) -> Iterator[None]:
-    """What takes many messages to fill is full with few."""
+    """A block in which rounds and segments are small, so that few messages fill them."""
     usual = mover.LARGEST_ROUND, ledger.LARGEST_SEGMENT
     vars(mover)["LARGEST_ROUND"], vars(ledger)["LARGEST_SEGMENT"] = longest_round, largest_segment
     try:
@@ -394,7 +394,7 @@ def _small(longest_round: int, largest_segment: int) -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """What mq logs of repairs and failures is not news here."""
+    """A block without mq's log of repairs and failures, which are no news here."""
     log = logging.getLogger("mq")
     level = log.level
     log.setLevel(logging.CRITICAL)

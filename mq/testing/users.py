@@ -1,7 +1,7 @@
 """Users of a simulated broker: they wait, publish in batches, with keys, delays and times to live, change what is
 delayed, and vanish.
 
-They speak to the broker itself, as a program that embeds it. What they see is checked by :mod:`mq.testing.expected`.
+They speak to the broker itself, as a program that embeds it. :mod:`mq.testing.expected` checks what they see.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SETTINGS: Final[dict[str, dict[str, Any]]] = {
     LIMITED: {"max_messages": MAX_MESSAGES},
 }
 _ALONE: Final = frozenset({UNIQUE, LIMITED})
-"""What is promised only where no other broker works on the store."""
+"""Queues with promises that hold only where no other broker works on the store."""
 _LATER_SECONDS: Final = (3.0, 60.0, 47_000.0, 260_000.0)
-"""Two have a timer; of the others the calendar takes care."""
+"""Delays: two that have a timer, and two that the calendar keeps."""
 _WINDOW_SECONDS: Final = 40_000.0
-"""For so long a queue knows its keys, and some more, even when the clock is set."""
+"""How long a queue certainly knows its keys, even when the clock is set."""
 
 
 class Users:
@@ -78,8 +78,8 @@ class Users:
         self._queues = [queue for queue in _SETTINGS if len(brokers) == 1 or queue not in _ALONE]
 
     async def run(self, count: int, pairs: int) -> None:
-        """Let so many users work, and so many pairs of others, of whom one publishes and one consumes, until each has
-        done what it wanted."""
+        """Let so many users work, and so many pairs of a publisher and a consumer, until each has done what it
+        wanted."""
         for queue in self._queues:
             if not await self._make(queue):
                 return
@@ -91,7 +91,7 @@ class Users:
                 nursery.start_soon(self._produce, self._random.randint(5, 40))
 
     async def drain(self) -> None:
-        """Take out and remove all there is, until nothing comes any more."""
+        """Take out and remove every message, until none comes any more."""
         for queue in sorted(_SETTINGS, key=lambda queue: queue == DEAD):  # the dead last: they come from another
             if await self._brokers[0].has_queue(queue):
                 if self._reschedules and queue == WORK:
@@ -140,7 +140,7 @@ class Users:
                 await self._remove_one()
 
     async def _produce(self, rounds: int) -> None:
-        """Publish one now and then, or some."""
+        """Publish one message now and then, or several."""
         for _ in range(rounds):
             count = self._random.choice((1, 2, 4))
             bodies = [f"{self._random.getrandbits(64):016x}".encode() for _ in range(count)]
@@ -150,7 +150,7 @@ class Users:
     # Publishing
 
     async def _publish(self) -> None:
-        """Several at a time, of all kinds."""
+        """Publish several messages at a time, of all kinds."""
         queue = self._random.choice(self._queues)
         if queue == UNIQUE:
             await self._publish_unique()
@@ -172,13 +172,14 @@ class Users:
         )
 
     async def _publish_again(self) -> None:
-        """With the same key as before: it was not answered, or the answer was lost on the way."""
+        """Publish again with the same key: there was no answer, or it was lost on the way."""
         keyed = [sent for sent in self._expected.sent if sent.key is not None]
         if keyed and len(self._brokers) == 1:
             await self._send([self._random.choice(keyed[-10:])] * self._random.choice((1, 2)))
 
     async def publish_all_again(self) -> None:
-        """Whatever was stored with a key a short while ago: whether its message is there or gone, nothing is stored."""
+        """Publish again everything that was stored with a key a short while ago: nothing is stored, even where the
+        message is gone."""
         for sent in self._expected.sent:
             if sent.key is not None and sent.is_stored and trio.current_time() < sent.not_before + _WINDOW_SECONDS:
                 await self._send([sent])
@@ -239,7 +240,7 @@ class Users:
         return self._held.pop(self._random.randrange(len(self._held))) if self._held else None
 
     async def _remove_one(self) -> None:
-        """Perhaps long after the lease has ended."""
+        """Remove a message, perhaps long after the lease has ended."""
         delivery = self._pick()
         if delivery is not None:
             await self._remove(delivery)
@@ -273,7 +274,7 @@ class Users:
         self._held.append(delivery)
 
     async def _purge(self) -> None:
-        """All that is not leased."""
+        """Purge a queue."""
         queue = self._random.choice(self._queues)
         if queue == DEAD:  # those of another queue are there, too: it would be unknown of which it is true
             return
@@ -336,7 +337,7 @@ class Users:
             sent.is_gone = trio.current_time()
 
     def _waiting(self) -> Sent | None:
-        """One that is delayed, as far as its publisher knows, and that no other user changes now."""
+        """A message that is delayed, as far as its publisher knows, and that no other user changes now."""
         now = trio.current_time()
         waiting = [
             sent
@@ -347,7 +348,7 @@ class Users:
         return self._random.choice(waiting) if waiting else None
 
     async def _hurry(self) -> None:
-        """Let everything come now that is delayed."""
+        """Make every delayed message come now."""
         broker = self._brokers[0]
         for sent in self._expected.sent:
             sent.not_before = min(sent.not_before, trio.current_time())
