@@ -98,10 +98,15 @@ class Worker:
             self._publish(self._node(), self._chance.choice(self._known), 40)
 
     def bind_and_publish(self) -> None:
-        queue, node = self._make(self._node()), self._node()
-        with self._channel(node) as channel:
-            channel.queue_bind(queue, EXCHANGE, f"{queue}.#")
-        self._publish_amqp(node, queue, 10, exchange=EXCHANGE, key=f"{queue}.x")
+        """A binding that one node has confirmed routes at another one, through an exchange of the server's or of ours."""
+        queue, exchange = self._make(self._node()), EXCHANGE
+        if self._chance.random() < 0.5:
+            exchange = f"x{self._number}"
+            with self._channel(self._node()) as channel:
+                channel.exchange_declare(exchange, "topic", durable=True)
+        with self._channel(self._node()) as channel:
+            channel.queue_bind(queue, exchange, f"{queue}.#")
+        self._publish_amqp(self._node(), queue, 10, exchange=exchange, key=f"{queue}.x")
 
     def want_a_name(self) -> None:
         """A queue of one node and one of the cluster of the same name, one after the other or at the same time."""
