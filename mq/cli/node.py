@@ -18,6 +18,8 @@ from mq.cluster.node import ClusterNode
 from mq.errors import InvalidSetting
 from mq.lifecycle import Observer
 from mq.settings import Settings
+from mq.storage.options import StorageOptions
+from mq.storage.registry import make_storage
 
 logger = logging.getLogger("mq.cluster")
 
@@ -72,6 +74,8 @@ async def clustered(
     if config is None:
         yield local
         return
+    if config.store:
+        make_storage(config.store, StorageOptions())  # what is wrong with it is said now, not once this node leads
     async with find_coordinator(config.coordinator, config.lease_seconds) as coordinator:
         alone = dataclasses.replace(broker_config, peers=0, mover=True, reaper=True)
         node = ClusterNode(config, coordinator, local, alone, observers)

@@ -50,6 +50,7 @@ _KEYS: Final = (
     "ca",
     "certificate",
     "lease_seconds",
+    "store",
 )
 
 
@@ -81,6 +82,7 @@ class ClusterConfig:
         ca: a PEM file: TLS is spoken with neighbours that show a certificate of these authorities; None for no TLS.
         certificate: a PEM file with certificate and key, to be shown to neighbours.
         lease_seconds: how long a node is a member after its last sign of life.
+        store: the address of the store that has the messages; empty where the coordinator's own has them.
     """
 
     node: str
@@ -91,6 +93,7 @@ class ClusterConfig:
     ca: str | None = None
     certificate: str | None = None
     lease_seconds: float = DEFAULT_LEASE_SECONDS
+    store: str = ""
 
 
 def load_cluster(
@@ -130,6 +133,7 @@ def load_cluster(
         source.text(values, "ca", "") or None,
         source.text(values, "certificate", "") or None,
         _lease(source, values),
+        source.text(values, "store", ""),
     )
 
 

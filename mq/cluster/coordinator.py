@@ -129,9 +129,16 @@ class Candidacy(Protocol):
     async def leave(self) -> None:
         """End it at once, as far as that can be done."""
 
-    def storage(self) -> Storage:
+    def storage(self, messages: str) -> Storage:
         """The store of the highly available queues, not open yet. It changes nothing once this candidacy has ended, and
-        raises Conflict for a new queue with a name that a node has reserved."""
+        raises Conflict for a new queue with a name that a node has reserved.
+
+        Args:
+            messages: the address of a store that has the messages; empty where the coordinator's own has them.
+
+        Raises:
+            StorageUnusable: that is no address of a store.
+        """
 
 
 class NameRegistry(Protocol):

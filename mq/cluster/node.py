@@ -357,7 +357,7 @@ class ClusterNode:
         def broken(reason: str) -> None:
             stop(CandidacyEnded(f"the cluster's store does not do what a master needs: {reason}"))
 
-        store = GraceStorage(tenure.candidacy.storage(), broken)
+        store = GraceStorage(tenure.candidacy.storage(self._config.store), broken)
         try:
             try:
                 await store.open()

@@ -245,7 +245,7 @@ class FakeCandidacy:
         await self._ground.reach(self._member.node)
         self._ground.drop(self._member)
 
-    def storage(self) -> FencedStorage:
+    def storage(self, messages: str = "") -> FencedStorage:
         return FencedStorage(self._ground, self._member)
 
 

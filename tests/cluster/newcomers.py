@@ -98,7 +98,7 @@ class Worker:
             self._publish(self._node(), self._chance.choice(self._known), 40)
 
     def bind_and_publish(self) -> None:
-        """A binding that one node has confirmed routes at another one, through an exchange of the server's or of ours."""
+        """What one node has bound another one routes, through an exchange of the server's or of ours."""
         queue, exchange = self._make(self._node()), EXCHANGE
         if self._chance.random() < 0.5:
             exchange = f"x{self._number}"

@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
 from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
+from mq.cluster.split_storage import SplitStorage
 from mq.storage.interface import Storage
 from mq.storage.options import StorageOptions
 from mq.storage.registry import make_storage
@@ -206,8 +207,13 @@ class EtcdCandidacy:
         with suppress(EtcdError):
             await self._client.revoke(self._lease)
 
-    def storage(self) -> Storage:
-        """The store, whose every change depends on the key, and which makes no queue of a reserved name."""
+    def storage(self, messages: str = "") -> Storage:
+        """The store, whose every change depends on the key, and which makes no queue of a reserved name; the messages
+        in another one, whose every change depends on this candidacy's number.
+
+        Raises:
+            StorageUnusable: there is no store at that address.
+        """
         options = {
             "patience": f"{self._lease_seconds / ATTEMPTS:g}",
             "deadline": f"{max(CHANGE_SECONDS, self._lease_seconds):g}",
@@ -216,7 +222,11 @@ class EtcdCandidacy:
         }
         places, _, said = self._rest.partition("?")
         query = urlencode(dict(parse_qsl(said)) | options)
-        return make_storage(f"etcd:{places}?{query}", StorageOptions())
+        names = make_storage(f"etcd:{places}?{query}", StorageOptions())
+        if not messages:
+            return names
+        term = f"{'&' if '?' in messages else '?'}term={self.number}"
+        return SplitStorage(names, make_storage(messages + term, StorageOptions()))
 
 
 class _Changes:

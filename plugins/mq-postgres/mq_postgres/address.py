@@ -16,7 +16,7 @@ from mq.message import shorten
 DEFAULT_SCHEMA: Final = "mq"
 DEADLINE_SECONDS: Final = 10.0
 _TLS: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey")
-_KNOWN: Final = ("schema", "host", "password-file", "deadline", *_TLS)
+_KNOWN: Final = ("schema", "host", "password-file", "deadline", "term", *_TLS)
 _SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _SCHEMA: Final = re.compile("[a-z_][a-z0-9_]{0,62}")
 _LOCAL: Final = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|::1|")
@@ -34,12 +34,15 @@ class Address(NamedTuple):
         schema: that holds the store's tables.
         password_file: whose first line is the password; None where libpq's own PGPASSFILE has it, or none is asked for.
         deadline: how long a change or a look may take, in seconds.
+        term: of the leader of a cluster, which takes the store from that of any earlier term; 0 for a broker that is
+            in no cluster, and takes it from none that lives.
     """
 
     parameters: dict[str, str]
     schema: str = DEFAULT_SCHEMA
     password_file: str | None = None
     deadline: float = DEADLINE_SECONDS
+    term: int = 0
 
     def password(self) -> str | None:
         """Read the file.
@@ -88,7 +91,11 @@ def parse_address(rest: str) -> Address:
         parameters["user"] = unquote(user)
     parameters |= _tls(options, parameters.get("host", ""))
     return Address(
-        parameters, _schema(options.get("schema", DEFAULT_SCHEMA)), options.get("password-file"), _seconds(options)
+        parameters,
+        _schema(options.get("schema", DEFAULT_SCHEMA)),
+        options.get("password-file"),
+        _seconds(options),
+        _term(options),
     )
 
 
@@ -140,3 +147,10 @@ def _seconds(options: dict[str, str]) -> float:
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None or not float(text):
         raise StorageUnusable(f"deadline is not a number of seconds: {shorten(text)}. Write deadline=10")
     return float(text)
+
+
+def _term(options: dict[str, str]) -> int:
+    text = options.get("term", "0")
+    if re.fullmatch(r"[0-9]{1,18}", text) is None:
+        raise StorageUnusable(f"term is not a number: {shorten(text)}. The leader of a cluster gives it: leave it out")
+    return int(text)

@@ -140,7 +140,9 @@ class Changes:
                 given = [connection.execute(each.text, (number, *each.values)) for each in statements]
                 ended = connection.execute("COMMIT")
             assert ended.statusmessage == "COMMIT", f"a transaction ended with {ended.statusmessage}"
-            return {n: result for cursor in given for n, result in cursor}
+            refusals = {n: result for cursor in given for n, result in cursor}
+        self._link.landed = number
+        return refusals
 
     def _withdrawn(self, number: int, ends: float) -> Refusals | None:
         """See to it that a change is not done any more; what it did not do, where it was done before, else None.
@@ -169,6 +171,8 @@ class Changes:
                 assert row is not None, "the table lane is empty"
                 refusals = dict(connection.execute(_REFUSALS, (number,)).fetchall())
         self._number += 1
+        if row[0]:
+            self._link.landed = number
         return refusals if row[0] else None
 
 

@@ -60,6 +60,7 @@ class Link:
 
     Attributes:
         process: the server's process of this session; 0 without one.
+        landed: the last change whose answer was believed: a server that does not have it is none of ours.
 
     Args:
         address: of the store.
@@ -72,6 +73,7 @@ class Link:
         self._connection: psycopg.Connection[Any] | None = None
         self._warnings: list[str] = []
         self.process = 0
+        self.landed = 0
 
     def connect(self) -> psycopg.Connection[Any]:
         """The connection, or a new one.
@@ -98,6 +100,7 @@ class Link:
             raise Lost(in_one_line(error)) from error
         try:
             check_server(connection)
+            self._check_landed(connection)
         except psycopg.Error as error:
             connection.close()
             raise Lost(in_one_line(error)) from error
@@ -128,6 +131,18 @@ class Link:
             warning = self._warnings[0]
             self.close()
             raise Lost(f"PostgreSQL warned: {warning}")
+
+    def _check_landed(self, connection: psycopg.Connection[Any]) -> None:
+        """Go on with no standby that was promoted without all that was confirmed."""
+        if not self.landed:
+            return
+        row = connection.execute("SELECT landed FROM lane").fetchone()
+        if row is None or row[0] < self.landed:
+            raise StorageUnusable(
+                f"this PostgreSQL knows of no change after {row and row[0]}, and {self.landed} was confirmed: "
+                "a standby was promoted that does not hold it. Promote one that does; or start mq again, "
+                "and what is missing is lost"
+            )
 
     def cut(self) -> None:
         """End whatever the session is waiting for. From any thread."""

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
+from mq.errors import StorageFenced
 from mq_postgres.link import Link, application_name
 
 LEASE_SECONDS: Final = 10.0
@@ -82,6 +83,25 @@ def take(link: Link, session: str, ended: str = "") -> Taken | Held:
         connection.execute(_TAKE, (here, session, LEASE_SECONDS))
         [change] = _row(connection, "SELECT number FROM lane FOR UPDATE")
     return Taken(epoch, change)
+
+
+def take_for_term(link: Link, session: str, term: int) -> Taken:
+    """Take the store for the leader of a cluster, whoever has it: its term is the epoch.
+
+    Raises:
+        StorageFenced: a later leader has it, or had.
+        As :meth:`Link.asking`.
+    """
+    with link.asking() as connection, connection.transaction():
+        _, before, _, _ = _row(connection, _HOLDER)
+        [epoch] = _row(connection, "SELECT epoch FROM fence")
+        if epoch >= term:
+            raise StorageFenced(f"the store was taken for a later term than {term}: this node leads no more")
+        connection.execute(_END_SESSIONS, (application_name(before),))
+        connection.execute("UPDATE fence SET epoch = %s", (term,))
+        connection.execute(_TAKE, (f"{socket.gethostname()}, process {os.getpid()}", session, LEASE_SECONDS))
+        [change] = _row(connection, "SELECT number FROM lane FOR UPDATE")
+    return Taken(term, change)
 
 
 def renew(link: Link, session: str, seconds: float = LEASE_SECONDS) -> None:

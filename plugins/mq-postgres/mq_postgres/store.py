@@ -223,6 +223,8 @@ class PostgresStorage:
         Raises:
             StorageUnusable: somebody has it, and lives.
         """
+        if self._address.term:
+            return await self._write(owner.take_for_term, self._writer, self._session, self._address.term)
         first = found = await self._write(owner.take, self._writer, self._session)
         began = heard = trio.current_time()
         while isinstance(found, owner.Held) and isinstance(first, owner.Held):

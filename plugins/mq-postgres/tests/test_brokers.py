@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 import trio
+from mq_postgres.testing.server import ROLE, Server, running, standbys_of
 
 from mq.broker import Broker, open_broker
 from mq.errors import NoSuchMessage, StorageError
@@ -140,3 +142,57 @@ async def test_a_server_that_goes_costs_no_message(place, how: str) -> None:
     assert len(load.acknowledged) == most
     assert set(load.got) == load.acknowledged
     assert len(load.got) == most, "none was handed out twice: no lease ended"
+
+
+@pytest.fixture
+def primary(installed: None) -> Iterator[Server]:
+    """A server that ends in its test."""
+    with running() as server:
+        yield server
+
+
+def address_of(*servers: Server) -> str:
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    return f"postgres://{ROLE}@{hosts}/{ROLE}?schema=orders&deadline=1"
+
+
+@pytest.mark.slow
+async def test_a_standby_that_is_promoted_under_load_has_all_that_was_confirmed(primary: Server) -> None:
+    """Of two, of which each commit waits for one, it is the one that is further."""
+    most = 240
+    with trio.fail_after(90), standbys_of(primary, "one", "two") as standbys:
+        async with open_broker(address_of(primary, *standbys)) as broker:
+            load = Load(broker, most)
+            await broker.create_queue("orders")
+            async with trio.open_nursery() as nursery:
+                for worker in range(4):
+                    nursery.start_soon(load.publish, worker, 4)
+                for _ in range(2):
+                    nursery.start_soon(load.fetch)
+                while len(load.acknowledged) < most // 2:
+                    await trio.sleep(0.01)
+                primary.kill()
+                confirmed = set(load.acknowledged)
+                max(standbys, key=Server.received).promote()
+            assert await broker.fetch("orders") is None
+        assert confirmed < set(load.got) == load.acknowledged
+        assert len(load.got) == most, "none was handed out twice: no lease ended"
+
+
+async def test_a_standby_without_what_was_confirmed_is_not_gone_on_with(primary: Server) -> None:
+    with trio.fail_after(90), standbys_of(primary, "behind", "whole") as (behind, whole):
+        async with open_broker(address_of(primary, behind, whole)) as broker:
+            await broker.create_queue("orders")
+            await broker.publish("orders", b"on both")
+            behind.kill()  # one that only sleeps has in its socket what was sent to it
+            await broker.publish("orders", b"on one")
+            primary.kill()
+            behind.start()
+            behind.promote()
+            with pytest.raises(StorageError, match=r"promoted that does not hold it\. Promote one that does"):
+                await broker.publish("orders", b"nowhere")
+            behind.stop()
+            whole.promote()
+            await until_done(lambda: broker.publish("orders", b"later"))
+            got = [await until_done(lambda: broker.fetch("orders", wait=30)) for _ in range(3)]
+            assert {await message.body.read() for message in got} == {b"on both", b"on one", b"later"}

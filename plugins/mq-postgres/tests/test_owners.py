@@ -98,3 +98,26 @@ async def test_who_lost_the_store_ends(place, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ExceptionGroup) as raised:
         await lose()
     assert raised.group_contains(StorageFenced, match="another broker")
+
+
+# The leader of a cluster
+
+
+async def test_a_leader_takes_it_from_every_earlier_one(place) -> None:
+    """At once, and from one that lives, too: who leads is decided elsewhere."""
+    first = f"{place.address}&term=100"
+    async with open_storage(first) as old:
+        await old.put_record(QUEUE, "orders", {"created": 0})
+        connection = hang(old)._writer.connect()
+        connection.execute("BEGIN")
+        connection.execute("SELECT 1 FROM fence FOR SHARE")
+        with trio.fail_after(5):
+            async with open_storage(f"{place.address}&term=107") as new:
+                results = [(await old.commit([Write("orders", IDS.new(), b"late")]))[0].result for _ in range(3)]
+                assert results[-1] is Result.FENCED
+                assert Result.DONE not in results
+                with pytest.raises(StorageUnusable, match="taken for a later term than 100"):
+                    async with open_storage(first):
+                        pytest.fail("it was deposed")
+                assert (await new.commit([Write("orders", IDS.new(), b"new")]))[0].result is Result.DONE
+                assert len(await new.scan(State.NEW)) == 1

@@ -59,19 +59,35 @@ class Server:
 
     def make(self) -> None:
         """Make what it keeps."""
-        with contextlib.suppress(KeyError):
-            if os.geteuid() == 0:
-                user = pwd.getpwnam("nobody")
-                os.chown(self.folder, user.pw_uid, user.pw_gid)
+        self._own()
         self._run(
             "initdb", "--pgdata", str(self._data), "--username", ADMIN, "--auth", "trust", "--no-sync", "-E", "UTF8"
         )
         rules = (
             f"local all {ADMIN} trust",
+            f"local replication {ADMIN} trust",
             f"host {ROLE} guarded 127.0.0.1/32 scram-sha-256",
             f"host {ROLE} all 127.0.0.1/32 trust",
         )
         (self._data / "pg_hba.conf").write_text("\n".join(rules) + "\n")
+
+    def follow(self, primary: Server, name: str) -> None:
+        """Become a standby of a server that runs: a copy of it, which goes on as `name` once it is started."""
+        self._own()
+        source = f"host={primary.folder} port={primary.port} user={ADMIN} application_name={name}"
+        self._run("pg_basebackup", "-D", str(self._data), "-d", source, "-R", "-X", "stream", "--checkpoint=fast")
+
+    def promote(self) -> None:
+        """Let a standby take changes."""
+        with self.admin() as admin:
+            assert admin.execute("SELECT pg_promote()").fetchone() == (True,)
+
+    def received(self) -> int:
+        """How far a standby is, in bytes of its primary's log that it has on its disk."""
+        with self.admin() as admin:
+            row = admin.execute("SELECT pg_last_wal_receive_lsn() - '0/0'::pg_lsn").fetchone()
+        assert row is not None, "a SELECT without a row"
+        return int(row[0])
 
     def start(self, *flags: str) -> None:
         """Start it, or start it again with what it kept, and wait until it answers."""
@@ -158,6 +174,13 @@ class Server:
                 self.kill()
             self._process = None
 
+    def _own(self) -> None:
+        """Let the user have the folder as whom the server runs."""
+        with contextlib.suppress(KeyError):
+            if os.geteuid() == 0:
+                user = pwd.getpwnam("nobody")
+                os.chown(self.folder, user.pw_uid, user.pw_gid)
+
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         postmaster = self._process.pid
@@ -234,3 +257,32 @@ def running(*flags: str, folder: Path | None = None) -> Iterator[Server]:
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def standbys_of(primary: Server, *names: str) -> Iterator[list[Server]]:
+    """Standbys of a server for the length of the block, of which each commit waits for one."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for name in names:
+            parent = MEMORY if os.path.isdir(MEMORY) else None
+            place = stack.enter_context(tempfile.TemporaryDirectory(prefix="mq-postgres-", dir=parent))
+            standby = Server(Path(place))
+            standby.follow(primary, name)
+            stack.callback(standby.stop)
+            standby.start()
+            found.append(standby)
+        primary.set(synchronous_standby_names=f"ANY 1 ({', '.join(names)})")
+        _wait_for_sync(primary, len(names))
+        yield found
+
+
+def _wait_for_sync(primary: Server, count: int) -> None:
+    """Until that many standbys are ones that a commit waits for."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    with primary.admin() as admin:
+        while admin.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'quorum'").fetchone() != (
+            count,
+        ):
+            assert time.monotonic() < ends, "the standbys do not follow"
+            time.sleep(0.01)

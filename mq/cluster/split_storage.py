@@ -1,0 +1,119 @@
+"""A cluster's store in two: names and what all nodes share in the coordinator's, messages in one that carries load.
+
+The coordinator's store says which queues there are; each change of it is fenced by the leader's candidacy. The other
+one is fenced by the number of the same candidacy. Only a leader changes either, and it makes the two agree when it
+opens them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+from mq.cluster.record_keeper import SHARED_KINDS
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.interface import (
+    QUEUE,
+    Change,
+    Description,
+    Entry,
+    Operation,
+    Outcome,
+    Staged,
+    Storage,
+    Stored,
+)
+
+LIFE: Final = ("created", "incarnation")
+"""What of a queue's record tells one life of its name from the next."""
+
+
+class SplitStorage:
+    """A :class:`~mq.storage.interface.Storage` over two.
+
+    Args:
+        names: has the queues and what all nodes share; not open yet.
+        messages: has the rest; not open yet.
+    """
+
+    def __init__(self, names: Storage, messages: Storage) -> None:
+        self._names = names
+        self._messages = messages
+
+    @property
+    def description(self) -> Description:
+        """That of the messages' store."""
+        return self._messages.description
+
+    async def open(self) -> None:
+        """Open both, and let the messages' store have the queues that there are, each in its present life."""
+        await self._names.open()
+        await self._messages.open()
+        queues = await self._names.records(QUEUE)
+        known = await self._messages.records(QUEUE)
+        for queue in known.keys() - queues.keys():
+            await self._messages.drop_record(QUEUE, queue)
+        for queue, value in queues.items():
+            await self._let_live(queue, value, known.get(queue))
+
+    async def aclose(self) -> None:
+        """Close both."""
+        await self._messages.aclose()
+        await self._names.aclose()
+
+    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        """Keep a record where its kind belongs; a queue's in both, in that of the names first."""
+        made = await self._of(kind).put_record(kind, key, value)
+        if kind == QUEUE:
+            await self._let_live(key, value, (await self._messages.records(QUEUE)).get(key))
+        return made
+
+    async def drop_record(self, kind: str, key: str) -> bool:
+        """Forget a record; a queue's in that of the names first: what is left in the other one is of a life that is
+        over."""
+        dropped = await self._of(kind).drop_record(kind, key)
+        if kind == QUEUE:
+            dropped |= await self._messages.drop_record(kind, key)
+        return dropped
+
+    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
+        """All records of a kind."""
+        return await self._of(kind).records(kind)
+
+    async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
+        """As the messages' store."""
+        return await self._messages.stage(chunks)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """As the messages' store."""
+        return await self._messages.commit(operations)
+
+    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
+        """As the messages' store."""
+        return await self._messages.read(entries)
+
+    async def find(self, queue: str, id: MessageId) -> Entry | None:
+        """As the messages' store."""
+        return await self._messages.find(queue, id)
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """As the messages' store."""
+        return await self._messages.scan(state, queue, limit)
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
+        """As the messages' store."""
+        return self._messages.changes()
+
+    def _of(self, kind: str) -> Storage:
+        return self._names if kind == QUEUE or kind.startswith(SHARED_KINDS) else self._messages
+
+    async def _let_live(self, queue: str, value: Mapping[str, Any], known: Mapping[str, Any] | None) -> None:
+        """See to it that the messages' store has the queue, and nothing of an earlier one of its name."""
+        life = {key: value.get(key, 0) for key in LIFE}
+        if known == life:
+            return
+        if known is not None:
+            await self._messages.drop_record(QUEUE, queue)
+        await self._messages.put_record(QUEUE, queue, life)
