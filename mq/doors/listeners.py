@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import trio
 
@@ -41,6 +42,15 @@ class PortTaken(CannotListen):
     """Another program listens there."""
 
 
+_PLAIN: Final[WeakKeyDictionary[trio.SocketStream, socket.socket]] = WeakKeyDictionary()
+
+
+def plain_socket(stream: trio.SocketStream) -> socket.socket | None:
+    """The socket of Python's below a stream that a :class:`PromptListener` accepted, for calls that do not wait: Trio
+    has none. None below any other stream. Closing either closes both."""
+    return _PLAIN.get(stream)
+
+
 class PromptListener(trio.abc.Listener[trio.SocketStream]):
     """Accepts several connections in a turn of the event loop. Trio accepts one a turn, which keeps newcomers waiting
     for seconds where thousands are served.
@@ -56,25 +66,34 @@ class PromptListener(trio.abc.Listener[trio.SocketStream]):
     async def accept(self) -> trio.SocketStream:
         """The next connection. Errors are those of :meth:`trio.SocketListener.accept`."""
         self._accepted += 1
-        stream = self._accept_now() if self._accepted < MOST_ACCEPTED else None
-        if stream is None:
+        if self._accepted >= MOST_ACCEPTED:
             self._accepted = 0
-            stream = await self._listener.accept()
-        return stream
+            await trio.lowlevel.checkpoint()
+        while self._listener.socket.fileno() >= 0:
+            try:
+                return self._accept_now()
+            except BlockingIOError:
+                self._accepted = 0
+                await trio.lowlevel.wait_readable(self._listener.socket)
+            except OSError:
+                break
+        return await self._listener.accept()  # which meets the error again, and knows which of them pass
 
-    def _accept_now(self) -> trio.SocketStream | None:
-        """A connection that waits already; None without one. An error is left to be found again by waiting."""
+    def _accept_now(self) -> trio.SocketStream:
+        """One that waits already.
+
+        Raises:
+            OSError: none does, or something is wrong with it.
+        """
         listening = self._listener.socket
-        if listening.fileno() < 0:
-            return None
         borrowed = socket.socket(listening.family, listening.type, listening.proto, listening.fileno())
         try:
             accepted, _ = borrowed.accept()
-        except OSError:
-            return None
         finally:
             borrowed.detach()
-        return trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+        _PLAIN[stream] = accepted
+        return stream
 
     async def aclose(self) -> None:
         """Close it."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
 import trio
 
-from mq.doors.listeners import TLSStream
+from mq.doors.listeners import TLSStream, plain_socket
 
 LINGERING_SECONDS: Final = 30
 """How long a connection that has ended on our side takes and drops what its client still says, at the most."""
@@ -46,7 +44,7 @@ class WatchedStream:
         self._stream = stream
         self.socket = stream.transport_stream.socket if isinstance(stream, trio.SSLStream) else stream.socket
         self.address = address
-        self._is_bare = isinstance(stream, trio.SocketStream)
+        self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
         self.last_used = trio.current_time()
         self.at_work = 0
         self.idle_since: float | None = None
@@ -81,12 +79,13 @@ class WatchedStream:
             trio.BrokenResourceError: the connection is broken.
             trio.ClosedResourceError: it was closed here.
         """
-        if not self._is_bare:
+        plain = self._plain
+        if plain is None:
             return bytes(await self.receive_some(max_bytes))
         await trio.lowlevel.checkpoint()  # often enough that is as long as it takes
         while True:
             try:
-                data = _recv(self.socket.fileno(), max_bytes)
+                data = plain.recv(max_bytes)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.socket)
             except OSError as error:
@@ -97,9 +96,9 @@ class WatchedStream:
 
     async def send(self, data: bytes) -> None:
         """Send all of it, as :meth:`receive` receives. Not a checkpoint where there is room for it."""
-        if self._is_bare:
+        if self._plain is not None:
             try:
-                sent = _send(self.socket.fileno(), data)
+                sent = self._plain.send(data)
             except BlockingIOError:
                 sent = 0
             except OSError as error:
@@ -249,31 +248,3 @@ class Work:
             self._has_ended = True
             self._stream.at_work -= 1
             self._stream.last_used = trio.current_time()
-
-
-# Not read and write, the calls for files, though a socket takes them: tests let those fail, as a disk does, and the
-# answer that tells of it must still be sent. Trio offers no call that does not wait, but tells the socket's number: it
-# is lent to a socket of Python's for one call.
-
-
-def _recv(file: int, max_bytes: int) -> bytes:
-    borrowed = _borrow(file)
-    try:
-        return borrowed.recv(max_bytes, socket.MSG_DONTWAIT)
-    finally:
-        borrowed.detach()
-
-
-def _send(file: int, data: bytes) -> int:
-    borrowed = _borrow(file)
-    try:
-        return borrowed.send(data, socket.MSG_DONTWAIT)
-    finally:
-        borrowed.detach()
-
-
-def _borrow(file: int) -> socket.socket:
-    """A socket of Python that is to be detached before it goes. All is said of it, so the kernel need not be asked."""
-    if file < 0:
-        raise OSError(errno.EBADF, "the socket is closed")
-    return socket.socket(socket.AF_UNSPEC, socket.SOCK_STREAM, 0, file)

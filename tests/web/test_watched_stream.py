@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
+from mq.doors.listeners import PromptListener, plain_socket
 from mq.web.watched_stream import IdleWatch, WatchedStream
 
 
@@ -111,10 +112,13 @@ async def test_cancelling_it_closes_the_sockets(autojump_clock: MockClock, nurse
 
 
 async def test_a_socket_that_was_closed_is_told_as_broken() -> None:
-    ours, theirs = socket.socketpair()
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        theirs = socket.create_connection(listener.socket.getsockname())
+        accepted = await PromptListener(listener).accept()
+    assert plain_socket(accepted) is not None
     with theirs:
-        ours.setblocking(False)
-        stream = WatchedStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+        stream = WatchedStream(accepted)
         await stream.send(b"there")
         assert theirs.recv(100) == b"there"
         theirs.send(b"back")
