@@ -23,15 +23,17 @@ BUGS: Final = {
         """,
     ),
     "a batch that failed is answered as done": Bug("Batch.run", "self._folders.fail(error)", "return self._outcomes"),
-    "a message carries no checksum": Bug("Batch._write", "self._note(fd, operation, size, crc)", "pass"),
+    "a message carries no checksum": Bug("Batch._write", "self._note(fd, attributes, size, crc)", "pass"),
     "a link is not durable before its unlink": Bug(
         "Batch._write_and_move", "durable or self._links or self._must_flush", "durable"
     ),
-    "what is done at once is not synced": Bug("Batch._do_natively", "durable |= self._is_durable(operation)", "pass"),
+    "what is done at once is not synced": Bug(
+        "Batch._done_natively", "return self._is_durable(operation)", "return False"
+    ),
     "what is written at once is not synced": Bug(
-        "Batch._do_natively",
-        "self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()",
-        "self._calls.close(fd) if keep else None",
+        "Batch._done_natively",
+        "self._barrier.add_file(fd) if self._barrier.wants_files else self._barrier.add_closed_file()",
+        "self._calls.close(fd) if self._barrier.wants_files else None",
     ),
     "the folder that was left is not synced": Bug(
         "Batch._moved", "self._barrier.add_folders(entered, *also)", "self._barrier.add_folders(entered)"
@@ -261,7 +263,7 @@ OF_THE_LOG: Final = {
     "files are there before the log has them": Bug(
         "_record_and_do",
         """
-        if any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations):
+        if flushes:
             log.flush()
         """,
         "pass",

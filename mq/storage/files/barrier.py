@@ -246,31 +246,6 @@ class Barrier:
         return frozenset(self._folders)
 
 
-class Unsynced(Barrier):
-    """No barrier at all, where the log has made a batch durable before its file calls."""
-
-    def __init__(self, syncs: Syncs) -> None:
-        super().__init__(syncs)
-        self._one_by_one = False
-
-    def add_closed_file(self) -> None:
-        """Nothing is synced."""
-
-    def brings_move(self) -> bool:
-        """Nothing is synced."""
-        return True
-
-    def add_moved(self, path: str) -> None:
-        """Nothing is synced."""
-
-    def add_folders(self, *paths: str) -> None:
-        """Nothing is synced."""
-
-    def flush(self) -> frozenset[str] | None:
-        """All is on the medium, in the log."""
-        return None
-
-
 class Spare:
     """A file handle that is kept for when no other is free: to sync what was changed, or to read what was leased.
 

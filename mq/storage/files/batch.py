@@ -21,21 +21,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
-from mq.storage.files.barrier import Barrier, Unsynced, close_all, sync, sync_folder
+from mq.storage.files.barrier import Barrier, close_all, sync, sync_folder
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, Native, Step, is_transient, is_unsure, write_all
 from mq.storage.files.folders import Folders, Opened
 from mq.storage.files.layout import (
     ATTRIBUTES,
     LARGEST_ATTRIBUTES,
     SUM,
+    Layout,
     encode_attributes,
-    encode_noted,
     encode_side,
+    noted_of,
     parse_leaf,
 )
 from mq.storage.files.staging import StagedBody
@@ -80,15 +81,62 @@ class _Hidden(NamedTuple):
     target: str
 
 
-class Batch:
-    """One commit of `folders`. Use it once."""
+class Planned(NamedTuple):
+    """An operation, and what its record in the log and its file calls have in common, worked out once.
 
-    def __init__(self, folders: Folders, operations: Sequence[Operation]) -> None:
+    Attributes:
+        operation: what is asked for.
+        entry: where its message is after it; of an Unlink, before it.
+        path: of that entry.
+        source: of a Move, the path before it.
+        attributes: of a Write, as JSON; empty where there are none.
+        size, checksum: of a Write's body.
+    """
+
+    operation: Operation
+    entry: Entry
+    path: str
+    source: str = ""
+    attributes: bytes = b""
+    size: int = 0
+    checksum: int = 0
+
+
+def plan(layout: Layout, operation: Operation) -> Planned:
+    """An operation, worked out."""
+    if isinstance(operation, Write):
+        entry, body = operation.entry, operation.body
+        size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
+        attributes = encode_attributes(operation.attributes) if operation.attributes else b""
+        return Planned(operation, entry, layout.path(entry), "", attributes, size, crc)
+    if isinstance(operation, Move):
+        entry = operation.target
+        return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
+    return Planned(operation, operation.entry, layout.path(operation.entry))
+
+
+class Batch:
+    """One commit of `folders`. Use it once.
+
+    Args:
+        folders: of the root.
+        operations: in order.
+        planned: the same, worked out, where the log has done that.
+    """
+
+    def __init__(
+        self, folders: Folders, operations: Sequence[Operation], planned: Sequence[Planned] | None = None
+    ) -> None:
         self._folders = folders
         self._calls = folders.calls
         self._layout = folders.layout
         self._operations = operations
+        self._planned = [plan(folders.layout, each) for each in operations] if planned is None else planned
         self._outcomes = [_DONE] * len(operations)
+        self._is_atomic = folders.mount.atomic_rename
+        # Without a journal only what fits into the inode, which the sum takes: a repair can ruin the block in which
+        # other attributes stand, when it was a deleted file's before.
+        self._largest_attributes = LARGEST_ATTRIBUTES if self._is_atomic else 0
         self._links: list[_Link] = []
         self._hidden: dict[MessageId, _Hidden] = {}
         self._written: set[MessageId] = set()
@@ -115,8 +163,9 @@ class Batch:
                 if is_unsure(error):
                     return [Outcome(Result.UNKNOWN, reason=error.strerror or "")] * len(self._operations)
             finally:
-                self._barrier.close()
-                close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
+                if self._barrier is not None:
+                    self._barrier.close()
+                    close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
         return [Outcome(Result.FAILED, reason=self._folders.failure)] * len(self._operations)
 
     def _take_back(self) -> None:
@@ -135,11 +184,11 @@ class Batch:
                 continue  # done at once, or refused with its side file
             try:
                 if isinstance(operation, Write):
-                    outcome = self._write(operation, index)
+                    outcome = self._write(operation, self._planned[index], index)
                 elif isinstance(operation, Move):
                     if operation.entry.id in self._hidden:
                         self._reveal()
-                    outcome = self._move(operation, index)
+                    outcome = self._move(operation, self._planned[index], index)
                 elif _is_removal(operation):
                     outcome = self._remove(operation)
                 else:
@@ -157,29 +206,86 @@ class Batch:
             self._finish_links()
 
     def _do_natively(self, native: Native) -> bool:
-        """Do in one go what can be. Whether something was done that has to be durable."""
-        durable, keep = False, self._barrier.wants_files
-        waiting = [
-            (index, operation)
-            for index, operation in enumerate(self._operations)
-            if self._outcomes[index] is _DONE and index not in self._side_files
-        ]
-        for index, entry, fd in _do_natively(native, self._folders, waiting, keep=keep):
-            operation = self._operations[index]
-            if isinstance(operation, Move):
-                self._outcomes[index] = self._moved(operation, entry)
-                self._folders.written.discard(entry.id)
-            elif isinstance(operation, Unlink):
-                self._outcomes[index] = self._removed(operation)
-            else:
-                self._outcomes[index] = Outcome(Result.DONE, entry)
-                self._written.add(entry.id)
-                if self._folders.published_whole:
-                    self._folders.note_written(entry.id)
-                self._barrier.add_folders(self._layout.folder(entry.state, entry.queue))
-                self._barrier.add_file(fd) if keep else self._barrier.add_closed_file()
-            durable |= self._is_durable(operation)
+        """Do in one go what is plain, in order. Whether something was done that has to be durable.
+
+        Raises:
+            OSError: the medium has failed; everything that was done is noted.
+        """
+        keep = self._barrier is not None and self._barrier.wants_files
+        chosen = list(self._native_steps())
+        results = iter(native.do_steps([step for _, steps in chosen for step in steps], keep))
+        durable, failure = False, None
+        removed: list[MessageId] = []
+        for index, steps in chosen:
+            first = result = next(results)
+            if len(steps) > 1:
+                result = min(first, next(results))
+            if result >= 0:
+                durable |= self._done_natively(index, first, removed)
+                continue
+            try:
+                if first >= 0:  # written, and did not get its name
+                    _take_back_staged(self._folders, steps[0][0], first if keep else None)
+                _check_refused(result, self._planned[index].path)
+            except OSError as error:
+                failure = error
+        try:
+            _unlink_sides(native, self._folders, removed)
+        except OSError as error:
+            failure = error
+        if failure is not None:
+            raise failure
         return durable
+
+    def _native_steps(self) -> Iterator[tuple[int, Sequence[Step]]]:
+        """The operations that are plain, by their places, as steps of mq-native."""
+        folders = self._folders
+        room: bool | None = None
+        queues: dict[str, bool] = {}  # whether they are there: looked at once a batch
+        for index, (operation, entry, path, source, attributes, size, crc) in enumerate(self._planned):
+            if self._outcomes[index] is not _DONE or index in self._side_files:
+                continue
+            if isinstance(operation, Move):
+                if not _is_anothers(folders, operation.entry):
+                    yield index, [(source, path)]
+            elif isinstance(operation, Write):
+                body = operation.body
+                if not isinstance(body, bytes):
+                    continue
+                room = _has_room(folders) if room is None else room
+                if not room or not _is_wanted(folders, operation.queue, queues):
+                    continue
+                attributes, noted = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
+                if folders.published_whole:  # other processes look into its folder: under another name first
+                    staged = f"{folders.stage}/{entry.id}"
+                    yield index, [(staged, body, noted, attributes), (staged, path)]
+                else:
+                    yield index, [(path, body, noted, attributes)]
+            elif entry.state is not State.REMOVED:
+                yield index, [(path,)]
+
+    def _done_natively(self, index: int, fd: int, removed: list[MessageId]) -> bool:
+        """Note an operation that mq-native has done, and `fd`, the file that it wrote if that was to be kept open.
+        Whether it has to be durable."""
+        operation, entry = self._planned[index][:2]
+        if isinstance(operation, Move):
+            self._outcomes[index] = self._moved(operation, entry)
+            self._folders.written.discard(entry.id)
+        elif isinstance(operation, Unlink):
+            removed.append(entry.id)
+            self._outcomes[index] = self._removed(operation)
+        else:
+            self._outcomes[index] = Outcome(Result.DONE, entry)
+            if self._barrier is not None:
+                self._note_written(entry, self._barrier)
+                self._barrier.add_file(fd) if self._barrier.wants_files else self._barrier.add_closed_file()
+        return self._is_durable(operation)
+
+    def _note_written(self, entry: Entry, barrier: Barrier) -> None:
+        self._written.add(entry.id)
+        if self._folders.published_whole:
+            self._folders.note_written(entry.id)
+        barrier.add_folders(self._layout.folder(entry.state, entry.queue))
 
     def _refusal_of_shared(self, operation: Operation, error: OSError) -> Outcome | None:
         """The answer where peers took this process for dead and cleared what was arriving: the caller begins anew."""
@@ -187,36 +293,27 @@ class Batch:
             return Outcome(Result.FULL, reason="what was arriving was cleared by a peer that took this one for dead")
         return None
 
-    def _new_barrier(self, files: int = 0) -> Barrier:
-        return Barrier(self._folders.syncs, files) if self._folders.log is None else Unsynced(self._folders.syncs)
-
-    @property
-    def _is_atomic(self) -> bool:
-        return self._folders.mount.atomic_rename
-
-    @property
-    def _largest_attributes(self) -> int:
-        """Bytes of attributes that an extended attribute may hold."""
-        # without a journal only what fits into the inode, which the sum takes: a repair can ruin the block in which
-        # other attributes stand, when it was a deleted file's before
-        return LARGEST_ATTRIBUTES if self._is_atomic else 0
+    def _new_barrier(self, files: int = 0) -> Barrier | None:
+        """What syncs changes; None where the log has made them durable before they are made."""
+        return Barrier(self._folders.syncs, files) if self._folders.log is None else None
 
     def _is_durable(self, operation: Operation) -> bool:
         return operation.durable or self._folders.sync_every_move
 
-    def _flush(self, barrier: Barrier) -> None:
+    def _flush(self, barrier: Barrier | None) -> None:
+        if barrier is None:
+            return
         synced = barrier.flush()
         self._folders.check_alarm()
         self._folders.dirty_folders = set() if synced is None else self._folders.dirty_folders - synced
 
     # Writing
 
-    def _write(self, operation: Write, index: int) -> Outcome:
-        entry = operation.entry
+    def _write(self, operation: Write, planned: Planned, index: int) -> Outcome:
+        _, entry, target, _, attributes, size, crc = planned
         if self._folders.published_whole and not self._queue_is_there(operation.queue):
             return _NO_QUEUE  # deleted by another broker
         self._need_room()
-        target = self._layout.path(entry)
         fd: int | None
         if isinstance(operation.body, bytes):
             path = (
@@ -230,15 +327,14 @@ class Batch:
                 if self._is_queue_missing(entry):
                     return _NO_QUEUE
                 raise
-            size, crc = len(operation.body), checksum(operation.body)
         else:
             assert isinstance(operation.body, StagedBody), "staged in another store"
             staged = operation.body.file
-            path, fd, size, crc = staged.path, staged.take(), staged.size, staged.checksum
+            path, fd = staged.path, staged.take()
         if fd is None:
             return _GONE  # discarded by its stager
         try:
-            self._note(fd, operation, size, crc)
+            self._note(fd, attributes, size, crc)
             if isinstance(operation.body, bytes):
                 write_all(self._calls, fd, operation.body)
             if path != target and self._is_atomic:
@@ -248,14 +344,14 @@ class Batch:
             if self._is_queue_missing(entry):
                 return _NO_QUEUE
             raise
-        self._written.add(operation.id)
-        self._barrier.add_folders(self._layout.folder(entry.state, entry.queue))
+        if self._barrier is None:
+            self._calls.close(fd)
+            return Outcome(Result.DONE, entry)
+        self._note_written(entry, self._barrier)
         if self._is_atomic:
             self._barrier.add_file(fd)
         else:
             self._hidden[operation.id] = _Hidden(index, fd, path, target)
-        if self._folders.published_whole:
-            self._folders.note_written(operation.id)
         return Outcome(Result.DONE, entry)
 
     def _reveal(self) -> None:
@@ -324,11 +420,11 @@ class Batch:
                 self._calls.unlink(target)
             raise
 
-    def _note(self, fd: int, operation: Write, size: int, crc: int) -> None:
+    def _note(self, fd: int, attributes: bytes, size: int, crc: int) -> None:
         """Set the checksum before the first byte, so that a torn file can be told from a whole one."""
         if not self._folders.xattrs:
             return
-        attributes, noted = encode_noted(operation.attributes, size, crc, self._largest_attributes)
+        attributes, noted = noted_of(attributes, size, crc, self._largest_attributes)
         if attributes:
             self._calls.set_attribute(fd, ATTRIBUTES, attributes)  # first: where a cut leaves the sum, all is there
         self._calls.set_attribute(fd, SUM, noted)
@@ -338,37 +434,36 @@ class Batch:
         needed = [
             (index, operation)
             for index, operation in enumerate(self._operations)
-            if isinstance(operation, Write) and self._needs_side(operation)
+            if isinstance(operation, Write) and self._needs_side(self._planned[index])
         ]
         if not needed:
             return
         self._folders.has_side_files = True
         barrier = self._new_barrier(len(needed))
-        barrier.add_folders(self._layout.properties)
+        if barrier is not None:
+            barrier.add_folders(self._layout.properties)
         try:
             for index, operation in needed:
                 try:
-                    barrier.add_file(self._write_side(operation))
+                    fd = self._write_side(operation, self._planned[index])
+                    self._calls.close(fd) if barrier is None else barrier.add_file(fd)
                     self._side_files[index] = operation.id
                 except OSError as error:
                     self._outcomes[index] = refusal(error)
             self._flush(barrier)
         finally:
-            barrier.close()
+            if barrier is not None:
+                barrier.close()
 
-    def _needs_side(self, operation: Write) -> bool:
-        return not self._folders.xattrs or (
-            bool(operation.attributes) and len(encode_attributes(operation.attributes)) > self._largest_attributes
-        )
+    def _needs_side(self, planned: Planned) -> bool:
+        return not self._folders.xattrs or len(planned.attributes) > self._largest_attributes
 
-    def _write_side(self, operation: Write) -> int:
-        body = operation.body
-        size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
+    def _write_side(self, operation: Write, planned: Planned) -> int:
         path = f"{self._layout.properties}/{operation.id}"
         self._need_room()
         fd = self._calls.open(path, OPEN_NEW)
         try:
-            write_all(self._calls, fd, encode_side(Properties(size, crc, operation.attributes)))
+            write_all(self._calls, fd, encode_side(Properties(planned.size, planned.checksum, operation.attributes)))
         except OSError:
             self._calls.close(fd)
             self._undo_side(operation.id)
@@ -381,9 +476,8 @@ class Batch:
 
     # Moving
 
-    def _move(self, operation: Move, index: int) -> Outcome:
-        entry, moved = operation.entry, operation.target
-        source, target = self._layout.path(entry), self._layout.path(moved)
+    def _move(self, operation: Move, planned: Planned, index: int) -> Outcome:
+        entry, moved, target, source = operation.entry, *planned[1:4]
         try:
             if entry.state is State.NEW and self._folders.published_whole:
                 self._sync_if_anothers(entry.id, source)
@@ -402,6 +496,8 @@ class Batch:
 
     def _moved(self, operation: Move, moved: Entry) -> Outcome:
         """What the barrier has to know of a move."""
+        if self._barrier is None:
+            return Outcome(Result.DONE, moved)
         entry = operation.entry
         if entry.id in self._written and self._barrier.brings_move():
             return Outcome(Result.DONE, moved)
@@ -430,7 +526,7 @@ class Batch:
         # its writer may have been killed before its barrier, and the kernel have the bytes in memory only
         if id in self._folders.written:
             self._folders.written.discard(id)
-        else:
+        elif self._barrier is not None:
             self._barrier.add_file(self._calls.open(path, OPEN_READ))
             self._must_flush = True
 
@@ -457,7 +553,7 @@ class Batch:
                 continue
             left = self._layout.folder(operation.entry.state, operation.entry.queue)
             self._folders.dirty_folders.add(left)  # not before: the first barrier may have synced it
-            if self._is_durable(operation):
+            if self._is_durable(operation) and barrier is not None:
                 durable = True
                 barrier.add_folders(left)
         if durable:
@@ -471,7 +567,7 @@ class Batch:
 
     def _removed(self, operation: Unlink) -> Outcome:
         """What the barrier has to know of a message that was unlinked where it was."""
-        if self._is_durable(operation):
+        if self._barrier is not None and self._is_durable(operation):
             self._barrier.add_folders(self._layout.folder(operation.entry.state, operation.entry.queue))
         return Outcome(Result.DONE)
 
@@ -485,9 +581,7 @@ class Batch:
         if not unlinks:
             return
         if self._folders.dirty_folders:
-            barrier = self._new_barrier()
-            barrier.add_folders(*self._folders.dirty_folders)
-            self._flush(barrier)
+            self._flush_folders(*self._folders.dirty_folders)
         durable = False
         gone = _unlink_natively(self._folders, [operation.entry for _, operation in unlinks])
         for (index, operation), is_gone in zip(unlinks, gone, strict=True):
@@ -497,8 +591,13 @@ class Batch:
                 self._outcomes[index] = refusal(error)
             durable |= operation.durable
         if durable:
-            barrier = self._new_barrier()
-            barrier.add_folders(self._layout.remove)
+            self._flush_folders(self._layout.remove)
+
+    def _flush_folders(self, *paths: str) -> None:
+        """Make names in these folders durable, by a barrier of their own."""
+        barrier = self._new_barrier()
+        if barrier is not None:
+            barrier.add_folders(*paths)
             self._flush(barrier)
 
 
@@ -521,74 +620,6 @@ def _is_removal(operation: Operation) -> bool:
 # What is plain, in one go
 
 
-class _Planned(NamedTuple):
-    """An operation as steps of mq-native: its number in the batch, where its message is after it, the steps."""
-
-    number: int
-    entry: Entry
-    steps: Sequence[Step]
-
-
-def _do_natively(
-    native: Native, folders: Folders, operations: Iterable[tuple[int, Operation]], *, keep: bool
-) -> Iterator[tuple[int, Entry, int]]:
-    """Write, move and remove what is plain, in order. Yields of what was done the operation's number, where its message
-    is now, and the file that was written, open if `keep` is true.
-
-    Raises:
-        OSError: the medium has failed; raised after everything that was done was yielded.
-    """
-    planned = _plan(folders, operations)
-    results = iter(native.do_steps([step for each in planned for step in each.steps], keep))
-    failure: OSError | None = None
-    removed: list[MessageId] = []
-    for number, entry, steps in planned:
-        found = [next(results) for _ in steps]
-        if min(found) >= 0:
-            if len(steps[0]) == 1:
-                removed.append(entry.id)
-            yield number, entry, found[0]
-            continue
-        try:
-            if found[0] >= 0:  # written, and did not get its name
-                _take_back_staged(folders, steps[0][0], found[0] if keep else None)
-            _check_refused(min(found), folders.layout.path(entry))
-        except OSError as error:
-            failure = error
-    try:
-        _unlink_sides(native, folders, removed)
-    except OSError as error:
-        failure = error
-    if failure is not None:
-        raise failure
-
-
-def _plan(folders: Folders, operations: Iterable[tuple[int, Operation]]) -> list[_Planned]:
-    """The operations that are plain, as steps."""
-    planned: list[_Planned] = []
-    room: bool | None = None
-    queues: dict[str, bool] = {}  # whether they are there: looked at once a batch
-    for index, operation in operations:
-        if isinstance(operation, Move):
-            if _is_anothers(folders, operation.entry):
-                continue
-            entry = operation.target
-            steps: list[Step] = [(folders.layout.path(operation.entry), folders.layout.path(entry))]
-        elif isinstance(operation, Write) and isinstance(operation.body, bytes):
-            room = _has_room(folders) if room is None else room
-            if not room or not _is_wanted(folders, operation.queue, queues):
-                continue
-            entry = operation.entry
-            steps = _write_steps(folders, operation, operation.body, entry)
-        elif isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED:
-            entry = operation.entry
-            steps = [(folders.layout.path(entry),)]
-        else:
-            continue
-        planned.append(_Planned(index, entry, steps))
-    return planned
-
-
 def _is_anothers(folders: Folders, entry: Entry) -> bool:
     """Whether another process may have written a message in NEW, and not have synced it yet."""
     return folders.published_whole and entry.state is State.NEW and entry.id not in folders.written
@@ -607,16 +638,6 @@ def _take_back_staged(folders: Folders, path: str, fd: int | None) -> None:
         folders.calls.close(fd)
     with contextlib.suppress(OSError):  # then its twin is refused, for the name is taken
         folders.calls.unlink(path)
-
-
-def _write_steps(folders: Folders, operation: Write, body: bytes, entry: Entry) -> list[Step]:
-    """Write a file; where other processes look into its folder, under another name first."""
-    attributes, noted = encode_noted(operation.attributes, len(body), checksum(body), LARGEST_ATTRIBUTES)
-    path = folders.layout.path(entry)
-    if not folders.published_whole:
-        return [(path, body, noted, attributes)]
-    staged = f"{folders.stage}/{entry.id}"
-    return [(staged, body, noted, attributes), (staged, path)]
 
 
 def _has_room(folders: Folders) -> bool:

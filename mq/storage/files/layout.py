@@ -312,13 +312,21 @@ def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
     return attributes.written
 
 
-def encode_noted(attributes: Mapping[str, Any], size: int, crc: int, largest: int) -> tuple[bytes, bytes]:
+def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes]:
     """What the two extended attributes of a file hold: its attributes, empty where there are none or more than
-    `largest` bytes of them, and its sum, which says where they are."""
-    encoded = encode_attributes(attributes)
-    if len(encoded) > largest:
+    `largest` bytes of them, and its sum, which says where they are.
+
+    Args:
+        attributes: as :func:`encode_attributes` gives them.
+        size: of the body, in bytes.
+        crc: its CRC-32.
+        largest: bytes that an extended attribute may hold.
+    """
+    if not attributes:
+        return b"", b"%d:%08x" % (size, crc)
+    if len(attributes) > largest:
         return b"", Sum(size, crc, "f").encode()
-    return encoded, Sum(size, crc, "a" if encoded else "").encode()
+    return attributes, Sum(size, crc, "a").encode()
 
 
 def decode_attributes(value: bytes | None) -> Mapping[str, Any]:

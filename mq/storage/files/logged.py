@@ -8,22 +8,23 @@ is answered. A group stands in one record, with what it keeps and forgets.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Final
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 from mq.lifecycle import State
-from mq.message import SharedAttributes, checksum
+from mq.message import SharedAttributes
 from mq.storage.files.barrier import Barrier
-from mq.storage.files.batch import refusal
+from mq.storage.files.batch import Batch, Planned, plan, refusal
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import inline_hop
-from mq.storage.files.layout import encode_attributes
+from mq.storage.files.layout import Layout, encode_attributes
 from mq.storage.files.log import Log
 from mq.storage.files.records import Records
 from mq.storage.files.sayings import Forgotten, Kept, Moved, Refused, Removed, Saying, Wrote, encode
 from mq.storage.files.staging import StagedBody, StagedFile
-from mq.storage.files.together import Doing, Unit, refused_before
+from mq.storage.files.together import NOT_DONE, Doing, Unit, is_gone, refused_before
 from mq.storage.interface import AnyOperation, Drop, Group, Move, Outcome, Put, Result, Unlink, Write
 
 LARGEST_INLINE: Final = 1 << 16
@@ -41,8 +42,13 @@ def most_together(log: Log) -> tuple[int, int]:
 def commit(folders: Folders, records: Records, log: Log, operations: Sequence[AnyOperation]) -> list[Outcome]:
     """Do a batch, by as few records as hold it. One outcome for each operation, in order."""
     outcomes: list[Outcome] = []
-    units = [each.operations if isinstance(each, Group) else (each,) for each in operations]
     largest = log.largest_payload
+    portions = _plain_portions(folders.layout, operations, largest)
+    if portions is not None:
+        for plain in portions:
+            outcomes += _commit_plain(folders, log, plain)
+        return outcomes
+    units = [each.operations if isinstance(each, Group) else (each,) for each in operations]
     for portion in _portions([tuple(map(_encoding_once, unit)) for unit in units], largest):
         outcomes += _commit(folders, records, log, portion, largest)
     return outcomes
@@ -68,6 +74,47 @@ def said(log: Log, *sayings: Saying) -> Iterator[None]:
         except BaseException:
             log.cut_off()
             raise
+
+
+class _Done(Protocol):
+    """File calls that were made: what became of them, and how those of a group are taken back."""
+
+    outcomes: list[Outcome]
+    refused: list[int]
+
+    @property
+    def undoing(self) -> Sequence[Saying]:
+        """What :meth:`undo` does."""
+
+    def undo(self) -> None:
+        """Take it back."""
+
+
+_D = TypeVar("_D", bound=_Done)
+
+
+def _record_and_do(
+    folders: Folders, log: Log, sayings: Sequence[Saying], do: Callable[[], _D], *, flushes: bool
+) -> _D | None:
+    """Append a record of what `do` does, and then do that. None when the medium has failed."""
+    payload = encode(sayings)
+    try:
+        with log.room(len(payload)):
+            sequence = log.append(payload)
+            if flushes:
+                log.flush()
+            done = do()
+            if done.refused:
+                log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
+                log.flush()
+                done.undo()
+            return done
+    except OSError as error:
+        folders.fail(error)
+        return None
+    except BaseException:
+        log.cut_off()
+        raise
 
 
 def _portions(units: Sequence[Unit], largest: int) -> Iterator[list[Unit]]:
@@ -114,6 +161,77 @@ def _inline_bytes(operation: Write, largest: int) -> int | None:
     return len(body)
 
 
+# Messages with small bodies, each by itself: nearly every batch
+
+
+def _plain_portions(
+    layout: Layout, operations: Sequence[AnyOperation], largest: int
+) -> Iterable[Sequence[Planned]] | None:
+    """The operations worked out, as many at a time as one record holds; None where not all of them are plain."""
+    portions: list[list[Planned]] = [[]]
+    size = 0
+    longest = min(LARGEST_INLINE, largest // 2)
+    for operation in operations:
+        if isinstance(operation, Write):
+            if not isinstance(operation.body, bytes) or len(operation.body) > longest:
+                return None
+        elif not isinstance(operation, Move | Unlink):
+            return None
+        planned = plan(layout, operation)
+        more = _LINE_BYTES + len(planned.attributes) + planned.size
+        if portions[-1] and size + more > largest:
+            portions.append([])
+            size = 0
+        portions[-1].append(planned)
+        size += more
+    return portions
+
+
+def _commit_plain(folders: Folders, log: Log, planned: Sequence[Planned]) -> list[Outcome]:
+    """Do what one record holds."""
+    if folders.failure:
+        return _failed(folders, planned)
+    sayings = [_saying(folders.layout, each) for each in planned]
+    flushes = any(each.operation.durable or isinstance(each.operation, Write) for each in planned)
+    done = _record_and_do(folders, log, sayings, partial(_DoingPlain, folders, planned), flushes=flushes)
+    return _failed(folders, planned) if done is None else done.outcomes
+
+
+class _DoingPlain:
+    """As :class:`Doing`, for operations of which none is taken back."""
+
+    undoing: Sequence[Saying] = ()
+
+    def __init__(self, folders: Folders, planned: Sequence[Planned]) -> None:
+        operations = [each.operation for each in planned]
+        self.outcomes = Batch(folders, operations, planned).run()
+        self.refused = [
+            number
+            for number, outcome in enumerate(self.outcomes)
+            if outcome.result in NOT_DONE and not is_gone(operations[number], outcome)
+        ]
+
+    def undo(self) -> None:
+        """Nothing is taken back."""
+
+
+def _saying(layout: Layout, planned: Planned) -> Saying:
+    operation, _, path, source, attributes, size, crc = planned
+    path = layout.below_root(path)
+    if isinstance(operation, Move):
+        return Moved(layout.below_root(source), path)
+    if isinstance(operation, Unlink):
+        return Removed(path)
+    body = operation.body
+    if isinstance(body, bytes):
+        return Wrote(path, size, crc, attributes, body)
+    assert isinstance(body, StagedBody), "staged in another store"
+    return Wrote(path, size, crc, attributes, None, layout.below_root(body.file.path))
+
+
+# All else: groups and records, and large bodies
+
+
 def _commit(folders: Folders, records: Records, log: Log, units: Sequence[Unit], largest: int) -> list[Outcome]:
     """Do what one record holds."""
     large = _LargeBodies(folders, largest)
@@ -125,62 +243,36 @@ def _commit(folders: Folders, records: Records, log: Log, units: Sequence[Unit],
     if folders.failure:
         return _failed(folders, units)
     doing = [each for each in prepared if not isinstance(each, Outcome)]
-    done = iter(_record_and_do(folders, records, log, doing) if doing else ())
+    done = iter(_commit_units(folders, records, log, doing) if doing else ())
     outcomes = [each if isinstance(each, Outcome) else next(done) for each in prepared]
     large.discard(of_it.result is Result.DONE for of_it, unit in zip(outcomes, units, strict=True) for _ in unit)
     return outcomes
 
 
-def _failed(folders: Folders, units: Sequence[Unit]) -> list[Outcome]:
+def _failed(folders: Folders, units: Sequence[object]) -> list[Outcome]:
     return [Outcome(Result.FAILED, reason=folders.failure)] * len(units)
 
 
-def _record_and_do(folders: Folders, records: Records, log: Log, units: Sequence[Unit]) -> list[Outcome]:
+def _commit_units(folders: Folders, records: Records, log: Log, units: Sequence[Unit]) -> list[Outcome]:
     early = [refused_before(folders, unit) if len(unit) > 1 else None for unit in units]
     doing = [unit for unit, refused in zip(units, early, strict=True) if refused is None]
     if not doing:
         return [refused for refused in early if refused is not None]
     operations = [operation for unit in doing for operation in unit]
-    payload = encode([_saying(folders, operation) for operation in operations])
-    try:
-        with log.room(len(payload)):
-            sequence = log.append(payload)
-            if any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations):
-                log.flush()
-            done = Doing(folders, records, doing)
-            if done.refused:
-                log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
-                log.flush()
-                done.undo()
-    except OSError as error:
-        folders.fail(error)
-        return _failed(folders, units)
-    except BaseException:
-        log.cut_off()
-        raise
-    outcomes = iter(done.outcomes)
+    sayings = [_saying_of(folders.layout, operation) for operation in operations]
+    flushes = any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations)
+    done = _record_and_do(folders, log, sayings, partial(Doing, folders, records, doing), flushes=flushes)
+    outcomes = iter(_failed(folders, doing) if done is None else done.outcomes)
     return [next(outcomes) if refused is None else refused for refused in early]
 
 
-def _saying(folders: Folders, operation: AnyOperation) -> Saying:
-    layout = folders.layout
-    if isinstance(operation, Move):
-        old, new = layout.path(operation.entry), layout.path(operation.target)
-        return Moved(layout.below_root(old), layout.below_root(new))
-    if isinstance(operation, Unlink):
-        return Removed(layout.below_root(layout.path(operation.entry)))
+def _saying_of(layout: Layout, operation: AnyOperation) -> Saying:
     if isinstance(operation, Put):
         return Kept(*operation)
     if isinstance(operation, Drop):
         return Forgotten(*operation)
-    assert isinstance(operation, Write), "a group in a group"
-    path = layout.below_root(layout.path(operation.entry))
-    attributes = encode_attributes(operation.attributes)
-    body = operation.body
-    if isinstance(body, bytes):
-        return Wrote(path, len(body), checksum(body), attributes, body)
-    assert isinstance(body, StagedBody), "staged in another store"
-    return Wrote(path, body.size, body.checksum, attributes, None, layout.below_root(body.file.path))
+    assert not isinstance(operation, Group), "a group in a group"
+    return _saying(layout, plan(layout, operation))
 
 
 class _LargeBodies:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.storage.files.batch import Batch, refusal
@@ -20,9 +20,14 @@ from mq.storage.files.sayings import Forgotten, Kept, Moved, Removed, Saying
 from mq.storage.interface import AnyOperation, Drop, Entry, Move, Outcome, Put, Result, Unlink, Write
 
 Unit = tuple[AnyOperation, ...]
-_REFUSED = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})
+NOT_DONE: Final = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})
 """What a record said would be done, and was not."""
 _DONE = Outcome(Result.DONE)
+
+
+def is_gone(operation: AnyOperation, outcome: Outcome) -> bool:
+    """Whether something was to be taken away that is not there. That changes nothing, also when it is done again."""
+    return outcome.result is Result.GONE and isinstance(operation, Unlink | Drop)
 
 
 class _Step(NamedTuple):
@@ -115,9 +120,7 @@ class Doing:
                         steps[place] = self._taking_back(operation)
         if refused is None:
             return _DONE
-        # to take away what is not there changes nothing, also when it is done again
-        is_gone = isinstance(unit[0], Unlink | Drop) and refused.result is Result.GONE
-        if refused.result in _REFUSED and not is_gone:
+        if refused.result in NOT_DONE and not is_gone(unit[0], refused):
             self._undo += [steps[place] for place in sorted(steps, reverse=True)]
             self.refused += [first + place for place in range(len(unit)) if place not in steps]
         return refused
