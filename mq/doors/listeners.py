@@ -45,9 +45,16 @@ class PortTaken(CannotListen):
 _PLAIN: Final[WeakKeyDictionary[trio.SocketStream, socket.socket]] = WeakKeyDictionary()
 
 
+def stream_over(plain: socket.socket) -> trio.SocketStream:
+    """A connection as a stream, of which :func:`plain_socket` knows. Closing either closes both."""
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(plain))
+    _PLAIN[stream] = plain
+    return stream
+
+
 def plain_socket(stream: trio.SocketStream) -> socket.socket | None:
-    """The socket of Python's below a stream that a :class:`PromptListener` accepted, for calls that do not wait: Trio
-    has none. None below any other stream. Closing either closes both."""
+    """The socket of Python's below a stream, for calls that do not wait: Trio has none. None below a stream that
+    :func:`stream_over` did not make."""
     return _PLAIN.get(stream)
 
 
@@ -91,9 +98,7 @@ class PromptListener(trio.abc.Listener[trio.SocketStream]):
             accepted, _ = borrowed.accept()
         finally:
             borrowed.detach()
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
-        _PLAIN[stream] = accepted
-        return stream
+        return stream_over(accepted)
 
     async def aclose(self) -> None:
         """Close it."""

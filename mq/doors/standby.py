@@ -24,7 +24,7 @@ from typing import Final
 import trio
 
 from mq.doors.connections import peer_of, uid_of
-from mq.doors.listeners import CannotListen, PromptListener
+from mq.doors.listeners import CannotListen, PromptListener, stream_over
 
 logger = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ def _streams(given: Sequence[tuple[int, int, bytes]]) -> list[trio.SocketStream]
     for level, kind, data in given:
         if (level, kind) == (sockets.SOL_SOCKET, sockets.SCM_RIGHTS):
             found.frombytes(data[: len(data) - len(data) % _FILE_SIZE])
-    return [trio.SocketStream(trio.socket.from_stdlib_socket(sockets.socket(fileno=handle))) for handle in found]
+    return [stream_over(sockets.socket(fileno=handle)) for handle in found]
 
 
 async def _beat(link: trio.socket.SocketType) -> None:
