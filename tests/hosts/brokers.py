@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tests.hosts.network import Host, HostsFailed, Process
+
+T = TypeVar("T")
 
 PORT: Final = 8080
 _START_SECONDS: Final = 60.0
@@ -69,11 +71,11 @@ class HostDaemon:
             connection.close()
 
 
-def on(host: Host, task: Callable[[], None]) -> Callable[[], None]:
+def on(host: Host, task: Callable[[], T]) -> Callable[[], T]:
     """The task, with all its connections made from a host."""
 
-    def run() -> None:
+    def run() -> T:
         with host.inside():
-            task()
+            return task()
 
     return run

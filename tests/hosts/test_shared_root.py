@@ -6,14 +6,17 @@ Nothing acknowledged is lost, whatever happens. While nothing happens nothing is
 
 from __future__ import annotations
 
+import http.client
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.e2e.clients import QUEUE, Caller, Clients
 from tests.e2e.through import Through
 from tests.hosts import gluster
 from tests.hosts.brokers import HostDaemon, on
@@ -24,6 +27,8 @@ LEASE_SECONDS: Final = 20.0
 PING_SECONDS: Final = 3
 CUT_SECONDS: Final = 8.0
 SILENCE_SECONDS: Final = 15.0
+HEARD_TIMES: Final = 9
+QUIET_SECONDS: Final = 2.0
 
 pytestmark = [pytest.mark.root, pytest.mark.cluster, pytest.mark.proof]
 
@@ -94,3 +99,31 @@ def test_nothing_is_lost_when_a_copy_dies_and_a_cable_is_pulled(
     for daemon in volume.daemons:
         assert daemon.process.is_running(), daemon.process.last_words()
         assert "Traceback" not in daemon.log.read_text(errors="replace"), daemon.process.last_words(60)
+
+
+def test_a_request_that_waits_at_one_machine_hears_of_what_another_publishes(
+    volume: Volume, report: Callable[[str], None]
+) -> None:
+    """Where nothing tells of it, mq looks."""
+    delays = []
+    clients = Clients(volume.daemons)
+    on(volume.client, clients.create_queue)()
+    with ThreadPoolExecutor(1) as pool, clients.caller(0) as publisher, clients.caller(1) as consumer:
+        for number in range(HEARD_TIMES):
+            waiting = pool.submit(on(volume.client, partial(_fetch, consumer)))
+            time.sleep(QUIET_SECONDS)  # it is there, and has been looked for
+            assert not waiting.done()
+            on(volume.client, partial(clients.publish, publisher, b"message %d" % number))()
+            answered = waiting.result(60)
+            delays.append(answered - clients.history[-1].answered)
+    delays.sort()
+    report(f"heard after {delays[HEARD_TIMES // 2]:.2f} s, {delays[0]:.2f} to {delays[-1]:.2f}")
+    assert delays[HEARD_TIMES // 2] <= 1.0
+
+
+def _fetch(consumer: Caller) -> float:
+    """Wait for a message; when it came."""
+    answer = consumer.call("GET", f"/{QUEUE}/messages?wait=50")
+    assert answer.status == http.client.OK
+    consumer.call("DELETE", f"/{QUEUE}/messages/{answer.id}")
+    return answer.answered

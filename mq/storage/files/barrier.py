@@ -83,13 +83,22 @@ class Syncs:
         ordered: whether name changes reach the medium in the order in which they were made, across folders.
         held: folders that are kept open, by their paths.
         costs: what syncing has cost.
+        folders: whether the sync of a folder does anything; where not, none is made.
 
     Attributes:
         spare: a handle for when there is no other, where syncfs may not be used.
     """
 
     def __init__(
-        self, calls: Calls, root_fd: int, costs: SyncCosts, *, syncfs: bool, ordered: bool, held: Mapping[str, int]
+        self,
+        calls: Calls,
+        root_fd: int,
+        costs: SyncCosts,
+        *,
+        syncfs: bool,
+        ordered: bool,
+        held: Mapping[str, int],
+        folders: bool = True,
     ) -> None:
         self.calls = calls
         self.root_fd = root_fd
@@ -97,6 +106,7 @@ class Syncs:
         self.syncfs = syncfs
         self.ordered = ordered
         self.held = held
+        self.folders = folders
         self.spare: Spare | None = None
 
     def prefer_everything(self, files: int) -> bool:
@@ -240,7 +250,7 @@ class Barrier:
         close_all(self._calls, moved)
 
     def _sync_folders(self) -> frozenset[str]:
-        for folder in sorted(self._folders):  # one order, so that a simulation repeats
+        for folder in sorted(self._folders) if self._syncs.folders else ():  # one order, so that a simulation repeats
             with contextlib.suppress(FileNotFoundError):  # deleted by hand meanwhile: nothing of it can be kept
                 self._syncs.folder(folder)
         return frozenset(self._folders)

@@ -108,6 +108,7 @@ class Folders:
             syncfs=syncfs,
             ordered=mount.ordered and mount.atomic_rename,
             held=held,
+            folders=mount.folder_syncs,
         )
         self.xattrs = xattrs
         self.published_whole = published_whole
