@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 import sys
@@ -238,6 +239,12 @@ def test_imports_run_one_way(module: str) -> None:
     for name in imported(module):
         if fits(name, "mq"):
             assert name == module or any(belongs(name, prefix) for prefix in allowed), f"{module} imports {name}"
+
+
+def test_no_modules_import_each_other() -> None:
+    """There is an order in which each module comes after all that it imports. CycleError names a circle."""
+    graph = {module: set(imported(module)) & modules().keys() - {module} for module in modules()}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 @each_module

@@ -269,7 +269,7 @@ class BatchConsumers:
         self._consumers = consumers
         self._claimed = claimed
         self._upkeep = upkeep
-        self._settle = core.settle
+        self._secure_keys = core.secure_keys
         self._ids = core.ids
         self._others_move = core.config.others_move
         self._random = core.random
@@ -457,7 +457,7 @@ class BatchConsumers:
             if batch > state.acknowledged:
                 if if_read:
                     _check_read(consumer)
-                await self._settle(consumer.ids)
+                await self._secure_keys(consumer.ids)
                 await self._keep(index, consumer, state._replace(acknowledged=batch))
             await self._finish(index, consumer)
 
@@ -538,7 +538,7 @@ class BatchConsumers:
         """Claim READY messages; None without any. They are locked from the choice to the lease, so no other consumer
         gets one."""
         await self._finish(index, consumer)  # the batch before
-        await self._upkeep.settle(index)
+        await self._upkeep.caught_up(index)
         chosen = await self._claimed.choose(index, most, most_bytes, up_to)
         if not chosen:
             return None
@@ -577,7 +577,7 @@ class BatchConsumers:
         """Remove the messages of an acknowledged claim, if any are left."""
         if not consumer.state.is_acknowledged or consumer.is_finished:
             return
-        await self._settle(consumer.ids)
+        await self._secure_keys(consumer.ids)
         await self._claimed.remove(index, consumer.ids)
         consumer.is_finished = True
 

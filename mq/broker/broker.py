@@ -462,7 +462,7 @@ class Broker:
             after: the last id of the page before.
             most: how many at the most.
         """
-        index = await self._queues.settled(queue)
+        index = await self._queues.get_caught_up(queue)
         return await self._peek.page(index, state, MessageId(after) if after is not None else None, most)
 
     # Implementation
@@ -550,7 +550,7 @@ class Wiring:
         self.watcher = watcher = StoreWatcher(core, waiters)
         self._keys = None if config.others_move else Keys(core)
         if self._keys is not None:
-            core.settle = self._keys.settle
+            core.secure_keys = self._keys.secure
         sinks = DeadLetterSinks(storage)
         is_shared = config.sharing is Sharing.PEERS
         ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)
@@ -568,7 +568,7 @@ class Wiring:
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, holds, remover)
         self.unacked = Unacked(core, waiters, holds, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
-        self.browse = SequenceBrowser(core, self.peek, self.queues.settled)
+        self.browse = SequenceBrowser(core, self.peek, self.queues.get_caught_up)
         claimed = ClaimedMessages(core, upkeep, dead, remover, leases)
         self.claims = BatchConsumers(core, ConsumerRecords(core), claimed, upkeep)
 

@@ -77,7 +77,7 @@ class Consumption:
         self._upkeep = upkeep
         self._dead_letters = dead_letters
         self._remover = remover
-        self._settle = core.settle
+        self._secure_keys = core.secure_keys
         self._leases = leases
         self._holds = holds
         self._config = core.config
@@ -131,7 +131,7 @@ class Consumption:
             ReceiptMismatch: another delivery holds it.
         """
         id = MessageId(removal.id)
-        await self._settle([id])
+        await self._secure_keys([id])
         if not self._config.others_move:
             entry = await self._locate(index, id, removal.receipt)
             await self._remover.remove([entry], durable=True, strict=True).get()
@@ -185,7 +185,7 @@ class Consumption:
         moving = []
         try:
             ids = [MessageId(removals[number].id) for number in numbers]
-            await self._settle(ids)
+            await self._secure_keys(ids)
         except MQError:
             return list(numbers)  # one by one each gets its own error, or succeeds
         for number, id in zip(numbers, ids, strict=True):
@@ -262,7 +262,7 @@ class Consumption:
                 if entry == on_its_way:  # nothing more happens to it until the mover tries again
                     raise StorageFull(f"message {id} of queue {index.name} cannot be moved now. Try again later")
                 on_its_way = entry
-                await self._upkeep.settle(index)  # it is on its way to DELAYED
+                await self._upkeep.caught_up(index)  # it is on its way to DELAYED
                 continue
             if entry.state is not State.DELAYED or entry.meta.receipt is not None:
                 raise NotLeased(f"message {id} of queue {index.name} is not delayed: it has no time to change")

@@ -13,10 +13,10 @@ from mq.broker.jobs import Job
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import Storage
 
-Settle = Callable[[Iterable[MessageId]], Awaitable[None]]
+SecureKeys = Callable[[Iterable[MessageId]], Awaitable[None]]
 
 
-async def settle_nothing(_ids: Iterable[MessageId]) -> None:
+async def secure_no_keys(_ids: Iterable[MessageId]) -> None:
     """Do nothing. It stands in where others change the store, for there a broker keeps no idempotency keys."""
 
 
@@ -34,8 +34,8 @@ class Core:
         clock_ns: wall clock, nanoseconds since 1970.
         random: makes random choices.
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
-        settle: called with messages that are about to leave their queue; makes their idempotency keys durable first.
-            Set before any part that calls it is made.
+        secure_keys: called with messages that are about to leave their queue; makes their idempotency keys durable
+            first. Set before any part that calls it is made.
     """
 
     storage: Storage
@@ -47,7 +47,7 @@ class Core:
     clock_ns: Callable[[], int]
     random: Random
     writer: str
-    settle: Settle = settle_nothing
+    secure_keys: SecureKeys = secure_no_keys
 
     @property
     def places(self) -> bool:

@@ -61,7 +61,7 @@ class DeadLetters:
         self._catalog = core.catalog
         self._committer = core.committer
         self._ids = core.ids
-        self._settle = core.settle
+        self._secure_keys = core.secure_keys
         self._sinks = sinks
         self._look_again = look_again
         self._clock_ns = core.clock_ns
@@ -141,7 +141,7 @@ class DeadLetters:
         while True:
             dead = [each for each in await self._dead.drain(_LARGEST_GROUP) if not self._is_reprieved(each)]
             try:
-                await self._settle([each.entry.id for each in dead])
+                await self._secure_keys([each.entry.id for each in dead])
                 await self._sinks.dead_letter([(each.entry, each.reason) for each in dead])
                 moves = await self._prepare(dead)
             except (StorageFull, StorageFailed, StorageUnsure, NotServed) as error:

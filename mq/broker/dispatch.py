@@ -121,7 +121,7 @@ class FetchWorker:
     ) -> None:
         self._catalog = core.catalog
         self._committer = core.committer
-        self._settle = core.settle
+        self._secure_keys = core.secure_keys
         self._calls = calls
         self._deliverer = deliverer
         self._waiters = deliverer.waiters
@@ -241,7 +241,7 @@ class FetchWorker:
         wanted = sum(request.count for request in wait_queue.nonblocking)
         # The READY messages may be of groups that are blocked.
         if index.undelivered and (has_earlier or index.ready < wanted or (wanted and index.groups is not None)):
-            await self._upkeep.settle(index)
+            await self._upkeep.caught_up(index)
         if not wait_queue.nonblocking:
             return
         if self._peers and index.ready <= self._peers:
@@ -283,7 +283,7 @@ class FetchWorker:
     async def _lease(self, assignments: list[Assignment]) -> None:
         """Submit the moves; their outcomes go to the deliverer."""
         served = {each.request: Fulfilment() for each in assignments}
-        assignments = await self._settled(assignments, served)
+        assignments = await self._movable(assignments, served)
         allowance = self._leases.allowance
 
         def make() -> list[Move]:
@@ -294,13 +294,13 @@ class FetchWorker:
 
         self._committer.submit(make, len(assignments), leased)
 
-    async def _settled(self, assignments: list[Assignment], served: dict[FetchRequest, Fulfilment]) -> list[Assignment]:
-        """The assignments that may be moved now. Removals need the keys of their messages settled first."""
+    async def _movable(self, assignments: list[Assignment], served: dict[FetchRequest, Fulfilment]) -> list[Assignment]:
+        """The assignments that may be moved now. Removals need the keys of their messages secured first."""
         taken = [each for each in assignments if each.request.takes]
         if not taken:
             return assignments
         try:
-            await self._settle([each.entry.id for each in taken])
+            await self._secure_keys([each.entry.id for each in taken])
         except StorageError as error:
             for each in taken:
                 self._catalog.end(each.entry, each.entry, Kind.REMOVE)

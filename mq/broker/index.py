@@ -20,7 +20,7 @@ from mq.storage.interface import FRESH, NEEDS, WITH_GROUPS, Entry, Meta
 
 _KEY_BITS: Final = 128
 _KEY: Final = (1 << _KEY_BITS) - 1
-_FEW: Final = 64
+_STALE_DEADLINES: Final = 64
 """Deadlines of messages that are gone may stay in the heap up to this number, and more in a long one."""
 
 
@@ -99,7 +99,7 @@ class FarOff:
 
     def _compact(self) -> None:
         """Rebuild the heap when most of its deadlines are of messages that were taken out."""
-        if len(self._heap) > 2 * len(self._there) + _FEW:
+        if len(self._heap) > 2 * len(self._there) + _STALE_DEADLINES:
             self._heap = [_deadline_ms(self._entry(key)) << _KEY_BITS | key for key in self._there]
             heapq.heapify(self._heap)
 
@@ -111,7 +111,7 @@ def _deadline_ms(entry: Entry) -> int:
 
 _TAIL_BITS: Final = 64
 _TAIL: Final = (1 << _TAIL_BITS) - 1
-_FEW_KEYS: Final = 64
+_STALE_KEYS: Final = 64
 """Keys of messages that are gone may stay in the heap up to this number, and more in a long queue."""
 RANK_TICKS: Final = 1 << 49
 """What a rank adds to a message's order, in UUID ticks: about 650 days."""
@@ -424,13 +424,13 @@ class QueueIndex:
     def _keys(self) -> list[int]:
         """The sorted keys of the READY messages, and perhaps a few of messages that are gone."""
         # Kept for the next page, until a message comes in between.
-        if not self._sorted or len(self._sorted) > 2 * len(self._ready) + _FEW_KEYS:
+        if not self._sorted or len(self._sorted) > 2 * len(self._ready) + _STALE_KEYS:
             self._sorted = sorted(self._ready)
         return self._sorted
 
     def _sort_in(self, key: int) -> None:
         last = self._sorted[-1]
-        if key < last or len(self._sorted) > 2 * len(self._ready) + _FEW_KEYS:
+        if key < last or len(self._sorted) > 2 * len(self._ready) + _STALE_KEYS:
             self._sorted = []
         elif key > last:
             self._sorted.append(key)
@@ -463,7 +463,7 @@ class QueueIndex:
 
     def _compact(self) -> None:
         """Rebuild the heap when most of its keys are of messages that were taken from the middle."""
-        if len(self._heap) > 2 * len(self._ready) + _FEW_KEYS:
+        if len(self._heap) > 2 * len(self._ready) + _STALE_KEYS:
             self._heap = list(self._ready)
             heapq.heapify(self._heap)
 

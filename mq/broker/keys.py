@@ -72,7 +72,7 @@ class Keys:
         self._catalog = core.catalog
         self._clock_ns = core.clock_ns
         self._noted: dict[MessageId, str] = {}
-        self._unsettled: set[MessageId] = set()
+        self._unsecured: set[MessageId] = set()
 
     async def load(self) -> None:
         """Load the keys, and decide those that a crash left unsure. Call it once the catalog knows all messages."""
@@ -135,13 +135,13 @@ class Keys:
             if name is not None:
                 self._ledger.forget(name)
 
-    async def settle(self, ids: Iterable[MessageId]) -> None:
+    async def secure(self, ids: Iterable[MessageId]) -> None:
         """Make durable that the keys of messages are sure, before the messages leave their queue.
 
         Raises:
             StorageError: that may not be durable; the messages must stay.
         """
-        if not self._unsettled.isdisjoint(ids):
+        if not self._unsecured.isdisjoint(ids):
             await self._flush()
 
     async def _put(self, index: QueueIndex, ids: Mapping[str, MessageId], *, is_sure: bool) -> None:
@@ -158,15 +158,15 @@ class Keys:
         await self._flush()
 
     async def _flush(self) -> None:
-        settled = set(self._unsettled)
+        secured = set(self._unsecured)
         await self._ledger.flush()
-        self._unsettled -= settled
+        self._unsecured -= secured
 
     def _mark_sure(self, name: str, record: KeyRecord, id: MessageId) -> None:
         noted_ms, incarnation = self._codec.noted_ms(record), 0 if record.queue is None else record.queue.incarnation
         kept = [id, noted_ms, _SURE, incarnation]
         self._ledger.put_later({name: KeyRecord(record.id, record.since, record.queue, is_sure=True, kept=kept)})
-        self._unsettled.add(id)
+        self._unsecured.add(id)
 
     def _is_there(self, record: KeyRecord) -> bool:
         id = record.message

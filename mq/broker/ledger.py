@@ -24,7 +24,7 @@ from mq.storage.interface import Storage
 
 LARGEST_SEGMENT = 512
 """Entries of a segment, which is one record. Not Final: the simulation makes it smaller."""
-_FEW: Final = 16
+_STALE_ENTRIES: Final = 16
 """Entries that have left may stay in a packed segment up to this number, and more in one of many."""
 _BUCKETS: Final = 1 << 14
 """For the names of all entries."""
@@ -396,7 +396,7 @@ class _Segment(Generic[V]):
     @property
     def is_worth_packing_again(self) -> bool:
         """Whether most of what is packed has left."""
-        return len(self._packed.ends) > 2 * self._live + _FEW
+        return len(self._packed.ends) > 2 * self._live + _STALE_ENTRIES
 
     def get(self, name: bytes) -> V | None:
         """The value of that name; None without it."""

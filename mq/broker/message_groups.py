@@ -22,7 +22,7 @@ from mq.message import MessageId
 
 _SEQUENCE_BITS: Final = 64
 """How far left in a key the sequence stands."""
-_FEW: Final = 16
+_STALE_KEYS: Final = 16
 """Keys of messages that are gone may stay in a group's heap up to this number, and turns of groups that are gone."""
 
 
@@ -62,7 +62,7 @@ class MessageGroups:
     def coming(self, id: MessageId, key: int) -> None:
         """Note a message that stands in NEW, and will be READY at `key`: none behind it in its group comes first."""
         if id in self._out:
-            self._settle(id)
+            self._forget(id)
         if id not in self._coming:
             self._coming[id] = key
             self._coming_keys.add(key)
@@ -73,7 +73,7 @@ class MessageGroups:
         group = self._group(self._number(id, key))
         self._push(group, key)
         if id in self._out or id in self._coming:
-            self._settle(id)
+            self._forget(id)
         self._give_turn(group)
 
     def taken(self, id: MessageId, key: int) -> None:
@@ -87,7 +87,7 @@ class MessageGroups:
         group.out += 1
         if group.heap[0] == key:
             heapq.heappop(group.heap)
-        elif len(group.heap) > 2 * group.live + _FEW:
+        elif len(group.heap) > 2 * group.live + _STALE_KEYS:
             group.heap = sorted({each for each in group.heap if self._is_live(each)})
 
     def block(self, id: MessageId) -> None:
@@ -95,7 +95,7 @@ class MessageGroups:
         if id not in self._out:
             number = self._out[id] = self._number(id)
             self._group(number).out += 1
-            self._settle(id, stays_out=True)
+            self._forget(id, stays_out=True)
 
     def is_blocked(self, id: MessageId) -> bool:
         """Whether a message of that id would have to wait for another one of its group."""
@@ -106,7 +106,7 @@ class MessageGroups:
         group = self._groups.get(number_of(id))
         if group is None or self._out.get(id) != group.number:
             return False
-        self._settle(id)
+        self._forget(id)
         self._passed_over.add(id)
         self.block(id)
         return group.has_turn
@@ -114,7 +114,7 @@ class MessageGroups:
     def release(self, id: MessageId) -> bool:
         """Note that a message is out no more, and not in the queue, either. Whether its group may hand out another."""
         group = self._groups.get(self._out.get(id, self._number(id)))
-        self._settle(id)
+        self._forget(id)
         self._passed_over.discard(id)
         return group is not None and group.has_turn
 
@@ -164,7 +164,7 @@ class MessageGroups:
     def _is_live(self, key: int) -> bool:
         return key in self._ready or key in self._coming_keys
 
-    def _settle(self, id: MessageId, *, stays_out: bool = False) -> None:
+    def _forget(self, id: MessageId, *, stays_out: bool = False) -> None:
         """Forget that a message was coming, or out."""
         number = None if stays_out else self._out.pop(id, None)
         if number is not None:
@@ -183,7 +183,7 @@ class MessageGroups:
         if not group.live and not group.out:
             del self._groups[group.number]
             group.heap = []  # a turn that it may still have leads nowhere
-            if len(self._turns) > 2 * len(self._groups) + _FEW:
+            if len(self._turns) > 2 * len(self._groups) + _STALE_KEYS:
                 self._turns = deque(each for each in self._turns if self._groups.get(each.number) is each)
         else:
             self._give_turn(group)
@@ -235,7 +235,7 @@ class GroupTurns:
 
     def left(self) -> None:
         """Note that a message is READY no more."""
-        if self._size > 2 * len(self._ready) + _FEW:
+        if self._size > 2 * len(self._ready) + _STALE_KEYS:
             self._tidy()
 
     def _tidy(self) -> None:

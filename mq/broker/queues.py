@@ -112,7 +112,7 @@ class Queues:
         self._upkeep = upkeep
         self._dead_letters = dead_letters
         self._loader = loader
-        self._settle = core.settle
+        self._secure_keys = core.secure_keys
         self._jobs = core.jobs
         self._ids = core.ids
         self._config = core.config
@@ -137,7 +137,7 @@ class Queues:
             await self._watcher.load_queues()
         return self._catalog.queues.get(queue)
 
-    async def settled(self, queue: str) -> QueueIndex:
+    async def get_caught_up(self, queue: str) -> QueueIndex:
         """The queue's index, with every message delivered that was published before.
 
         Raises:
@@ -146,7 +146,7 @@ class Queues:
         index = await self.get(queue)
         if self._others_move:
             await self._watcher.refresh(index)
-        await self._upkeep.settle(index)
+        await self._upkeep.caught_up(index)
         return index
 
     async def create(
@@ -286,7 +286,7 @@ class Queues:
             StorageError: some could not be removed.
         """
         index = await self.get(queue)
-        await self._upkeep.settle(index)
+        await self._upkeep.caught_up(index)
         purged = 0
         entries = [entry for entry in index.entries() if entry.meta.receipt is None]
         for start in range(0, len(entries), LARGEST_SLICE):
@@ -312,7 +312,7 @@ class Queues:
         index = await self.get(queue)
         if to is not None and (await self.get(to)) is index:
             raise InvalidSetting(f"messages of {queue} are in {queue} already: name another queue")
-        await self._upkeep.settle(index)
+        await self._upkeep.caught_up(index)
         wanted = None if ids is None else [index.find(MessageId(id)) for id in ids]
         moves: list[Move] = []
         for entry in index.in_order() if wanted is None else wanted:
@@ -374,7 +374,7 @@ class Queues:
 
     async def _do(self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str) -> int:
         """Make those moves whose messages are still where they were, in one batch; how many were made."""
-        await self._settle([move.entry.id for move in moves])
+        await self._secure_keys([move.entry.id for move in moves])
         jobs = []
         for move in moves:
             id = move.entry.id
@@ -584,12 +584,12 @@ class Declarations:
         """Call `told` with each record that the nodes of a cluster share, when it comes and goes. Here none does."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether what the nodes of a cluster share is known here as it is. Without a cluster it always is."""
         return True
 
-    async def settle(self) -> None:
-        """Wait until :attr:`is_settled`."""
+    async def catch_up(self) -> None:
+        """Wait until :attr:`is_caught_up`."""
 
 
 def _in_no_cluster(queue: str) -> Conflict:

@@ -72,7 +72,7 @@ class Unacked:
         self._holds = holds
         self._consuming = consuming
         self._dead_letters = dead_letters
-        self._settle = core.settle
+        self._secure_keys = core.secure_keys
         self._remover = remover
         self._jobs = core.jobs
         self._ids = core.ids
@@ -118,7 +118,7 @@ class Unacked:
         Raises:
             StorageError: some could not be removed; they are READY again.
         """
-        await self._settle([each.entry.id for each in held])
+        await self._secure_keys([each.entry.id for each in held])
         in_memory, leased = _split(held)
         entries = list(dict.fromkeys(each.entry for each in in_memory if self._in_memory(each.entry)))
         future = self._remover.remove(entries, durable=durable)

@@ -144,7 +144,7 @@ class Upkeep(CatalogEvents):
         if self._config.mover:
             await self._mover.caught_up()
 
-    async def settle(self, index: QueueIndex) -> None:
+    async def caught_up(self, index: QueueIndex) -> None:
         """Wait until the queue's messages in NEW were delivered or refused."""
         if index.undelivered and self._config.mover:
             await self._mover.caught_up()

@@ -165,7 +165,7 @@ class _Printer:
                 print_json(described(message, b"".join(stream)))
             else:
                 self._write(stream)
-            _settle(sys.stdout.buffer)
+            _sync_output(sys.stdout.buffer)
         return True
 
     def _write(self, stream: Stream) -> None:
@@ -284,7 +284,7 @@ def _variables(message: Head) -> dict[str, str]:
     }
 
 
-def _settle(file: IO[bytes]) -> None:
+def _sync_output(file: IO[bytes]) -> None:
     """Sync what was written, where that is possible: not on a pipe or a terminal."""
     file.flush()
     with contextlib.suppress(OSError):

@@ -203,13 +203,13 @@ class ClusterDeclarations:
         self._shared.on_shared(told)
 
     @property
-    def is_settled(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether all that nodes share is in effect here."""
-        return self._shared.is_settled
+        return self._shared.is_caught_up
 
-    async def settle(self) -> None:
+    async def catch_up(self) -> None:
         """Wait until it is."""
-        await self._shared.settle()
+        await self._shared.catch_up()
 
     async def hand_over(self) -> None:
         """Let all nodes have what this one had for itself, before it was in the cluster or they shared any of it."""

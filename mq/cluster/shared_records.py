@@ -65,18 +65,18 @@ class SharedRecords:
     # How far this node and the others are
 
     @property
-    def is_settled(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether every change is in effect here whose caller was answered."""
         return self._is_member()
 
-    async def settle(self) -> None:
-        """Wait until :attr:`is_settled`.
+    async def catch_up(self) -> None:
+        """Wait until :attr:`is_caught_up`.
 
         Raises:
             NotServed: it is not in time.
         """
         with trio.move_on_after(PATIENCE_SECONDS):
-            while not self.is_settled:  # noqa: ASYNC110 - a membership ends by a clock that need not be Trio's
+            while not self.is_caught_up:  # noqa: ASYNC110 - a membership ends by a clock that need not be Trio's
                 await trio.sleep(LOOK_SECONDS)
             return
         raise NotServed(

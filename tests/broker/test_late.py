@@ -222,7 +222,7 @@ async def test_whoever_comes_while_it_is_looked_for_others_finds_what_he_publish
 ) -> None:
     """Where messages come by way of NEW: elsewhere there is nothing to look for."""
     found: list[bytes] = []
-    settle = Upkeep.settle
+    caught_up = Upkeep.caught_up
     came = trio.Event()
     async with open_broker(store, BrokerConfig(strict_seeds=True), clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
@@ -232,8 +232,8 @@ async def test_whoever_comes_while_it_is_looked_for_others_finds_what_he_publish
 
         async with trio.open_nursery() as nursery:
 
-            async def settle_while_another_comes(upkeep: Upkeep, index: QueueIndex) -> None:
-                await settle(upkeep, index)
+            async def caught_up_while_another_comes(upkeep: Upkeep, index: QueueIndex) -> None:
+                await caught_up(upkeep, index)
                 if not came.is_set():
                     came.set()
                     await broker.publish("q", b"his")
@@ -241,7 +241,7 @@ async def test_whoever_comes_while_it_is_looked_for_others_finds_what_he_publish
                     for _ in range(3):
                         await trio.lowlevel.checkpoint()
 
-            monkeypatch.setattr(Upkeep, "settle", settle_while_another_comes)
+            monkeypatch.setattr(Upkeep, "caught_up", caught_up_while_another_comes)
             await broker.publish("q", b"first")
             await take_one()
         assert came.is_set()

@@ -130,7 +130,7 @@ def test_what_could_not_be_written_comes_back(client: Client, mq: Mq, monkeypatc
     def full(file: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mq.cli.receive._settle", full)
+    monkeypatch.setattr("mq.cli.receive._sync_output", full)
     with pytest.raises(OSError, match="No space"):
         mq("receive", "q")
     assert bodies(client) == [b"hello"]

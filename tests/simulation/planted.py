@@ -116,7 +116,7 @@ BUGS: Final = {
     ),
     "a key is not durable before its message": Bug("Keys._put", "await self._flush()", "pass"),
     "a key is forgotten when its message is removed": Bug(
-        "Keys.settle", "if not self._unsettled.isdisjoint(ids): ...", "pass"
+        "Keys.secure", "if not self._unsecured.isdisjoint(ids): ...", "pass"
     ),
     "of two who publish with one key each is stored": Bug(
         "Publisher._earlier", "(index, draft.key) in self._by_key", "False"
@@ -256,7 +256,7 @@ OF_THE_LOG: Final = {
     ),
     "queues are not made again from the log": Bug("redo", "_redo_queues(folders, records, sayings)", "pass"),
     "records are not put again from the log": Bug("redo", "_redo_records(records, sayings)", "pass"),
-    "a file is believed for its name": Bug("_settle", "_is_whole(folders, name, fate.wrote)", "True"),
+    "a file is believed for its name": Bug("_make_whole", "_is_whole(folders, name, fate.wrote)", "True"),
     "a large body has no name on the medium when the log names it": Bug(
         "_LargeBodies.sync", "if self._any: ...", "pass"
     ),

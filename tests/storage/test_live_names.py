@@ -52,7 +52,7 @@ def test_what_moves_ahead_of_the_listing_is_not_missed(watched: Watched) -> None
     watched.names.begin()
     assert came
     assert watched.files() == set()
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == {"delay/q:m"}
     assert list(watched.names.fresh()) == [("delay", "q:m")]
 
@@ -61,7 +61,7 @@ def test_what_moves_behind_the_listing_is_not_there_twice(watched: Watched) -> N
     watched.put("new/q:m")
     watched.calls.just_before("names", "queues/q", lambda: watched.move("new/q:m", "queues/q/m"))
     watched.names.begin()
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == {"queues/q/m"}
 
 
@@ -69,9 +69,9 @@ def test_a_queue_that_comes_meanwhile_is_followed(watched: Watched) -> None:
     watched.names.begin()
     (watched.root / "queues" / "later").mkdir()
     watched.put("queues/later/a")
-    watched.names.settle()
+    watched.names.catch_up()
     watched.move("queues/later/a", "queues/later/b")
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == {"queues/later/b"}
     assert watched.names.files["queues/q"] == set()
 
@@ -80,12 +80,12 @@ def test_changes_up_to_the_end_of_a_late_listing_are_made(watched: Watched) -> N
     """A message leaves a new queue before that is listed, for a folder of which the change was read too early."""
     watched.put("queues/q/m")
     watched.names.begin()
-    watched.names.settle()
+    watched.names.catch_up()
     list(watched.names.fresh())
     (watched.root / "queues" / "later").mkdir()
     watched.move("queues/q/m", "queues/later/m")
     watched.calls.just_before("names", "queues/later", lambda: watched.move("queues/later/m", "delay/later:m"))
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == {"delay/later:m"}
 
 
@@ -95,12 +95,12 @@ def test_a_deleted_queue_takes_its_messages_along(watched: Watched) -> None:
     watched.move("queues/q", "remove/q:id")
     (watched.root / "queues" / "q").mkdir()
     watched.put("queues/q/n")
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == {"queues/q/n"}
     assert watched.names.removed_queues == {"q:id"}
     (watched.root / "remove" / "q:id" / "m").unlink()
     (watched.root / "remove" / "q:id").rmdir()
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.names.removed_queues == set()
 
 
@@ -108,13 +108,13 @@ def test_half_a_move_is_waited_for(watched: Watched, monkeypatch: pytest.MonkeyP
     """The kernel has told where it went from, and not yet where to: the message is in no folder just then."""
     watched.put("queues/q/m")
     watched.names.begin()
-    watched.names.settle()
+    watched.names.catch_up()
     watched.move("queues/q/m", "delay/q:m")
     left, came = watched.notifier.changes()
     told = iter([[left], [came], []])
     monkeypatch.setattr(watched.notifier, "changes", lambda: next(told, []))
     watched.calls.log.clear()
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == {"delay/q:m"}
     assert [call.path.rpartition("/")[0] for call in watched.calls.log] == ["queues/q"]  # under whose lock it ends
 
@@ -125,7 +125,7 @@ def test_what_is_gone_for_good_is_gone(watched: Watched, tmp_path: Path) -> None
     watched.names.begin()
     os.rename(watched.root / "queues/q/m", tmp_path / "elsewhere")
     (watched.root / "delay/q:n").unlink()
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == set()
     assert list(watched.names.fresh()) == []
 
@@ -134,7 +134,7 @@ def test_links_and_folders_are_no_messages(watched: Watched) -> None:
     os.symlink("/etc/passwd", watched.root / "new" / "q:m")
     (watched.root / "delay" / "q:n").mkdir()
     watched.names.begin()
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == set()
 
 
@@ -143,7 +143,7 @@ def test_records_are_followed_by_kind(watched: Watched) -> None:
     (watched.root / "state/records/queue").mkdir()
     watched.put("state/records/queue/kq.1")
     watched.put("state/records/stray")
-    watched.names.settle()
+    watched.names.catch_up()
     assert watched.files() == {"state/records/queue/kq.1"}
 
 
@@ -153,15 +153,15 @@ def test_too_many_changes_are_told_and_it_begins_again(watched: Watched) -> None
     if limit > 1 << 17:
         pytest.skip("the kernel keeps too many changes here for a quick test")
     watched.names.begin()
-    watched.names.settle()
+    watched.names.catch_up()
     for number in range(limit // 2 + 2):
         watched.move("queues/q", f"queues/q{number}") if number == 0 else None
         watched.put(f"new/{number % 2}")
         (watched.root / f"new/{number % 2}").unlink()
     with pytest.raises(Overflowed):
-        watched.names.settle()
+        watched.names.catch_up()
     watched.names.begin()
-    watched.names.settle()
+    watched.names.catch_up()
     assert set(watched.names.files) >= {"new", "delay", "queues/q0"}
 
 
@@ -199,7 +199,7 @@ def test_among_real_moves_each_message_is_in_one_place_at_each_instant(watched: 
             names.begin()
             for _ in range(1000):
                 with contextlib.suppress(Overflowed):
-                    names.settle()
+                    names.catch_up()
                     found = [name.rpartition(":")[2] for there in names.files.values() for name in there]
                     assert sorted(map(int, found)) == list(range(40))
                     continue

@@ -58,7 +58,7 @@ class Topology:
         vhosts: their names; ``/`` is there anyway.
         has_queue: whether mq has a queue of that name that was not declared over AMQP. It is taken for a durable one.
         may_have: whether mq may have one that is not known here.
-        is_settled: whether the bindings that other nodes have made are known here.
+        is_caught_up: whether the bindings that other nodes have made are known here.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Topology:
         vhosts: Iterable[str] = (),
         has_queue: Callable[[QueueName], bool] = _never,
         may_have: Callable[[QueueName], bool] = _never,
-        is_settled: Callable[[], bool] = _always,
+        is_caught_up: Callable[[], bool] = _always,
     ) -> None:
         self.consumers = ConsumerRegistry()
         self._has_queue = has_queue
         self._may_have = may_have
-        self._is_settled = is_settled
+        self._is_caught_up = is_caught_up
         self._vhosts = {name: Vhost(name) for name in (DEFAULT_VHOST, *vhosts) if name}
         for vhost in self._vhosts.values():
             for name, kind in PREDECLARED.items():
@@ -159,7 +159,7 @@ class Topology:
         """Whether it is not known just now where an exchange leads: other nodes of a cluster may have bound it."""
         place = self._vhosts[vhost]
         found = place.exchanges.get(exchange)
-        if found is None or self._is_settled():
+        if found is None or self._is_caught_up():
             return False
         leads_on = found.alternate is not None or any(not each.to.is_queue for each in place.bindings_from(exchange))
         return found.is_shareable or leads_on

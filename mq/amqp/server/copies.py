@@ -57,14 +57,14 @@ class Copies:
         self._consumers = topology.consumers
         self._queue_of = queue_of
 
-    async def settle(self, vhost: str, exchange: str) -> None:
+    async def catch_up(self, vhost: str, exchange: str) -> None:
         """Wait until it is known here where an exchange leads.
 
         Raises:
             NotServed: that could not be found out in time.
         """
         if self._topology.has_vhost(vhost) and self._topology.is_unrouted(vhost, exchange):
-            await self._broker.declarations.settle()
+            await self._broker.declarations.catch_up()
 
     async def routed(self, messages: Sequence[PublishedMessage]) -> dict[int, tuple[Queue, ...]]:
         """The queues of messages that could not be routed when they came, by the messages' `id`.
@@ -72,7 +72,7 @@ class Copies:
         Raises:
             NotServed: it could not be found out in time which they are.
         """
-        await self._broker.declarations.settle()
+        await self._broker.declarations.catch_up()
         return {id(message): self._route(message) for message in messages if message.queues[0].is_unrouted}
 
     def _route(self, message: PublishedMessage) -> tuple[Queue, ...]:

@@ -133,7 +133,7 @@ class DeadLetterRouter:
     async def _settle(self, queue: Queue) -> None:
         exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)
         if exchange is not None:
-            await self._into.settle(queue.vhost, exchange)
+            await self._into.catch_up(queue.vhost, exchange)
 
     def _sent_on(self, queue: Queue, publication: Publishable, reason: Reason) -> list[Copy]:
         exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)

@@ -101,7 +101,7 @@ class TopologyPublisher:
     ) -> list[bool | MQError]:
         """Route and store messages, those of each queue in their order."""
         self._check(vhost, exchange)
-        await self._copies.settle(vhost, exchange)
+        await self._copies.catch_up(vhost, exchange)
         copies: list[Copy] = []
         for number, draft in enumerate(drafts):
             assert isinstance(draft.body, bytes), "an upload lasts for one queue alone"

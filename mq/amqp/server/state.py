@@ -79,7 +79,7 @@ class AmqpState:
         self.seen = seen or OpenConnections()
         self.turns = Turns()
         store = broker.declarations
-        self.topology = Topology(vhosts, store.knows, store.may_have, lambda: store.is_settled)
+        self.topology = Topology(vhosts, store.knows, store.may_have, lambda: store.is_caught_up)
         self.topology_store = TopologyStore(broker, self.topology, self._lost)
         self.copies = Copies(broker, self.topology, self.topology_store.queue_of)
         self.dead_letters = DeadLetterRouter(self.copies, self.topology, self.topology_store.queue_of, clock_ns)

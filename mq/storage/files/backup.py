@@ -295,9 +295,9 @@ class _Saver:
         for _ in range(_MOST_OVERFLOWS):
             with contextlib.suppress(Overflowed):  # what is saved stays saved
                 self._names.begin()
-                self._names.settle()
+                self._names.catch_up()
                 while self._reach(list(self._names.fresh())):
-                    self._names.settle()
+                    self._names.catch_up()
                 return
         raise StorageUnusable(
             "the root changes faster than the kernel can tell: raise fs.inotify.max_queued_events, or try again when "
@@ -376,7 +376,7 @@ class _Saver:
         total = sum(map(len, self._names.files.values()))
         while self._held:
             held = next(iter(self._held.values()))
-            saved = self._save(held, follow=self._names.settle)
+            saved = self._save(held, follow=self._names.catch_up)
             del self._held[held.id]
             if held.is_new and _is_torn(saved):
                 self._torn[held.id] = held

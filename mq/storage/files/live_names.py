@@ -152,7 +152,7 @@ class LiveNames:
         for folder in (*FLAT, *_PARENTS):
             self._add(folder)
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Apply all changes until now. The attributes are then the names at one instant, a moment ago.
 
         Raises:

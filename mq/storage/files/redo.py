@@ -203,7 +203,7 @@ def _redo_messages(folders: Folders, fates: dict[str, _Fate]) -> Redone:
         if fate.place is not None:
             if not _has_folder(folders, fate.place):
                 continue  # its queue was taken away by hand
-            done = _settle(folders, id, fate, fate.place, there)
+            done = _make_whole(folders, id, fate, fate.place, there)
             written += done == "written"
             moved += done == "moved"
             missing += done == "missing"
@@ -232,7 +232,7 @@ def _is_elsewhere(folders: Folders, id: str, fate: _Fate, there: list[str]) -> b
     return False
 
 
-def _settle(folders: Folders, id: str, fate: _Fate, place: str, there: list[str]) -> str:
+def _make_whole(folders: Folders, id: str, fate: _Fate, place: str, there: list[str]) -> str:
     """Make a message whole in its place. Returns what was done for that, in a word."""
     calls, above = folders.calls, folders.layout.above
     whole = [name for name in there if _is_whole(folders, name, fate.wrote)]
