@@ -8,8 +8,8 @@ files, in reading order:
 * ``declarations``: what doors declare: queues of this node, or of the cluster.
 * ``remote_broker``: a method for each question to the leader; ``directory``: which node leads now.
 * ``leadership``: one mastership: the second broker, and what each link holds of it.
-* ``grace_storage``: between that broker and the store: keeps removed messages for a while. ``split_storage``: that store
-  in two, where the messages are not with the names.
+* ``grace_storage``: between that broker and the store: keeps removed messages for a while. ``split_storage``: that
+  store in two, where the messages are not with the names.
 * ``node``: joins, keeps its candidacy, becomes master, and stops being it in time, or once it hears no neighbour.
 * ``names``: the one name space of the cluster, as this node knows it.
 * ``record_keeper``: exchanges and bindings that all nodes share, as the leader keeps them; ``shared_records``: as each

@@ -4,7 +4,7 @@ A few files and folders are synced one by one; many by one syncfs(2) of the whol
 kernel reports since 5.8. Every result is checked; an error is never tried again (the second fsync after an error
 says OK and the bytes are not there).
 
-Where names are ordered, the last change brings all that were made before it, so it is the only one to be synced.
+Where names are ordered, syncing the last change makes all earlier ones durable, so only that one is synced.
 
 Which of the two ways is cheaper is measured (:class:`SyncCosts`): ``syncfs`` is cheap on a dedicated file system, and
 expensive when other programs write to it.
@@ -26,13 +26,14 @@ MOST_MOVED: Final = 32
 MOST_FILES: Final = 64
 """Files that are synced one by one at the most: each is an open file until then."""
 RETRY_AFTER: Final = 20
-"""What was too expensive is tried again after so many times what it cost: it takes at most a twentieth of the time."""
+"""The way that was too expensive is tried again after this many times its cost, so it takes at most a twentieth of the
+time."""
 _WEIGHT: Final = 0.2
-"""Of the latest measurement, in the running mean."""
+"""The weight of the latest measurement in the running mean."""
 
 
 class SyncCosts:
-    """What syncing costs here and now: a file by itself, or everything at once.
+    """The measured costs of syncing here: of a file by itself, and of everything at once.
 
     Args:
         clock: tells the time, in seconds from anywhere.
@@ -54,7 +55,7 @@ class SyncCosts:
 
     @contextmanager
     def of_files(self, files: int) -> Iterator[None]:
-        """So many files are synced one by one in the block."""
+        """Measure a block that syncs so many files one by one."""
         start = self._clock()
         yield
         if files:
@@ -62,7 +63,7 @@ class SyncCosts:
 
     @contextmanager
     def of_everything(self) -> Iterator[None]:
-        """Everything is synced in the block."""
+        """Measure a block that syncs everything."""
         start = self._clock()
         yield
         self._measured = self._clock()
@@ -74,7 +75,7 @@ def _smoothed(before: float | None, latest: float) -> float:
 
 
 class Syncs:
-    """How what was changed below a root gets to the medium.
+    """Syncs changes below a root: a file, a folder, or everything.
 
     Args:
         calls: the system.
@@ -86,7 +87,7 @@ class Syncs:
         folders: whether the sync of a folder does anything; where not, none is made.
 
     Attributes:
-        spare: a handle for when there is no other, where syncfs may not be used.
+        spare: a handle for when no other is free, where syncfs may not be used.
     """
 
     def __init__(
@@ -154,15 +155,15 @@ class Barrier:
 
     @property
     def wants_files(self) -> bool:
-        """Whether it has to be given the files that were written, because it syncs them one by one."""
+        """Whether a caller has to add written files open, because they are synced one by one."""
         return self._one_by_one
 
     def add_closed_file(self) -> None:
-        """A file was written, has its name, and is closed. Only where files are not wanted."""
+        """Add a file that was written, has its name, and is closed. Only where :attr:`wants_files` is false."""
         self._everything = True
 
     def add_file(self, fd: int) -> None:
-        """This open file was written, and has its name. The barrier closes it."""
+        """Add an open file that was written, and has its name. The barrier closes it."""
         if self._one_by_one:
             self._files.append(fd)
             if self._syncs.ordered:
@@ -172,14 +173,15 @@ class Barrier:
             self._calls.close(fd)
 
     def brings_move(self) -> bool:
-        """A file that was added is moved now: whether its own sync brings that, with all that was changed before."""
+        """Whether the sync of an added file also makes its move durable, with all changes before. Call it at the
+        move."""
         if not (self._syncs.ordered and self._files):
             return False
         self._folders.clear()
         return True
 
     def add_moved(self, path: str) -> None:
-        """This file was moved, and only its own sync makes that durable. Not when a peer has moved it on already."""
+        """Add a moved file, where only its own sync makes the move durable. Passed over when a peer has moved it on."""
         with contextlib.suppress(FileNotFoundError):
             try:
                 self._moved.append(self._calls.open(path, OPEN_READ))
@@ -194,7 +196,7 @@ class Barrier:
             self._sync_moved()
 
     def add_folders(self, *paths: str) -> None:
-        """Names in these folders were changed together."""
+        """Add folders in which names were changed together."""
         # on an ordered file system syncing one folder is enough: one that is kept open, since it cannot vanish
         held = [path for path in paths if path in self._syncs.held] if self._syncs.ordered else []
         if held:
@@ -203,7 +205,7 @@ class Barrier:
             self._folders.update(paths)
 
     def flush(self) -> frozenset[str] | None:
-        """Wait until all of it is on the medium. The folders that were synced; None for all there are.
+        """Wait until everything added is on the medium. Returns the folders that were synced; None for all there are.
 
         Raises:
             OSError: the medium failed; nothing of the batch is known to be durable.
@@ -257,7 +259,7 @@ class Barrier:
 
 
 class Spare:
-    """A file handle that is kept for when no other is free: to sync what was changed, or to read what was leased.
+    """A file handle that is kept for when no other is free: to sync changes, or to read a leased message.
 
     Args:
         calls: the system.
@@ -326,8 +328,8 @@ def sync_all(calls: Calls, root_fd: int) -> None:
 
 
 def sync_folder(calls: Calls, path: str) -> None:
-    """Make the names in a folder durable. Without syncs nothing is opened: what a log has said before must not fail for
-    want of a handle when its files are changed already."""
+    """Make the names in a folder durable. Where calls do not sync, this opens nothing."""
+    # What a log has made durable must not fail for want of a handle when its files are changed already.
     if isinstance(calls, UnsyncedCalls):
         return
     fd = calls.open(path, OPEN_FOLDER)
@@ -340,8 +342,8 @@ def sync_folder(calls: Calls, path: str) -> None:
 def make_folder(calls: Calls, path: str) -> None:
     """Make a folder that is durable once its name is."""
     calls.mkdir(path)
-    # without a journal, the sync that brings the name does not bring the folder: after a power cut the name leads
-    # nowhere, and a repair takes it away
+    # Without a journal, the sync that brings the name does not bring the folder: after a power cut the name leads
+    # nowhere, and a repair takes it away.
     try:
         sync_folder(calls, path)
     except OSError:
@@ -352,8 +354,8 @@ def make_folder(calls: Calls, path: str) -> None:
 
 @contextlib.contextmanager
 def synced_after(calls: Calls, *paths: str) -> Iterator[None]:
-    """Make the names in these folders durable after the block. Their handles are opened before it, so that none is
-    missing then; without syncs none is needed."""
+    """Make the names in these folders durable after the block. Opens their handles before it, so that none is missing
+    then; where calls do not sync, none is needed."""
     if isinstance(calls, UnsyncedCalls):
         yield
         return

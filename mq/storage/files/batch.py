@@ -8,9 +8,9 @@ Two ways to move a name, by what the file system keeps over a power cut (:mod:`m
 An error that can pass refuses one operation. Any other, and any at all from a barrier, leaves the state on the
 medium unknown: the store has failed, and every operation of the batch with it.
 
-What is plain in a batch is done in one go where mq-native is installed. Each of its steps has a twin here or in
-:mod:`mq.storage.files.folders`, which knows every error and does again what did not succeed at once. So mq-native
-holds no rule of its own, and a store without it differs in speed only.
+Where mq-native is installed, it does the plain operations of a batch in one go. Each of its steps has a twin here or in
+:mod:`mq.storage.files.folders`, which knows every error and repeats what did not succeed at once. So mq-native holds no
+rule of its own, and a store without it differs in speed only.
 
 :class:`JoinedRemovals` makes one unlink of a removal and the unlink behind it; :class:`ReadAhead` keeps what was read
 in the hop that moved it.
@@ -54,7 +54,7 @@ MOST_BYTES_READ_AHEAD: Final = 16 << 20
 _READ_IN_ONE_GO: Final = 128
 
 _REPEATS_RENAMES: Final = frozenset({"nfs", "nfs4"})
-"""File systems whose client repeats a rename when the answer to it was lost."""
+"""File systems with a client that repeats a rename when the answer to it was lost."""
 
 _TWIN_KNOWS: Final = frozenset({errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
 """Errors besides those that pass after which nothing is wrong with the medium."""
@@ -382,7 +382,7 @@ class Batch:
                 close_all(self._calls, [fd])
 
     def _need_room(self) -> None:
-        """Refuse what is new until there is room for more than itself.
+        """Refuse writes until the reserve is in place.
 
         Raises:
             OSError: there is none, for the whole batch.
@@ -537,7 +537,7 @@ class Batch:
         return self._calls.kind(f"{self._layout.queues}/{queue}") is FileKind.FOLDER
 
     def _finish_links(self) -> None:
-        """Take the old names away, now that the new ones are durable. Of racers the one that does has moved the
+        """Remove the old names, now that the new ones are durable. The racer that removes a name has moved the
         message."""
         barrier = self._new_barrier()
         durable = False
@@ -663,7 +663,7 @@ def _check_refused(result: int, path: str) -> None:
 
 
 def _unlink_natively(folders: Folders, entries: Sequence[Entry]) -> list[bool]:
-    """Take away in one go what is plain: which of them are gone. The others are for :func:`_unlink`.
+    """Remove the plain entries in one go. Returns which of them are gone; the others are for :func:`_unlink`.
 
     Raises:
         OSError: the medium has failed.
@@ -801,7 +801,7 @@ class JoinedRemovals:
 
 
 class ReadAhead:
-    """Messages that were read in the hop that moved them, because their mover reads them next.
+    """Messages that were read in the same hop as their move, because the caller reads them next.
 
     Filled in the thread that moves, asked for in the event loop's.
     """

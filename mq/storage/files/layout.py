@@ -1,4 +1,4 @@
-"""What a store writes besides bytes: its folders, a message's name, a message's properties. No calls are made here.
+"""The layout of a store: its folders, a message's name, a message's properties. No calls are made here.
 
 *Folders.* The four of the seeds, and state/ for what is not a message (:class:`Layout`).
 
@@ -14,8 +14,8 @@ without leading zeros, the receipt is 16 hexadecimal digits; each field stands a
 an entry has exactly one name. Whatever does not fit the grammar is not mq's. The longest name has
 100 (queue) + 1 + 36 (id) + 17 + 11 + 18 + 21 + 17 = 221 of the 255 bytes that a name may have.
 
-*Properties.* A message's file holds exactly the posted bytes. What else is fixed at its writing is in extended
-attributes (:class:`Sum`, :func:`encode_attributes`):
+*Properties.* A message's file holds exactly the posted bytes. Its properties are in extended attributes (:class:`Sum`,
+:func:`encode_attributes`):
 
 * ``user.mq.sum``: ``size:crc32`` in decimal and hexadecimal, then ``:a`` or ``:f`` where there are attributes,
   in the other extended attribute or in a side file. It is set *before* the bytes are written, so that a file
@@ -110,12 +110,12 @@ class Layout(NamedTuple):
 
     @property
     def turn_lock(self) -> str:
-        """What the daemon has locked whose turn it is, where several take turns."""
+        """The file that the daemon in turn has locked, where several take turns."""
         return f"{self.state}/lock-turn"
 
     @property
     def moves_lock(self) -> str:
-        """What is locked while messages are moved or the root is repaired."""
+        """The file, or folder, that is locked while messages are moved or the root is repaired."""
         return f"{self.state}/lock-moves"
 
     @property
@@ -143,7 +143,7 @@ class Layout(NamedTuple):
         return path[len(self.state) - len("state") :]
 
     def above(self, path: str) -> str:
-        """The path of what lies there below this root."""
+        """The whole path of a path below this root."""
         return self.state[: -len("state")] + path
 
     def all(self) -> tuple[str, ...]:
@@ -258,12 +258,12 @@ def is_queue_name(name: str) -> bool:
 
 
 class Senseless(ValueError):
-    """What is noted of a message is nothing that mq has written, or a part of it is missing: what was published is
-    unknown. The text says what."""
+    """The properties of a message are not as mq writes them, or a part is missing: what was published is unknown. The
+    text says more."""
 
 
 class Sum(NamedTuple):
-    """What ``user.mq.sum`` says.
+    """The content of ``user.mq.sum``.
 
     Attributes:
         size: length in bytes.
@@ -282,10 +282,10 @@ class Sum(NamedTuple):
 
     @classmethod
     def decode(cls, value: bytes | None) -> Sum | None:
-        """What is said there; None when nothing is.
+        """The sum in the value of an extended attribute; None for no value.
 
         Raises:
-            Senseless: something is that mq never wrote.
+            Senseless: mq never wrote this.
         """
         if value is None:
             return None
@@ -352,7 +352,7 @@ def encode_side(properties: Properties) -> bytes:
 
 
 def decode_side(content: bytes) -> Properties:
-    """What a side file says.
+    """The properties in a side file.
 
     Raises:
         Senseless: it is damaged.

@@ -1,8 +1,8 @@
 """A commit by the log (:mod:`mq.storage.files.log`): one record, one flush, then the file calls without any sync.
 
-The record says what the file calls will do (:mod:`mq.storage.files.sayings`). What is refused though its record says it
-is done, such as a move into a folder that cannot grow on a full disk, is taken back by a record of its own, before it
-is answered. A group stands in one record, with what it keeps and forgets.
+The record says what the file calls will do (:mod:`mq.storage.files.sayings`). An operation may be refused after its
+record, such as a move into a folder that cannot grow on a full disk. Another record takes it back, before it is
+answered. A group stands in one record, with the records that it keeps and forgets.
 """
 
 from __future__ import annotations
