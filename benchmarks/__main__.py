@@ -28,6 +28,7 @@ from benchmarks import (
     journal,
     many,
     memcached,
+    postgres,
     report,
     sqs,
     suite,
@@ -72,6 +73,10 @@ def _etcd(folder: str, options: argparse.Namespace) -> list[Figure]:
     return etcd.measure(folder, options.rounds, options.messages)
 
 
+def _postgres(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return postgres.measure(folder, options.many)
+
+
 def _journal(folder: str, options: argparse.Namespace) -> list[Figure]:
     return trio.run(journal.measure, folder, options.rounds, options.messages)
 
@@ -105,6 +110,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "vsqs": _vsqs,
     "memcached": _memcached,
     "etcd": _etcd,
+    "postgres": _postgres,
     "spark": _spark,
     "sqs": _sqs,
 }

@@ -145,6 +145,16 @@ class Server:
         """What it had to say."""
         return (self.folder / "log").read_text(errors="replace")
 
+    def processor_seconds(self) -> float:
+        """What its processes have taken so far, those that have ended, too."""
+        assert self._process is not None
+        postmaster, ticks = self._process.pid, 0
+        for process in [postmaster, *_children(postmaster)]:
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(int(field) for field in fields[11 : 15 if process == postmaster else 13])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def pause(self) -> None:
         """None of its processes does anything any more, and its port stays open."""
         self._signal(signal.SIGSTOP)
