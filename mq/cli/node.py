@@ -17,6 +17,7 @@ from mq.cluster.coordinator import find_coordinator
 from mq.cluster.node import ClusterNode
 from mq.errors import InvalidSetting
 from mq.lifecycle import Observer
+from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.settings import Settings
 from mq.storage.options import StorageOptions
 from mq.storage.registry import make_storage
@@ -63,9 +64,10 @@ async def clustered(
     broker_config: BrokerConfig,
     observers: Sequence[Observer],
     stop: trio.Event,
+    schedules: ClusterSchedules,
 ) -> AsyncIterator[BrokerAPI]:
     """The broker of the doors, for the length of the block: the local one, or a node's, which has the cluster's queues,
-    too. Enters the block once these are known, or `stop` is set.
+    too. Enters the block once these are known, or `stop` is set. `schedules` are the cluster's from then on.
 
     Raises:
         InvalidSetting: no package knows the coordinator.
@@ -79,6 +81,7 @@ async def clustered(
     async with find_coordinator(config.coordinator, config.lease_seconds) as coordinator:
         alone = dataclasses.replace(broker_config, peers=0, mover=True, reaper=True)
         node = ClusterNode(config, coordinator, local, alone, observers)
+        node.guest, schedules.ask, schedules.has_own = schedules.leading, node.ask_guest, local.declarations.knows
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
             await _hear(node, stop)

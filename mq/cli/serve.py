@@ -39,6 +39,7 @@ from mq.lifecycle import DOOR
 from mq.message import shorten
 from mq.observers.metrics import Metrics
 from mq.programs import CANNOT_START, collect_seldom, leave_in_time, run_program
+from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
 from mq.settings import AMQP_PORT, Settings, load_settings
 from mq.sqs.door import SqsDoor
@@ -144,11 +145,12 @@ async def _serve_root(
 ) -> None:
     config = _broker_config(settings)
     metrics = Metrics(folder=settings.folder, version=__version__)
+    shared_schedules = ClusterSchedules()
     async with (
         journaling(settings) as journal,
         _open_store(settings, config) as store,
         open_broker(store, config, observers=[metrics, *journal.observers]) as local,
-        clustered(cluster, local, config, [metrics], stop) as broker,
+        clustered(cluster, local, config, [metrics], stop, shared_schedules) as broker,
         _leaving_in_time(),
         trio.open_nursery() as nursery,
     ):
@@ -157,11 +159,12 @@ async def _serve_root(
         budget = Budget(settings.memory)
         seen = OpenConnections()
         exchanges = Exchanges()
-        scheduler = Scheduler(broker, refusal=_no_schedules(config, is_node=cluster is not None))
+        scheduler = Scheduler(local, refusal=_no_schedules(config, is_node=cluster is not None))
         if not settings.strict_seeds:
             await scheduler.load()
+        schedules = scheduler if cluster is None else shared_schedules
         endpoints = Endpoints(
-            broker, settings.max_body, metrics, budget, seen, exchanges, scheduler, strict_seeds=settings.strict_seeds
+            broker, settings.max_body, metrics, budget, seen, exchanges, schedules, strict_seeds=settings.strict_seeds
         )
         is_secure = guards.certificates is not None
         logins = guards.logins
@@ -237,7 +240,7 @@ async def _take_until(
 def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
     """Why no schedules can be kept; empty where they can."""
     if is_node:
-        return "a node of a cluster keeps no schedules yet: keep them in a daemon that is in no cluster"
+        return "a node of a cluster keeps those of highly available queues alone, in the cluster's store"
     if config.others_move:  # others may have fired, and this broker knows none of their keys
         return "schedules are for a daemon that serves its root alone: start it without --peers and --no-mover"
     return ""

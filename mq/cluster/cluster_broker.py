@@ -111,6 +111,15 @@ class ClusterBroker(Forwarding):
         """The cluster, as this node sees it."""
         return self._membership()
 
+    async def ask_guest(self, method: str, *args: Any) -> Any:
+        """Ask what lives with the leader (:attr:`mq.cluster.leadership.Leadership.guest`).
+
+        Raises:
+            NotServed: there is no leader.
+            MQError: what it raises.
+        """
+        return await self._remote.ask_guest(method, *args)
+
     # Queues
 
     async def has_queue(self, queue: str) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -28,7 +28,12 @@ logger = logging.getLogger("mq.cluster")
 ENDED: Final = "the node that served the highly available queues does so no more: try again"
 LOST: Final = "the node that served the highly available queues lost them before it could answer: it may have been done"
 
-_VERB_OF: Final = {"publish": "publish_many", "declare": "declarations.create", "share": "declarations.create"}
+_VERB_OF: Final = {
+    "publish": "publish_many",
+    "declare": "declarations.create",
+    "share": "declarations.create",
+    "ask_guest": "declarations.create",
+}
 """What a link asks for under another name: in another form, which is safe to repeat at the next leader."""
 _ASKED_OTHERWISE: Final = frozenset({"create_queue", *_VERB_OF.values()})
 
@@ -57,6 +62,25 @@ class Holder:
             exclusion.end()
 
 
+class Guest(Protocol):
+    """What lives with a leadership: it works over its broker, and nodes ask it."""
+
+    async def answer(self, method: str, args: Sequence[Any]) -> Any:
+        """The answer to what a node asks, JSON.
+
+        Raises:
+            MQError: whatever it likes.
+        """
+
+
+class NoGuest:
+    """Where nobody lives."""
+
+    async def answer(self, method: str, args: Sequence[Any]) -> Any:
+        """Nothing can be asked."""
+        raise CallerError(f"{method} is nothing that can be asked here")
+
+
 class Leadership:
     """One mastership, from its beginning on.
 
@@ -73,6 +97,7 @@ class Leadership:
     ) -> None:
         self.number = number
         self.broker = broker
+        self.guest: Guest = NoGuest()
         self._keeper = keeper
         self._store = store
         self._is_ours = is_ours
@@ -84,6 +109,7 @@ class Leadership:
             "publish": self._publish,
             "declare": self._declare,
             "share": self._share,
+            "ask_guest": self._ask_guest,
             "delete_queue": self._delete_queue,
             "ready": self._ready,
             "hold": self._hold,
@@ -202,6 +228,9 @@ class Leadership:
 
     async def _share(self, _: Holder, puts: Sequence[Sequence[Any]], drops: Sequence[Sequence[Any]]) -> int:
         return await self._keeper.change(puts, drops)
+
+    async def _ask_guest(self, _: Holder, method: str, args: Sequence[Any]) -> Any:
+        return await self.guest.answer(method, args)
 
     async def _delete_queue(self, _: Holder, queue: str) -> None:
         await self._keeper.delete_queue(queue)

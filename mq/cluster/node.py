@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, cast
 
 import trio
@@ -22,7 +23,7 @@ from mq.cluster.config import ClusterConfig
 from mq.cluster.coordinator import Candidacy, CandidacyEnded, Coordinator, CoordinatorError, Member
 from mq.cluster.directory import Directory
 from mq.cluster.grace_storage import GraceStorage
-from mq.cluster.leadership import Leadership, LocalLeader
+from mq.cluster.leadership import Guest, Leadership, LocalLeader, NoGuest
 from mq.cluster.names import Names
 from mq.cluster.peer_link import Dial, PeerLink, dial
 from mq.cluster.record_keeper import RecordKeeper
@@ -101,6 +102,8 @@ class ClusterNode:
         names: the cluster's queues, as far as they are known here.
         directory: knows the leader.
         sessions: the links that are connected here.
+        guest: makes what is to live with the leader while this node is it; set before :meth:`run`.
+        ask_guest: asks it, wherever the leader is.
     """
 
     def __init__(
@@ -127,6 +130,8 @@ class ClusterNode:
             config.node, local, self.names, self._shared, self.directory, self.sessions, self.membership
         )
         self._declarations = broker.declarations
+        self.ask_guest = broker.ask_guest
+        self.guest: Callable[[Broker], AbstractAsyncContextManager[Guest]] = lambda _: nullcontext(NoGuest())
         self.broker = cast(BrokerAPI, broker)  # its verbs are made from a table (tests/cluster/test_verbs.py)
         self._silence = Silence(SILENT_LEASES * config.lease_seconds, clock)
         self._members: list[Member] = []
@@ -378,10 +383,11 @@ class ClusterNode:
         leader, queues = LocalLeader(leadership), len(await broker.queues())
         self._leadership = leadership
         try:
-            self.directory.begin(leader)
-            self.sessions.begin(leadership)
-            logger.info("node %s serves %d queues, term %d", self._config.node, queues, leadership.number)
-            await store.run()
+            async with self.guest(broker) as leadership.guest:
+                self.directory.begin(leader)
+                self.sessions.begin(leadership)
+                logger.info("node %s serves %d queues, term %d", self._config.node, queues, leadership.number)
+                await store.run()
         finally:
             leadership.end()
             self._leadership = None

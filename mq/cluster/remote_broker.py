@@ -19,7 +19,7 @@ from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
 from mq.cluster.wire import Handed
-from mq.errors import MQError, NotServed
+from mq.errors import MQError, NoSuchQueue, NotServed
 from mq.lifecycle import State
 from mq.message import BytesBody, Message, MessageIds
 from mq.storage.interface import Entry
@@ -157,6 +157,11 @@ class RemoteBroker(Forwarding):
         """Change what all nodes share; the number of the change."""
         given = [[list(record) for record in records] for records in (puts, drops)]
         return int(await self._leader_client.again("share", *given))
+
+    async def ask_guest(self, method: str, *args: Any) -> Any:
+        """Ask what lives with the leader. A question whose answer got lost is asked again, and finds its queue gone
+        where it was deleted."""
+        return await self._leader_client.again("ask_guest", method, list(args), was_done=NoSuchQueue)
 
     async def queues(self, patience: float) -> list[QueueStatus]:
         """The status of all queues."""

@@ -3,5 +3,5 @@
 * ``instants``: at which instants a schedule fires: cron lines in a time zone, or every so many seconds.
 * ``schedule``: a schedule, and its record.
 * ``progress``: the last firing of each, kept in few records.
-* ``scheduler``: keeps schedules, and fires them.
+* ``scheduler``: keeps schedules, and fires them; ``cluster_schedules``: those of a cluster, which its leader keeps.
 """

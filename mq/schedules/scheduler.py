@@ -199,6 +199,9 @@ class Scheduler:
             del self._plans[name]
             self._progress.forget(name)
 
+    async def look(self) -> None:
+        """Let :meth:`status` and :meth:`names` tell what is so now. Here they always do."""
+
     def status(self, name: str) -> ScheduleStatus:
         """A schedule, and how far it is.
 

@@ -22,6 +22,7 @@ from mq.doors.open_connections import OpenConnections
 from mq.errors import InvalidRequest, MQError
 from mq.message import shorten
 from mq.observers.metrics import Metrics
+from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
 from mq.web import (
     admin_operations,
@@ -236,7 +237,7 @@ class Endpoints:
         budget: Budget | None = None,
         connections: OpenConnections | None = None,
         exchanges: Exchanges | None = None,
-        schedules: Scheduler | None = None,
+        schedules: Scheduler | ClusterSchedules | None = None,
         *,
         strict_seeds: bool = False,
     ) -> None:

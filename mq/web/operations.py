@@ -19,6 +19,7 @@ from mq.doors.open_connections import OpenConnections
 from mq.errors import NoSuchQueue
 from mq.message import QueueName
 from mq.observers.metrics import Metrics
+from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
 from mq.web.exchange import Reply, Request
 from mq.web.http_connection import WaitingRequests
@@ -66,7 +67,7 @@ class RequestContext(NamedTuple):
     turn: trio.Lock
     connections: OpenConnections
     overview: Overview
-    schedules: Scheduler
+    schedules: Scheduler | ClusterSchedules
     request: Request
     query: Mapping[str, Any]
     queue: str = ""

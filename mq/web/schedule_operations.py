@@ -44,6 +44,7 @@ async def get_schedule(context: RequestContext) -> Reply:
     name, refusal = _named(context)
     if refusal is not None:
         return refusal
+    await context.schedules.look()
     status = context.schedules.status(name)
     return document(200, _shown(status) | {"message": _message(status.schedule.draft)}, NOT_CACHED)
 
@@ -60,6 +61,7 @@ async def delete_schedule(context: RequestContext) -> Reply:
 async def schedules(context: RequestContext) -> Reply:
     """The schedules that the user may configure, page by page."""
     after, most = context.query["after"] or "", context.query["max"]
+    await context.schedules.look()
     names = [name for name in context.schedules.names() if name > after and context.may(Right.CONFIGURE, name)]
     shown = [_shown(context.schedules.status(name)) for name in names[:most]]
     return document(200, {"schedules": shown, "next": names[most - 1] if len(names) > most else None}, NOT_CACHED)
@@ -178,6 +180,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         schedules,
         "the schedules that the user may configure, page by page",
         {200: Success("by name, without their messages", _LISTED)},
+        refusals=(503,),
         query=(
             Parameter("max", MOST, "how many at the most", LARGEST_BATCH),
             Parameter("after", QUEUE, "go on behind this schedule"),
@@ -201,7 +204,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         get_schedule,
         "shows a schedule with its message",
         {200: Success("how far it is", _SHOWN)},
-        refusals=(404,),
+        refusals=(404, 503),
     ),
     Operation(
         "DELETE",

@@ -23,6 +23,7 @@ from mq.cluster.config import ClusterConfig, Neighbor
 from mq.cluster.node import ClusterNode
 from mq.doors.connections import NOBODY
 from mq.message import MessageIds
+from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
@@ -79,12 +80,15 @@ class Host:
                         clock=trio.current_time,
                         dial=self._cluster.dial,
                     )
+                    schedules = ClusterSchedules(self._cluster.clock_ns)
+                    schedules.ask, schedules.has_own = self.node.ask_guest, local.declarations.knows
+                    self.node.guest = schedules.leading
                     await self.nursery.start(self.node.run)
                     await self.node.hear()
                     self.door = AmqpState(self.node.broker)
                     await self.door.load()
                     self.nursery.start_soon(self.door.run)
-                    self.endpoints = Endpoints(self.node.broker, MAX_BODY)
+                    self.endpoints = Endpoints(self.node.broker, MAX_BODY, schedules=schedules)
                     self._cluster.hosts[self.name] = self
                     task_status.started()
                     await trio.sleep_forever()

@@ -1,0 +1,158 @@
+"""Schedules of a cluster, as one of its nodes has them: the leader keeps them in its store and fires them, and
+every node asks it.
+
+What an instant has come to is in the same store as the messages, fenced with them. So the next leader goes on as a
+daemon does that was started again: an instant that is in doubt is done again under its key, and none is done twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from mq.broker.api import BrokerAPI
+from mq.errors import CallerError, Conflict, NoSuchQueue
+from mq.message import shorten
+from mq.schedules.schedule import Schedule
+from mq.schedules.scheduler import Fate, NoSuchSchedule, Scheduler, ScheduleStatus
+
+PUT: Final = "put"
+DROP: Final = "drop"
+ALL: Final = "all"
+
+Ask = Callable[..., Awaitable[Any]]
+"""Ask the leader: (one of the above, its arguments) -> the answer, JSON."""
+
+
+class LeaderSchedules:
+    """Answers what nodes ask of the leader's schedules.
+
+    Args:
+        scheduler: over the cluster's store.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    async def answer(self, method: str, args: Sequence[Any]) -> Any:
+        """The answer, JSON.
+
+        Raises:
+            CallerError: there is nothing of that name to ask; or as :class:`~mq.schedules.scheduler.Scheduler`.
+            StorageError: not now.
+        """
+        if method == ALL:
+            return [_as_json(self._scheduler.status(name)) for name in self._scheduler.names()]
+        if method == PUT:
+            return await self._scheduler.put(Schedule.stored(args[0]))
+        if method != DROP:
+            raise CallerError(f"{shorten(method)} is nothing that can be asked of schedules")
+        try:
+            return await self._scheduler.drop(args[0])
+        except NoSuchSchedule as error:
+            raise NoSuchQueue(str(error)) from error  # links know errors of mq alone
+
+
+class ClusterSchedules:
+    """As :class:`~mq.schedules.scheduler.Scheduler`, on a node of a cluster. What a node shows is what the leader said
+    when it was last looked (:meth:`look`).
+
+    Args:
+        clock_ns: wall clock, nanoseconds since 1970.
+
+    Attributes:
+        ask: asks the leader; set before anything else is called.
+        has_own: whether this node has a queue for itself; set likewise.
+        fates: how many firings there were at this node since its start, by their fate.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self.ask: Ask
+        self.has_own: Callable[[str], bool]
+        self.fates: Counter[Fate] = Counter()
+        self._clock_ns = clock_ns
+        self._leading: Scheduler | None = None
+        self._seen: dict[str, ScheduleStatus] = {}
+
+    def __len__(self) -> int:
+        """How many there are: told by the leader alone, so that a sum over the nodes is right."""
+        return 0 if self._leading is None else len(self._leading)
+
+    @asynccontextmanager
+    async def leading(self, broker: BrokerAPI) -> AsyncIterator[LeaderSchedules]:
+        """Keep and fire them over the leader's broker, for the length of the block.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        scheduler = Scheduler(broker, self._clock_ns)
+        scheduler.fates = self.fates
+        await scheduler.load()
+        self._leading = scheduler
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(scheduler.run)
+                yield LeaderSchedules(scheduler)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._leading = None
+
+    async def look(self) -> None:
+        """Look anew.
+
+        Raises:
+            NotServed: there is no leader.
+        """
+        self._seen = {each["schedule"]["name"]: _from_json(each) for each in await self.ask(ALL)}
+
+    async def put(self, schedule: Schedule) -> bool:
+        """As a scheduler's.
+
+        Raises:
+            Conflict: its queue is this node's own.
+            NotServed: there is no leader.
+        """
+        if self.has_own(schedule.queue):
+            raise Conflict(
+                f"queue {schedule.queue} is this node's own, and a node of a cluster keeps schedules of highly "
+                "available queues alone: another node would not know the queue"
+            )
+        is_new = bool(await self.ask(PUT, schedule.record()))
+        await self.look()
+        return is_new
+
+    async def drop(self, name: str) -> None:
+        """As a scheduler's."""
+        try:
+            await self.ask(DROP, name)
+        except NoSuchQueue as error:
+            raise NoSuchSchedule(str(error)) from error
+
+    def status(self, name: str) -> ScheduleStatus:
+        """As a scheduler's, when it was last looked."""
+        if name not in self._seen:
+            raise NoSuchSchedule(f"no schedule named {shorten(name)}")
+        return self._seen[name]
+
+    def names(self) -> list[str]:
+        """As a scheduler's, when it was last looked."""
+        return sorted(self._seen)
+
+    def end(self) -> None:
+        """Nothing to do: they end with the leader."""
+
+    async def run(self) -> None:
+        """Nothing to do: they are fired where the leader is."""
+
+
+def _as_json(status: ScheduleStatus) -> dict[str, Any]:
+    return {**status._asdict(), "schedule": status.schedule.record()}
+
+
+def _from_json(value: dict[str, Any]) -> ScheduleStatus:
+    return ScheduleStatus(**{**value, "schedule": Schedule.stored(value["schedule"])})
