@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from mq.broker.bodies import BodyStats
-from mq.broker.message_groups import GroupTurns, MessageGroups
+from mq.broker.message_groups import GroupTurns, MessageGroups, heaps_of
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.lifecycle import State
 from mq.message import MessageId
@@ -44,6 +44,10 @@ class FarOff:
     def __iter__(self) -> Iterator[Entry]:
         for key in self._there:  # compiled, a generator expression would be a list, and no iterator
             yield self._entry(key)
+
+    def odd(self) -> Iterator[Entry]:
+        """Those that were leased before, have a time to live, or an order."""
+        return (entry for entry in self._there.values() if not isinstance(entry, int))
 
     def add(self, entry: Entry, key: int) -> None:
         """Add a delayed message that no delivery holds, or replace its entry.
@@ -229,7 +233,8 @@ class QueueIndex:
         return self.total - len(self.held)
 
     def regroup(self, moving: Iterable[MessageId]) -> None:
-        """Begin or end message groups, as the settings say now. Takes time in proportion to the queue.
+        """Begin or end message groups, as the settings say now. They hand out nothing before :meth:`regroup_some` has
+        been called until it says that nothing is left.
 
         Args:
             moving: its messages that are being moved.
@@ -237,17 +242,23 @@ class QueueIndex:
         self._turns = None
         self.groups = MessageGroups(self._ready) if self.settings.groups else None
         if self.groups is None:
-            if any(MessageId.group_in(key) is not None for key in self._ready):
-                self._turns = GroupTurns(self._ready, [])
-                for key in self._ready:
-                    self._turns.ready(key)
+            heaps = heaps_of(self._ready)
+            self._turns = GroupTurns(self._ready, heaps) if heaps.keys() - {None} else None
             return
+        self.groups.begin()
         for id in moving:
             self.groups.block(id)
-        for key in self._ready:
-            self.groups.ready(self._entry(key).id, key)
-        for entry in (*self.new.values(), *self.held.values(), *self.all_delayed()):
+        for entry in (*self.new.values(), *self.held.values(), *self.delayed.values(), *self.far_off.odd()):
             self._note_in_group(self.groups, entry)
+
+    def regroup_some(self, most: int) -> bool:
+        """Go on to begin message groups, with up to `most` READY messages. Whether any are left."""
+        for _ in range(most):
+            key = None if self.groups is None else self.groups.unread()
+            if key is None or self.groups is None:
+                return False
+            self.groups.ready(self._entry(key).id, key)
+        return True
 
     def add(self, entry: Entry) -> None:
         """Add a message, or replace its entry."""
@@ -417,7 +428,7 @@ class QueueIndex:
     def _note_turn(self, key: int) -> None:
         """Note a message that is about to be READY, where groups take turns or begin to with it."""
         if self._turns is None and MessageId.group_in(key) is not None:
-            self._turns = GroupTurns(self._ready, list(self._heap))
+            self._turns = GroupTurns(self._ready, {None: list(self._heap)} if self._heap else {})
         if self._turns is not None:
             self._turns.ready(key)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Container
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from mq.message import MessageId
@@ -46,7 +46,7 @@ class MessageGroups:
         ready: the keys of the queue's READY messages, always as they are now.
     """
 
-    def __init__(self, ready: Container[int]) -> None:
+    def __init__(self, ready: Collection[int]) -> None:
         self._ready = ready
         self._groups: dict[int, _Group] = {}
         self._turns: deque[_Group] = deque()
@@ -54,6 +54,16 @@ class MessageGroups:
         self._coming: dict[MessageId, int] = {}
         self._coming_keys: set[int] = set()
         self._passed_over: set[MessageId] = set()
+        self._unread: set[int] = set()
+
+    def begin(self) -> None:
+        """Begin in a queue that has READY messages: until each was asked for by :meth:`unread`, none is handed out."""
+        self._unread = set(self._ready)
+
+    def unread(self) -> int | None:
+        """The key of a message that was READY when the groups began, and still is: the caller has to say so by
+        :meth:`ready` at once. None when there are no more."""
+        return self._unread.pop() if self._unread else None
 
     def __len__(self) -> int:
         """How many groups have messages."""
@@ -78,6 +88,10 @@ class MessageGroups:
 
     def taken(self, id: MessageId, key: int) -> None:
         """Note that a message that was READY at `key` is out."""
+        if key in self._unread:
+            self._unread.discard(key)
+            self.block(id)
+            return
         group = self._groups[self._number(id, key)]
         group.live -= 1
         if self._turns and self._turns[0] is group:
@@ -99,7 +113,7 @@ class MessageGroups:
 
     def is_blocked(self, id: MessageId) -> bool:
         """Whether a message of that id would have to wait for another one of its group."""
-        return number_of(id) in self._groups
+        return bool(self._unread) or number_of(id) in self._groups
 
     def pass_over(self, id: MessageId) -> bool:
         """Note that a message, which is out, is damaged. Whether its group may hand out another."""
@@ -125,6 +139,8 @@ class MessageGroups:
             last: the message that the same request has got just before: others of its group may follow it.
             up_to: no message with a greater sequence.
         """
+        if self._unread:
+            return None  # one of them may be the first of its group
         if last is not None and (group := self._groups.get(self._number(last))) is not None:
             first = self._first(group)
             if first is not None and (up_to is None or first >> _SEQUENCE_BITS <= up_to):
@@ -201,14 +217,14 @@ class GroupTurns:
 
     Args:
         ready: the keys of the queue's READY messages, always as they are now.
-        ungrouped: a heap of the keys that are there already, perhaps with some of messages that are gone.
+        heaps: the keys that are there already, a heap for each group that has any (:func:`heaps_of`).
     """
 
-    def __init__(self, ready: Collection[int], ungrouped: list[int]) -> None:
+    def __init__(self, ready: Collection[int], heaps: dict[int | None, list[int]]) -> None:
         self._ready = ready
-        self._heaps: dict[int | None, list[int]] = {None: ungrouped} if ungrouped else {}
-        self._turns: deque[int | None] = deque(self._heaps)
-        self._size = len(ungrouped)  # of all heaps, with keys of messages that are gone
+        self._heaps = heaps
+        self._turns: deque[int | None] = deque(heaps)
+        self._size = sum(map(len, heaps.values()))  # with keys of messages that are gone
 
     def ready(self, key: int) -> None:
         """Note that a message is READY at `key`."""
@@ -244,6 +260,16 @@ class GroupTurns:
         self._heaps = {number: heap for number, heap in live.items() if heap}
         self._turns = deque(number for number in self._turns if number in self._heaps)
         self._size = sum(map(len, self._heaps.values()))
+
+
+def heaps_of(keys: Iterable[int]) -> dict[int | None, list[int]]:
+    """Keys of messages by the numbers of their groups, each group's as a heap; None has those without a group."""
+    heaps: dict[int | None, list[int]] = {}
+    for key in keys:
+        heaps.setdefault(MessageId.group_in(key), []).append(key)
+    for heap in heaps.values():
+        heapq.heapify(heap)
+    return heaps
 
 
 def number_of(id: MessageId, key: int | None = None) -> int:

@@ -28,9 +28,8 @@ from mq.storage.interface import QUEUE, Entry, Move, Sharing
 
 logger = logging.getLogger("mq.broker")
 
-MOST_REGROUPED = 100_000
-"""The most messages of a queue whose groups may begin or end: regrouping them holds up the event loop for a fifth of a
-second. Not Final: tests make it smaller."""
+REGROUPED_AT_ONCE = 500
+"""Messages whose groups begin before other tasks run: a few milliseconds. Not Final: tests make it smaller."""
 LARGEST_SLICE: Final = 1000
 """Messages that are moved in one batch."""
 
@@ -237,7 +236,7 @@ class Queues:
                 index.bodies = None  # loaded anew when needed
             before, index.settings = index.settings, settings
             if settings.groups != before.groups:
-                index.regroup(self._catalog.on_their_way(index))
+                await self._regroup(index)
             self._upkeep.settings_changed(index)
         if settings.knows_bodies:
             with suppress(StorageError):  # the settings are durable; the bodies are loaded when needed
@@ -396,17 +395,19 @@ class Queues:
             raise failed
         return done
 
+    async def _regroup(self, index: QueueIndex) -> None:
+        """Begin or end message groups. A long queue hands out nothing meanwhile; all else goes on."""
+        index.regroup(self._catalog.on_their_way(index))
+        with trio.CancelScope(shield=True):  # the setting is durable: a caller that goes away changes nothing
+            while index.regroup_some(REGROUPED_AT_ONCE) and not index.deleted:
+                await trio.lowlevel.checkpoint()
+
     async def _check(self, index: QueueIndex, settings: QueueSettings) -> None:
         """Refuse settings that contradict the store or another queue."""
         if settings.unique and self._others_move:
             raise Conflict("unique cannot be kept on a store that others change too: serve it with --peers=0")
         if settings.groups:
             check_groups(self._config)
-        if settings.groups != index.settings.groups and index.total > MOST_REGROUPED:
-            raise Conflict(
-                f"{index.name} has {index.total} messages, and groups begin or end at once, in at most "
-                f"{MOST_REGROUPED}: make another queue with the setting as you want it, and let producers go there"
-            )
         if settings.unique and any(
             other.settings.dead_letter_queue == index.name for other in self._catalog.queues.values()
         ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 import trio
@@ -42,6 +43,15 @@ async def names(messages: list[Message]) -> list[str]:
 
 async def read_by_chunks(body: Body) -> bytes:
     return b"".join([chunk async for chunk in body])
+
+
+async def drain(broker: Broker) -> list[Message]:
+    """Fetch and remove one message after the other until none is handed out."""
+    found: list[Message] = []
+    while some := await fetch(broker):
+        await remove(broker, some[0])
+        found += some
+    return found
 
 
 async def remove(broker: Broker, message: Message) -> None:
@@ -303,16 +313,65 @@ async def test_groups_begin_with_messages_there(broker: Broker) -> None:
     assert await names(await fetch(broker)) == ["a3"]
 
 
-async def test_groups_of_a_very_long_queue_do_not_begin(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them begin at once: nothing else would be done meanwhile."""
-    monkeypatch.setattr(queues, "MOST_REGROUPED", 2)
-    await publish(broker, "a1", "a2", "a3", is_group_hint=True)
-    with pytest.raises(Conflict, match="make another queue"):
+@pytest.mark.parametrize("seed", range(8))
+async def test_groups_of_a_long_queue_begin_step_by_step(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, seed: int
+) -> None:
+    """Nothing is handed out until all have begun, for the first of a group may be the last that is looked at."""
+    monkeypatch.setattr(queues, "REGROUPED_AT_ONCE", 1)
+    random = Random(seed)
+    sent = [f"{random.choice('abc-')}{number}" for number in range(200)]
+    ids = dict(zip(sent, await publish(broker, *sent, is_group_hint=True), strict=True))
+    [leased] = await fetch(broker)
+    held = await broker.hold("q", 2)
+    out = {*await names([leased]), *await names([each.message for each in held])}
+    nursery.start_soon(broker.change_settings, "q", GROUPED)
+    groups = None
+    while groups is None:
+        await trio.lowlevel.checkpoint()
+        groups = broker._catalog.queues["q"].groups
+    steps, gone = 0, set()
+    for name in random.sample(sorted(set(sent) - out), 10):
+        if groups._unread:
+            more = await fetch(broker, 5)
+            steps += bool(groups._unread)
+            assert not (more and groups._unread)
+            await broker.give_back(more)
+        await broker.remove("q", ids[name])
+        gone.add(name)
+    assert steps
+    await broker.put_back(held)
+    late = [f"{random.choice('abc-')}{number}" for number in range(200, 205)]
+    await publish(broker, *late, is_group_hint=True)
+    await wait_all_tasks_blocked()
+    assert not groups._unread
+    [first] = await names([leased])
+    blocked = first[0] if first[0] != "-" else None
+    seen = [await names([each]) for each in await drain(broker)]
+    flat = [name for [name] in seen]
+    left = [name for name in sent + late if name not in gone and name != first]
+    for group in "abc":
+        expected = [] if group == blocked else [name for name in left if name[0] == group]
+        assert [name for name in flat if name[0] == group] == expected
+    assert {name for name in flat if name[0] == "-"} == {name for name in left if name[0] == "-"}
+    await remove(broker, leased)
+    if blocked is not None:
+        assert await names(await drain(broker)) == [name for name in left if name[0] == blocked]
+    await wait_all_tasks_blocked()
+    assert len(groups) == 0
+
+
+async def test_a_queue_that_is_deleted_while_its_groups_begin(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(queues, "REGROUPED_AT_ONCE", 1)
+    await publish(broker, *(f"a{number}" for number in range(30)), is_group_hint=True)
+    with trio.move_on_after(0) as cancelled:
         await broker.change_settings("q", GROUPED)
-    await fetch(broker)
-    assert (await broker.change_settings("q", {"visibility": 5})).groups is False
-    await broker.purge("q")
-    await broker.change_settings("q", GROUPED)
+    assert cancelled.cancelled_caught
+    await broker.delete_queue("q")
+    await broker.create_queue("q")
+    assert await fetch(broker) == []
 
 
 async def test_a_group_is_refused_where_its_order_would_be_lost(broker: Broker) -> None:
