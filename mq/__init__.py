@@ -6,7 +6,7 @@ Its files and rooms; imports run from the bottom of this list to the top, never 
 * ``storage``: one narrow interface and the stores behind it (posix, tmpfs, fake, memory, plugins).
 * ``broker``: one nursery that publishes, fetches, removes and requeues: the API of every door.
 * ``vsqs``: a folder as a FIFO queue, for programs that want no daemon. It stands beside the broker.
-* ``observers``: counts and the journal. ``access``: who may do what.
+* ``observers``: counts and the journal. ``access``: users and their rights.
 * ``doors``: what every door on a socket shares. ``web``: the HTTP door. ``amqp``: the AMQP door.
 * ``sqs``: the SQS door, on the port of HTTP. ``schedules``: messages that are published regularly.
 * ``client``: clients of HTTP and AMQP. ``spark``: the data source of PySpark. ``cluster``: queues over three nodes.

@@ -46,9 +46,9 @@ from mq.storage.registry import open_storage
 class Broker:
     """Publish, fetch, remove, requeue, and all that goes with them. Made by :func:`open_broker`.
 
-    Everything raises :class:`~mq.errors.BrokerClosed` once the broker ends, and the storage errors of
-    :mod:`mq.errors` when the medium refuses; what a method says it did is durable on return. Whatever names a queue
-    raises :class:`~mq.errors.NoSuchQueue` where there is none of that name.
+    Everything raises :class:`~mq.errors.BrokerClosed` once the broker ends, and the storage errors of :mod:`mq.errors`
+    when the medium refuses; what a method says it did is durable on return. Methods that name a queue raise
+    :class:`~mq.errors.NoSuchQueue` where there is none of that name.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Broker:
 
         Args:
             queue: the queue's name.
-            body: the bytes, or what :meth:`stage` returned; that is used up, whatever happens.
+            body: the bytes, or what :meth:`stage` returned; that is used up in any case.
             attributes: JSON values to keep with it.
             delay: seconds before it can be fetched.
             ttl: seconds after which it expires.

@@ -1,7 +1,7 @@
 """The records that all nodes of a cluster share, as one of its nodes knows them: durable exchanges and bindings.
 
-What is known is kept in this node's own root, too, so that a start without the coordinator has the exchanges to which
-this node's own queues are bound.
+A node keeps the records that it knows in its own root, too, so that a start without the coordinator has the exchanges
+to which its own queues are bound.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SharedRecords:
         self._told = told
 
     async def load(self) -> None:
-        """Load what this node knew when it ended.
+        """Load the records that this node knew when it ended.
 
         Raises:
             StorageError: the root cannot be read.
@@ -66,7 +66,7 @@ class SharedRecords:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether every change is in effect here whose caller was answered."""
+        """Whether every answered change is in effect here."""
         return self._is_member()
 
     async def catch_up(self) -> None:
@@ -85,7 +85,7 @@ class SharedRecords:
         )
 
     async def begin(self, lasts: Callable[[], bool]) -> None:
-        """This node has become a member: from its last change before that on, the others wait for it.
+        """Note that this node has become a member: the others wait for it from its last change before that on.
 
         Args:
             lasts: whether it certainly still is one.
@@ -97,7 +97,7 @@ class SharedRecords:
         self._is_member = lasts
 
     def end(self) -> None:
-        """This node is no member any more."""
+        """Note that this node is no member any more."""
         self._is_member = _not_yet
 
     async def wait_for(self, number: int) -> None:
@@ -106,7 +106,7 @@ class SharedRecords:
             await self._news.wait()
 
     def note_members(self, members: Sequence[Member]) -> None:
-        """These are the members now, and this is how far they are."""
+        """Note the members now, and how far each of them is."""
         self._members = members
         self._tell_news()
 

@@ -27,7 +27,7 @@ from mq.storage.interface import (
 )
 
 LIFE: Final = ("created", "incarnation")
-"""What of a queue's record tells one life of its name from the next."""
+"""The fields of a queue's record that tell one life of its name from the next."""
 
 
 class SplitStorage:
@@ -71,8 +71,8 @@ class SplitStorage:
         return made
 
     async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record; a queue's in that of the names first: what is left in the other one is of a life that is
-        over."""
+        """Forget a record; a queue's in the store of the names first: after that the other one has leftovers at
+        most."""
         dropped = await self._of(kind).drop_record(kind, key)
         if kind == QUEUE:
             dropped |= await self._messages.drop_record(kind, key)
@@ -110,7 +110,7 @@ class SplitStorage:
         return self._names if kind == QUEUE or kind.startswith(SHARED_KINDS) else self._messages
 
     async def _let_live(self, queue: str, value: Mapping[str, Any], known: Mapping[str, Any] | None) -> None:
-        """See to it that the messages' store has the queue, and nothing of an earlier one of its name."""
+        """Make sure that the messages' store has the queue, and nothing of an earlier one of its name."""
         life = {key: value.get(key, 0) for key in LIFE}
         if known == life:
             return

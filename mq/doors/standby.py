@@ -1,9 +1,8 @@
 """Daemons that take turns: one, the *owner*, serves a root, and the others stand by.
 
-Each listens. One that stands by hands every connection that it accepts to the owner, as an open file (unix(7),
-SCM_RIGHTS): what client and owner say to each other does not pass through it, whatever they speak. The way between the
-two is a Unix socket, the owner's. It ends with the owner, however that ends, and then the next takes its turn; until
-then connections wait where the kernel keeps them.
+Each listens. A daemon that stands by hands every connection that it accepts to the owner, as an open file (unix(7),
+SCM_RIGHTS): bytes between client and owner do not pass through it. It reaches the owner over the owner's Unix socket.
+The socket ends with the owner, and then the next daemon takes its turn; until then connections wait in the kernel.
 
 A connection that could not be handed over stays with the daemon that accepted it: it is handed to the next owner, or
 served here, when that is this daemon.
@@ -29,7 +28,7 @@ from mq.doors.listeners import CannotListen, PromptListener, stream_over
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS: Final = 0.02
-"""Between two looks whether it is this daemon's turn, while no owner can be reached."""
+"""How often a daemon looks whether it is its turn, while it reaches no owner."""
 BEAT_SECONDS: Final = 1.0
 """How often an owner says that it lives."""
 SILENT_SECONDS: Final = 5.0
@@ -105,7 +104,7 @@ class _Kept(trio.abc.Listener[trio.SocketStream]):
 
 
 class _Borrowed(trio.abc.Listener[trio.SocketStream]):
-    """A listener that outlives who accepts from it."""
+    """A listener that stays open after the server that accepts from it has closed it."""
 
     def __init__(self, listener: trio.SocketListener) -> None:
         self._listener = PromptListener(listener)
@@ -126,7 +125,7 @@ class Standby:
 
     Args:
         path: of the owner's socket.
-        doorways: where connections come.
+        doorways: where connections come from.
         guards: says how the doors are guarded. The owner has to say the same.
     """
 
@@ -161,7 +160,7 @@ class Standby:
             nursery.cancel_scope.cancel()
 
     async def _hear(self, link: trio.socket.SocketType) -> bytes:
-        """What the owner says; nothing when it has ended, or hangs."""
+        """The owner's next message; empty when it has ended, or hangs."""
         said = b""
         with trio.move_on_after(SILENT_SECONDS) as patience, suppress(OSError):
             said = await link.recv(_LONGEST_WORD)
@@ -210,7 +209,7 @@ class Standby:
 
 
 class Owner:
-    """Takes the connections that daemons hand over which stand by.
+    """Takes the connections that the daemons that stand by hand over.
 
     Args:
         path: of its socket. No other daemon may be the owner.

@@ -219,7 +219,7 @@ async def dead_letters(context: RequestContext) -> Reply:
     return document(200, {"queues": found}, NOT_CACHED)
 
 
-# Who asks
+# The user
 
 
 async def session(context: RequestContext) -> Reply:

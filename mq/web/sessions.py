@@ -21,7 +21,7 @@ from mq.access.hashes import token_hash
 from mq.errors import InvalidRequest
 
 LASTS_SECONDS: Final = 12 * 3600
-"""Whatever happens meanwhile: a working day."""
+"""How long a session lasts, used or not: a working day."""
 MOST_SESSIONS: Final = 1024
 """The one that began first goes for one more."""
 CSRF_HEADER: Final = "x-csrf-token"

@@ -47,7 +47,7 @@ class ServedConnection:
     Args:
         state: what all connections share.
         stream: its bytes; any handshake is done.
-        peer: who that is.
+        peer: the client.
         version: of mq.
 
     Attributes:
@@ -191,7 +191,7 @@ class ServedConnection:
         return await anext(self._arrival, b"")
 
     def _give_up(self) -> None:
-        if self._nursery is not None:  # not at once: who wants the memory may be this connection, at work
+        if self._nursery is not None:  # not at once: this connection itself, at work, may want the memory
             self._nursery.start_soon(self._end_slowness)
 
     async def _end_slowness(self) -> None:

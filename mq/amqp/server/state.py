@@ -168,7 +168,7 @@ class AmqpState:
             await self.topology_store.change(lambda: self.topology.left(queue.vhost, queue.name))
 
     def failed_over(self, queues: Iterable[str]) -> None:
-        """Another node serves these queues now: tell their consumers, who may begin anew."""
+        """Tell the consumers of these queues that another node serves them now. They may begin anew."""
         for queue in queues:
             self._end_consumers(QueueName(queue))
 

@@ -429,7 +429,7 @@ class Log:
 
 
 def read_log(calls: Calls, folder: str) -> list[Record]:
-    """The records that count of a log that nobody serves, in order; none where there is no log. Nothing is changed.
+    """The records that count in the log of a root that no daemon serves, in order; none without a log. Changes nothing.
 
     Raises:
         LogDamaged: one that was on the medium is not among them.
