@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, Held, Precedence
 from tests.broker.test_broker import take
-from tests.broker.test_holding import bodies, publish
+from tests.broker.test_unacked import bodies, publish
 
 
 class Consumers:
