@@ -68,11 +68,13 @@ class Doorway:
 
     def kept(self) -> list[trio.SocketStream]:
         """The connections that were kept, the oldest first. They are the caller's from now on."""
-        found = []
+        return list(iter(self.first_kept, None))
+
+    def first_kept(self) -> trio.SocketStream | None:
+        """The oldest connection that was kept, which is the caller's from now on; None without one."""
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
-            while True:
-                found.append(self._handed.receive_nowait())
-        return found
+            return self._handed.receive_nowait()
+        return None
 
     def serving(self) -> list[trio.abc.Listener[trio.SocketStream]]:
         """All ways in, for the server of the door. It closes them."""
@@ -149,6 +151,8 @@ class Standby:
 
     async def _serve(self, link: trio.socket.SocketType) -> None:
         """Hand over until the owner ends."""
+        if not _is_ours(link):
+            return  # a group may write in the root: another of it waits for connections that are not its own
         await link.send(self._guards)
         if await self._hear(link) != _WELCOME:
             return
@@ -186,8 +190,8 @@ class Standby:
 
     async def _hand_all(self, doorway: Doorway, link: trio.socket.SocketType) -> None:
         """Hand over the connections of one door, for ever."""
-        for stream in doorway.kept():
-            await self._hand(doorway, link, stream)
+        while (kept := doorway.first_kept()) is not None:
+            await self._hand(doorway, link, kept)
 
         async def hand(stream: trio.SocketStream) -> None:
             await self._hand(doorway, link, stream)
@@ -196,6 +200,7 @@ class Standby:
             await trio.serve_listeners(hand, [_Borrowed(listener) for listener in doorway.listeners])
 
     async def _hand(self, doorway: Doorway, link: trio.socket.SocketType, stream: trio.SocketStream) -> None:
+        """Hand one over, or keep it. A link that refused it is over."""
         handle = array.array("i", [stream.socket.fileno()])
         is_handed = False
         try:
@@ -204,7 +209,10 @@ class Standby:
                 is_handed = True
         finally:
             if not is_handed:
-                doorway.keep(trio.SocketStream(stream.socket.dup()))
+                with suppress(OSError):  # without a handle for it, it is lost
+                    doorway.keep(trio.SocketStream(stream.socket.dup()))
+                with suppress(OSError):
+                    link.shutdown(sockets.SHUT_RDWR)
             stream.socket.close()
 
 
@@ -266,7 +274,7 @@ class Owner:
     async def _serve(self, link: trio.socket.SocketType) -> None:
         """Take what one daemon hands over, until it ends."""
         with link, suppress(OSError):
-            if uid_of(peer_of(link).address) not in (0, os.geteuid()):
+            if not _is_ours(link):
                 return
             guards = b""
             with trio.move_on_after(SILENT_SECONDS):
@@ -275,6 +283,7 @@ class Owner:
                 await link.send(_STRANGE)
                 return
             await link.send(_WELCOME)
+            logger.info("process %d stands by", _pid_of(link))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_beat, link)
                 await self._take(link)
@@ -310,6 +319,11 @@ async def _beat(link: trio.socket.SocketType) -> None:
 
 def _new_socket() -> trio.socket.SocketType:
     return trio.socket.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)  # which keeps messages apart
+
+
+def _is_ours(link: trio.socket.SocketType) -> bool:
+    """Whether the process at the other end is this user's, or root's."""
+    return uid_of(peer_of(link).address) in (0, os.geteuid())
 
 
 def _pid_of(link: trio.socket.SocketType) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -111,7 +113,9 @@ async def test_a_connection_that_could_not_be_handed_over_is_kept(*, is_cancelle
             theirs.close()  # the owner has just ended
         await Standby("nowhere", [waiting], b"")._hand(waiting, ours, accepted)
     assert scope.cancelled_caught is is_cancelled
-    [kept] = waiting.kept()
+    kept = waiting.first_kept()
+    assert kept is not None
+    assert waiting.first_kept() is None
     async with kept:
         await kept.send_all(b"still there")
     assert await answer_to(stream) == b"still there"
@@ -173,6 +177,45 @@ async def test_of_another_user_nothing_is_taken(path: str, monkeypatch: pytest.M
         with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link, trio.fail_after(SECONDS):
             await link.connect(path)
             assert await link.recv(16) == b"", "it is closed"
+
+
+async def test_to_another_user_nothing_is_handed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "uid_of", lambda address: os.geteuid() + 1)
+    waiting = await door()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.bind(path)
+        stranger.listen()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Standby(path, [waiting], b"guards").wait, never)
+            link, _ = await trio.to_thread.run_sync(stranger.accept)
+            with link, trio.fail_after(SECONDS):
+                assert await trio.to_thread.run_sync(link.recv, 16) == b"", "it is closed without a word"
+            nursery.cancel_scope.cancel()
+    waiting.close()
+
+
+async def test_a_link_that_refuses_a_connection_is_begun_anew_and_gets_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [OSError(errno.ETOOMANYREFS, "too many")]
+    with trio.socket.socket() as any_socket:
+        kind = type(any_socket)
+    sendmsg = kind.sendmsg
+
+    async def refuse_once(self: trio.socket.SocketType, *given: Any) -> int:
+        if refusals:
+            raise refusals.pop()
+        return await sendmsg(self, *given)
+
+    monkeypatch.setattr(kind, "sendmsg", refuse_once)
+    waiting = await door()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Standby(path, [waiting], b"guards").wait, never)
+        async with owning(path, Doorway("http", []), b"owner"):
+            assert await answer_to(await connect(waiting)) == b"owner"
+        nursery.cancel_scope.cancel()
+    assert not refusals
+    waiting.close()
 
 
 async def test_the_socket_of_a_dead_owner_is_replaced(path: str) -> None:

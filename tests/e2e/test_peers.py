@@ -73,22 +73,11 @@ def test_one_after_another_is_stopped_and_started_while_the_other_serves(temp_ro
 @pytest.mark.proof
 @pytest.mark.timeout(900)
 def test_either_is_killed_again_and_again_while_the_other_serves(temp_root: Path) -> None:
-    pauses = []
     with brokers_on(temp_root, 2, SHORT_LEASE_SECONDS) as daemons:
         through = Through(daemons, SHORT_LEASE_SECONDS)
-        with through.at_work(KILLS):
-            for number in range(KILLS):
-                through.go_on(10)
-                before = len(through.clients.history)
-                daemons[number % 2].kill()
-                through.go_on(20)
-                pauses.append(through.longest_pause(before))
-                daemons[number % 2].start()
+        pauses = through.kill_in_turn(daemons, KILLS)
         verdict = through.verdict()
-    middle, longest = sorted(pauses)[KILLS // 2], max(pauses)
-    sys.stdout.write(
-        f"{KILLS} kills: {verdict.summary()}; without a delivery {middle:.2f} s, at most {longest:.2f} s\n"
-    )
+    sys.stdout.write(f"{KILLS} kills: {verdict.summary()}; {pauses}\n")
     assert not verdict.faults(peers=1)
     assert not verdict.overlapping, "handed out twice during a lease"
     assert verdict.messages >= 30 * KILLS

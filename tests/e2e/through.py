@@ -14,6 +14,7 @@ from random import Random
 from typing import Final
 
 from tests.e2e.clients import Clients, Server
+from tests.e2e.daemon import Daemon
 from tests.e2e.history import Delivered, Event, Published, Removed, Verdict, judge
 
 CONSUMERS: Final = 8
@@ -104,6 +105,20 @@ class Through:
     def verdict(self) -> Verdict:
         """Of all that happened so far."""
         return judge(list(self.clients.history), self._lease_seconds)
+
+    def kill_in_turn(self, daemons: Sequence[Daemon], kills: int) -> str:
+        """Kill one daemon after another, so often, and start it again, while clients go on. How long there was no
+        delivery then."""
+        pauses = []
+        with self.at_work(kills):
+            for number in range(kills):
+                self.go_on(10)
+                before = len(self.clients.history)
+                daemons[number % len(daemons)].kill()
+                self.go_on(20)
+                pauses.append(self.longest_pause(before))
+                daemons[number % len(daemons)].start()
+        return f"without a delivery {sorted(pauses)[kills // 2]:.2f} s, at most {max(pauses):.2f} s"
 
     def longest_pause(self, since: int) -> float:
         """Seconds without a delivery, after so many events."""

@@ -199,6 +199,11 @@ class FolderStorage:
                 shorten(self._root),
                 self._mount.kind,
             )
+        if self._options.sharing is Sharing.PEERS and not self._mount.remote:
+            logger.info(
+                "daemons on a file system of one machine serve more messages, and keep order and keys, if they take "
+                "turns: --take-turns instead of --peers"
+            )
         if self._mount.remote and not isinstance(self._calls, RetryingCalls):
             self._calls = RetryingCalls(self._calls)
             self._can_watch = False
