@@ -462,7 +462,7 @@ class AsyncClient:
         return await self._run(requests.rates(sort, filter, skip, limit, history))
 
     async def queue_rates(self, queue: str) -> Mapping[str, Any]:
-        """How much happens to a queue, and has in the last hour."""
+        """The rates of a queue, now and over the last hour."""
         return await self._run(requests.queue_rates(queue))
 
     async def connections(self, after: str | None = None) -> Mapping[str, Any]:

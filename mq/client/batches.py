@@ -85,13 +85,13 @@ class PublishBatch:
         return publish_batch(self.queue, [self._messages[number] for number in self._open], self.trace)
 
     def took(self, outcomes: list[Outcome]) -> bool:
-        """Note what became of the open entries. True when some were refused for now and may go again."""
+        """Note the outcomes of the open entries. True when some were refused for now and may be sent again."""
         self._outcomes.update(zip(self._open, outcomes, strict=True))
         self._open = [number for number in self._open if self._may_go_again(number)]
         return bool(self._open)
 
     def outcomes(self) -> list[Outcome]:
-        """What became of every entry, in their order."""
+        """The outcomes of all entries, in their order."""
         return [self._outcomes[number] for number in range(len(self._messages))]
 
     def _may_go_again(self, number: int) -> bool:

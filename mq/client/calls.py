@@ -112,7 +112,7 @@ class Call(Generic[T]):
     gone: Callable[[Refused], T] | None = None
 
     def result(self, answer: Answer, *, repeated: bool = False, is_unsure: bool = False) -> T:
-        """What the answer means.
+        """The result of a call, or the error that its answer stands for.
 
         Args:
             answer: the one that counts.

@@ -46,7 +46,7 @@ def time(at: datetime) -> str:
 
 
 def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
-    """What stands beside a body that is published alone."""
+    """The headers of a message that is published alone."""
     headers = [("content-type", message.content_type)] if message.content_type else []
     if message.delay is not None:
         headers.append(("x-message-delay", seconds("delay", message.delay)))
@@ -115,7 +115,7 @@ def body_of(line: Mapping[str, Any]) -> bytes:
 
 
 def head_of(queue: str, answer: Answer) -> Head:
-    """What the headers of an answer say of its message.
+    """The head of a message, from the headers of an answer.
 
     Raises:
         NotUnderstood: they have no id.
@@ -147,7 +147,7 @@ def received(queue: str, answer: Answer) -> Received:
 
 
 def with_body(head: Head, body: bytes) -> Received:
-    """A message put together."""
+    """A message from its head and its body."""
     return Received(
         queue=head.queue,
         id=head.id,
@@ -188,7 +188,7 @@ def page(queue: str, answer: Answer) -> Page:
 
 
 def outcomes(answer: Answer, count: int) -> list[Outcome]:
-    """What became of each entry of a batch of `count`.
+    """The outcomes of a batch of `count` entries.
 
     Raises:
         NotUnderstood: there are more or fewer outcomes than entries.

@@ -65,7 +65,7 @@ class Renewal:
 
     @property
     def next(self) -> float:
-        """When there is something to do: :meth:`overrun`, then an extension."""
+        """The time of the next step: a call of :meth:`overrun`, then an extension."""
         return min(self._due, self._stops)
 
     def limit(self, now: float) -> float:
@@ -73,7 +73,7 @@ class Renewal:
         return min(self.seconds / _PARTS, max(self._ends - now, self.seconds / _PAUSES))
 
     def overrun(self, now: float) -> LeaseLost | None:
-        """What ends the renewal; None while the message may be handled."""
+        """The error that ends the renewal; None while the message may be handled."""
         if now < self._stops:
             return None
         return LeaseLost(
@@ -97,7 +97,7 @@ class Renewal:
 
 
 class _Loss:
-    """How the lease of a message came to its end, if it did."""
+    """The end of a message's lease, once it has come."""
 
     _error: LeaseLost | None = None
 

@@ -31,7 +31,7 @@ def fresh_key() -> str:
 
 
 def create_queue(queue: str, store: str | None = None) -> Call[bool]:
-    """True when it is new."""
+    """Make a queue; the call's result is True when it is new."""
     where = {} if store is None else {"store": store}
     return Call(method="PUT", target=_target(queue, **where), read=lambda answer: answer.status == 201)
 
@@ -206,13 +206,13 @@ def contains(queue: str, body: bytes) -> Call[str | None]:
 
 
 def purge(queue: str) -> Call[int]:
-    """How many were removed."""
+    """Remove all messages that are not leased; how many were removed."""
     target = _target(queue, "purge")
     return Call(method="POST", target=target, again=Again.UNSERVED, read=lambda answer: _count(answer, "purged"))
 
 
 def redrive(queue: str, to: str | None, limit: int, ids: Sequence[str] | None) -> Call[Redriven]:
-    """Move messages back to where they died, or to another queue."""
+    """Move messages back to the queues in which they died, or to another queue."""
     wanted: dict[str, Any] = {"max": limit}
     if to is not None:
         wanted["to"] = to
@@ -244,14 +244,14 @@ def cluster() -> Call[Mapping[str, Any]]:
 
 
 def rates(sort: str, filter: str, skip: int, limit: int, history: bool) -> Call[Mapping[str, Any]]:
-    """Queues, and how much happens to them."""
+    """Queues with their rates."""
     asked = {"sort": sort, "skip": str(skip), "max": str(limit)} | ({"filter": filter} if filter else {})
     target = _target("-", "rates", **asked, **({"history": "true"} if history else {}))
     return Call(method="GET", target=target, read=Answer.members)
 
 
 def queue_rates(queue: str) -> Call[Mapping[str, Any]]:
-    """How much happens to one, and has in the last hour."""
+    """The rates of one queue, now and over the last hour."""
     return Call(method="GET", target=_target(queue, "rates"), read=Answer.members)
 
 
@@ -298,7 +298,7 @@ def delete_schedule(name: str) -> Call[None]:
 
 
 def logging() -> Call[Mapping[str, Any]]:
-    """How much is logged."""
+    """The level of the log, and whether requests are logged."""
     return Call(method="GET", target="/-/logging", read=Answer.members)
 
 
@@ -310,7 +310,7 @@ def change_logging(level: str | None, every_request: bool | None) -> Call[Mappin
 
 
 def ready() -> Call[bool]:
-    """Does the store take changes?"""
+    """Whether the store takes changes."""
     return Call(method="GET", target="/-/ready", again=Again.NEVER, read=lambda answer: True)
 
 

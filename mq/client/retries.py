@@ -21,7 +21,7 @@ _LARGEST_EXPONENT: Final = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How patient a client is.
+    """How long, and after which pauses, a client tries again.
 
     Attributes:
         patience: seconds, from the first try on, after which no other one begins; 0 never tries again.

@@ -35,7 +35,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class Sending:
-    """What a publish has of its span.
+    """The span of a publish.
 
     Args:
         span: the one; None where there is none.
@@ -50,12 +50,12 @@ class Sending:
         self._span = span
 
     def stored(self, id: str) -> None:
-        """The message has got this id."""
+        """Note the id of the message."""
         if self._span is not None:
             self._span.set_attribute("messaging.message.id", id)
 
     def done(self, outcomes: Sequence[Outcome]) -> None:
-        """This became of a batch."""
+        """Note the outcomes of a batch."""
         refused = [outcome for outcome in outcomes if not outcome.ok]
         if self._span is not None and refused:
             self._span.set_attribute("error.type", str(refused[0].status))
@@ -64,7 +64,7 @@ class Sending:
 
 
 class Receiving:
-    """What a fetch tells its span.
+    """The messages that a fetch tells its span.
 
     Attributes:
         messages: what it has got.
@@ -74,7 +74,7 @@ class Receiving:
         self.messages: tuple[Head, ...] = ()
 
     def got(self, *messages: Head | None) -> None:
-        """These; None is none."""
+        """Note the messages that were fetched; None for no message."""
         self.messages = tuple(message for message in messages if message is not None)
 
 
@@ -105,7 +105,7 @@ class Spans:
         return nullcontext() if self._tracer is None else self._processing(self._tracer, message)
 
     def settling(self, what: str, queue: str, messages: Sequence[str | Head]) -> AbstractContextManager[None]:
-        """The block says what becomes of messages: "ack" or "nack"."""
+        """The block settles messages: "ack" or "nack"."""
         return nullcontext() if self._tracer is None else self._settling(self._tracer, what, queue, messages)
 
     @contextmanager
@@ -217,6 +217,6 @@ def _links(messages: Sequence[Head]) -> list[Link]:
 
 
 def _parent(messages: Sequence[Head]) -> Context | None:
-    """Where a span belongs: where the program is (None), else in the trace of its one message."""
+    """The parent of a span: the program's current span (None), else the trace of its one message."""
     is_open = trace.get_current_span().get_span_context().is_valid
     return _context(messages[0]) if len(messages) == 1 and not is_open else None

@@ -458,7 +458,7 @@ class Client:
         return self._run(requests.rates(sort, filter, skip, limit, history))
 
     def queue_rates(self, queue: str) -> Mapping[str, Any]:
-        """How much happens to a queue, and has in the last hour."""
+        """The rates of a queue, now and over the last hour."""
         return self._run(requests.queue_rates(queue))
 
     def connections(self, after: str | None = None) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What a client gets and gives, as frozen values."""
+"""The values that a client takes and returns, all frozen."""
 
 from __future__ import annotations
 

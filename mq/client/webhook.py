@@ -77,7 +77,7 @@ class Webhook:
         return why
 
     def _sent(self, stream: Stream) -> str:
-        """Why the other side did not take it; empty when it did. A redirection is not followed: 3xx is no."""
+        """Why the webhook did not take the message; empty when it did. A redirection (3xx) is a refusal."""
         message = stream.message
         said = [
             ("content-type", message.content_type),

@@ -1,4 +1,4 @@
-"""How far each schedule has come: its last firing, durable.
+"""Progress: the last firing of each schedule, durable.
 
 A firing is *begun* before its message is published and *done* after. A crash in between leaves it in doubt: its message
 may be there. The states of many schedules are one record, so a thousand that fire together cost a few writes.
@@ -25,7 +25,7 @@ class Firing(NamedTuple):
     Attributes:
         instant_ms: for which instant, in milliseconds since 1970.
         begun_ms: when it was begun.
-        is_done: whether it is known what became of it.
+        is_done: whether its outcome is known.
         id: the last message of the schedule; empty without one.
     """
 

@@ -18,7 +18,7 @@ LARGEST_BODY: Final = 64 * 1024
 
 
 class Schedule(NamedTuple):
-    """A message, and when it is published.
+    """A message, and the timetable by which it is published.
 
     Attributes:
         name: its name; as a queue's, so that patterns of rights fit.
@@ -43,7 +43,7 @@ class Schedule(NamedTuple):
     changed_ms: int = 0
 
     def instants(self) -> Instants:
-        """When it fires.
+        """The instants at which it fires.
 
         Raises:
             InvalidSetting: the cron line or the zone is none.
@@ -76,10 +76,10 @@ class Schedule(NamedTuple):
 
 
 def check_schedule(schedule: Schedule, now_ms: int) -> Instants:
-    """When a schedule fires, which is once at the least.
+    """The instants of a schedule that is to be kept, at least one of which is still to come.
 
     Args:
-        schedule: what somebody wants.
+        schedule: as the client gave it.
         now_ms: how late it is.
 
     Raises:

@@ -44,7 +44,7 @@ logger = logging.getLogger("mq.schedules")
 
 
 class Fate(StrEnum):
-    """What becomes of a firing."""
+    """The outcome of a firing."""
 
     PUBLISHED = "published"
     SKIPPED = "skipped"
@@ -53,7 +53,7 @@ class Fate(StrEnum):
 
 
 class ScheduleStatus(NamedTuple):
-    """A schedule, and how far it is.
+    """A schedule, its next instant and its last.
 
     Attributes:
         schedule: as it was given.
@@ -89,7 +89,7 @@ class _Plan:
 
 
 class _Outcome(NamedTuple):
-    """What became of a firing.
+    """The outcome of a firing, with its message or its error.
 
     Attributes:
         fate: in a word; None where it is left as it was.
@@ -203,7 +203,7 @@ class Scheduler:
         """Let :meth:`status` and :meth:`names` tell what is so now. Here they always do."""
 
     def status(self, name: str) -> ScheduleStatus:
-        """A schedule, and how far it is.
+        """A schedule, its next instant and its last.
 
         Raises:
             NoSuchSchedule: there is none of that name.
@@ -213,7 +213,7 @@ class Scheduler:
         return ScheduleStatus(plan.schedule, plan.due_ms, None if firing is None else firing.instant_ms, plan.error)
 
     def names(self) -> list[str]:
-        """Of all schedules, sorted."""
+        """The names of all schedules, sorted."""
         return sorted(self._plans)
 
     def end(self) -> None:
@@ -258,7 +258,7 @@ class Scheduler:
             heapq.heappush(self._heap, (plan.wake_ms, plan.name))
 
     def _seconds_left(self) -> float:
-        """Until the next look: the next one is due, or the clock may have been set."""
+        """Seconds until the next look: a schedule is due by then, or the clock may have been set."""
         if not self._heap:
             return math.inf
         return max(0.0, min(LOOK_SECONDS, (self._heap[0][0] - self._now_ms()) / 1000))
@@ -303,7 +303,7 @@ class Scheduler:
         await self._settle(plans, outcomes, firings, before)
 
     async def _outcome_without(self, plan: _Plan, last: Firing | None, instant_ms: int) -> _Outcome | None:
-        """What becomes of a firing without a publish; None where it takes one."""
+        """The outcome of a firing that needs no publish; None where it needs one."""
         schedule = plan.schedule
         try:
             if not await self._broker.has_queue(schedule.queue):
@@ -365,7 +365,7 @@ class Scheduler:
         firings: dict[str, Firing],
         before: dict[str, Firing | None],
     ) -> None:
-        """Keep what became of firings, and find out when their schedules are due again."""
+        """Note the outcomes of firings, and plan the next instants of their schedules."""
         done: dict[str, Firing] = {}
         for plan in plans:
             outcome = outcomes.get(plan.name)

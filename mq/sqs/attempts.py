@@ -16,23 +16,23 @@ from mq.sqs.attributes import DEDUPLICATION_SECONDS
 from mq.sqs.messages import ReceiptHandle
 
 MOST: Final = 10_000
-"""So many are kept; the oldest go first."""
+"""Attempts that are kept; the oldest go first."""
 
 
 class Attempts:
-    """What the latest attempts got."""
+    """The receipt handles that the latest attempts got."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str], tuple[float, Sequence[ReceiptHandle]]] = OrderedDict()
 
     def note(self, queue: str, id: str, handles: Sequence[ReceiptHandle]) -> None:
-        """Note what an attempt got."""
+        """Keep the handles that an attempt got."""
         self._kept.pop((queue, id), None)
         self._kept[queue, id] = (trio.current_time() + DEDUPLICATION_SECONDS, handles)
         while len(self._kept) > MOST or next(iter(self._kept.values()))[0] <= trio.current_time():
             self._kept.popitem(last=False)
 
     def find(self, queue: str, id: str) -> Sequence[ReceiptHandle]:
-        """What an attempt of that id got; nothing where there was none lately."""
+        """The handles that an attempt of that id got; none where there was no such attempt in the last five minutes."""
         until, handles = self._kept.get((queue, id), (0.0, ()))
         return handles if until > trio.current_time() else ()

@@ -1,7 +1,7 @@
-"""The attributes of a queue: settings of mq, what this door keeps, and what is only shown. Pure.
+"""The attributes of a queue: settings of mq, those that this door keeps, and those that are only shown. Pure.
 
-A table says what each may be. What has a meaning for every door is a setting of the queue, and is set there; the others
-stand in the door's notes.
+A table has the values that each may take. An attribute with a meaning for every door is a setting of the queue; the
+others are kept in the door's notes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def check_new(name: str, given: Mapping[str, str], *, is_fifo: bool) -> None:
 
 
 def with_defaults(change: AttributeChange, *, is_fifo: bool) -> AttributeChange:
-    """The change that makes a new queue: what it does not say is as AWS has it."""
+    """The change that makes a new queue, with AWS's defaults for the attributes that it leaves out."""
     fifo = {"groups": True, "key_window": DEDUPLICATION_SECONDS} if is_fifo else {}
     return change._replace(settings={"ttl": float(_DEFAULT_RETENTION), **fifo, **change.settings})
 
@@ -164,7 +164,7 @@ def _seconds(setting: str, low: int, high: int) -> Callable[[str, str], dict[str
 
 
 def lease_seconds(seconds: int) -> float:
-    """A length of a lease as mq has it: SQS knows leases of no length at all, which are over at once."""
+    """The length of a lease in mq: SQS's leases of 0 seconds, which are over at once, take a millisecond here."""
     return float(seconds) if seconds else SHORTEST_SECONDS
 
 
@@ -270,11 +270,11 @@ def noted(notes: Notes, name: str) -> str:
 
 
 def allows_source(notes: Notes, queue: str) -> bool:
-    """Whether a dead-letter queue takes the dead of that queue.
+    """Whether a dead-letter queue accepts the dead letters of a queue.
 
     Args:
         notes: of the dead-letter queue.
-        queue: where they die.
+        queue: the queue in which they die.
     """
     text = noted(notes, REDRIVE_ALLOW)
     if not text:

@@ -79,7 +79,7 @@ class ActionCall(NamedTuple):
         return number(self.wanted, name, low, high)
 
     def allow(self, right: str, queue: str | None) -> None:
-        """Refuse what the user may not do; without users all may do all.
+        """Refuse the call if the user lacks a right. Without users every call is allowed.
 
         Args:
             right: one of :class:`mq.access.Right`, or :data:`ANY_RIGHT`.
@@ -101,11 +101,11 @@ class ActionCall(NamedTuple):
         )
 
     def sees(self, queue: str) -> bool:
-        """Whether lists name a queue to this user."""
+        """Whether the user gets to see a queue in lists."""
         return self.user is None or self.user.may_something(queue)
 
     def queue(self, right: str) -> QueueName:
-        """The queue that the call is about, whether it is there or not.
+        """The name of the queue that the call is about, whether or not it exists.
 
         Raises:
             SqsError: none is named, or the user lacks the right on it.
@@ -115,7 +115,7 @@ class ActionCall(NamedTuple):
         return queue
 
     async def known_queue(self, right: str) -> QueueName:
-        """The queue that the call is about, which is there.
+        """The name of the queue that the call is about, which exists.
 
         Raises:
             SqsError: there is none, none is named, or the user lacks the right on it.
@@ -139,7 +139,7 @@ class ActionCall(NamedTuple):
             )
 
     def audit(self, event: str, queue: str) -> None:
-        """Write down what was done to a queue."""
+        """Write a change of a queue to the audit log."""
         user = None if self.user is None else self.user.name
         note(event, door="sqs", address=self.request.address, user=user, queue=queue)
 

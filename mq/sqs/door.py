@@ -52,7 +52,7 @@ _AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}")
 
 
 class SqsDoor:
-    """Answers what is meant for SQS, and hands on all else.
+    """Answers requests that are meant for SQS, and hands on all others.
 
     Args:
         handler: what stands behind: the HTTP door's own.
@@ -95,7 +95,7 @@ class SqsDoor:
         self._desk.tasks.end()
 
     async def handle(self, request: Request) -> Reply:
-        """The reply to `request`: of SQS, or of what stands behind."""
+        """The reply to `request`: SQS's, or that of the handler behind."""
         is_json = request.method == "POST" and request.headers.get(TARGET, "").startswith(PREFIX)
         is_url = self._is_signed_url(request)
         is_clear = not ("transfer-encoding" in request.headers and "content-length" in request.headers)
@@ -121,7 +121,7 @@ class SqsDoor:
         return await self._answer(QuerySpeech(request.query if is_url else body, url), request, body, room, id)
 
     def _may_be_query(self, request: Request) -> bool:
-        """Whether a request may be one of the query protocol; its fields will tell. SDKs say how long theirs are."""
+        """Whether a request may be one of the query protocol, before its fields are read. SDKs announce its length."""
         length, type = request.content_length, request.headers.get("content-type", "")
         if request.method != "POST" or type.partition(";")[0].strip().lower() != FORM or length is None:
             return False
@@ -168,7 +168,7 @@ class SqsDoor:
             DOOR.reset(door)
 
     def _check_before_reading(self, request: Request) -> None:
-        """Refuse a stranger before their body is read. Without users there are none.
+        """Refuse a request of an unknown key before its body is read. Without users every request is known.
 
         Raises:
             SqsError: the request has no signature of a known key, or an old one.
@@ -189,7 +189,7 @@ class SqsDoor:
             raise
 
     def _signer(self, request: Request, body: bytes) -> tuple[User | None, str]:
-        """Who has signed a request, None where there are no users; and for which region.
+        """The user who signed a request, None where there are no users; and the region of the signature.
 
         Raises:
             SqsError: the key was taken away, or the request did not come as it was signed.
@@ -222,7 +222,7 @@ class _NothingElse:
 
 
 def _region(request: Request) -> str:
-    """As a signature says that nobody checks."""
+    """The region that a signature names, which is not checked."""
     matched = _CREDENTIAL.search(request.headers.get("authorization", ""))
     return REGION if matched is None else matched[1]
 
@@ -234,7 +234,7 @@ def _authority(request: Request) -> str:
 
 def _is_query(request: Request, form: bytes) -> bool:
     """Whether a form is a request of the query protocol. The path of a queue's URL may be one of HTTP's, too, and
-    somebody may publish a form there: only one that names an action and the version of the API is meant for SQS."""
+    a client may publish a form there: only one that names an action and the version of the API is meant for SQS."""
     if request.path == b"/":
         return True
     try:
@@ -245,7 +245,7 @@ def _is_query(request: Request, form: bytes) -> bool:
 
 
 async def _read(request: Request, room: Room) -> bytes:
-    """The body of a request; a large one in memory that is reserved."""
+    """The body of a request. Memory is reserved for a large one."""
     body = LimitedBody(request, LARGEST_REQUEST)
     if request.content_length is not None and request.content_length <= IN_MEMORY_BYTES:
         return await body.read()
@@ -267,6 +267,6 @@ class _Pieces:
             yield self._data[start : start + _PIECE]
 
     async def aclose(self) -> None:
-        """Let go of it."""
+        """Give its memory back."""
         self._data = b""
         self._room.give_back()

@@ -1,4 +1,4 @@
-"""Errors as SQS has them: each with its name, its status, and the code by which older clients know it."""
+"""SQS's errors: each with its name, its status, and its code in the older query protocol."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class SqsError(CallerError):
 
     @property
     def kind(self) -> ErrorKind:
-        """Its status, and the code of the query protocol."""
+        """The status of its answer, and its code in the query protocol."""
         return KINDS.get(self.name, ErrorKind(self.name))
 
     @property
     def is_sender_fault(self) -> bool:
-        """Whether it would fail again as it is."""
+        """Whether the request is at fault, so that it would fail again unchanged."""
         return self.kind.status < 500
 
 
@@ -113,7 +113,7 @@ _DEAF: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 
 def sqs_error(error: MQError) -> SqsError:
-    """An error as SQS would tell it."""
+    """The SQS error for an error of mq."""
     if isinstance(error, SqsError):
         return error
     name = next(name for kind, name in _NAMES if isinstance(error, kind))

@@ -1,4 +1,4 @@
-"""Actions on messages: sent, received, deleted, their leases changed; one by one, and ten at a time."""
+"""Actions on messages: send, receive, delete, change a lease; one by one, and ten at a time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _WRITTEN: Final = 4
 
 
 class QueueRules(NamedTuple):
-    """What a queue says of messages that are sent to it.
+    """The rules of a queue for messages that are sent to it.
 
     Attributes:
         longest: bytes that one may have.
@@ -242,7 +242,7 @@ async def receive(call: ActionCall) -> Mapping[str, Any]:
 async def _again(
     call: ActionCall, queue: QueueName, attempt: str, seconds: float | None
 ) -> list[tuple[Message, bytes]]:
-    """What an attempt got before, as far as its leases still run: they begin anew."""
+    """The messages that an attempt got before, with new leases, as far as the old ones still run."""
     broker, found = call.desk.broker, []
     for handle in call.desk.attempts.find(queue, attempt):
         own = (await broker.status(queue)).settings.visibility
@@ -311,7 +311,7 @@ async def _body(message: Message) -> bytes:
 
 
 async def delete(call: ActionCall) -> Mapping[str, Any]:
-    """Delete a message. One that is gone was deleted before."""
+    """Delete a message. It is no error if it is gone."""
     queue = await call.known_queue(Right.CONSUME)
     handle = ReceiptHandle.parse(call.needed("ReceiptHandle"))
     try:

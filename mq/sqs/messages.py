@@ -1,7 +1,7 @@
-"""A message between SQS and the broker: what is stored with its body, the way back, and the digests that SDKs check.
+"""Messages between SQS and the broker: what is stored with a body, how it is read back, and digests that SDKs check.
 
-What a program says over SQS is kept as it came, under a key of its own among the message's attributes. The texts among
-it are kept as attributes that every door shows, too. A message from another door gets message attributes of these.
+Message attributes of SQS are kept unchanged, under a key of their own among the message's attributes in mq. The texts
+among them are also kept as attributes that every door shows. Attributes of another door become message attributes.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def read_token(wanted: Mapping[str, Any], name: str) -> str | None:
 
 
 def size_of(body: bytes, attributes: Mapping[str, Attribute]) -> int:
-    """How many bytes a message counts, as SQS does."""
+    """The size of a message in bytes, as SQS counts it."""
     return len(body) + sum(
         len(name.encode()) + len(each.type.encode()) + len(each.data) for name, each in attributes.items()
     )
@@ -258,7 +258,7 @@ def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNam
 
 
 def attributes_of(message: Message) -> dict[str, Attribute]:
-    """A message's attributes, by whichever door it came."""
+    """The message attributes, whichever door the message came through."""
     kept = _ours(message).get("attributes")
     if isinstance(kept, dict):
         found = {name: _restored(value) for name, value in kept.items()}
@@ -279,7 +279,7 @@ def _ours(message: Message) -> Mapping[str, Any]:
 
 
 def _restored(value: Any) -> Attribute | None:
-    """None for what this module did not write."""
+    """A kept attribute; None for a value that this module did not write."""
     match value:
         case [str(type), str(text)] if type.startswith("Binary"):
             try:
@@ -321,14 +321,14 @@ def _text_of_ours(key: str) -> Callable[[Message, QueueNames], str | None]:
 
 
 def _group(message: Message, names: QueueNames) -> str | None:
-    """By whichever door it came."""
+    """The message group, whichever door it came through."""
     attributes = message.properties.attributes
     group = attributes.get("group") or _ours(message).get("group")  # the latter of earlier versions
     return group if isinstance(group, str) and _TOKEN.fullmatch(group) else None
 
 
 def sequence_number(id: MessageId) -> str:
-    """That of a message of a FIFO queue: its id's time, which rises from message to message."""
+    """The sequence number of a message: the time of its id, which rises from message to message."""
     return f"{id.time:020d}"
 
 
@@ -337,7 +337,7 @@ def _sequence(message: Message, names: QueueNames) -> str | None:
 
 
 def _first_receive(message: Message, names: QueueNames) -> str | None:
-    """Known at the first one only: mq keeps how often, and not when."""
+    """The time of the first receive, at that one only: mq counts receives, and keeps no time of them."""
     return str(time.time_ns() // 1_000_000) if message.receives == 1 else None
 
 
@@ -376,7 +376,7 @@ class ReceiptHandle(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> ReceiptHandle:
-        """That of a delivery."""
+        """The handle of a delivery."""
         return cls(message.id, message.receives, message.receipt)
 
     @classmethod
@@ -397,7 +397,7 @@ class ReceiptHandle(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As clients get it."""
+        """The text that clients get."""
         return base64.urlsafe_b64encode(f"{self.id}:{self.receives}:{self.receipt}".encode()).decode()
 
 
@@ -408,7 +408,7 @@ _RECEIPT: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def md5(data: bytes) -> str:
-    """As the SDKs compare it. It finds what was damaged on the way, and guards against nobody."""
+    """The digest that SDKs compare. It finds damage on the way, and is no protection against forgery."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 

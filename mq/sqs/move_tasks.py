@@ -71,7 +71,7 @@ class MoveTask:
         self.scope = trio.CancelScope()
 
     def kept(self) -> dict[str, Any]:
-        """What its record says."""
+        """The record of the task, as JSON values."""
         names = ("target", "per_second", "to_move", "started_ms", "handle")
         return {name: getattr(self, name) for name in names}
 
@@ -131,7 +131,7 @@ class MoveTasks:
         self._is_ending = False
 
     async def resume(self) -> None:
-        """Go on with the tasks that the daemon's end has ended."""
+        """Go on with the tasks that were running when the daemon ended."""
         try:
             records = await self._broker.declarations.records(KIND) if self._is_kept else {}
         except StorageError as error:

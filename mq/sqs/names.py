@@ -1,4 +1,4 @@
-"""How SQS names queues: their URLs and their ARNs. Pure."""
+"""The names of queues in SQS: URLs and ARNs. Pure."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ class QueueNames:
 
 
 def queue_of_url(url: str) -> QueueName:
-    """The queue of a URL; whatever its host is, for that differs with the way to the daemon. A queue's mere name does,
-    too.
+    """The queue of a URL, whatever its host: that depends on the way to the daemon. A plain queue name is taken, too.
 
     Raises:
-        SqsError: it is none.
+        SqsError: it is not the URL of a queue.
     """
     matched = _URL.fullmatch(url)
     if matched is None:
@@ -75,7 +74,7 @@ def queue_of_arn(arn: str, what: str) -> QueueName:
         what: names it in errors.
 
     Raises:
-        SqsError: it is none.
+        SqsError: it is not an ARN of SQS.
     """
     matched = _ARN.fullmatch(arn)
     if matched is None:
@@ -86,10 +85,10 @@ def queue_of_arn(arn: str, what: str) -> QueueName:
 
 
 def known_name(name: str) -> QueueName:
-    """The name of a queue that may be there.
+    """A queue name that is well formed.
 
     Raises:
-        SqsError: there cannot be one.
+        SqsError: no queue can have that name.
     """
     try:
         return QueueName(name)
@@ -98,10 +97,10 @@ def known_name(name: str) -> QueueName:
 
 
 def new_name(name: str) -> QueueName:
-    """The name of a queue that is to be made.
+    """A queue name that CreateQueue takes.
 
     Raises:
-        SqsError: none can be called that.
+        SqsError: AWS or mq takes no such name.
     """
     if _NEW.fullmatch(name) is None:
         raise SqsError(

@@ -1,9 +1,8 @@
-"""What SQS says of a queue and mq has no setting for: tags, and attributes that concern this door alone.
+"""Notes of queues, for which mq has no settings: tags, and attributes that concern this door alone.
 
-It is kept as a record of its own, for the queue's is the broker's. A record counts for the one queue that it was made
-for: it names the instant at which that was made. One that names none belongs to a queue that is being made. The record
-comes first: otherwise a crash could leave a queue without it, and a client that asks again for the same queue would be
-told that it is another one.
+The notes of a queue are a record of their own, beside the broker's record of the queue. They count for one queue only,
+and name the instant at which it was made. Notes without an instant belong to a queue that is being made. They are
+written before the queue: after a crash in between, a client that repeats its CreateQueue finds its own attributes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ KIND: Final = "sqs"
 
 
 class Notes(NamedTuple):
-    """What is noted of one queue.
+    """The notes of one queue.
 
     Attributes:
         attributes: the door's own ones, as text by their names in SQS; absent ones are at their defaults.
@@ -65,11 +64,11 @@ class NoteBook:
         return Notes(_texts(page.get("attributes")), _texts(page.get("tags")), page.get("modified"))
 
     async def write(self, queue: str, notes: Notes, created_ns: int | None) -> None:
-        """Note it; durable on return.
+        """Replace the notes of a queue; durable on return.
 
         Args:
             queue: its name.
-            notes: all that there is to note.
+            notes: all notes of it.
             created_ns: when the queue was made, nanoseconds since 1970; None where it is being made.
 
         Raises:

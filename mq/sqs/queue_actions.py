@@ -1,4 +1,4 @@
-"""Actions on queues: made, found, listed, set, tagged, emptied, deleted; and dead letters that are moved back."""
+"""Actions on queues: make, find, list, set, tag, purge, delete; and move dead letters back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DEAD_LETTERS: Final = "dead_letter_queue"
 
 
 async def create_queue(call: ActionCall) -> Mapping[str, Any]:
-    """Make a queue; or find that it is there, with these attributes."""
+    """Make a queue, or find it with the same attributes."""
     name = new_name(call.needed("QueueName"))
     call.allow(Right.CONFIGURE, name)
     given = call.wanted.get("Attributes", {})
@@ -94,10 +94,10 @@ async def _check_same(call: ActionCall, name: QueueName, change: AttributeChange
 
 
 async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None:
-    """Check that a queue's dead messages may go to another one.
+    """Check that a queue may use another one as its dead-letter queue.
 
     Raises:
-        SqsError: there is none, it does not want them, they would go round, or the user may not send them there.
+        SqsError: there is no such queue, it refuses this source, letters would go round, or the user lacks a right.
     """
     call.allow(Right.CONSUME, queue)  # whoever has them sent elsewhere reads them there
     call.allow(Right.PUBLISH, target)
@@ -134,7 +134,7 @@ async def get_queue_url(call: ActionCall) -> Mapping[str, Any]:
 
 
 async def list_queues(call: ActionCall) -> Mapping[str, Any]:
-    """Queues by the beginning of their names."""
+    """A page of queues, filtered by the beginning of their names."""
     prefix = call.wanted.get("QueueNamePrefix", "")
     found = [status.name for status in await call.desk.broker.queues()]
     return _page(call, "QueueUrls", [name for name in found if name.startswith(prefix) and call.sees(name)])
@@ -148,7 +148,7 @@ async def list_sources(call: ActionCall) -> Mapping[str, Any]:
 
 
 def _page(call: ActionCall, member: str, queues: Sequence[str]) -> dict[str, Any]:
-    """A page of queues, which are sorted; without a wish for pages it is one of the longest."""
+    """A page of sorted queues; of the greatest length unless the client asked for another."""
     most = call.number("MaxResults", 1, LONGEST_LIST)
     token = call.wanted.get("NextToken")
     after = "" if token is None else _after(token)
@@ -235,7 +235,7 @@ async def tag_queue(call: ActionCall) -> Mapping[str, Any]:
 
 
 async def untag_queue(call: ActionCall) -> Mapping[str, Any]:
-    """Take tags away."""
+    """Remove tags."""
     gone = call.needed("TagKeys")
     async with call.desk.changing:
         queue = await call.known_queue(Right.CONFIGURE)
@@ -266,7 +266,7 @@ def _checked_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
 
 
 async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
-    """Permissions are mq's users' rights."""
+    """Refuse: who may do what is said in mq's users file."""
     call.queue(Right.CONFIGURE)
     raise SqsError(
         "UnsupportedOperation", "Who may do what stands in mq's users file (docs/access.md), and is not changed here"
@@ -322,7 +322,7 @@ def _shown_task(call: ActionCall, task: MoveTask) -> dict[str, Any]:
 
 
 async def cancel_move(call: ActionCall) -> Mapping[str, Any]:
-    """End a task; what it has moved stays moved."""
+    """Cancel a task; messages that it has moved stay where they are."""
     task = call.desk.tasks.running(call.needed("TaskHandle"))
     call.allow(Right.CONFIGURE, task.source)
     await call.desk.tasks.cancel(task)

@@ -38,7 +38,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,6}")
 
 
 class Signature(NamedTuple):
-    """What a request says of its signature.
+    """A signature, as a request has it.
 
     Attributes:
         key_id: names the secret.
@@ -60,7 +60,7 @@ class Signature(NamedTuple):
 
 
 def signature_of(request: Request) -> Signature:
-    """What a request says of its signature.
+    """The signature of a request, not yet checked.
 
     Raises:
         SqsError: it has none, or one that says too little.
@@ -152,7 +152,7 @@ def is_signed_by(secret: str, signature: Signature, request: Request, body: byte
 
 
 def _canonical(signature: Signature, request: Request, body: bytes) -> bytes:
-    """The request in the one form that both sides make a digest of."""
+    """The canonical form of a request, of which both sides make the digest."""
     lines = [
         request.method,
         quote(request.path, safe="/" + _UNRESERVED) or "/",
