@@ -24,7 +24,7 @@ from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, St
 from mq.storage.registry import open_storage
 
 BODY: Final = os.urandom(1024)
-BATCH: Final = 200
+BATCH: Final = 1000
 WAITING: Final = 1000
 """Messages that are in the queue while others come and go."""
 PARTS: Final = 10
