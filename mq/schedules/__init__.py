@@ -2,6 +2,6 @@
 
 * ``instants``: at which instants a schedule fires: cron lines in a time zone, or every so many seconds.
 * ``schedule``: a schedule, and its record.
-* ``progress``: the last firing of each, kept in few records.
-* ``scheduler``: keeps schedules, and fires them; ``cluster_schedules``: those of a cluster, which its leader keeps.
+* ``scheduler``: keeps schedules, fires them, and keeps the last firing of each in few records; ``cluster_schedules``:
+  those of a cluster, which its leader keeps.
 """

@@ -11,11 +11,12 @@ import heapq
 import logging
 import math
 import time
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -24,7 +25,6 @@ from mq.broker.api import BrokerAPI
 from mq.errors import Conflict, MQError, NoSuchMessage, NoSuchQueue
 from mq.message import shorten
 from mq.schedules.instants import Instants, Never
-from mq.schedules.progress import Firing, Progress
 from mq.schedules.schedule import KIND, Schedule, check_schedule
 
 LOOK_SECONDS: Final = 60.0
@@ -39,6 +39,11 @@ MOST_TOGETHER: Final = 1000
 SCHEDULE: Final = "mq-schedule"
 INSTANT: Final = "mq-schedule-instant"
 """Attributes of a message that say whence it comes, and for which instant."""
+
+FIRINGS: Final = "firing"
+"""The kind of the records of firings."""
+SEGMENTS: Final = 16
+"""Records of firings. One is written when one of its schedules fires."""
 
 logger = logging.getLogger("mq.schedules")
 
@@ -410,3 +415,78 @@ def shown_instant(instant_ms: int) -> str:
     """An instant as people and programs read it (RFC 3339), in UTC."""
     text = datetime.fromtimestamp(instant_ms / 1000, UTC).isoformat(timespec="milliseconds")
     return f"{text.removesuffix('+00:00').removesuffix('.000')}Z"
+
+
+class Firing(NamedTuple):
+    """The last firing of a schedule.
+
+    Attributes:
+        instant_ms: for which instant, in milliseconds since 1970.
+        begun_ms: when it was begun.
+        is_done: whether it is known what became of it.
+        id: the last message of the schedule; empty without one.
+    """
+
+    instant_ms: int
+    begun_ms: int
+    is_done: bool = False
+    id: str = ""
+
+
+class Progress:
+    """How far each schedule has come: its last firing, durable.
+
+    A firing is *begun* before its message is published and *done* after. A crash in between leaves it in doubt: its
+    message may be there. The states of many schedules are one record, so a thousand that fire together cost a few
+    writes.
+
+    Args:
+        broker: keeps the records.
+    """
+
+    def __init__(self, broker: BrokerAPI) -> None:
+        self._broker = broker
+        self._segments: dict[str, dict[str, Firing]] = defaultdict(dict)
+
+    async def load(self, names: Iterable[str]) -> None:
+        """Read the last firings of schedules; what is noted of others is forgotten.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        records = await self._broker.declarations.records(FIRINGS)
+        for name in names:
+            value = records.get(_segment(name), {}).get(name)
+            if value is not None:
+                self._segments[_segment(name)][name] = Firing(*value)
+
+    def find(self, name: str) -> Firing | None:
+        """The last firing of a schedule; None without one."""
+        return self._segments[_segment(name)].get(name)
+
+    def forget(self, name: str) -> None:
+        """Forget a schedule. Its name may be there again after a restart."""
+        self._segments[_segment(name)].pop(name, None)
+
+    def set(self, name: str, firing: Firing | None) -> None:
+        """Let this be the last firing of a schedule until mq ends; what is durable stays."""
+        if firing is None:
+            self.forget(name)
+        else:
+            self._segments[_segment(name)][name] = firing
+
+    async def note(self, firings: dict[str, Firing]) -> None:
+        """Keep these firings by the names of their schedules; durable on return.
+
+        Raises:
+            StorageError: they may not be durable.
+        """
+        for name, firing in firings.items():
+            self._segments[_segment(name)][name] = firing
+        for segment in sorted({_segment(name) for name in firings}):
+            value: dict[str, Any] = {name: list(firing) for name, firing in self._segments[segment].items()}
+            await self._broker.declarations.put(FIRINGS, segment, value)
+
+
+def _segment(name: str) -> str:
+    return f"{zlib.crc32(name.encode()) % SEGMENTS:x}"

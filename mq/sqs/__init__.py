@@ -4,11 +4,11 @@ Its files, in reading order:
 
 * ``door``: takes what is meant for SQS out of the HTTP door's requests, and answers it.
 * ``protocol``: the two ways to ask and to answer, AWS JSON and AWS query; ``shapes``: what goes in and out, in either.
-* ``calls``: a call, and an action, a line of the table; ``queue_actions``, ``message_actions``: the lines, and what
-  carries them out; ``attempts``: receives that are asked for again.
+* ``calls``: a call, an action, a line of the table, and receives that are asked for again; ``queue_actions``,
+  ``message_actions``: the lines, and what carries them out.
 * ``attributes``: a queue's attributes as settings of mq; ``notes``: what of them mq has no setting for, and tags.
 * ``messages``: a message between SQS and the broker, its digests and its receipt handles.
 * ``move_tasks``: dead letters on their way back, in the background.
-* ``signatures``: who has signed a request (AWS Signature Version 4).
+* ``signatures``: the check of a request's signature (AWS Signature Version 4).
 * ``names``: URLs and ARNs of queues; ``errors``: errors by their names in SQS.
 """

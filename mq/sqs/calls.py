@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -12,8 +13,9 @@ from mq.broker.api import BrokerAPI
 from mq.doors.audit import note
 from mq.doors.budget import Budget, Room
 from mq.message import QueueName
-from mq.sqs.attempts import Attempts
+from mq.sqs.attributes import DEDUPLICATION_SECONDS
 from mq.sqs.errors import SqsError
+from mq.sqs.messages import ReceiptHandle
 from mq.sqs.move_tasks import MoveTasks
 from mq.sqs.names import QueueNames, is_fifo, queue_of_url
 from mq.sqs.notes import NoteBook
@@ -23,6 +25,34 @@ from mq.web.http_connection import WaitingRequests
 
 ANY_RIGHT: Final = "any"
 """Some right on the queue, whichever."""
+
+
+MOST_ATTEMPTS: Final = 10_000
+"""Attempts that are kept; the oldest go first."""
+
+
+class Attempts:
+    """The messages that receives of FIFO queues got, by the id that the client gave its attempt.
+
+    A client that lost an answer asks again with the same id, and gets the same messages. Until then other messages of
+    their groups are blocked, so without this it would wait for the end of its own leases. Kept in memory, as long as
+    SQS does.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str], tuple[float, Sequence[ReceiptHandle]]] = OrderedDict()
+
+    def note(self, queue: str, id: str, handles: Sequence[ReceiptHandle]) -> None:
+        """Note what an attempt got."""
+        self._kept.pop((queue, id), None)
+        self._kept[queue, id] = (trio.current_time() + DEDUPLICATION_SECONDS, handles)
+        while len(self._kept) > MOST_ATTEMPTS or next(iter(self._kept.values()))[0] <= trio.current_time():
+            self._kept.popitem(last=False)
+
+    def find(self, queue: str, id: str) -> Sequence[ReceiptHandle]:
+        """What an attempt of that id got; nothing where there was none lately."""
+        until, handles = self._kept.get((queue, id), (0.0, ()))
+        return handles if until > trio.current_time() else ()
 
 
 class Desk(NamedTuple):

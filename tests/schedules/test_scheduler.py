@@ -13,9 +13,8 @@ from mq.broker import Broker, Draft
 from mq.errors import BodyTooLarge, Conflict, InvalidSetting, NoSuchQueue, StorageFull, StorageUnsure
 from mq.message import QueueName
 from mq.schedules import scheduler as module
-from mq.schedules.progress import Firing, Progress
 from mq.schedules.schedule import LARGEST_BODY, Schedule
-from mq.schedules.scheduler import LOOK_SECONDS, RETRY_SECONDS, Fate, NoSuchSchedule, Scheduler
+from mq.schedules.scheduler import LOOK_SECONDS, RETRY_SECONDS, Fate, Firing, NoSuchSchedule, Progress, Scheduler
 from tests.broker.conftest import Opener, WallClock
 from tests.schedules.conftest import Served
 
