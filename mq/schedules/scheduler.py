@@ -423,7 +423,7 @@ class Firing(NamedTuple):
     Attributes:
         instant_ms: for which instant, in milliseconds since 1970.
         begun_ms: when it was begun.
-        is_done: whether it is known what became of it.
+        is_done: whether its outcome is known.
         id: the last message of the schedule; empty without one.
     """
 

@@ -43,14 +43,14 @@ class Attempts:
         self._kept: OrderedDict[tuple[str, str], tuple[float, Sequence[ReceiptHandle]]] = OrderedDict()
 
     def note(self, queue: str, id: str, handles: Sequence[ReceiptHandle]) -> None:
-        """Note what an attempt got."""
+        """Keep the handles that an attempt got."""
         self._kept.pop((queue, id), None)
         self._kept[queue, id] = (trio.current_time() + DEDUPLICATION_SECONDS, handles)
         while len(self._kept) > MOST_ATTEMPTS or next(iter(self._kept.values()))[0] <= trio.current_time():
             self._kept.popitem(last=False)
 
     def find(self, queue: str, id: str) -> Sequence[ReceiptHandle]:
-        """What an attempt of that id got; nothing where there was none lately."""
+        """The handles that an attempt of that id got; none without such an attempt in the last five minutes."""
         until, handles = self._kept.get((queue, id), (0.0, ()))
         return handles if until > trio.current_time() else ()
 
