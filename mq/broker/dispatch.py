@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -36,7 +36,19 @@ from mq.broker.waiters import FetchRequest, Waiters, WaitQueue
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
 from mq.message import Body, BytesBody, DamagedBody, Message, MessageId, Properties, checksum
-from mq.storage.interface import FRESH, MOST_MOVED_ON, Entry, Move, Operation, Outcome, Result, Stored, Write
+from mq.storage.interface import (
+    FRESH,
+    MOST_MOVED_ON,
+    Entry,
+    Meta,
+    Move,
+    Operation,
+    Outcome,
+    Result,
+    Staged,
+    Stored,
+    Write,
+)
 
 logger = logging.getLogger("mq.broker")
 
@@ -542,22 +554,30 @@ class Handover:
         self._assignments: list[Assignment] = []
         self._unsated: dict[QueueIndex, tuple[FetchRequest, int]] = {}
 
-    def takes(self, index: QueueIndex, write: Write) -> bool:
+    def takes(
+        self,
+        index: QueueIndex,
+        id: MessageId,
+        body: bytes | Staged,
+        attributes: Mapping[str, Any],
+        meta: Meta,
+        *,
+        is_transient: bool,
+    ) -> bool:
         """Whether a message that is about to be written is handed over. If so, :meth:`collect` includes it."""
         if not self._is_open or index.writing or self.under_way + len(self._assignments) >= MOST_MOVED_ON:
             return False
-        body = write.body
-        if not isinstance(body, bytes) or len(body) > LARGEST_BODY or write.meta != FRESH or write.transient:
+        if not isinstance(body, bytes) or len(body) > LARGEST_BODY or meta != FRESH or is_transient:
             return False
-        if index.groups is not None and index.groups.is_blocked(write.id):
+        if index.groups is not None and index.groups.is_blocked(id):
             return False
         request = self._next_request(index)
         if request is None:
             return False
         if index.groups is not None:
-            index.groups.block(write.id)
-        entry = Entry(write.queue, write.id, State.NEW)
-        stored = Stored(Properties(len(body), checksum(body), write.attributes), BytesBody(body))
+            index.groups.block(id)
+        entry = Entry(index.name, id, State.NEW)
+        stored = Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
         self._assignments.append(Assignment(request, entry, stored))
         return True
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from mq.broker.bodies import RecentBodies, digest_of
+from mq.broker.bodies import BodyStats, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.commit import LARGEST_BATCH, BatchChannel, BatchTimes, Committer, Future, error_of
 from mq.broker.core import Core
@@ -100,7 +100,7 @@ class Publisher:
         self, core: Core, loader: BodyLoader, keys: Keys | None, handover: Handover, recent: RecentBodies
     ) -> None:
         self._storage = core.storage
-        self._catalog = core.catalog
+        self.catalog = core.catalog
         self._committer = core.committer
         self._loader = loader
         self._keys = keys
@@ -109,7 +109,7 @@ class Publisher:
         self.handover = handover
         self.recent = recent
         self.is_placed = core.places
-        self._ids = core.ids
+        self.ids = core.ids
         self._config = core.config
         self._clock_ns = core.clock_ns
         self._by_digest: dict[tuple[QueueIndex, bytes], PublishJob] = {}
@@ -139,7 +139,7 @@ class Publisher:
         jobs = [each.job for each in prepared if each.job is not None and each.is_new and not each.job.future.answered]
         if jobs:
             self._jobs.put(jobs)
-        outcomes = [await _outcome(entry) for entry in prepared]
+        outcomes = [_answered(entry) or await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
             if entry.job is not None and not entry.is_new and isinstance(outcomes[number], MQError):
                 # The earlier draft that it waited for failed, perhaps for a reason of its own.
@@ -218,7 +218,8 @@ class Publisher:
                     self._keys.drop([job.id])
 
         meta = self._meta(index, draft)
-        job = PublishJob(self, index, draft, digest, meta, landed)
+        is_noted = digest is not None or draft.key is not None
+        job = PublishJob(self, index, draft, digest, meta, landed if is_noted else _ignore)
         rank = index.settings.max_priority - min(draft.priority, index.settings.max_priority)
         if rank or draft.id is not None:
             job.id = draft.id
@@ -370,6 +371,13 @@ class _Prepared(NamedTuple):
     answer: Published | MQError | None = None
 
 
+def _answered(entry: _Prepared) -> Published | None:
+    """The message that an entry stands for, once it is stored: of a batch one is waited for, and all are."""
+    if entry.job is None or entry.job.future.value is None:
+        return None
+    return Published(entry.job.future.value, entry.is_new)
+
+
 async def _outcome(entry: _Prepared) -> Published | MQError:
     if entry.job is None:
         assert entry.answer is not None
@@ -394,6 +402,25 @@ class PublishJob:
         landed: called before the answer, with the id when the message is durable, with None when it failed.
     """
 
+    __slots__ = (
+        "_attributes",
+        "_body",
+        "_catalog",
+        "_digest",
+        "_door",
+        "_group",
+        "_is_handed_over",
+        "_is_writing",
+        "_landed",
+        "_meta",
+        "_publisher",
+        "_size",
+        "_transient",
+        "future",
+        "id",
+        "index",
+    )
+
     def __init__(
         self,
         publisher: Publisher,
@@ -406,11 +433,8 @@ class PublishJob:
         self.future: Future[MessageId] = Future()
         self.id: MessageId | None = None
         self.index = index
-        self._catalog = publisher.core.catalog
-        self._ids = publisher.core.ids
-        self._handover = publisher.handover
-        self._recent = publisher.recent
-        self._is_placed = publisher.is_placed
+        self._publisher = publisher
+        self._catalog = publisher.catalog
         self._body = body = draft.body.staged if isinstance(draft.body, Upload) else draft.body
         self._digest = digest
         self._attributes = draft.attributes
@@ -426,23 +450,27 @@ class PublishJob:
 
     def operation(self) -> Operation:
         """The Write, which may be handed over to a waiting request."""
-        id = self.id or self._ids.new(self._group)
-        write = Write(self.index.name, id, self._body, self._attributes, self._meta, transient=self._transient)
+        publisher = self._publisher
+        id = self.id or publisher.ids.new(self._group)
         # A message whose id was made earlier may have been overtaken by others: it is not handed over.
-        self._is_handed_over = self.id is None and self._handover.takes(self.index, write)
+        self._is_handed_over = self.id is None and publisher.handover.takes(
+            self.index, id, self._body, self._attributes, self._meta, is_transient=self._transient
+        )
         self._is_writing = not self._is_handed_over
         self.index.writing += self._is_writing
-        if self._is_placed and self._is_writing:
-            return write._replace(state=State.READY if self._meta.deadline_ms is None else State.DELAYED)
-        return write
+        state = State.NEW
+        if publisher.is_placed and self._is_writing:
+            state = State.READY if self._meta.deadline_ms is None else State.DELAYED
+        meta, transient = self._meta, self._transient
+        return Write(self.index.name, id, self._body, self._attributes, meta, transient=transient, state=state)
 
     def choose_id(self) -> None:
         """Make the id now, unless there is one."""
-        self.id = self.id or self._ids.new(self._group)
+        self.id = self.id or self._publisher.ids.new(self._group)
 
     def stand_behind(self, rank: int) -> None:
         """Give the message a place behind all of a lower rank that come within :data:`RANK_TICKS`."""
-        now = self._ids.new(self._group)
+        now = self._publisher.ids.new(self._group)
         self.id = self.id or now
         self._meta = self._meta._replace(order=now.time + rank * RANK_TICKS)
 
@@ -457,10 +485,11 @@ class PublishJob:
         elif self.index.deleted:
             self._catalog.events.orphaned(entry)
         self._release()  # only now: a deleted queue is not made anew while a message of it is under way
-        self._note_body(entry.id)
+        if self.index.bodies is not None:
+            self._note_body(self.index.bodies, entry.id)
         if not self._is_handed_over and not self.index.deleted:
             if isinstance(self._body, bytes):
-                self._recent.keep(entry.id, self._body, self._attributes)
+                self._publisher.recent.keep(entry.id, self._body, self._attributes)
             self._catalog.place(entry, is_new=True)
         born = entry._replace(state=State.NEW, meta=FRESH) if self._is_handed_over else entry  # its lease is told then
         self._catalog.tell(Kind.PUBLISH, None, born, self._size, self._door)
@@ -489,12 +518,11 @@ class PublishJob:
         if self.index.deleted:
             self._catalog.let_go(self.index)
 
-    def _note_body(self, id: MessageId) -> None:
-        if self.index.bodies is not None:
-            if self._digest is None and isinstance(self._body, bytes):
-                self._digest = digest_of(self._body)
-            if self._digest is not None:
-                self.index.bodies.add(id, self._size, self._digest)
+    def _note_body(self, bodies: BodyStats, id: MessageId) -> None:
+        if self._digest is None and isinstance(self._body, bytes):
+            self._digest = digest_of(self._body)
+        if self._digest is not None:
+            bodies.add(id, self._size, self._digest)
 
 
 class SaveWorker:

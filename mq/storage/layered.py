@@ -128,7 +128,7 @@ class LayeredStorage:
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do each operation in its layer. Those in memory wait for no barrier."""
-        if not any(self._is_above(operation) or self._has_to_come_up(operation) for operation in operations):
+        if self._is_below(operations):
             self._went_below = True
             return await commit(self._below, operations)
         outcomes: dict[int, Outcome] = {}
@@ -194,6 +194,12 @@ class LayeredStorage:
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
         """What happens to the store below from outside; memory is out of every other process's reach."""
         return self._below.changes()
+
+    def _is_below(self, operations: Sequence[AnyOperation]) -> bool:
+        """Whether a batch is the store below's alone."""
+        if not self._transient and self._above.is_empty:  # nearly always: only a Write can be meant for memory then
+            return not any(isinstance(each, Group | Write) and self._is_above(each) for each in operations)
+        return not any(self._is_above(each) or self._has_to_come_up(each) for each in operations)
 
     def _is_above(self, operation: AnyOperation) -> bool:
         if isinstance(operation, Group):

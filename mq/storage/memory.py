@@ -162,6 +162,11 @@ class MemoryStorage:
     def changes(self) -> None:
         """No other process can reach it."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no message."""
+        return not any(self._places.values())
+
     def holds(self, entry: Entry) -> bool:
         """Whether that message is at this place now."""
         return self._at(entry) is not None

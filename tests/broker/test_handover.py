@@ -14,7 +14,7 @@ from mq.broker.unacked import Held
 from mq.errors import MQError, NoSuchQueue, StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageIds
-from mq.storage.interface import Description, Entry, Move, Operation, Outcome, Result, Write
+from mq.storage.interface import FRESH, Description, Entry, Move, Operation, Outcome, Result, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener, WallClock
 from tests.broker.test_broker import take
@@ -333,7 +333,7 @@ async def test_only_what_comes_first_is_handed_over(broker: Broker, nursery: tri
         index.writing += 1
     elif there == "held back":
         index.add(new_entry(State.DELAYED))
-    is_first = rooms._handover.takes(index, Write("q", IDS.new(), b"x"))
+    is_first = rooms._handover.takes(index, IDS.new(), b"x", {}, FRESH, is_transient=False)
     assert is_first == (there in {"nothing", "held back"})
     nursery.cancel_scope.cancel()
 

@@ -74,8 +74,8 @@ BUGS: Final = {
     ),
     "a publish is not durable": Bug(
         "PublishJob.operation",
-        "Write(..., id, self._body, self._attributes, self._meta, transient=self._transient)",
-        "Write(..., id, self._body, self._attributes, self._meta, transient=self._transient, durable=False)",
+        "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state)",
+        "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state, durable=False)",
     ),
     "a lease is not durable": Bug(
         "Leases.move",
@@ -230,10 +230,10 @@ BUGS: Final = {
         "_was_handed_out", "entry.meta.receipt is not None or entry.meta.receives > 0", "entry.meta.receipt is not None"
     ),
     "a message's id does not tell its group": Bug(
-        "PublishJob.operation", "self._ids.new(self._group)", "self._ids.new()"
+        "PublishJob.operation", "publisher.ids.new(self._group)", "publisher.ids.new()"
     ),
     "a message with a key does not tell its group": Bug(
-        "PublishJob.choose_id", "self._ids.new(self._group)", "self._ids.new()"
+        "PublishJob.choose_id", "self._publisher.ids.new(self._group)", "self._publisher.ids.new()"
     ),
 }
 """Each by what it does, in words. To plant a new one: add it here, then ``make planted``."""
