@@ -15,7 +15,8 @@ Its files, in reading order:
 * ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``leases``: names and
   lengths of leases.
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a
-  queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``peek``: reading only.
+  queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``write_jobs``: rows that
+  come together, as Spark writes them; ``peek``: reading only.
 * ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``calendar``: what is due in more than
   half a day; ``dead_letters``: where dead messages go; ``keys``: idempotency keys; ``ledger``: what both keep, small;
   ``shared``: the watcher of a store that others change, too.
@@ -32,6 +33,7 @@ from mq.broker.queues import QueueStatus, Redriven
 from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Held
 from mq.broker.waiters import Precedence
+from mq.broker.write_jobs import WriteJobStatus
 
 __all__ = [
     "LARGEST_CLAIM",
@@ -52,5 +54,6 @@ __all__ = [
     "Removal",
     "Seen",
     "Upload",
+    "WriteJobStatus",
     "open_broker",
 ]

@@ -19,6 +19,7 @@ from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Record, Redr
 from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Held
 from mq.broker.waiters import Precedence
+from mq.broker.write_jobs import WriteJobStatus
 from mq.errors import MQError
 from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description
@@ -187,6 +188,20 @@ class ClaimsAPI(Protocol):
     async def forget(self, queue: str, name: str) -> None: ...
 
 
+class WritesAPI(Protocol):
+    """As :class:`~mq.broker.write_jobs.Writes`."""
+
+    async def of(self, queue: str) -> list[WriteJobStatus]: ...
+
+    async def add(
+        self, queue: str, job: str, part: str, number: int, drafts: Sequence[Draft]
+    ) -> list[MQError | None]: ...
+
+    async def commit(self, queue: str, job: str, parts: Sequence[str], rows: int) -> WriteJobStatus: ...
+
+    async def abort(self, queue: str, job: str) -> None: ...
+
+
 class BrowsingAPI(Protocol):
     """As :class:`~mq.broker.peek.SequenceBrowser`."""
 
@@ -203,6 +218,9 @@ class BrokerAPI(Protocol):
 
     @property
     def claims(self) -> ClaimsAPI: ...
+
+    @property
+    def writes(self) -> WritesAPI: ...
 
     @property
     def browsing(self) -> BrowsingAPI: ...

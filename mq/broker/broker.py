@@ -24,6 +24,7 @@ from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSinks, HistoryCodec
 from mq.broker.dispatch import Deliverer, FetchWorker, Handover, Holds
 from mq.broker.exclusion import Exclusion
+from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
 from mq.broker.leases import Leases
@@ -36,6 +37,7 @@ from mq.broker.shared import StoreWatcher
 from mq.broker.unacked import Held, Unacked
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Handing, Precedence, Waiters
+from mq.broker.write_jobs import WriteJobs, Writes
 from mq.errors import Conflict, MQError, NoSuchMessage, StorageFailed, StorageFull, StorageUnsure, StorageUnusable
 from mq.lifecycle import Observer, Span
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
@@ -69,6 +71,7 @@ class Broker:
         self.declarations: Declarations = wiring.declarations  # what a door declares beyond messages
         self._in_flight = InFlight(wiring.committer)
         self.claims = Claims(wiring.claims, self._queues.get, self._in_flight)
+        self.writes = Writes(wiring.writes, self._queues.get, self._in_flight)
         self.browsing = wiring.browse
 
     async def load(self) -> None:
@@ -568,7 +571,8 @@ class Wiring:
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, holds, remover)
         self.unacked = Unacked(core, waiters, holds, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
-        self.browse = SequenceBrowser(core, self.peek, self.queues.get_caught_up)
+        self.writes = WriteJobs(core, self._keys, self.publishing)
+        self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
         claimed = ClaimedMessages(core, upkeep, dead, remover, leases)
         self.claims = BatchConsumers(core, ConsumerRecords(core), claimed, upkeep)
 
@@ -582,6 +586,7 @@ class Wiring:
             await self.watcher.load()
             self._check_groups()
             await self._dead_letters.load()
+            await self.writes.load()
             if self._keys is not None:
                 await self._keys.load()
             await self.claims.load(self.catalog.queues)
@@ -607,6 +612,13 @@ class Wiring:
             nursery.start_soon(self.unacked.run)
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)
+        await self.writes.start(nursery)
+
+    async def _get_caught_up(self, queue: str) -> QueueIndex:
+        """A queue's index, with all messages in it that were published before, or whose write job was committed."""
+        index = await self.queues.get_caught_up(queue)
+        await self.writes.settle(index)
+        return index
 
     def _check_groups(self) -> None:
         grouped = [name for name, index in self.catalog.queues.items() if index.settings.groups]

@@ -62,9 +62,13 @@ class Keys:
 
     Args:
         core: what every part has.
+
+    Attributes:
+        frozen: queues whose keys do not end now: rows of a committed write job come into them.
     """
 
     def __init__(self, core: Core) -> None:
+        self.frozen: set[QueueIndex] = set()
         self._codec = _KeyCodec(core)
         self._ledger: Ledger[KeyRecord] = Ledger(
             core.storage, core.committer, KIND, core.writer, self._codec, is_shared=False
@@ -177,6 +181,8 @@ class Keys:
         index = record.queue
         if index is None or self._catalog.queues.get(index.name) is not index:
             return True
+        if index in self.frozen:
+            return False
         return trio.current_time() - record.since > index.settings.key_window
 
     def _forget_old(self, count: int) -> None:

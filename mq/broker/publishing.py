@@ -57,6 +57,7 @@ class Draft(NamedTuple):
         at_ms: when it can be fetched, in milliseconds since 1970; then it has no `delay`.
         group: its message group. With an `id` of the caller's own, that tells the group.
         is_group_hint: whether a queue that has no groups takes it, too.
+        is_decided: whether it is of a committed write job, and not refused any more for a limit of its queue.
     """
 
     body: bytes | Upload
@@ -71,6 +72,7 @@ class Draft(NamedTuple):
     at_ms: int | None = None
     group: str | None = None
     is_group_hint: bool = False
+    is_decided: bool = False
 
 
 class Published(NamedTuple):
@@ -146,6 +148,15 @@ class Publisher:
                 [outcomes[number]] = await self.publish(index, [drafts[number]])
         return await self._note_known(index, drafts, outcomes) if has_keys else outcomes
 
+    def check(self, index: QueueIndex, draft: Draft) -> None:
+        """Refuse a draft that the queue would not take now, but for what others know to be there.
+
+        Raises:
+            MQError: as :meth:`publish` would answer.
+        """
+        self._check(index, draft)
+        self._meta(index, draft)
+
     async def find(self, index: QueueIndex, digest: bytes) -> MessageId | None:
         """The message of a unique queue whose body has this digest; None without one."""
         await self._loader.load(index)
@@ -188,6 +199,8 @@ class Publisher:
 
     def _check(self, index: QueueIndex, draft: Draft) -> None:
         """Refuse a body that is too long or has no room in the queue."""
+        if draft.is_decided:
+            return
         size = draft.body.size if isinstance(draft.body, Upload) else len(draft.body)
         check_size(size, self._longest)
         settings = index.settings

@@ -21,10 +21,19 @@ from mq.broker.jobs import MoveJob
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.broker.shared import StoreWatcher
 from mq.broker.upkeep import Upkeep
-from mq.errors import Conflict, InvalidSetting, MQError, NoSuchMessage, NoSuchQueue, StorageError, StorageFull
+from mq.errors import (
+    Conflict,
+    InvalidName,
+    InvalidSetting,
+    MQError,
+    NoSuchMessage,
+    NoSuchQueue,
+    StorageError,
+    StorageFull,
+)
 from mq.lifecycle import Kind, State
 from mq.message import MessageId, QueueName, shorten
-from mq.storage.interface import QUEUE, Entry, Move, Sharing
+from mq.storage.interface import QUEUE, WRITE_JOBS, Entry, Move, Sharing
 
 logger = logging.getLogger("mq.broker")
 
@@ -165,8 +174,11 @@ class Queues:
             is_transient: whether it ends with this process.
 
         Raises:
+            InvalidName: mq uses that name itself.
             InvalidSetting: a setting is unknown or out of its range.
         """
+        if name == WRITE_JOBS:
+            raise InvalidName(f"no queue can be called {name}: mq keeps the rows of write jobs under that name")
         settings = DEFAULTS.changed(patch)
         if settings.groups:
             check_groups(self._config)

@@ -20,7 +20,7 @@ from mq.broker.waiters import Waiters
 from mq.errors import StorageError
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.interface import QUEUE, Change, Entry, Sharing
+from mq.storage.interface import QUEUE, WRITE_JOBS, Change, Entry, Sharing
 
 logger = logging.getLogger("mq.broker")
 
@@ -169,7 +169,8 @@ class StoreWatcher:
                 self._catalog.place(entry)
             elif entry.queue not in self._catalog.strangers:
                 self._catalog.strangers.add(entry.queue)
-                logger.warning("messages of %s lie in %s/: no such queue", entry.queue, entry.state.value)
+                if entry.queue != WRITE_JOBS:
+                    logger.warning("messages of %s lie in %s/: no such queue", entry.queue, entry.state.value)
 
     def _observe(self, entries: list[Entry]) -> None:
         """Make every later id younger than these entries, which are sorted by their ids."""

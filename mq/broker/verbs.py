@@ -78,6 +78,9 @@ _ROWS: Final = (
     Verb("declarations.create", finishes=True),
     *(Verb(f"claims.{name}") for name in ("consumers", "consumer", "start", "claim", "read", "note_read")),
     *(Verb(f"claims.{name}") for name in ("acknowledge", "forget")),
+    Verb("writes.add", finishes=True),
+    Verb("writes.commit", finishes=True),
+    *(Verb(f"writes.{name}") for name in ("abort", "of")),
     *(Verb(f"browsing.{name}") for name in ("browse", "ranges")),
 )
 VERBS: Final = {verb.name: verb for verb in _ROWS}

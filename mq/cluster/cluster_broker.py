@@ -21,7 +21,7 @@ from mq.broker import (
     Redriven,
     Upload,
 )
-from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, Membership
+from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, Membership, WritesAPI
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.declarations import ClusterDeclarations
@@ -94,6 +94,7 @@ class ClusterBroker(Forwarding):
         self._remote = remote = RemoteBroker(directory)
         self.declarations = ClusterDeclarations(node, local, remote, names, shared, sessions)
         self.claims = cast(ClaimsAPI, Forwarding("claims", self._pass_on))
+        self.writes = cast(WritesAPI, Forwarding("writes", self._pass_on))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
 
     @property

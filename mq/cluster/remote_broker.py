@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import trio
 
 from mq.broker import Draft, Exclusion, Held, Precedence, Published, QueueStatus
-from mq.broker.api import BrowsingAPI, ClaimsAPI
+from mq.broker.api import BrowsingAPI, ClaimsAPI, WritesAPI
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
@@ -133,6 +133,7 @@ class RemoteBroker(Forwarding):
         self._directory = directory
         self._ids = MessageIds()
         self.claims = cast(ClaimsAPI, Forwarding("claims", self._ask))
+        self.writes = cast(WritesAPI, Forwarding("writes", self._ask))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._ask))
 
     async def wait(self) -> None:

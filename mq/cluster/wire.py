@@ -21,6 +21,7 @@ from mq.broker import (
     Redriven,
     Removal,
     Seen,
+    WriteJobStatus,
 )
 from mq.errors import MQError
 from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties
@@ -42,6 +43,7 @@ _VALUES: Final[Mapping[str, Any]] = {
         Removal,
         Seen,
         ConsumerPosition,
+        WriteJobStatus,
     )
 }
 _ERRORS: Final[Mapping[str, type[MQError]]] = {

@@ -1,4 +1,4 @@
-"""The requests of the data source beside those of every client: claims, and browsing by sequence.
+"""The requests of the data source beside those of every client: claims, browsing by sequence, and write jobs.
 
 Their answers are columns, as Arrow arrays that lie in the answer: nothing is done for a single message.
 """
@@ -6,15 +6,19 @@ Their answers are columns, as Arrow arrays that lie in the answer: nothing is do
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mq.client import requests
 from mq.client.calls import Answer, Call, nothing
+from mq.client.codec import JSON_LINES, outcomes
 from mq.client.errors import NotUnderstood
+from mq.client.values import Outcome, Outgoing
 from mq.message import MessageId
 
 COLUMNS: Final = "application/vnd.mq.columns"
@@ -167,6 +171,41 @@ def acknowledge(queue: str, name: str, batch: int, epoch: int) -> Call[None]:
     """Remove what a claim has, if all of it is noted as read."""
     target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true")
     return Call(method="DELETE", target=target, read=nothing)
+
+
+def hold_back(
+    queue: str, job: str, part: str, number: int, body: bytes, count: int, content_type: str = JSON_LINES
+) -> Call[list[Outcome]]:
+    """Keep messages for a write job until it is committed."""
+    return Call(
+        method="POST",
+        target=_target(queue, "writes", job, part=part, number=number),
+        headers=(("content-type", content_type), ("accept", JSON_LINES)),
+        body=body,
+        read=lambda answer: outcomes(answer, count),
+    )
+
+
+def hold_one_back(queue: str, job: str, part: str, number: int, message: Outgoing) -> Call[list[Outcome]]:
+    """Keep one message that is too long as a line."""
+    call = requests.publish(queue, message)
+    assert isinstance(call.body, bytes)
+    boundary = uuid.uuid4().hex
+    headers = "".join(f"{name}: {value}\r\n" for name, value in call.headers)
+    head, end = f"--{boundary}\r\n{headers}\r\n".encode(), f"\r\n--{boundary}--\r\n".encode()
+    whole = b"".join([head, call.body, end])
+    return hold_back(queue, job, part, number, whole, 1, f'multipart/mixed; boundary="{boundary}"')
+
+
+def commit_write(queue: str, job: str, parts: Sequence[str], rows: int) -> Call[Mapping[str, Any]]:
+    """Let all rows of these parts of a write job come."""
+    body = json.dumps({"parts": list(parts), "rows": rows}).encode()
+    return Call(method="PUT", target=_target(queue, "writes", job), body=body, read=Answer.members)
+
+
+def end_write(queue: str, job: str) -> Call[None]:
+    """Abort a write job, or forget one that is done."""
+    return Call(method="DELETE", target=_target(queue, "writes", job), read=nothing)
 
 
 def _target(*segments: str, **parameters: str | int | float | None) -> str:

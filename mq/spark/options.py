@@ -55,6 +55,7 @@ class Options:
         fail_on_claim_lost: whether a query fails when messages of a planned batch are gone.
         batch_size: messages of one request that publishes.
         write_id: names a write, so that it can be run again without storing anything twice.
+        is_staged: whether rows are held back until all of them are written.
     """
 
     url: str = "http://127.0.0.1:8080"
@@ -81,6 +82,7 @@ class Options:
     fail_on_claim_lost: bool = True
     batch_size: int = 1000
     write_id: str = ""
+    is_staged: bool = False
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -128,6 +130,12 @@ def _parse_switch(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError
     return text.lower() == "true"
+
+
+def _parse_commit_mode(text: str) -> bool:
+    if text.lower() not in ("direct", "staged"):
+        raise ValueError
+    return text.lower() == "staged"
 
 
 def _parse_url(text: str) -> str:
@@ -205,6 +213,7 @@ TABLE: Final[Mapping[str, _Option]] = {
     "fail_on_claim_lost": _Option("failOnClaimLost", *_SWITCH, (READ_STREAM,)),
     "batch_size": _Option("batchSize", *_count(1, 1000), (WRITE,)),
     "write_id": _Option("writeId", *_TEXT, (WRITE,)),
+    "is_staged": _Option("commitMode", _parse_commit_mode, "direct or staged", (WRITE,)),
 }
 """Field of :class:`Options` -> the option."""
 

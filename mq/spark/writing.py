@@ -1,14 +1,17 @@
-"""Writing: each task publishes its rows, in batches, with keys by which the broker knows a row that comes again."""
+"""Writing: each task publishes its rows in batches, with keys by which the broker knows a row that comes again. The
+daemon holds back the rows of a staged write until all tasks are done."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -16,11 +19,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from mq.client import requests
-from mq.client.calls import Call
+from mq.client.calls import Call, nothing
 from mq.client.codec import JSON_LINES, body_of, outcomes
-from mq.client.errors import TooLarge
+from mq.client.errors import Conflict, QueueFull, TooLarge
 from mq.client.retries import Retry, Tries
 from mq.client.values import Outcome, Outgoing
+from mq.spark import calls
 from mq.spark.connection import DaemonConnection
 from mq.spark.errors import InvalidRow, SparkSourceError
 from mq.spark.options import Options
@@ -33,6 +37,8 @@ _BATCH_BYTES: Final = 4 << 20
 _MOST_WAITING: Final = 32 << 20
 """Bytes of rows for many queues that wait together, about; then all go, however few each queue has."""
 _LATER: Final = (429, 503)
+_ANY_CALL: Final = Call(method="POST", target="", read=nothing)
+"""What is refused line by line is sent again as any request is that may be."""
 
 _Line: TypeAlias = tuple[int, bytes]
 """The number of a row in its partition, and what is sent of it."""
@@ -47,12 +53,28 @@ class StoredRows(WriterCommitMessage):
         again: of these, how many were there already.
         partition: the task's.
         digests: of the keys of its rows, as far as no other row of the write may have them.
+        held: what it holds back; None where its rows are in their queues.
     """
 
     rows: int
     again: int
     partition: int
     digests: bytes
+    held: HeldRows | None = None
+
+
+class HeldRows(NamedTuple):
+    """What a task of a staged write holds back.
+
+    Attributes:
+        job: the write job.
+        part: this run of the task.
+        queues: where its rows go.
+    """
+
+    job: str
+    part: str
+    queues: tuple[str, ...]
 
 
 class MqWriter(DataSourceArrowWriter):
@@ -69,23 +91,28 @@ class MqWriter(DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
         check_written(schema, options.queue)
         self._options = options
-        self._write = options.write_id or uuid.uuid4().hex
+        self._job = uuid.uuid4().hex
+        self._write = options.write_id or self._job
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task."""
-        return _publish(self._options, self._write, iterator, is_named=bool(self._options.write_id))
+        """Publish the rows of a task, or have them held back."""
+        is_named = bool(self._options.write_id)
+        return _publish(self._options, self._write, self._job, iterator, is_named=is_named)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See that no row was taken for another one. What a task has published is published.
+        """See that no row was taken for another one, and commit what is held back. What a task has published is
+        published.
 
         Raises:
             InvalidRow: two rows have one key.
-            SparkSourceError: there were no rows, and there is no such queue either.
+            SparkSourceError: there were no rows, and there is no such queue either; or they are not committed.
         """
         _finish(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing: the broker knows the rows again when they are written again with the same ``writeId``."""
+        """Let go of what is held back. What was published the broker knows again when it is written again with the
+        same ``writeId``."""
+        _abort(self._options, messages, self._job)
 
 
 class MqStreamWriter(DataSourceStreamArrowWriter):
@@ -111,31 +138,66 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if query is None or batch is None:
             raise SparkSourceError("Spark does not tell which query and micro-batch this is: use a supported Spark")
-        return _publish(self._options, f"{query}/{batch}", as_batches(iterator, self._schema))
+        run = context.getLocalProperty("spark.jobGroup.id") if context is not None else None
+        job = f"{query}.{batch}.{run or ''}"  # a query that is started again is another run
+        return _publish(self._options, f"{query}/{batch}", job, as_batches(iterator, self._schema))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """See that no row was taken for another one. What a task has published is published.
-
-        Raises:
-            InvalidRow: two rows have one key.
-            SparkSourceError: there were no rows, and there is no such queue either.
-        """
+        """As :meth:`MqWriter.commit`."""
         _finish(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing: the broker knows the rows again when the micro-batch is run again."""
+        """Let go of what is held back. The broker knows other rows again when the micro-batch is run again."""
+        _abort(self._options, messages)
 
 
 def _finish(options: Options, messages: Sequence[WriterCommitMessage | None]) -> None:
     """What is left to do when all tasks are done."""
     stored = [each for each in messages if isinstance(each, StoredRows)]
-    _check_keys(stored)
+    try:
+        _check_keys(stored)
+    except InvalidRow:
+        _abort(options, stored)
+        raise
     rows, again = sum(each.rows for each in stored), sum(each.again for each in stored)
+    with DaemonConnection(options) as connection:
+        if not rows and options.queue:  # no task has asked for it
+            connection.queue()
+        again += _commit(connection, [each.held for each in stored if each.held is not None and each.rows], rows)
     if again:
         logger.warning("of %d rows %d were in queue %s already, by their keys", rows, again, options.asked_for)
-    if not rows and options.queue:  # no task has asked for it
+
+
+def _commit(connection: DaemonConnection, held: Sequence[HeldRows], rows: int) -> int:
+    """Commit what is held back; how many of its rows were there already."""
+    if not held:
+        return 0
+    job, queue = held[0].job, held[0].queues[0]
+    try:
+        done = connection.run(calls.commit_write(queue, job, [each.part for each in held], rows))
+    except SparkSourceError as error:
+        if isinstance(error.__cause__, Conflict | QueueFull):
+            raise SparkSourceError(f'option "commitMode": nothing was written: {error.__cause__}') from error
+        raise
+    with suppress(SparkSourceError):  # it is committed; what is left of it the daemon forgets by itself
+        connection.run(calls.end_write(queue, job))
+    return int(done.get("again") or 0)
+
+
+def _abort(options: Options, messages: Sequence[WriterCommitMessage | None], job: str = "") -> None:
+    """Let go of what is held back, as far as it is known where. The rest the daemon lets go of by itself."""
+    if not options.is_staged:
+        return
+    held = [each.held for each in messages if isinstance(each, StoredRows) and each.held is not None]
+    queues = {queue for each in held for queue in each.queues}
+    queue, job = next(iter(queues), options.queue), held[0].job if held else job
+    if not queue or not job:
+        return
+    try:
         with DaemonConnection(options) as connection:
-            connection.queue()
+            connection.run(calls.end_write(queue, job))
+    except SparkSourceError as error:
+        logger.warning("what the write held back is let go of later: %s", error)
 
 
 def _check_keys(stored: Sequence[StoredRows]) -> None:
@@ -152,23 +214,70 @@ def _check_keys(stored: Sequence[StoredRows]) -> None:
         )
 
 
-def _publish(options: Options, write: str, batches: Iterator[pa.RecordBatch], *, is_named: bool = False) -> StoredRows:
+def _publish(
+    options: Options, write: str, job: str, batches: Iterator[pa.RecordBatch], *, is_named: bool = False
+) -> StoredRows:
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     maker = LineMaker(write, partition, options.queue, is_named=is_named)
+    target = _Held(job, f"{partition}.{uuid.uuid4().hex[:16]}") if options.is_staged else _Direct()
     rows, again = 0, 0
     with DaemonConnection(options) as connection:
         publishers: dict[str, _Publisher] = {}
         for batch in batches:
             for number, (queue, line) in enumerate(maker.lines(batch, rows), rows):
                 if queue not in publishers:
-                    publishers[queue] = _Publisher(options.only(queue), connection, partition)
+                    publishers[queue] = _Publisher(options.only(queue), connection, partition, target)
                 again += publishers[queue].add(number, line)
             rows += batch.num_rows
             if sum(publisher.size for publisher in publishers.values()) > _MOST_WAITING:
                 again += sum(publisher.flush() for publisher in publishers.values())
         again += sum(publisher.flush() for publisher in publishers.values())
-    return StoredRows(rows, again, partition, bytes(maker.digests))
+    held = HeldRows(target.job, target.part, tuple(publishers)) if isinstance(target, _Held) else None
+    return StoredRows(rows, again, partition, bytes(maker.digests), held)
+
+
+class _Direct:
+    """Rows go into their queues at once."""
+
+    def lines(self, queue: str, lines: Sequence[_Line]) -> Call[list[Outcome]]:
+        """Publish lines."""
+        return Call(
+            method="POST",
+            target=f"/{queue}/messages/batch",
+            headers=(("content-type", JSON_LINES), ("accept", JSON_LINES)),
+            body=b"".join(line for _, line in lines),
+            read=lambda answer: outcomes(answer, len(lines)),
+        )
+
+    def one(self, connection: DaemonConnection, queue: str, message: Outgoing) -> Outcome:
+        """Publish a message that is too long as a line."""
+        stored = connection.run(requests.publish(queue, message))
+        return Outcome(status=201 if stored.is_new else 200, id=stored.id)
+
+
+class _Held:
+    """Rows are held back. Each request has a number, by which the daemon knows it again when it is sent again.
+
+    Attributes:
+        job: the write job.
+        part: this run of the task.
+    """
+
+    def __init__(self, job: str, part: str) -> None:
+        self.job = job
+        self.part = part
+        self._numbers = itertools.count()
+
+    def lines(self, queue: str, lines: Sequence[_Line]) -> Call[list[Outcome]]:
+        """Hold lines back."""
+        body = b"".join(line for _, line in lines)
+        return calls.hold_back(queue, self.job, self.part, next(self._numbers), body, len(lines))
+
+    def one(self, connection: DaemonConnection, queue: str, message: Outgoing) -> Outcome:
+        """Hold back a message that is too long as a line."""
+        [outcome] = connection.run(calls.hold_one_back(queue, self.job, self.part, next(self._numbers), message))
+        return outcome
 
 
 class _Publisher:
@@ -178,10 +287,11 @@ class _Publisher:
         size: bytes of what is gathered.
     """
 
-    def __init__(self, options: Options, connection: DaemonConnection, partition: int) -> None:
+    def __init__(self, options: Options, connection: DaemonConnection, partition: int, target: _Direct | _Held) -> None:
         self._options = options
         self._connection = connection
         self._partition = partition
+        self._target = target
         self._lines: list[_Line] = []
         self.size = 0
 
@@ -205,7 +315,7 @@ class _Publisher:
         again = 0
         tries: Tries | None = None
         while wanted:
-            tries = tries or Tries(self._call(wanted), Retry(patience=self._options.retry_seconds, longest=2.0))
+            tries = tries or Tries(_ANY_CALL, Retry(patience=self._options.retry_seconds, longest=2.0))
             left = []
             for line, outcome in self._sent(wanted):
                 if outcome.status in _LATER:
@@ -232,7 +342,7 @@ class _Publisher:
             InvalidRow: its body is too long for the daemon.
         """
         try:
-            told = self._connection.run(self._call(lines))
+            told = self._connection.run(self._target.lines(self._options.queue, lines))
         except SparkSourceError as error:
             if not isinstance(error.__cause__, TooLarge):
                 raise
@@ -249,21 +359,11 @@ class _Publisher:
         members["body"] = body_of(members)
         members.pop("base64", None)
         try:
-            stored = self._connection.run(requests.publish(self._options.queue, Outgoing(**members)))
+            return self._target.one(self._connection, self._options.queue, Outgoing(**members))
         except SparkSourceError as error:
             if not isinstance(error.__cause__, TooLarge):
                 raise
             raise self._refused(number, error.__cause__.detail) from error
-        return Outcome(status=201 if stored.is_new else 200, id=stored.id)
 
     def _refused(self, number: int, why: str) -> InvalidRow:
         return InvalidRow(f"row {number} of partition {self._partition}: {why} (queue {self._options.queue})")
-
-    def _call(self, lines: list[_Line]) -> Call[list[Outcome]]:
-        return Call(
-            method="POST",
-            target=f"/{self._options.queue}/messages/batch",
-            headers=(("content-type", JSON_LINES), ("accept", JSON_LINES)),
-            body=b"".join(line for _, line in lines),
-            read=lambda answer: outcomes(answer, len(lines)),
-        )

@@ -25,6 +25,9 @@ store that finds torn messages after a crash knows among how many of the newest 
 QUEUE: Final = "queue"
 """The kind of record that makes a queue: its key is the queue's name, its value the queue's settings."""
 
+WRITE_JOBS: Final = "_write-jobs@mq"
+"""In place of a queue in entries that hold what write jobs have not committed yet. No queue has this name."""
+
 NEEDS: Final = "needs"
 """In the value of a QUEUE: the number of the format that a version needs to serve it. A store whose root has a format
 keeps other versions out as long as the queue exists."""

@@ -4,8 +4,8 @@
 * ``operations``: an operation, a line of the table: path, right, handler, description.
 * ``endpoints``: the table of all operations, the router, and :class:`Endpoints`: a request in, a reply out. The
   handlers and their lines: ``admin_operations``, ``connection_operations``, ``queue_operations``,
-  ``rate_operations``, ``message_operations``, ``consumer_operations``, ``exchange_operations``,
-  ``schedule_operations``, ``page_operations``.
+  ``rate_operations``, ``message_operations``, ``consumer_operations``, ``write_operations``,
+  ``exchange_operations``, ``schedule_operations``, ``page_operations``.
 * ``prometheus``: what Prometheus scrapes.
 * ``page_operations``: what the page for people asks for. ``page_files``: the page itself, from ``page/``;
   ``overview``, ``events``: what it shows, and what changes of that; ``sessions``: the users that have logged in.

@@ -34,6 +34,7 @@ from mq.web import (
     queue_operations,
     rate_operations,
     schedule_operations,
+    write_operations,
 )
 from mq.web.exchange import Reply, Request, document, problem
 from mq.web.http_connection import WaitingRequests
@@ -79,6 +80,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rate_operations.OPERATIONS,
     *message_operations.OPERATIONS,
     *consumer_operations.OPERATIONS,
+    *write_operations.OPERATIONS,
     *exchange_operations.OPERATIONS,
     *schedule_operations.OPERATIONS,
     *page_operations.OPERATIONS,

@@ -38,6 +38,7 @@ _LATER: Final = (423, 429, 503)
 _PATH: Final = {
     "QUEUE": {"name": "queue", "in": "path", "required": True, "schema": QUEUE.schema},
     "CONSUMER": {"name": "consumer", "in": "path", "required": True, "schema": QUEUE.schema},
+    "JOB": {"name": "job", "in": "path", "required": True, "schema": QUEUE.schema},
     "CONNECTION": {"name": "connection", "in": "path", "required": True, "schema": {"type": "string"}},
     "EXCHANGE": {"name": "exchange", "in": "path", "required": True, "schema": {"type": "string"}},
     "SCHEDULE": {"name": "schedule", "in": "path", "required": True, "schema": QUEUE.schema},

@@ -259,6 +259,15 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "Connection": _CONNECTION,
     "Consumer": _CONSUMER,
+    "WriteJob": record(
+        {
+            "job": QUEUE.schema,
+            "state": {"type": "string", "enum": ["open", "committed", "done", "aborted"]},
+            "queues": {"type": "array", "items": QUEUE.schema},
+            "rows": COUNT,
+            "again": or_null(COUNT),
+        }
+    ),
     "ConsumerAtWork": _CONSUMER_AT_WORK,
     "Claim": record(
         {

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,12 @@ def options(shared_daemon: Daemon) -> Any:
     with Client(url(shared_daemon)) as client:
         client.create_queue(queue)
     return Options(url=url(shared_daemon), queue=queue, consumer="c", retry_seconds=0.0)
+
+
+@pytest.fixture
+def staged(options: Any) -> Any:
+    """The same, for writes that are held back until they are committed."""
+    return replace(options, is_staged=True)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from tests.simulation.planting import Bug
-from tests.spark import test_connection, test_readers
+from tests.spark import test_connection, test_readers, test_staged
 
 
 class Fault(NamedTuple):
@@ -156,6 +156,35 @@ FAULTS: Final = {
     "a write without rows asks for no queue": Fault(
         Bug("mq.spark.writing:_finish", "not rows and options.queue", "False"),
         test_readers.test_a_queue_that_is_missing_or_deleted_is_named,
+    ),
+    # Staged writes
+    "rows are there before their job commits": Fault(
+        Bug("mq.spark.writing:_publish", "_Held(job, ...) if options.is_staged else _Direct()", "_Direct()"),
+        test_staged.test_nothing_is_seen_before_all_tasks_are_done,
+    ),
+    "each run of a task counts": Fault(
+        Bug("mq.spark.writing:_publish", "_Held(job, ...)", "_Held(job, str(partition))"),
+        test_staged.test_of_a_task_that_ran_twice_one_run_counts,
+    ),
+    "what is aborted stays": Fault(
+        Bug("MqWriter.abort", "_abort(..., ..., ...)", "None"),
+        test_staged.test_what_is_aborted_leaves_nothing,
+    ),
+    "what was refused for its keys stays": Fault(
+        Bug("mq.spark.writing:_finish", "_abort(..., ...)", "None"),
+        test_staged.test_rows_with_one_key_are_refused_and_nothing_is_written,
+    ),
+    "a job that is done is remembered": Fault(
+        Bug("mq.spark.writing:_commit", "connection.run(calls.end_write(..., ...))", "None"),
+        test_staged.test_a_job_that_is_done_is_forgotten,
+    ),
+    "all requests of a task have one number": Fault(
+        Bug("_Held.lines", "next(self._numbers)", "0"),
+        test_staged.test_rows_that_are_too_long_together_go_in_parts,
+    ),
+    "another run of a query goes on with the job of the first": Fault(
+        Bug("MqStreamWriter.write", "run or ''", "''"),
+        test_staged.test_a_micro_batch_whose_job_was_aborted,
     ),
     # The wire
     "a request is not sent again when its connection broke": Fault(

@@ -32,7 +32,7 @@ from mq.storage.files.opening import explain, open_root
 from mq.storage.files.ownership import check_root
 from mq.storage.files.peers import is_peer_name
 from mq.storage.files.records import Records
-from mq.storage.interface import QUEUE, Entry
+from mq.storage.interface import QUEUE, WRITE_JOBS, Entry
 from mq.storage.options import StorageOptions
 
 _READ_SIZE: Final = 1 << 20
@@ -346,7 +346,7 @@ class _Inspector:
                 self._see_owner(entry, f"{folder}/{name}")
 
     def _see_owner(self, entry: Entry, path: str) -> None:
-        if entry.queue not in self._queues:
+        if entry.queue not in self._queues and entry.queue != WRITE_JOBS:
             if entry.queue in self._deleted:
                 self._add(FindingKind.ORPHAN, path, "its queue is deleted", entry.id)
             else:

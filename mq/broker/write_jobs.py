@@ -1,0 +1,759 @@
+"""Write jobs: rows of many requests that come into their queues together or not at all, as Spark's
+``commitMode=staged`` wants them.
+
+What a job was given waits in the store, a *chunk* of messages in one entry, outside every queue: in NEW of a queue that
+is none (:data:`~mq.storage.interface.WRITE_JOBS`). The record of the job says what it is:
+
+* ``open``: chunks may come. A crash leaves them, and the job goes on; without a sign of life it is aborted in the end.
+* ``committed``: **the instant at which the record says so is that of all rows.** They are published now, a few chunks
+  at a time, each chunk unlinked when its rows are durable. A start goes on with that before it serves anybody. Each row
+  has an idempotency key, and no key of these queues ends meanwhile, so a row that is published again is the same one.
+* ``done``: nothing is left but the answer for a client that asks again.
+* ``aborted``: nothing of it will come. Late chunks are refused.
+
+A chunk without an open or a committed record, or that came in part, is taken away. So are the chunks of a committed job
+that it does not name: those of a task that was run again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from mq.broker.commit import Future, InFlight, error_of
+from mq.broker.config import RETRY_SECONDS
+from mq.broker.core import Core
+from mq.broker.index import QueueIndex
+from mq.broker.keys import Keys
+from mq.broker.publishing import Draft, Publisher
+from mq.broker.settings import REJECT
+from mq.errors import (
+    BatchTooLarge,
+    BrokerClosed,
+    Conflict,
+    CorruptMessage,
+    InvalidSetting,
+    MQError,
+    NoSuchQueue,
+    PublishPaused,
+    QueueFull,
+    StorageError,
+)
+from mq.lifecycle import State
+from mq.message import shorten
+from mq.storage.interface import WRITE_JOBS, Entry, Move, Operation, Outcome, Result, Unlink, Write
+
+logger = logging.getLogger("mq.broker")
+
+KIND: Final = "write_job"
+"""The kind of a job's record. Its key is the job's name."""
+KEEP_SECONDS: Final = 86_400.0
+"""How long an open job may be without a sign of life, and how long an ended one is remembered."""
+MOST_JOBS: Final = 10_000
+"""Jobs that are known at a time."""
+MOST_PARTS: Final = 10_000
+"""Parts that a commit may name."""
+LARGEST_CHUNK: Final = 4 << 20
+"""Bytes of a chunk, but for a single longer message."""
+_ROWS_AT_ONCE: Final = 4000
+"""Rows that are published in one batch, about."""
+_CHUNKS_AT_ONCE: Final = 100
+"""Chunks that are opened at a time."""
+_BYTES_AT_ONCE: Final = 8 << 20
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
+
+
+class JobState(Enum):
+    """What a job is."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    DONE = "done"
+    ABORTED = "aborted"
+
+
+class WriteJobStatus(NamedTuple):
+    """One job.
+
+    Attributes:
+        job: its name.
+        state: ``open``, ``committed``, ``done`` or ``aborted``.
+        queues: where its rows go.
+        rows: how many rows it holds, or has published.
+        again: how many of those that it has published were in their queue already, by their keys; None where a crash
+            came between, so that this is not known.
+    """
+
+    job: str
+    state: str
+    queues: Sequence[str]
+    rows: int
+    again: int | None = None
+
+
+class WriteJobs:
+    """The write jobs of a store that no other broker changes.
+
+    Args:
+        core: what every part has.
+        keys: the idempotency keys; None among peers.
+        publisher: publishes the rows of committed jobs.
+    """
+
+    def __init__(self, core: Core, keys: Keys | None, publisher: Publisher) -> None:
+        self._core = core
+        self._keys = keys
+        self._publisher = publisher
+        self._jobs: dict[str, _Job] = {}
+        self._garbage: list[_Chunk] = []
+        self._filling: dict[QueueIndex, trio.Event] = {}
+        self._changed = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._is_loaded = False
+        self._loading = trio.Lock()
+
+    # A start
+
+    async def load(self) -> None:
+        """Load the jobs, where one holds something; else the first that is asked for does that. Call it when the
+        catalog knows all messages, and before keys are loaded: those of the queues of a committed job must not end
+        now."""
+        if self._keys is not None and WRITE_JOBS in self._core.catalog.strangers:
+            await self._load(self._keys)
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Publish what committed jobs have not published yet, and take away what is nobody's. Where the store refuses
+        that for now it is tried again later."""
+        self._nursery = nursery
+        if self._is_loaded:
+            await self._redo()
+            nursery.start_soon(self._run)
+
+    async def _load(self, keys: Keys) -> None:
+        storage = self._core.storage
+        for name, record in (await storage.records(KIND)).items():
+            job = self._jobs[name] = _Job(name, self._loaded_since(record))
+            job.take(record)
+        entries = await storage.scan(State.NEW, WRITE_JOBS)
+        for start in range(0, len(entries), _CHUNKS_AT_ONCE):
+            some = entries[start : start + _CHUNKS_AT_ONCE]
+            for entry, stored in zip(some, await storage.read(some), strict=True):
+                if stored is not None:
+                    await stored.body.aclose()
+                    self._load_chunk(_Chunk.said(entry, stored.properties.attributes))
+        for job in self._jobs.values():
+            self._garbage += job.drop_incomplete()
+            if job.state is JobState.COMMITTED:
+                job.again = None
+                keys.frozen.update(filter(None, map(self._index, job.chunks())))
+        self._is_loaded = True
+
+    async def _loaded(self) -> None:
+        """Load the jobs, unless they are. None of them holds anything then.
+
+        Raises:
+            Conflict: there can be none.
+        """
+        if self._keys is None or self._core.storage.description.shared:
+            raise Conflict("write jobs cannot be kept on a store that others change too: serve it with --peers=0")
+        async with self._loading:
+            if not self._is_loaded:
+                await self._load(self._keys)
+                assert self._nursery is not None, "it is asked before it has started"
+                self._nursery.start_soon(self._run)
+
+    async def _redo(self) -> None:
+        try:
+            await self._clear()
+            for job in list(self._jobs.values()):
+                if job.state is JobState.COMMITTED:
+                    await self._finish(job)
+        except (StorageError, CorruptMessage) as error:
+            logger.error("rows of committed write jobs are not all in their queues yet: %s", error)
+
+    async def _run(self) -> None:
+        """End what is left of jobs, for ever: those that were abandoned, and those whose commit was cut off."""
+        while True:
+            self._changed = trio.Event()
+            with trio.move_on_after(self._seconds_left()):
+                await self._changed.wait()
+            try:
+                await self._clear()
+            except StorageError as error:
+                logger.debug("rows that are nobody's are not taken away yet: %s", error)
+            for job in list(self._jobs.values()):
+                try:
+                    await self._care_for(job)
+                except MQError as error:
+                    job.retry_at = trio.current_time() + RETRY_SECONDS
+                    logger.warning("write job %s is not ended yet: %s", job.name, error)
+
+    def _loaded_since(self, record: Mapping[str, Any]) -> float:
+        """When a job had its last sign of life, by Trio's clock; not later than now."""
+        age_seconds = (self._core.clock_ns() // 1_000_000 - int(record.get("at_ms", 0))) / 1e3
+        return trio.current_time() - max(0.0, age_seconds if record["state"] != JobState.OPEN.value else 0.0)
+
+    def _load_chunk(self, chunk: _Chunk) -> None:
+        job = self._jobs.get(chunk.job)
+        if job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk):
+            self._garbage.append(chunk)
+
+    # Operations
+
+    async def of(self, queue: str) -> list[WriteJobStatus]:
+        """The jobs with rows for a queue that have not ended, by name."""
+        await self._loaded()
+        found = [job.status() for _, job in sorted(self._jobs.items())]
+        return [each for each in found if queue in each.queues and each.state in ("open", "committed")]
+
+    async def add(
+        self, index: QueueIndex, name: str, part: str, number: int, drafts: Sequence[Draft]
+    ) -> list[MQError | None]:
+        """Hold messages back for a job, durably; for each, in their order, None or why it is refused. What has the same
+        part and number as something before is the same, sent again.
+
+        Args:
+            index: where they are to go.
+            name: the job. It begins with its first messages.
+            part: names a task, or one run of it. A commit names the parts that count.
+            number: of the request in its part; the rows come in this order.
+            drafts: the messages, in memory.
+
+        Raises:
+            Conflict: the job has ended; or there are too many.
+            InvalidSetting: not a name.
+            StorageError: none is held.
+        """
+        await self._loaded()
+        _check_names(name, part)
+        refused = [self._refusal(index, draft) for draft in drafts]
+        good = [draft for draft, error in zip(drafts, refused, strict=True) if error is None]
+        if not good:
+            return refused
+        job = await self._begun(name)
+        async with job.locks.setdefault(part, trio.Lock()):
+            if (part, number) not in job.parts:
+                await self._hold(job, index, part, number, good)
+        job.since = trio.current_time()
+        return refused
+
+    async def commit(self, queue: str, name: str, parts: Sequence[str], rows: int) -> WriteJobStatus:
+        """Let all rows of these parts come into their queues, or none; then those of others are taken away. On return
+        they are there. Asked for again, the same.
+
+        Args:
+            queue: one of those for which it has rows.
+            name: the job.
+            parts: those that count, in the order in which their rows come.
+            rows: how many rows they have together.
+
+        Raises:
+            InvalidSetting: not a name.
+            Conflict: the job is not there, was aborted, or has another number of rows; a queue was deleted meanwhile.
+            QueueFull: a queue has no room for them, or is paused.
+            StorageUnsure, StorageFailed: it may be committed, or not; asking again tells.
+            StorageError: what is not in its queue yet comes later, or nothing was committed: asking again tells.
+        """
+        await self._loaded()
+        _check_names(name, *parts)
+        job = self._jobs.get(name)
+        if job is None:
+            if rows == 0:
+                return WriteJobStatus(name, JobState.DONE.value, [], 0, 0)
+            raise Conflict(f"write job {shorten(name)} is not there: it was ended or abandoned. Write its rows anew")
+        async with job.ending:
+            _check_has(job, queue)
+            if job.state is JobState.ABORTED:
+                raise Conflict(f"write job {name} was aborted, or abandoned: nothing of it has come into its queues")
+            if job.state is JobState.OPEN:
+                await self._decide(job, parts, rows)
+            if job.state is JobState.COMMITTED:
+                try:
+                    await self._finish(job)
+                finally:
+                    job.retry_at = trio.current_time() + RETRY_SECONDS
+                    self._changed.set()  # what is left, if anything, is _run's
+            return job.status()
+
+    async def abort(self, queue: str, name: str) -> None:
+        """End a job, so that none of its rows comes; forget one that is done.
+
+        Args:
+            queue: one of those for which it has rows.
+            name: the job.
+
+        Raises:
+            InvalidSetting: not a name.
+            Conflict: it is committed.
+            StorageError: it is not ended yet.
+        """
+        await self._loaded()
+        _check_names(name)
+        job = self._jobs.get(name)
+        if job is not None:
+            _check_has(job, queue)
+            await self._abort(job)
+
+    async def settle(self, index: QueueIndex) -> None:
+        """Wait while rows of a committed job come into a queue."""
+        while index in self._filling:
+            await self._filling[index].wait()
+
+    # Implementation
+
+    def _refusal(self, index: QueueIndex, draft: Draft) -> MQError | None:
+        try:
+            self._publisher.check(index, draft)
+        except MQError as error:
+            return error
+        return None
+
+    async def _begun(self, name: str) -> _Job:
+        """The open job of that name, with its record."""
+        job = self._jobs.get(name)
+        if job is None:
+            if len(self._jobs) >= MOST_JOBS:
+                raise Conflict(f"{MOST_JOBS} write jobs are there: end some, or wait until the abandoned end")
+            job = self._jobs[name] = _Job(name, trio.current_time())
+        if not job.is_noted:
+            async with job.ending:
+                if not job.is_noted:
+                    await self._note(job, JobState.OPEN)
+        _check_open(job)
+        return job
+
+    async def _hold(self, job: _Job, index: QueueIndex, part: str, number: int, drafts: Sequence[Draft]) -> None:
+        groups = list(_cut(drafts, self._core.storage.description.max_body))
+        writes = [
+            Write(
+                WRITE_JOBS,
+                self._core.ids.new(),
+                _encoded(group),
+                {
+                    "job": job.name,
+                    "queue": index.name,
+                    "incarnation": index.incarnation,
+                    "part": part,
+                    "number": number,
+                    "place": place,
+                    "of": len(groups),
+                    "rows": len(group),
+                    "bytes": sum(len(_body_of(draft)) for draft in group),
+                },
+            )
+            for place, group in enumerate(groups)
+        ]
+        chunks = [_Chunk.said(write.entry, write.attributes) for write in writes]
+        future: Future[None] = Future()
+
+        def stored(outcomes: list[Outcome], _: object) -> None:  # also if the client has gone meanwhile
+            refusal = next((outcome for outcome in outcomes if outcome.result is not Result.DONE), None)
+            if refusal is None and job.state is JobState.OPEN:
+                for chunk in chunks:
+                    job.add(chunk)
+                future.set(None)
+                return
+            self._garbage += chunks
+            self._changed.set()
+            future.fail(error_of(refusal, "hold the rows of a write job") if refusal else _has_ended(job))
+
+        self._core.committer.submit(lambda: writes, len(writes), stored)
+        await future.get()
+
+    async def _clear(self) -> None:
+        """Take away chunks that are nobody's, durably: a commit must not find them after a crash."""
+        garbage = list(self._garbage)
+        await self._unlink(garbage, durable=True)
+        del self._garbage[: len(garbage)]
+
+    async def _decide(self, job: _Job, parts: Sequence[str], rows: int) -> None:
+        """Commit a job, if all of it is there and its queues take it."""
+        if len(parts) > MOST_PARTS:
+            raise BatchTooLarge(f"a commit names at most {MOST_PARTS} parts: write with fewer tasks")
+        wanted = list(job.chunks(parts))
+        there = sum(chunk.rows for chunk in wanted)
+        if there != rows:
+            raise Conflict(f"write job {job.name} holds {there} rows of these parts, not {rows}: write it anew")
+        await self._clear()
+        for index, chunks in self._by_queue(wanted):
+            _check_room(index, sum(chunk.rows for chunk in chunks), sum(chunk.bytes for chunk in chunks))
+        await self._note(job, JobState.COMMITTED, parts=list(dict.fromkeys(parts)), rows=rows)
+
+    def _by_queue(self, chunks: Iterable[_Chunk]) -> Iterator[tuple[QueueIndex, list[_Chunk]]]:
+        of_queue: dict[str, list[_Chunk]] = {}
+        for chunk in chunks:
+            of_queue.setdefault(chunk.queue, []).append(chunk)
+        for queue, found in of_queue.items():
+            indexes = {self._index(chunk) for chunk in found}
+            index = next(iter(indexes))
+            if index is None or len(indexes) > 1:
+                raise Conflict(f"queue {queue} was deleted while rows for it were written. Write them anew")
+            yield index, found
+
+    async def _finish(self, job: _Job) -> None:
+        """Publish what a committed job still holds, take the rest of it away, and note that it is done."""
+        assert self._keys is not None
+        wanted = list(job.chunks(job.wanted))
+        with self._held_back({index for index in map(self._index, wanted) if index is not None}) as indexes:
+            self._keys.frozen.update(indexes)
+            for some in _together(wanted):
+                await self._publish(job, some)
+                await self._unlink(some)
+                job.drop(some)
+            await self._unlink(job.take_all())
+            await self._note(job, JobState.DONE, rows=job.rows, again=job.again)
+            self._keys.frozen.difference_update(self._not_frozen(indexes))
+
+    def _not_frozen(self, indexes: Iterable[QueueIndex]) -> set[QueueIndex]:
+        """Of these queues those into which no other committed job still brings rows."""
+        others = [job for job in self._jobs.values() if job.state is JobState.COMMITTED]
+        return set(indexes) - {index for job in others for index in map(self._index, job.chunks()) if index is not None}
+
+    @contextmanager
+    def _held_back(self, indexes: set[QueueIndex]) -> Iterator[set[QueueIndex]]:
+        """Who browses these queues meanwhile waits."""
+        events = {index: trio.Event() for index in indexes if index not in self._filling}
+        self._filling.update(events)
+        try:
+            yield indexes
+        finally:
+            for index, event in events.items():
+                del self._filling[index]
+                event.set()
+
+    async def _abort(self, job: _Job) -> None:
+        async with job.ending:
+            if job.state is JobState.COMMITTED:
+                raise Conflict(f"write job {job.name} is committed: its rows come")
+            if job.state is JobState.OPEN:
+                await self._note(job, JobState.ABORTED)
+                await self._unlink(job.take_all())
+            elif job.state is JobState.DONE:
+                await self._forget(job)
+
+    async def _publish(self, job: _Job, chunks: Sequence[_Chunk]) -> None:
+        """Publish the rows of some chunks of one queue."""
+        index = self._index(chunks[0])
+        if index is None:
+            return  # it was deleted after the commit, and they with it
+        drafts: list[Draft] = []
+        for chunk, stored in zip(chunks, await self._core.storage.read([chunk.entry for chunk in chunks]), strict=True):
+            if stored is None:
+                raise CorruptMessage(f"rows {chunk.part}/{chunk.number} of write job {job.name} are not there any more")
+            try:
+                body = await stored.body.read()
+            finally:
+                await stored.body.aclose()
+            drafts += _decoded(body, f"{job.name}/{chunk.part}/{chunk.number}/{chunk.place}")
+        for outcome in await self._publisher.publish(index, drafts):
+            if isinstance(outcome, NoSuchQueue):
+                continue
+            if isinstance(outcome, StorageError | BrokerClosed):
+                raise outcome
+            if isinstance(outcome, MQError):
+                logger.error("a row of write job %s is not in queue %s: %s", job.name, index.name, outcome)
+            elif job.again is not None:
+                job.again += not outcome.is_new
+
+    def _index(self, chunk: _Chunk) -> QueueIndex | None:
+        """The queue for which a chunk was meant; None when it is no more."""
+        index = self._core.catalog.queues.get(chunk.queue)
+        return index if index is not None and index.incarnation == chunk.incarnation else None
+
+    async def _care_for(self, job: _Job) -> None:
+        """Do what a job needs by now."""
+        if job.ending.locked() or self._due(job) > trio.current_time():
+            return
+        if job.state is JobState.OPEN:
+            logger.warning("write job %s was abandoned: what it held is taken away", job.name)
+            await self._abort(job)
+            return
+        async with job.ending:
+            if job.state is JobState.COMMITTED:
+                await self._finish(job)
+            elif job.name in self._jobs:
+                await self._forget(job)
+
+    def _seconds_left(self) -> float:
+        """Seconds until a job needs something, or may be looked at again while others work on it."""
+        now = trio.current_time()
+        due = [now + RETRY_SECONDS if job.ending.locked() else self._due(job) for job in self._jobs.values()]
+        return max(0.001, min(due) - now) if due else math.inf
+
+    def _due(self, job: _Job) -> float:
+        return max(job.retry_at, 0.0 if job.state is JobState.COMMITTED else job.since + KEEP_SECONDS)
+
+    async def _note(self, job: _Job, state: JobState, **more: Any) -> None:
+        """Put the record of a job; durable on return, and only then is that its state."""
+        record = {"state": state.value, "at_ms": self._core.clock_ns() // 1_000_000, **more}
+        with trio.CancelScope(shield=True), self._core.committer.noting_failure():
+            await self._core.storage.put_record(KIND, job.name, record)
+            job.take(record)
+        job.since = trio.current_time()
+        self._changed.set()
+
+    async def _forget(self, job: _Job) -> None:
+        with trio.CancelScope(shield=True), self._core.committer.noting_failure():
+            await self._core.storage.drop_record(KIND, job.name)
+            del self._jobs[job.name]
+
+    async def _unlink(self, chunks: Sequence[_Chunk], *, durable: bool = False) -> None:
+        """Take chunks away. After a crash some may be there again: then their job says that they are nobody's, or each
+        of their rows is known by its key."""
+        if not chunks:
+            return
+        operations: list[Operation] = [Move(chunk.entry, State.REMOVED, durable=durable) for chunk in chunks]
+        operations += [Unlink(Entry(WRITE_JOBS, chunk.entry.id, State.REMOVED)) for chunk in chunks]
+        for outcome in await self._core.committer.commit(operations):
+            if outcome.result not in (Result.DONE, Result.GONE):
+                raise error_of(outcome, "take away the rows of a write job")
+
+
+class _Chunk(NamedTuple):
+    """Some rows of a job for one queue, in the store.
+
+    Attributes:
+        entry: where.
+        job: its name.
+        queue: where the rows are to go.
+        incarnation: of that queue.
+        part: see :meth:`WriteJobs.add`.
+        number: see there.
+        place: in the request.
+        of: how many chunks the request has.
+        rows: how many messages it has.
+        bytes: of their bodies together.
+    """
+
+    entry: Entry
+    job: str
+    queue: str
+    incarnation: int
+    part: str
+    number: int
+    place: int
+    of: int
+    rows: int
+    bytes: int
+
+    @classmethod
+    def said(cls, entry: Entry, attributes: Mapping[str, Any]) -> _Chunk:
+        """The chunk of an entry, as its attributes say."""
+        return cls(entry, **{name: attributes[name] for name in cls._fields[1:]})
+
+
+class _Job:
+    """A job, as it is in the store.
+
+    Attributes:
+        since: its last sign of life, by Trio's clock.
+        parts: what it holds, by part and number of the request.
+        wanted: the parts that count, once it is committed.
+        rows: how many rows those have.
+        again: how many of these were there already; None when that is not known.
+        ending: held while its state changes, or is about to.
+        locks: one for each part, held while a request of it is stored.
+        retry_at: not before this anything is tried again.
+    """
+
+    def __init__(self, name: str, since: float) -> None:
+        self.name = name
+        self.since = since
+        self.state = JobState.OPEN
+        self.is_noted = False
+        self.parts: dict[tuple[str, int], list[_Chunk]] = {}
+        self.wanted: Sequence[str] = ()
+        self.rows = 0
+        self.again: int | None = 0
+        self.ending = trio.Lock()
+        self.locks: dict[str, trio.Lock] = {}
+        self.retry_at = 0.0
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Be what the record says."""
+        self.state = JobState(record["state"])
+        self.is_noted = True
+        self.wanted = record.get("parts", self.wanted)
+        self.rows = record.get("rows", self.rows)
+        self.again = record.get("again", self.again)
+
+    def add(self, chunk: _Chunk) -> bool:
+        """Add a chunk; False when it is there already."""
+        held = self.parts.setdefault((chunk.part, chunk.number), [])
+        if any(each.place == chunk.place for each in held):
+            return False
+        held.append(chunk)
+        return True
+
+    def chunks(self, parts: Iterable[str] | None = None) -> Iterator[_Chunk]:
+        """What it holds of these parts, part by part and in order; of all in whatever order where none are named."""
+        if parts is None:
+            yield from itertools.chain.from_iterable(self.parts.values())
+            return
+        numbers: dict[str, list[int]] = {}
+        for part, number in self.parts:
+            numbers.setdefault(part, []).append(number)
+        for part in dict.fromkeys(parts):
+            for number in sorted(numbers.get(part, ())):
+                yield from sorted(self.parts[part, number], key=lambda chunk: chunk.place)
+
+    def drop(self, chunks: Iterable[_Chunk]) -> None:
+        """Forget chunks that are no more."""
+        for chunk in chunks:
+            held = self.parts[chunk.part, chunk.number]
+            held.remove(chunk)
+            if not held:
+                del self.parts[chunk.part, chunk.number]
+
+    def drop_incomplete(self) -> list[_Chunk]:
+        """Forget requests of an open job of which not all chunks are there, and return these: nobody was told that
+        they are held. Of a committed job some may have been published."""
+        if self.state is not JobState.OPEN:
+            return []
+        incomplete = [held for held in self.parts.values() if len(held) < held[0].of]
+        dropped = [chunk for held in incomplete for chunk in held]
+        self.drop(dropped)
+        return dropped
+
+    def take_all(self) -> list[_Chunk]:
+        """Forget all chunks, and return them."""
+        chunks = list(self.chunks())
+        self.parts.clear()
+        return chunks
+
+    def status(self) -> WriteJobStatus:
+        """What it is, for people and clients."""
+        held = list(self.chunks())
+        rows = sum(chunk.rows for chunk in held) if self.state is JobState.OPEN else self.rows
+        again = self.again if self.state is JobState.DONE else None
+        return WriteJobStatus(self.name, self.state.value, sorted({chunk.queue for chunk in held}), rows, again)
+
+
+class Writes:
+    """Write jobs, as doors call them: :attr:`Broker.writes`. Every method raises :class:`~mq.errors.NoSuchQueue` where
+    there is no such queue.
+
+    Args:
+        jobs: carries the operations out.
+        look_up: returns a queue's index.
+        in_flight: keeps the broker from ending during a call.
+    """
+
+    def __init__(self, jobs: WriteJobs, look_up: Callable[[str], Awaitable[QueueIndex]], in_flight: InFlight) -> None:
+        self._jobs = jobs
+        self._look_up = look_up
+        self._in_flight = in_flight
+
+    async def of(self, queue: str) -> list[WriteJobStatus]:
+        """The jobs with rows for a queue that have not ended, by name."""
+        return await self._jobs.of((await self._look_up(queue)).name)
+
+    async def add(self, queue: str, job: str, part: str, number: int, drafts: Sequence[Draft]) -> list[MQError | None]:
+        """As :meth:`WriteJobs.add`."""
+        with self._in_flight:
+            return await self._jobs.add(await self._look_up(queue), job, part, number, drafts)
+
+    async def commit(self, queue: str, job: str, parts: Sequence[str], rows: int) -> WriteJobStatus:
+        """As :meth:`WriteJobs.commit`, for a job that has rows for this queue, or none."""
+        with self._in_flight:
+            return await self._jobs.commit((await self._look_up(queue)).name, job, parts, rows)
+
+    async def abort(self, queue: str, job: str) -> None:
+        """As :meth:`WriteJobs.abort`, for a job that has rows for this queue, or none."""
+        with self._in_flight:
+            await self._jobs.abort((await self._look_up(queue)).name, job)
+
+
+def _check_names(*names: str) -> None:
+    for name in names:
+        if _NAME.fullmatch(name) is None:
+            raise InvalidSetting(
+                f"not the name of a write job or of a part: {shorten(name)}. Use 1 to 100 letters, digits and . _ @ -, "
+                "beginning with a letter, a digit or _"
+            )
+
+
+def _check_has(job: _Job, queue: str) -> None:
+    """Refuse what names another queue: the right on it was asked for."""
+    queues = {chunk.queue for chunk in job.chunks()}
+    if queues and queue not in queues:
+        raise Conflict(f"write job {job.name} has no rows for queue {queue}")
+
+
+def _check_open(job: _Job) -> None:
+    if job.state is not JobState.OPEN:
+        raise _has_ended(job)
+
+
+def _has_ended(job: _Job) -> Conflict:
+    return Conflict(f"write job {job.name} is {job.state.value}: it takes no more rows")
+
+
+def _check_room(index: QueueIndex, rows: int, size: int) -> None:
+    """Refuse a commit for which a queue has no room: once decided, it is not refused any more."""
+    settings = index.settings
+    if settings.publish_paused:
+        raise PublishPaused(f"publishing to queue {index.name} is paused, until mq resume {index.name} ends that")
+    if settings.overflow != REJECT:
+        return
+    if settings.max_messages is not None and index.counted + rows > settings.max_messages:
+        raise QueueFull(f"queue {index.name} has no room for {rows} messages more. Try again later")
+    then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
+    if settings.max_bytes is not None and then > settings.max_bytes:
+        raise QueueFull(f"queue {index.name} has no room for {size} bytes more. Try again later")
+
+
+def _together(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
+    """Chunks one after the other that go into one queue and are not too much at a time."""
+    some: list[_Chunk] = []
+    for chunk in chunks:
+        is_other = some and (some[0].queue, some[0].incarnation) != (chunk.queue, chunk.incarnation)
+        rows, size = sum(each.rows for each in some) + chunk.rows, sum(each.bytes for each in some) + chunk.bytes
+        if some and (is_other or len(some) == _CHUNKS_AT_ONCE or rows > _ROWS_AT_ONCE or size > _BYTES_AT_ONCE):
+            yield some
+            some = []
+        some.append(chunk)
+    if some:
+        yield some
+
+
+def _cut(drafts: Sequence[Draft], longest: int | None) -> Iterator[Sequence[Draft]]:
+    """Messages as they go into chunks."""
+    longest = min(LARGEST_CHUNK, longest or LARGEST_CHUNK)
+    start, size = 0, 0
+    for stop, draft in enumerate(drafts):
+        if stop > start and size + len(_body_of(draft)) > longest:
+            yield drafts[start:stop]
+            start, size = stop, 0
+        size += len(_body_of(draft))
+    yield drafts[start:]
+
+
+def _encoded(drafts: Sequence[Draft]) -> bytes:
+    """The bytes of a chunk: a line of JSON, then the bodies."""
+    bodies = [_body_of(draft) for draft in drafts]
+    head = [[len(body), *draft[1:-1]] for draft, body in zip(drafts, bodies, strict=True)]
+    return b"".join([json.dumps(head).encode("ascii"), b"\n", *bodies])
+
+
+def _decoded(data: bytes, name: str) -> Iterator[Draft]:
+    """The messages of a chunk, each with a key: where its publisher gave none, one that is its place in the job."""
+    at = data.index(b"\n") + 1
+    for row, (size, *said) in enumerate(json.loads(data[: at - 1])):
+        draft = Draft(data[at : at + size], *said)._replace(is_decided=True)
+        at += size
+        yield draft if draft.key is not None else draft._replace(key=f"write-job/{name}/{row}")
+
+
+def _body_of(draft: Draft) -> bytes:
+    assert isinstance(draft.body, bytes), "the rows of a write job are in memory"
+    return draft.body

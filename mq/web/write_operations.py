@@ -1,0 +1,130 @@
+"""Operations of write jobs (used by the Spark sink): rows that come into their queues together, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mq.access import Right
+from mq.broker import Draft
+from mq.broker.settings import QUEUE, count
+from mq.broker.write_jobs import MOST_PARTS
+from mq.errors import InvalidRequest, MQError, NoSuchQueue
+from mq.message import QueueName
+from mq.web.batches import draft_entries, read_entries, refused_line
+from mq.web.exchange import Reply, document, empty
+from mq.web.operations import Operation, Parameter, RequestContext, Success, known_queue
+from mq.web.replies import outcomes_reply
+from mq.web.request_body import read_object
+from mq.web.schemas import COUNT, DRAFTS, OUTCOMES, as_json, record, reference
+
+_LARGEST: Final = (1 << 63) - 1
+_HELD_LINE: Final = '{"status": 202}\n'
+"""What is told of an entry that is held back."""
+
+
+async def write_jobs(context: RequestContext) -> Reply:
+    """The jobs with rows for a queue."""
+    found = await context.broker.writes.of(QueueName(context.queue))
+    return document(200, {"writes": [each._asdict() for each in found]})
+
+
+async def hold_back(context: RequestContext) -> Reply:
+    """Keep messages for a job."""
+    queue = await known_queue(context.broker, context.queue)
+    entries = draft_entries(context.request.headers.get("content-type", ""))
+    part, number = context.query["part"], context.query["number"]
+    with context.budget.reserve() as room:
+        drafts = await read_entries(context.request, entries, context.max_body, room, context.turn)
+        good = [draft for draft in drafts if isinstance(draft, Draft)]
+        outcomes = iter(await context.broker.writes.add(queue, context.id, part, number, good))
+    errors = [draft if isinstance(draft, MQError) else next(outcomes) for draft in drafts]
+    return outcomes_reply([_HELD_LINE if error is None else refused_line(error) for error in errors])
+
+
+async def commit_writes(context: RequestContext) -> Reply:
+    """Let the rows of a job come."""
+    queue = await known_queue(context.broker, context.queue)
+    wanted = await read_object(context.request)
+    parts, rows = wanted.get("parts"), wanted.get("rows")
+    if (
+        wanted.keys() != {"parts", "rows"}
+        or not isinstance(parts, list)
+        or not all(isinstance(part, str) for part in parts)
+        or type(rows) is not int
+        or rows < 0
+    ):
+        raise InvalidRequest('say what counts: {"parts": [NAME, ...], "rows": NUMBER}')
+    await _check_rights(context, queue)
+    return document(200, (await context.broker.writes.commit(queue, context.id, parts, rows))._asdict())
+
+
+async def abort_writes(context: RequestContext) -> Reply:
+    """End a job, so that nothing of it comes."""
+    queue = await known_queue(context.broker, context.queue)
+    await _check_rights(context, queue)
+    await context.broker.writes.abort(queue, context.id)
+    return empty(200)
+
+
+async def _check_rights(context: RequestContext, queue: QueueName) -> None:
+    """Refuse a job with rows for a queue to which the user may not publish.
+
+    Raises:
+        NoSuchQueue: there is one.
+    """
+    for job in await context.broker.writes.of(queue):
+        hidden = [each for each in job.queues if not context.may(Right.PUBLISH, each)]
+        if job.job == context.id and hidden:
+            raise NoSuchQueue(f"write job {job.job} has rows for queues to which you may not publish")
+
+
+_JOB: Final = as_json(reference("WriteJob"))
+_COMMIT: Final[dict[str, Any]] = record(
+    {"parts": {"type": "array", "items": QUEUE.schema, "maxItems": MOST_PARTS}, "rows": COUNT}
+)
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "GET",
+        "/QUEUE/writes",
+        Right.PUBLISH,
+        write_jobs,
+        "shows the write jobs that hold rows for a queue",
+        {200: Success("all", as_json(record({"writes": {"type": "array", "items": reference("WriteJob")}})))},
+        refusals=(404, 409),
+    ),
+    Operation(
+        "POST",
+        "/QUEUE/writes/JOB",
+        Right.PUBLISH,
+        hold_back,
+        "holds messages back until their job is committed",
+        {200: Success("one line for each entry", OUTCOMES)},
+        refusals=(404, 408, 409, 413, 503),
+        query=(
+            Parameter("part", QUEUE, "names a task, or one run of it", is_needed=True),
+            Parameter("number", count(_LARGEST, 0), "of the request in its part", is_needed=True),
+        ),
+        body=DRAFTS,
+    ),
+    Operation(
+        "PUT",
+        "/QUEUE/writes/JOB",
+        Right.PUBLISH,
+        commit_writes,
+        "lets all rows of a job come into their queues, or none",
+        {200: Success("they are there", _JOB)},
+        refusals=(404, 408, 409, 413, 429, 503),
+        body=as_json(_COMMIT),
+    ),
+    Operation(
+        "DELETE",
+        "/QUEUE/writes/JOB",
+        Right.PUBLISH,
+        abort_writes,
+        "aborts a job: nothing of it comes; or forgets one that is done",
+        {200: Success("nothing is held any more")},
+        refusals=(404, 409, 503),
+    ),
+)
+"""Operations of write jobs."""

@@ -1,0 +1,74 @@
+"""Write jobs over HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mq.web.endpoints import Endpoints
+from mq.web.exchange import Reply, Request
+from tests.web.talking import detail, stream
+
+
+@pytest.fixture
+async def q(endpoints: Endpoints) -> str:
+    await ask(endpoints, "PUT", "/q")
+    return "/q/writes/job"
+
+
+async def ask(endpoints: Endpoints, method: str, target: str, body: bytes = b"") -> Reply:
+    path, _, query = target.partition("?")
+    return await endpoints.handle(Request(method, path.encode(), query.encode(), {}, stream(body), len(body)))
+
+
+def lines(*bodies: str) -> bytes:
+    return b"".join(json.dumps({"body": body}).encode() + b"\n" for body in bodies)
+
+
+def told(reply: Any) -> list[int]:
+    return [json.loads(line)["status"] for line in reply.body.splitlines()]
+
+
+async def test_rows_come_when_their_job_is_committed(endpoints: Endpoints, q: str) -> None:
+    reply = await ask(endpoints, "POST", f"{q}?part=0&number=0", lines("a", "b"))
+    assert (reply.status, told(reply)) == (200, [202, 202])
+    assert (await ask(endpoints, "GET", "/q/messages")).status == 204
+    shown = json.loads((await ask(endpoints, "GET", "/q/writes")).body)
+    assert shown == {"writes": [{"job": "job", "state": "open", "queues": ["q"], "rows": 2, "again": None}]}
+    for _ in range(2):
+        reply = await ask(endpoints, "PUT", q, b'{"parts": ["0"], "rows": 2}')
+        assert json.loads(reply.body) == {"job": "job", "state": "done", "queues": [], "rows": 2, "again": 0}
+    assert (await ask(endpoints, "GET", "/q/messages")).body == b"a"
+    assert (await ask(endpoints, "DELETE", q)).status == 200
+
+
+async def test_what_is_wrong_with_a_row_is_said_in_its_line(endpoints: Endpoints, q: str) -> None:
+    body = lines("a") + b'{"body": 1}\n' + b'{"body": "b", "group": "g"}\n'
+    assert told(await ask(endpoints, "POST", f"{q}?part=0&number=0", body)) == [202, 400, 409]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"parts": "0", "rows": 1}', b'{"parts": ["0"], "rows": true}'])
+async def test_a_commit_says_what_counts(endpoints: Endpoints, q: str, body: bytes) -> None:
+    reply = await ask(endpoints, "PUT", q, body)
+    assert reply.status == 400
+    assert "say what counts" in detail(reply)
+
+
+async def test_an_aborted_job_takes_nothing_more(endpoints: Endpoints, q: str) -> None:
+    await ask(endpoints, "POST", f"{q}?part=0&number=0", lines("a"))
+    assert (await ask(endpoints, "DELETE", q)).status == 200
+    assert (await ask(endpoints, "POST", f"{q}?part=0&number=1", lines("b"))).status == 409
+    assert (await ask(endpoints, "PUT", q, b'{"parts": ["0"], "rows": 1}')).status == 409
+
+
+@pytest.mark.parametrize("query", ["part=0", "number=0", "part=a/b&number=0"])
+async def test_a_request_names_its_part_and_its_number(endpoints: Endpoints, q: str, query: str) -> None:
+    assert (await ask(endpoints, "POST", f"{q}?{query}", lines("a"))).status == 400
+
+
+async def test_no_queue_no_job(endpoints: Endpoints) -> None:
+    for method, body in (("POST", lines("a")), ("PUT", b'{"parts": [], "rows": 0}'), ("DELETE", b"")):
+        target = "/nowhere/writes/job" + ("?part=0&number=0" if method == "POST" else "")
+        assert (await ask(endpoints, method, target, body)).status == 404
