@@ -89,7 +89,7 @@ class ActionCall(NamedTuple):
         names: of queues, as its client sees them.
         request: as it came.
         room: memory that is given back once it is answered.
-        user: who asks; None where there are no users.
+        user: its user; None where there are no users.
     """
 
     desk: Desk

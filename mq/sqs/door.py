@@ -58,7 +58,7 @@ class SqsDoor:
         broker: an open one.
         budget: memory for large requests and answers.
         nursery: runs message move tasks; :meth:`end` ends them.
-        logins: knows the users; None lets everybody do everything.
+        logins: knows the users; None allows everything to all.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
         scheme: by which clients call.
     """
@@ -130,8 +130,8 @@ class SqsDoor:
         return length <= LARGEST_REQUEST and (is_signed or self._logins is None) and self._url(request) is not None
 
     def _is_signed_url(self, request: Request) -> bool:
-        """Whether a request is a signed URL that was followed. Where nobody checks signatures there are none: a link
-        would be enough to delete a queue."""
+        """Whether a request is a signed URL that was followed. False where signatures are not checked: there a mere
+        link could delete a queue."""
         is_get = request.method == "GET" and SIGNED in request.query and b"Action=" in request.query
         return is_get and self._logins is not None and (request.path == b"/" or self._url(request) is not None)
 

@@ -340,8 +340,8 @@ async def delete_batch(call: ActionCall) -> Mapping[str, Any]:
 
 
 async def _delete_late(call: ActionCall, queue: QueueName, handle: ReceiptHandle, error: MQError) -> None:
-    """Delete a message whose lease has run out, if it was not handed out since: what was to be done is done. If it was,
-    or is gone, nothing has to be done, and SQS says so to nobody.
+    """Delete a message after the end of its lease, unless it was handed out since: the work on it is done. If it was,
+    or is gone, nothing is done, and the answer is the same, as in SQS.
 
     Raises:
         MQError: any other error.

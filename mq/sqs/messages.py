@@ -169,7 +169,7 @@ def kept_attributes(
         attributes: the message attributes.
         trace: the header of AWS X-Ray.
         group: the message group.
-        sender: the user who sends it; None where there are none.
+        sender: the user that sends it; None where there are no users.
         deduplication: the id by which a FIFO queue knows it again.
     """
     found: dict[str, Any] = {}

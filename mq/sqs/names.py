@@ -67,7 +67,7 @@ def queue_of_path(path: str) -> str | None:
 
 
 def queue_of_arn(arn: str, what: str) -> QueueName:
-    """The queue of an ARN, of whatever region and account.
+    """The queue of an ARN, of any region and account.
 
     Args:
         arn: from a client.

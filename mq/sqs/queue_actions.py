@@ -99,7 +99,7 @@ async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None
     Raises:
         SqsError: there is no such queue, it refuses this source, letters would go round, or the user lacks a right.
     """
-    call.allow(Right.CONSUME, queue)  # whoever has them sent elsewhere reads them there
+    call.allow(Right.CONSUME, queue)  # a user that sends them elsewhere can read them there
     call.allow(Right.PUBLISH, target)
     broker = call.desk.broker
     path: list[str] = [queue]

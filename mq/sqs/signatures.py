@@ -1,4 +1,4 @@
-"""AWS Signature Version 4, checked: who has signed a request, and whether it came as it was signed. Pure.
+"""Checks AWS Signature Version 4: which key has signed a request, and whether it came as it was signed. Pure.
 
 A client makes a digest of the request, its time and its region with a secret that it has in common with mq. It sends
 the digest in the header Authorization, or in the query of a URL that was signed for others to use. (AWS General
@@ -176,6 +176,6 @@ def _encoded(text: str) -> str:
 
 
 def _folded(headers: Mapping[str, str], name: str) -> str:
-    """A header's value; its bytes are UTF-8 for those who sign them."""
+    """A header's value as clients sign it: its bytes are UTF-8."""
     value = " ".join(headers.get(name, "").split())
     return value.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
