@@ -11,7 +11,7 @@ from mq.errors import InvalidSetting
 from mq.message import shorten
 
 _SUITES: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""For TLS 1.2: those that authenticate what they encrypt, with keys that are forgotten. Those of TLS 1.3 all do."""
+"""For TLS 1.2: suites with authenticated encryption and forward secrecy. All those of TLS 1.3 have both."""
 
 
 class TLSFiles(NamedTuple):

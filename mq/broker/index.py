@@ -274,7 +274,7 @@ class QueueIndex:
             self._note_in_group(self.groups, entry)
 
     def put_off(self, entry: Entry, key: int) -> None:
-        """Note that a delayed message, which was just added and whose id has that key, is far off."""
+        """Note that a delayed message, which was just added, is far off. `key` is that of its id."""
         del self.delayed[entry.id]
         self.far_off.add(entry, key)
 

@@ -187,7 +187,7 @@ class QueueSettings:
         return {name: getattr(self, name) for name in _FIELDS}  # as asdict, which copies deeply, in a tenth of its time
 
     def kept(self) -> dict[str, Any]:
-        """The settings that are not at their default, which is what the store keeps."""
+        """The settings that are not at their default: the store keeps those."""
         return {name: value for name, value in self.values().items() if value != _FIELDS[name].default}
 
     def retry_seconds(self, receives: int, random: Random) -> float:

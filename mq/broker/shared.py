@@ -25,8 +25,8 @@ from mq.storage.interface import QUEUE, WRITE_JOBS, Change, Entry, Sharing
 logger = logging.getLogger("mq.broker")
 
 _REST_FACTOR: Final = 4
-"""The pause after a look at the store, as a multiple of the time that the look took, where that is longer than the
-usual pause. So a large and slow store takes up a fifth of the time at the most."""
+"""The pause after a look at the store is at least this many times the time of the look. So a large and slow store takes
+up a fifth of the time at the most."""
 _LONGEST_REST_SECONDS: Final = 0.4
 """The longest pause after a glance: a waiting request hears of another broker's messages within a second, even where a
 look takes half of that."""

@@ -1,6 +1,6 @@
 """Upkeep: work without a request. Deliveries, ends of leases, expiry and deaths, leftovers of deleted queues.
 
-:class:`Upkeep` owns the mover, the reaper and the timers of what expires, and tells them what arrives where: an entry
+:class:`Upkeep` owns the mover, the reaper and the timers of expiring messages, and gives each of them its entries: one
 in NEW or DELAYED is the mover's, one in REMOVED the reaper's; for one in READY it calls the queue's waiters.
 """
 

@@ -68,7 +68,7 @@ def doctor_command(
 def _look(
     root: str, no_bodies: bool, pause: float, folder: str | None, *, needs_alone: bool, as_json: bool
 ) -> Inspection:
-    """Look, tell what was found, and move it where that is asked for."""
+    """Inspect the root, print the findings, and move them away if the flags say so."""
     with open_to_inspect(root) as look:
         if needs_alone and not look.alone:
             raise StorageUnusable("somebody serves the root: stop the daemon, its mover and its reaper first")

@@ -1,7 +1,7 @@
 """Messages of the daemon to the service manager that has started it, if any: sd_notify(3), without a library.
 
-They say that it is ready, that it stops, and, as often as the manager wants, that its event loop still turns. A manager
-with a watchdog starts a daemon that hangs anew, and starting is recovery.
+They tell its readiness, its stop and, as often as the manager wants, that its event loop still turns. A manager with a
+watchdog starts a daemon that hangs anew, and starting is recovery.
 """
 
 from __future__ import annotations

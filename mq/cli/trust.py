@@ -1,5 +1,5 @@
-"""Flags that say which users to trust with a root, for programs that are no daemon. Not in ``flags``, for this loads an
-event loop."""
+"""Flags for the users to trust with a root, in programs that are no daemon. Not in ``flags``, for this loads an event
+loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_TRUST: Final = ("group_writable", "root_owner")
 
 
 def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `command`, which works on a root, the flags that say which users to trust with it.
+    """Give `command`, which works on a root, the flags for the users to trust with it.
 
     It gets them as `options`, those of a store; a wrong value, wherever it comes from, ends the program with a line.
     """

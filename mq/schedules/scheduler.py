@@ -32,7 +32,7 @@ LOOK_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 10.0
 """How long a schedule rests after a firing that failed."""
 BACKWARDS_MS: Final = 86_400_000
-"""A last firing that is further ahead than that is of a clock that was wrong."""
+"""The most that a last firing can be ahead; a later one was noted by a wrong clock."""
 MOST_SCHEDULES: Final = 10_000
 MOST_TOGETHER: Final = 1000
 """Firings of one batch."""

@@ -53,7 +53,7 @@ class Meta(NamedTuple):
         deadline_ms: when a DELAYED entry falls due, in milliseconds since 1970.
         receives: how often the message has been handed out.
         receipt: unique to the lease that holds the entry; 16 lower-case hexadecimal digits.
-        order: the time (UUID ticks) by which the message stands in its queue, where that is not its id's.
+        order: the time (UUID ticks) by which the message stands in its queue; None for that of its id.
         expires_ms: when it is of no use any more, in milliseconds since 1970.
     """
 

@@ -1,8 +1,8 @@
 """``memory:`` keeps everything in this process: the store of transient queues and messages.
 
 Not durable, not shared. Dropping a queue forgets its READY messages on the spot, so nothing of it appears in REMOVED.
-Attributes and records are kept as JSON text, so that no caller can change what is kept, and what comes back is
-what every other store would give.
+Attributes and records are kept as JSON text: callers cannot change them, and get the same values as from any other
+store.
 """
 
 from __future__ import annotations

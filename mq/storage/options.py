@@ -17,8 +17,8 @@ class StorageOptions:
         native: whether mq-native may be used, where it is installed.
         group_writable: whether folders are used in which a group may write, and queues which its members made.
         root_owner: the number of a user whose folders are used, besides this process's and root's.
-        log: whether batches are made durable by a log instead of file by file, where one process has a store on a file
-            system of which that was proven (:attr:`mq.storage.files.mount.Mount.logged`).
+        log: whether batches are made durable by a log instead of file by file. Only where one process has the store, on
+            a file system on which a log was proven (:attr:`mq.storage.files.mount.Mount.logged`).
         log_bytes: of each of its two segments; where not given, they grow from 1 MiB to 32 MiB.
         untested: whether a root is served on a file system of which nothing was measured
             (:attr:`mq.storage.files.mount.Mount.assumed`).

@@ -1,4 +1,5 @@
-"""The plan of a seed: how many brokers, clients and lives, which file system, which trouble, and what each does.
+"""The plan of a seed: the numbers of brokers, clients and lives, the file system, the faults, and the work of each
+client.
 
 All of it is drawn here; the last digits of a seed decide what it looks for. :mod:`mq.testing.simulation` runs the plan.
 """

@@ -25,7 +25,7 @@ from mq.vsqs.system import FolderCalls, FolderLeft, failed, told
 
 READY: Final = -1
 NEW: Final = -2
-"""States beside that of a message that is handed out, whose state is its expiry in milliseconds since 1970."""
+"""Special states. The state of a message that is handed out is its expiry, in milliseconds since 1970."""
 
 HIGHEST: Final = 10**15 - 1
 """The highest number of a message."""

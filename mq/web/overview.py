@@ -56,5 +56,5 @@ class Overview:
 
 
 _EARLY: Final = 0.1
-"""Seconds by which a count ends before :data:`FRESH_SECONDS`, so that a page that asks every second always gets a new
+"""Seconds by which a count expires before :data:`FRESH_SECONDS`: a page that asks every second always gets a new
 one."""

@@ -1,7 +1,7 @@
 """One vhost: its exchanges, queues and bindings, indexed for look-ups; and planned changes of it.
 
-A :class:`Vhost` checks nothing. A :class:`TopologyChange` is planned and not yet made: it has what is added and what
-goes, and the records that the store has to keep or forget for that.
+A :class:`Vhost` checks nothing. A :class:`TopologyChange` is planned and not yet made: it lists
+additions and removals, and the records that the store has to keep or forget for them.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class TopologyPublisher:
     Args:
         topology: routes.
         copies: brings messages into their queues.
-        dead_letters: gets what a full queue refuses, where that queue dead-letters its refusals.
+        dead_letters: gets the refusals of full queues that dead-letter them.
     """
 
     def __init__(self, topology: Topology, copies: Copies, dead_letters: DeadLetterRouter) -> None:

@@ -58,7 +58,7 @@ class PublishPump:
     Args:
         copies: brings messages into their queues.
         alarm: told while there is no room.
-        dead_letters: gets what a full queue refuses, where that queue dead-letters its refusals.
+        dead_letters: gets the refusals of full queues that dead-letter them.
         backlog: bytes that wait, of all connections.
         told: called with messages that are stored or refused, and those among them that are refused.
 

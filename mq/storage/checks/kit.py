@@ -63,7 +63,7 @@ def leased() -> Meta:
 
 
 def large_body(storage: Storage) -> bytes:
-    """A mebibyte in which no two blocks are equal, or what the store takes if that is less."""
+    """A mebibyte in which no two blocks are equal, or as much of it as the store takes."""
     size = min(LARGE_BYTES, storage.description.max_body or LARGE_BYTES)
     return b"".join(number.to_bytes(8, "big") for number in range(size // 8))
 

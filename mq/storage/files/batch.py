@@ -265,7 +265,7 @@ class Batch:
                 yield index, [(path,)]
 
     def _done_natively(self, index: int, fd: int, removed: list[MessageId]) -> bool:
-        """Note an operation that mq-native has done, and `fd`, the file that it wrote if that was to be kept open.
+        """Note an operation that mq-native has done. `fd` is the file that it wrote, where that is kept open.
         Whether it has to be durable."""
         operation, entry = self._planned[index][:2]
         if isinstance(operation, Move):

@@ -433,7 +433,7 @@ def _named(root: str, mount: Mount, call: str) -> Iterator[None]:
 
 
 def _check_calls(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
-    """Try whether the file system has the calls that mq needs, where that is not known."""
+    """Try whether an unknown file system has the calls that mq needs."""
     if not mount.atomic_rename:
         _check_links(calls, layout, root, mount)
     if mount.remote:

@@ -1,8 +1,8 @@
 """Redoes changes of the log that a power cut has taken from the files. It can be cut off itself, at any call.
 
 Of each message only the last place that the log gives it counts. A move from a place where, by the log, the message was
-not, was refused then, and is passed over. Changes by hand are respected: a message under a name that the log does not
-know stays where it is, and a message that is nowhere stays gone, unless the log has its body.
+not, was refused then, and is passed over. Changes by hand are respected: a message under a name unknown to the log
+stays where it is, and a missing message stays gone, unless the log has its body.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Turn:
         state: the open folder of what is no message.
 
     Attributes:
-        socket: the path at which the daemon listens whose turn it is, for those that wait. It is short, wherever the
+        socket: the path at which the daemon in turn listens, for those that wait. It is short, wherever the
             root is, and only of use in this process.
     """
 
