@@ -218,8 +218,8 @@ class Leadership:
             await self._publishing[id].wait()
         if await self._store.knows(queue, id):
             return True
-        grave = (await self.broker.status(queue)).settings.dead_letter_queue
-        return grave is not None and await self._store.knows(grave, id)
+        target = (await self.broker.status(queue)).settings.dead_letter_queue
+        return target is not None and await self._store.knows(target, id)
 
     async def _declare(
         self, _: Holder, queue: str, settings: Mapping[str, Any], declared: Mapping[str, Any] | None

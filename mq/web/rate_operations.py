@@ -27,10 +27,10 @@ async def rates(context: RequestContext) -> Reply:
     metrics.catch_up()
     matching = [status for status in everyone if query["filter"] in status.name.lower()]
     sort_queues(matching, query["sort"], metrics)
-    graveyards = {status.settings.dead_letter_queue for status in everyone}
+    dead_letter_queues = {status.settings.dead_letter_queue for status in everyone}
     start = query["skip"]
     rows = [
-        _row(status, metrics, is_graveyard=status.name in graveyards, has_history=bool(query["history"]))
+        _row(status, metrics, takes_dead_letters=status.name in dead_letter_queues, has_history=bool(query["history"]))
         for status in matching[start : start + query["max"]]
     ]
     uptime = metrics.uptime
@@ -89,7 +89,7 @@ def sort_queues(statuses: list[QueueStatus], by: str, metrics: Metrics) -> None:
         statuses.sort(key=lambda status: getattr(status, by), reverse=True)
 
 
-def _row(status: QueueStatus, metrics: Metrics, *, is_graveyard: bool, has_history: bool) -> dict[str, Any]:
+def _row(status: QueueStatus, metrics: Metrics, *, takes_dead_letters: bool, has_history: bool) -> dict[str, Any]:
     ring = metrics.ring(status.name)
     row: dict[str, Any] = {
         "name": status.name,
@@ -98,7 +98,7 @@ def _row(status: QueueStatus, metrics: Metrics, *, is_graveyard: bool, has_histo
         "paused": status.settings.paused,
         "publish_paused": status.settings.publish_paused,
         "dead_letter_queue": status.settings.dead_letter_queue,
-        "takes_dead_letters": is_graveyard,
+        "takes_dead_letters": takes_dead_letters,
         "per_second": _per_second(ring, metrics.uptime),
     }
     return {**row, "messages": _history(ring, status)} if has_history else row

@@ -19,7 +19,7 @@ from mq.web.schemas import COUNT, DRAFTS, OUTCOMES, as_json, record, reference
 
 _LARGEST: Final = (1 << 63) - 1
 _HELD_LINE: Final = '{"status": 202}\n'
-"""What is told of an entry that is held back."""
+"""The outcome line of an entry that is held back."""
 
 
 async def write_jobs(context: RequestContext) -> Reply:
