@@ -80,6 +80,8 @@ class Membership(NamedTuple):
         lease_seconds: so long after its last sign of life a node is a member; 0 where there is no cluster.
         lease_left_seconds: how long this node certainly stays a member if it renews no more; None while it is none.
         links: to its neighbours, in the order of the cluster's file.
+        voters: how many machines keep the members and names, as when the node joined: with one, nothing of the cluster
+            survives its loss. 0 while that is not known.
     """
 
     node: str
@@ -92,6 +94,7 @@ class Membership(NamedTuple):
     lease_seconds: float = 0
     lease_left_seconds: float | None = None
     links: tuple[NeighborLink, ...] = ()
+    voters: int = 0
 
 
 ALONE: Final = Membership("", "alone", (), 0, False, 0)

@@ -15,6 +15,10 @@ from mq.cli.remote import Remote, fail, json_option, print_json, print_table, re
 
 SIZE: Final = 3
 """Nodes of a cluster."""
+ONE_MACHINE: Final = (
+    "etcd has one member: when its disk is lost, so are all queues of the cluster. Run three members, on three machines"
+)
+ONE_NODE: Final = "one node is a member: when it is lost, nobody serves the queues. Start the two others"
 _HEADER: Final = ("NODE", "ROLE", "MEMBER FOR", "LINK TO IT", "ITS LINK", "ANSWERS AFTER")
 
 
@@ -42,6 +46,7 @@ def status_command(remote: Remote, as_json: bool) -> None:
         f"node {seen['node']}: {seen['role']}, {lease}; queues: {seen['queues']}, {served}; term: {seen['term']}; "
         f"fail-overs since it was started: {seen['failovers']}"
     )
+    _warn([seen])
 
 
 @cluster_command.command("check")
@@ -57,6 +62,7 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     for url in urls or (remote.access.url,):
         with remote._replace(access=dataclasses.replace(remote.access, url=url)).client() as client:
             seen.append(client.cluster())
+    _warn(seen)
     reasons = list(dangers(seen))
     for reason in reasons:
         click.echo(reason)
@@ -65,6 +71,14 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     nodes = seen[0]["nodes"]
     mirrors = ", then ".join(node["name"] for node in nodes if not node["is_master"])
     click.echo(f"safe now, one node at a time: {mirrors}, and the master, {nodes[0]['name']}, last. Check before each")
+
+
+def _warn(seen: Sequence[Mapping[str, Any]]) -> None:
+    """Say what no stopping of a node changes: that one machine has all of it."""
+    if any(each["voters"] == 1 for each in seen):
+        click.echo(f"WARNING: {ONE_MACHINE}", err=True)
+    if any(len(each["nodes"]) == 1 for each in seen):
+        click.echo(f"WARNING: {ONE_NODE}", err=True)
 
 
 def dangers(seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -179,6 +179,9 @@ class Coordinator(Protocol):
     async def members(self) -> list[Member]:
         """All of them, the oldest first."""
 
+    async def voters(self) -> int:
+        """How many machines keep all this, of which a majority must live; 0 where that is not told."""
+
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[None]]:
         """Tells, after the block is entered, whenever members may have changed. The iterator may raise
         CoordinatorError, and may end: then enter anew."""

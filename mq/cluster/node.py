@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Final, cast
 
 import trio
@@ -139,6 +139,7 @@ class ClusterNode:
         self._leadership: Leadership | None = None
         self._news = trio.Event()
         self._was_warned = ""
+        self._voters = 0
 
     def membership(self) -> Membership:
         """The cluster, as this node sees it."""
@@ -161,6 +162,7 @@ class ClusterNode:
             self._config.lease_seconds,
             None if tenure is None else round(max(0.0, tenure.left), 3),
             tuple(map(self._linked, self._links)),
+            self._voters,
         )
 
     def _linked(self, link: PeerLink) -> NeighborLink:
@@ -251,6 +253,7 @@ class ClusterNode:
             nursery.start_soon(self._expire, tenure, stop)
             nursery.start_soon(self._listen)
             nursery.start_soon(self._tell_seen, tenure, stop)
+            nursery.start_soon(self._count_voters)
             nursery.start_soon(self._follow_members, tenure, nursery, stop)
         if why:
             raise why[0]
@@ -282,6 +285,10 @@ class ClusterNode:
 
     def _end_of(self, asked: float) -> float:
         return asked + self._config.lease_seconds * (1 - MARGIN)
+
+    async def _count_voters(self) -> None:
+        with suppress(CoordinatorError):  # it is told with the next membership
+            self._voters = await self._coordinator.voters()
 
     async def _tell_seen(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
         """Tell the others up to which change of what all share it is in effect here, for ever."""

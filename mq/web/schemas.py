@@ -296,6 +296,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "is_served": {"type": "boolean"},
             "term": COUNT,
             "failovers": COUNT,
+            "voters": COUNT,
             "lease_seconds": {"type": "number", "minimum": 0},
             "lease_left_seconds": {"type": ["number", "null"], "minimum": 0},
             "links": {

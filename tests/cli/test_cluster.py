@@ -30,6 +30,7 @@ def seen(node: str, *, term: int = 7) -> dict[str, object]:
         "lease_seconds": 5,
         "lease_left_seconds": 4.25,
         "links": links,
+        "voters": 3,
     }
 
 
@@ -100,3 +101,15 @@ def test_each_end_of_a_link_counts(
     answers += [here, seen("b"), seen("c")]
     done = mq("cluster", "check", *URLS)
     assert (done.status, done.lines) == (1, [reason])
+
+
+@pytest.mark.parametrize("verb", ["status", "check"])
+def test_that_one_machine_has_all_of_it_is_said_loudly(answers: list[dict[str, object]], mq: Mq, verb: str) -> None:
+    answers += [seen(each) | {"voters": 1} for each in "abc"]
+    done = mq("cluster", verb, *(URLS if verb == "check" else ()))
+    assert (done.status, "WARNING: etcd has one member: when its disk is lost" in done.error) == (0, True)
+    nodes = [{"name": "a", "uptime_seconds": 90.0, "is_master": True}]
+    answers[:] = [seen("a") | {"nodes": nodes}]
+    assert "WARNING: one node is a member: when it is lost" in mq("cluster", verb).error
+    answers[:] = [seen(each) for each in "abc"]
+    assert "WARNING" not in mq("cluster", verb, *(URLS if verb == "check" else ())).error

@@ -31,6 +31,7 @@ class Ground:
 
     Attributes:
         has_fence: whether a store of somebody who is no member any more refuses to change anything.
+        voters: how many machines there would be.
         masters: the numbers of those who opened the store, in order.
         is_mute: whether nobody is told what happens to names; who asks is answered.
         reserved: (node, queue) of each name that a node has reserved.
@@ -44,6 +45,7 @@ class Ground:
         self.has_fence = True
         self.swallows = False
         self.is_mute = False
+        self.voters = 3
         self.masters: list[int] = []
         self.reserved: set[tuple[str, str]] = set()
         self.history: list[NameChange] = []
@@ -152,6 +154,10 @@ class FakeCoordinator:
     async def members(self) -> list[Member]:
         await self._ground.reach(self._node)
         return self._ground.members()
+
+    async def voters(self) -> int:
+        await self._ground.reach(self._node)
+        return self._ground.voters
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[AsyncIterator[None]]:

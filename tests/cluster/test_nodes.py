@@ -487,6 +487,19 @@ async def test_when_a_node_can_be_stopped(autojump_clock: MockClock) -> None:
         assert "node b has 0.0 of 2 s of its lease left: etcd answers late" in found
 
 
+async def test_a_node_tells_how_many_machines_keep_the_cluster(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        await trio.sleep(1)
+        assert {host.node.membership().voters for host in cluster.hosts.values()} == {3}
+        cluster.ground.voters = 1
+        await cluster.hosts["c"].kill()
+        c = await cluster.start("c")
+        await c.wait_for_master()
+        await trio.sleep(1)
+        reply = await c.http("GET", "/-/cluster")
+        assert json.loads(bytes(reply.body))["voters"] == 1
+
+
 async def test_a_lost_machine_is_replaced_by_an_empty_one_of_its_name(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         a, b, c = (cluster.hosts[name] for name in "abc")

@@ -126,7 +126,14 @@ function gauges(text) {
 function explained(membership) {
   if (!membership.node) return "";
   const served = membership.is_served ? "served" : "not served now";
-  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "fail-over")} since this node was started. ${lease(membership)}`;
+  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "fail-over")} since this node was started. ${lease(membership)}${warned(membership)}`;
+}
+
+/** That one machine has all of it. */
+function warned({ voters, nodes }) {
+  const machine = voters === 1 ? " WARNING: etcd has one member: when its disk is lost, so are all queues of the cluster." : "";
+  const node = nodes.length === 1 ? " WARNING: one node is a member: when it is lost, nobody serves the queues." : "";
+  return machine + node;
 }
 
 function lease({ lease_left_seconds: left, lease_seconds: whole }) {

@@ -119,17 +119,24 @@ class EtcdCoordinator:
             self._renewing, self._rest, self._reserved, key, done.revision, lease.id, self._lease_seconds
         )
 
+    async def voters(self) -> int:
+        """How many members etcd has; 0 where its user may not ask."""
+        with translated():
+            try:
+                return await self._client.voters()
+            except Rejected:
+                return 0
+
     async def _count_voters(self) -> None:
         """Say once when etcd is one machine. That a user may not ask for its members keeps nobody from joining."""
         if self._has_counted:
             return
-        with suppress(Rejected):
-            if await self._client.voters() == 1:
-                logger.warning(
-                    "etcd at %s has one member: when its disk is lost, so are all queues of the cluster, with all that "
-                    "is in them. Run three members, on three machines",
-                    self._client.endpoints[0],
-                )
+        if await self.voters() == 1:
+            logger.warning(
+                "etcd at %s has one member: when its disk is lost, so are all queues of the cluster, with all that "
+                "is in them. Run three members, on three machines",
+                self._client.endpoints[0],
+            )
         self._has_counted = True
 
     async def members(self) -> list[Member]:
