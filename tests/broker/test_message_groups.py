@@ -361,14 +361,28 @@ async def test_groups_of_a_long_queue_begin_step_by_step(
     assert len(groups) == 0
 
 
-async def test_a_queue_that_is_deleted_while_its_groups_begin(
+async def test_groups_begin_though_who_asked_for_it_goes(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
+    """The setting is durable by then. A fetch that waits gets the first one once they have begun."""
     monkeypatch.setattr(queues, "REGROUPED_AT_ONCE", 1)
     await publish(broker, *(f"a{number}" for number in range(30)), is_group_hint=True)
-    with trio.move_on_after(0) as cancelled:
-        await broker.change_settings("q", GROUPED)
-    assert cancelled.cancelled_caught
+    asking = trio.CancelScope()
+
+    async def ask() -> None:
+        with asking:
+            await broker.change_settings("q", GROUPED)
+
+    nursery.start_soon(ask)
+    groups = None
+    while groups is None:
+        await trio.lowlevel.checkpoint()
+        groups = broker._catalog.queues["q"].groups
+    assert groups._unread
+    asking.cancel()
+    assert await names(await fetch(broker, wait=30)) == ["a0"]
+    assert not groups._unread
+    assert await fetch(broker) == []
     await broker.delete_queue("q")
     await broker.create_queue("q")
     assert await fetch(broker) == []
