@@ -210,7 +210,7 @@ class Standby:
         finally:
             if not is_handed:
                 with suppress(OSError):  # without a handle for it, it is lost
-                    doorway.keep(trio.SocketStream(stream.socket.dup()))
+                    doorway.keep(stream_over(sockets.socket(fileno=os.dup(stream.socket.fileno()))))
                 with suppress(OSError):
                     link.shutdown(sockets.SHUT_RDWR)
             stream.socket.close()

@@ -188,7 +188,8 @@ async def test_to_another_user_nothing_is_handed(path: str, monkeypatch: pytest.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Standby(path, [waiting], b"guards").wait, never)
             link, _ = await trio.to_thread.run_sync(stranger.accept)
-            with link, trio.fail_after(SECONDS):
+            with link:
+                link.settimeout(SECONDS)
                 assert await trio.to_thread.run_sync(link.recv, 16) == b"", "it is closed without a word"
             nursery.cancel_scope.cancel()
     waiting.close()
