@@ -89,9 +89,10 @@ def bodies(folder: Path, effort: Effort) -> list[Figure]:
     """What large bodies cost, with the log, which has some of them twice, and without it."""
     figures = []
     with _running(folder, Mq(), MqWithoutLog()) as servers:
+        for system, server in servers:  # until the log is as long as it gets: it grows by zeros
+            take_turn(system, server, folder, Load(32, 1 << 16, 8 * effort.seconds, workloads=(PUBLISH,)))
         for size in LARGE:
-            load = Load(32, size, effort.seconds, warm_up=2 * effort.seconds, workloads=(PUBLISH,))  # the log grows
-            turns = _turns(servers, folder, load, effort)
+            turns = _turns(servers, folder, Load(32, size, effort.seconds, workloads=(PUBLISH,)), effort)
             ours, before = _each(turns, "mq", PUBLISH), _each(turns, "mq-no-log", PUBLISH)
             name = f"publish of {size >> 10} KiB, 32 connections"
             if ours.written is None or ours.flushes is None or not before.flushes:

@@ -701,12 +701,16 @@ def _unlink(folders: Folders, entry: Entry) -> Outcome:
 def _unlink_folder(folders: Folders, entry: Entry, path: str) -> Outcome:
     """Take a deleted queue away: its messages, some at a time, then the folder. Foreign things in it stay."""
     calls = folders.calls
+    if path in folders.removed_queues.emptied:
+        return _GONE
     try:
         listed: list[str] = []
+        has_foreign = False
         for name, kind in calls.names(path):
             if kind is FileKind.FILE and parse_leaf(name, entry.queue, State.READY):
                 listed.append(name)
             else:
+                has_foreign = True
                 folders.skip(path, name, "not a message")
         for name in listed[:FILES_PER_UNLINK]:
             folders.reserve.give_way(calls.unlink, f"{path}/{name}")
@@ -715,10 +719,10 @@ def _unlink_folder(folders: Folders, entry: Entry, path: str) -> Outcome:
             sync_folder(calls, path)  # no name in it may outlive its file: inodes are used again
         if len(listed) > FILES_PER_UNLINK:
             return _MORE
-        if folders.log is not None and path in folders.removed_queues:
-            folders.log.empty()  # a start that finds neither folder would take a queue made since for this one
-            folders.removed_queues.clear()
-        calls.rmdir(path)
+        if has_foreign:
+            return _EXISTS
+        if not folders.removed_queues.keep(path):
+            calls.rmdir(path)
     except FileNotFoundError:
         return _MORE if calls.kind(path) else _GONE  # another reaper is at work on it
     except OSError as error:

@@ -127,7 +127,7 @@ class Folders:
         """Messages in NEW that this process wrote, where others may write, too."""
         self.log: Log | None = None
         """Makes batches durable before their file calls; None where those calls are synced."""
-        self.removed_queues: set[str] = set()
+        self.removed_queues = RemovedQueues(calls)
         """Folders of removed queues of which the log still speaks."""
         self.failure = ""
         """Why nothing more is changed; empty while the medium is well."""
@@ -381,7 +381,7 @@ class Folders:
             entry = parse_leaf(name, queue or "", state) if state is State.READY else parse_flat(name, state)
             if entry is None or not (kind is FileKind.FILE or (kind is FileKind.FOLDER and state is State.REMOVED)):
                 self.skip(folder, name, "not a message")
-            elif queue is None or entry.queue == queue:
+            elif (queue is None or entry.queue == queue) and f"{folder}/{name}" not in self.removed_queues.emptied:
                 yield entry
 
     def skip(self, folder: str, name: str, why: str) -> None:
@@ -393,6 +393,43 @@ class Folders:
         logger.warning("left alone, %s: %s", why, ascii(path))
         if len(self._skipped) == _REMEMBERED_SKIPS:
             logger.warning("%d names were left alone: of more of them nothing is said", _REMEMBERED_SKIPS)
+
+
+class RemovedQueues:
+    """Folders of removed queues of which the log still speaks. Each stays in remove/, emptied, until it does not.
+
+    A start that did not find it there would take a queue's folder that was made since for the removed one's.
+
+    Args:
+        calls: the system.
+
+    Attributes:
+        emptied: those that nothing is left in, by their paths.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self.emptied: set[str] = set()
+        self._calls = calls
+        self._epochs: dict[str, int] = {}
+
+    def add(self, path: str, epoch: int) -> None:
+        """Note a folder of which the records of this epoch speak."""
+        self._epochs[path] = epoch
+
+    def keep(self, path: str) -> bool:
+        """Whether a folder that was emptied must stay for now; it is taken away later."""
+        if path in self._epochs:
+            self.emptied.add(path)
+        return path in self._epochs
+
+    def forget(self, epoch: int) -> None:
+        """Take away what is empty, for the records of this epoch and those before count no more."""
+        for path in [path for path, its in self._epochs.items() if its <= epoch]:
+            del self._epochs[path]
+            if path in self.emptied:
+                self.emptied.remove(path)
+                with contextlib.suppress(OSError):  # what is left of it is found at the next start
+                    self._calls.rmdir(path)
 
 
 def _opened_whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:

@@ -167,6 +167,7 @@ class Log:
         folder: where its segments are; made where it is missing.
         sync: brings everything on the file system to the medium.
         fail: is told when the medium has failed.
+        freed: is told of an epoch whose records count no more, with :attr:`lock`.
         life: what tells this mount from each earlier one; empty where nothing does.
         draw: random bytes, as many as asked for.
         smallest, largest: bytes of a segment at the beginning, and at the most.
@@ -186,6 +187,7 @@ class Log:
         folder: str,
         sync: Callable[[], None],
         fail: Callable[[OSError], None],
+        freed: Callable[[int], None] = lambda _: None,
         *,
         life: str = "",
         draw: Callable[[int], bytes] = os.urandom,
@@ -200,6 +202,7 @@ class Log:
         self._calls = calls
         self._sync = sync
         self._fail = fail
+        self._freed = freed
         self._life = life
         self._draw = draw
         self._largest = largest
@@ -236,6 +239,11 @@ class Log:
     def survived(self) -> bool:
         """Whether the kernel still has what was written before: only the process has ended since."""
         return bool(self._life) and all(segment.life == self._life for segment in self._segments)
+
+    @property
+    def epoch(self) -> int:
+        """That of the newest record."""
+        return self._current.epoch
 
     @property
     def is_empty(self) -> bool:
@@ -392,6 +400,7 @@ class Log:
         """Free the segment that was left. Without the lock where a thread does it."""
         segment = self._leaving
         assert segment is not None, "no segment was left"
+        epoch = segment.epoch
         failure: OSError | None = OSError(errno.EIO, "a checkpoint was cut off")
         try:
             self._sync()
@@ -405,6 +414,8 @@ class Log:
             if failure is not None:
                 self._note_failure(failure)
             with self.lock:
+                if failure is None:
+                    self._freed(epoch)
                 self._leaving = None
                 self.checkpoints += 1
                 self._changed.notify_all()

@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from mq.lifecycle import State
 from mq.message import SharedAttributes
 from mq.storage.files.barrier import Barrier
 from mq.storage.files.batch import Batch, Planned, plan, refusal
@@ -119,18 +118,13 @@ def _record_and_do(
 
 def _portions(units: Sequence[Unit], largest: int) -> Iterator[list[Unit]]:
     """The units in order, as many at a time as one record holds."""
-    # A deleted queue's end may empty the log, which must not be between a group and what takes it back.
     portion: list[Unit] = []
     size = 0
-    has_group = has_reaping = False
     for unit in units:
         more = sum(_bytes(operation, largest) for operation in unit)
-        has_group |= len(unit) > 1
-        has_reaping |= isinstance(unit[0], Unlink) and unit[0].entry.state is State.REMOVED
-        if portion and (size + more > largest or (has_group and has_reaping)):
+        if portion and size + more > largest:
             yield portion
             portion, size = [], 0
-            has_group, has_reaping = len(unit) > 1, len(unit) == 1 and has_reaping
         portion.append(unit)
         size += more
     if portion or not units:
@@ -287,7 +281,7 @@ class _LargeBodies:
         self._folders = folders
         self._largest = largest
         self._made: list[StagedFile | None] = []
-        self._any = False
+        self._files: list[StagedFile] = []
 
     def staged_all(self, unit: Unit) -> Unit | Outcome:
         """A unit as it can be recorded, or why it is refused.
@@ -317,18 +311,31 @@ class _LargeBodies:
                 self._made[-1] = file
                 file.add(body)
                 body = StagedBody(file, inline_hop, nullcontext())
-            assert isinstance(body, StagedBody), "staged in another store"
-            body.file.sync()
         except OSError as error:
             self._discard(len(self._made) - 1)
             return refusal(error)
-        self._any = True
+        assert isinstance(body, StagedBody), "staged in another store"
+        self._files.append(body.file)
         return operation._replace(body=body)
 
     def sync(self) -> None:
-        """Bring their names to the medium."""
-        if self._any:
-            barrier = Barrier(self._folders.syncs)  # which finds a way where no more files can be opened
+        """Bring them and their names to the medium: each by itself, or where they are many and that is cheaper, all at
+        once.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        syncs, count = self._folders.syncs, len(self._files)
+        if not count:
+            return
+        if syncs.prefer_everything(count):
+            syncs.everything()
+            return
+        with syncs.costs.of_files(count):
+            for file in self._files:
+                file.sync()
+        if not syncs.ordered:  # else each file brings its name
+            barrier = Barrier(syncs)  # which finds a way where no more files can be opened
             barrier.add_folders(self._folders.stage)
             barrier.flush()
 

@@ -231,6 +231,7 @@ def _repair(
             layout.log,
             folders.syncs.everything,
             folders.fail,
+            folders.removed_queues.forget,
             life=life_of(folders.syncs.root_fd) if in_thread else "",
             draw=draw,
             in_thread=in_thread,

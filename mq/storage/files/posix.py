@@ -490,8 +490,9 @@ class FolderStorage:
         layout, reserve = folders.layout, folders.reserve
         found = self._calls.kind(f"{layout.queues}/{key}") is FileKind.FOLDER
         removed = f"{layout.remove}/{flat_name(key, self._ids.new())}"
-        folders.removed_queues.add(removed)
         with self._said(QueueRemoved(key, layout.below_root(removed))) as calls:
+            if folders.log is not None:
+                folders.removed_queues.add(removed, folders.log.epoch)
             with synced_after(calls, layout.remove, layout.queues):  # also when it is gone: for an earlier try
                 if found:
                     try:
