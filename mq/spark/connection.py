@@ -70,7 +70,8 @@ class DaemonConnection:
         Raises:
             SparkSourceError: it has none.
         """
-        with naming_options(self._options.url, self._options.asked_for):
+        conflict = "commitMode" if self._options.is_staged else "consumer"
+        with naming_options(self._options.url, self._options.asked_for, conflict):
             return self.attempt(call)
 
     def pages(self, call: Call[ColumnsPage]) -> Iterator[ColumnsPage]:

@@ -35,15 +35,15 @@ _ABOUT: Final[tuple[tuple[type[ClientError], str], ...]] = (
     (NotAllowed, 'options "token", "user" and "password"'),
     (NotFound, 'option "queue"'),
     (BadRequest, "options"),
-    (Conflict, 'option "consumer"'),
 )
 
 
 @contextmanager
-def naming_options(url: str, queue: str) -> Iterator[None]:
-    """Errors of the client, with the option that they are about."""
+def naming_options(url: str, queue: str, conflict: str) -> Iterator[None]:
+    """Errors of the client, with the option that they are about; `conflict` is that of a conflict."""
     try:
         yield
     except ClientError as error:
-        about = next((text for kind, text in _ABOUT if isinstance(error, kind)), "mq")
+        about = f'option "{conflict}"' if isinstance(error, Conflict) else "mq"
+        about = next((text for kind, text in _ABOUT if isinstance(error, kind)), about)
         raise SparkSourceError(f"{about}: {error} (queue {queue} at {url})") from error

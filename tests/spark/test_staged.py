@@ -93,6 +93,8 @@ def test_what_is_aborted_leaves_nothing(client: Client, staged: Options) -> None
     assert held(client, staged) == []
     with pytest.raises(SparkSourceError, match=r'option "commitMode": nothing was written: .* was aborted'):
         writer.commit([told])
+    with pytest.raises(SparkSourceError, match=r'option "commitMode": .* takes no more rows'):
+        run_task(writer, 2, some("of a task that did not know"))
 
 
 def test_rows_with_one_key_are_refused_and_nothing_is_written(client: Client, staged: Options) -> None:

@@ -28,7 +28,7 @@ from mq.storage.files.live_names import NameEvent, Overflowed
 from mq.storage.files.log import Record
 from mq.storage.files.mount import Mount
 from mq.storage.files.restore import RestoreReport, bring_back, restore
-from mq.storage.interface import Entry, Meta, Move, Write
+from mq.storage.interface import WRITE_JOBS, Entry, Meta, Move, Write
 from mq.storage.options import StorageOptions
 from mq.testing.calls import FaultyCalls
 from mq.testing.disk import Disk as CutDisk
@@ -125,6 +125,19 @@ async def test_what_is_restored_is_what_was_there(disk: Disk) -> None:
             assert await again.body(entry) == body
             assert await again.attributes(entry) == await disk.attributes(entry)
         assert await again.storage.records("queue") == await disk.storage.records("queue")
+
+
+async def test_what_write_jobs_hold_back_is_there_too(disk: Disk) -> None:
+    """It belongs to no queue that there is."""
+    held = await disk.done(Write(WRITE_JOBS, new_id(), b"rows", {"job": "j"}))
+    await disk.storage.put_record("write_job", "j", {"state": "open"})
+    target, elsewhere = make_calls(), make_calls()
+    backed_up(disk, target)
+    restored(target, elsewhere)
+    async with served(elsewhere, disk.mount) as again:
+        assert await again.storage.scan(State.NEW, WRITE_JOBS) == [held]
+        assert (await again.body(held), await again.attributes(held)) == (b"rows", {"job": "j"})
+        assert await again.storage.records("write_job") == {"j": {"state": "open"}}
 
 
 async def test_properties_survive_where_there_are_no_extended_attributes(monkeypatch: pytest.MonkeyPatch) -> None:

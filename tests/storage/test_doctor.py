@@ -18,7 +18,7 @@ from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.files.doctor import Finding, FindingKind, Inspection, confirmed, open_to_inspect, quarantine, repair
 from mq.storage.files.layout import flat_name
-from mq.storage.interface import Entry
+from mq.storage.interface import WRITE_JOBS, Entry
 
 IDS = MessageIds()
 
@@ -150,6 +150,7 @@ def test_messages_of_deleted_and_of_missing_queues(root: Path) -> None:
     waiting = root / "new" / flat_name("nowhere", IDS.new())
     shutil.copy(ready(root)[0], orphan)
     shutil.copy(ready(root)[0], waiting)
+    shutil.copy(ready(root)[0], root / "new" / flat_name(WRITE_JOBS, IDS.new()))  # held back, which is as it should be
     assert findings(look(root, bodies=False)) == {
         (FindingKind.ORPHAN, orphan.name),
         (FindingKind.WAITING, waiting.name),
