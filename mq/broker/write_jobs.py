@@ -22,6 +22,7 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -69,6 +70,8 @@ _ROWS_AT_ONCE: Final = 4000
 _CHUNKS_AT_ONCE: Final = 100
 """Chunks that are opened at a time."""
 _BYTES_AT_ONCE: Final = 8 << 20
+_DAMAGED_SECONDS: Final = 60.0
+"""After which a job is tried again whose rows are damaged."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
 
 
@@ -115,7 +118,8 @@ class WriteJobs:
         self._publisher = publisher
         self._jobs: dict[str, _Job] = {}
         self._garbage: list[_Chunk] = []
-        self._filling: dict[QueueIndex, trio.Event] = {}
+        self._filling: Counter[QueueIndex] = Counter()
+        self._filled = trio.lowlevel.ParkingLot()
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._is_loaded = False
@@ -149,7 +153,7 @@ class WriteJobs:
             for entry, stored in zip(some, await storage.read(some), strict=True):
                 if stored is not None:
                     await stored.body.aclose()
-                    self._load_chunk(_Chunk.said(entry, stored.properties.attributes))
+                    self._load_chunk(entry, stored.properties.attributes)
         for job in self._jobs.values():
             self._garbage += job.drop_incomplete()
             if job.state is JobState.COMMITTED:
@@ -194,7 +198,8 @@ class WriteJobs:
                 try:
                     await self._care_for(job)
                 except MQError as error:
-                    job.retry_at = trio.current_time() + RETRY_SECONDS
+                    pause = _DAMAGED_SECONDS if isinstance(error, CorruptMessage) else RETRY_SECONDS
+                    job.retry_at = trio.current_time() + pause
                     logger.warning("write job %s is not ended yet: %s", job.name, error)
 
     def _loaded_since(self, record: Mapping[str, Any]) -> float:
@@ -202,7 +207,12 @@ class WriteJobs:
         age_seconds = (self._core.clock_ns() // 1_000_000 - int(record.get("at_ms", 0))) / 1e3
         return trio.current_time() - max(0.0, age_seconds if record["state"] != JobState.OPEN.value else 0.0)
 
-    def _load_chunk(self, chunk: _Chunk) -> None:
+    def _load_chunk(self, entry: Entry, attributes: Mapping[str, Any]) -> None:
+        try:
+            chunk = _Chunk.said(entry, attributes)
+        except KeyError:
+            logger.error("rows of a write job are damaged, and stay where they are: %s in new/", entry.id)
+            return
         job = self._jobs.get(chunk.job)
         if job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk):
             self._garbage.append(chunk)
@@ -305,8 +315,8 @@ class WriteJobs:
 
     async def settle(self, index: QueueIndex) -> None:
         """Wait while rows of a committed job come into a queue."""
-        while index in self._filling:
-            await self._filling[index].wait()
+        while self._filling[index]:
+            await self._filled.park()
 
     # Implementation
 
@@ -409,7 +419,8 @@ class WriteJobs:
                 await self._publish(job, some)
                 await self._unlink(some)
                 job.drop(some)
-            await self._unlink(job.take_all())
+            self._garbage += job.take_all()
+            await self._clear()
             await self._note(job, JobState.DONE, rows=job.rows, again=job.again)
             self._keys.frozen.difference_update(self._not_frozen(indexes))
 
@@ -421,14 +432,12 @@ class WriteJobs:
     @contextmanager
     def _held_back(self, indexes: set[QueueIndex]) -> Iterator[set[QueueIndex]]:
         """Who browses these queues meanwhile waits."""
-        events = {index: trio.Event() for index in indexes if index not in self._filling}
-        self._filling.update(events)
+        self._filling.update(indexes)
         try:
             yield indexes
         finally:
-            for index, event in events.items():
-                del self._filling[index]
-                event.set()
+            self._filling -= Counter(indexes)
+            self._filled.unpark_all()
 
     async def _abort(self, job: _Job) -> None:
         async with job.ending:
@@ -436,7 +445,8 @@ class WriteJobs:
                 raise Conflict(f"write job {job.name} is committed: its rows come")
             if job.state is JobState.OPEN:
                 await self._note(job, JobState.ABORTED)
-                await self._unlink(job.take_all())
+                self._garbage += job.take_all()
+                await self._clear()
             elif job.state is JobState.DONE:
                 await self._forget(job)
 
@@ -458,6 +468,7 @@ class WriteJobs:
             if isinstance(outcome, NoSuchQueue):
                 continue
             if isinstance(outcome, StorageError | BrokerClosed):
+                job.again = None  # the next try finds those that are there now
                 raise outcome
             if isinstance(outcome, MQError):
                 logger.error("a row of write job %s is not in queue %s: %s", job.name, index.name, outcome)
@@ -480,7 +491,7 @@ class WriteJobs:
         async with job.ending:
             if job.state is JobState.COMMITTED:
                 await self._finish(job)
-            elif job.name in self._jobs:
+            else:
                 await self._forget(job)
 
     def _seconds_left(self) -> float:
@@ -502,6 +513,8 @@ class WriteJobs:
         self._changed.set()
 
     async def _forget(self, job: _Job) -> None:
+        if self._jobs.get(job.name) is not job:
+            return
         with trio.CancelScope(shield=True), self._core.committer.noting_failure():
             await self._core.storage.drop_record(KIND, job.name)
             del self._jobs[job.name]

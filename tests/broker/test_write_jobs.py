@@ -19,7 +19,7 @@ from mq.message import QueueName
 from mq.storage.conformance import check_whole
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.posix import FolderStorage
-from mq.storage.interface import WRITE_JOBS, State
+from mq.storage.interface import WRITE_JOBS, State, Write
 from mq.storage.options import StorageOptions
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import DiskFault, Faults, PowerCut
@@ -216,6 +216,48 @@ async def test_who_browses_while_rows_come_waits_for_all(broker: Broker, monkeyp
         nursery.start_soon(look)
         await broker.writes.commit("q", "job", ["0"], 20)
     assert set(seen) == {0, 20}
+
+
+async def test_two_jobs_may_fill_one_queue(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who browses meanwhile sees none of a job, or all of it."""
+    monkeypatch.setattr("mq.broker.write_jobs._ROWS_AT_ONCE", 1)
+    for job, rows in (("short", 3), ("long", 30)):
+        for number in range(rows):
+            await broker.writes.add("q", job, "0", number, [Draft(job.encode())])
+    seen = set()
+
+    async def look() -> None:
+        for _ in range(300):
+            there = Counter(await browsed(broker, "q"))
+            seen.add((there[b"short"], there[b"long"]))
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        nursery.start_soon(broker.writes.commit, "q", "short", ["0"], 3)
+        nursery.start_soon(broker.writes.commit, "q", "long", ["0"], 30)
+    assert {short for short, _ in seen} <= {0, 3}
+    assert {long for _, long in seen} <= {0, 30}
+    assert (3, 30) in seen
+
+
+async def test_a_job_may_be_forgotten_twice_at_a_time(broker: Broker) -> None:
+    await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
+    await broker.writes.commit("q", "job", ["0"], 1)
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(broker.writes.abort, "q", "job")
+
+
+async def test_damaged_rows_keep_no_daemon_from_starting(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
+        await broker._storage.commit([Write(WRITE_JOBS, broker._wiring._core.ids.new(), b"", {"job": "job"})])
+    async with opened(disk_address) as broker:
+        await broker.writes.commit("q", "job", ["0"], 1)
+        assert await browsed(broker, "q") == [b"x"]
+        assert len(await broker._storage.scan(State.NEW, WRITE_JOBS)) == 1, "what cannot be read is not taken away"
 
 
 @pytest.mark.parametrize("config", [{"peers": 1}, {"mover": False}])
