@@ -105,10 +105,11 @@ class Planned(NamedTuple):
 def plan(layout: Layout, operation: Operation) -> Planned:
     """An operation, worked out."""
     if isinstance(operation, Write):
-        entry, body = operation.entry, operation.body
+        queue, id, body, attributes, meta, _, _, state = operation
+        entry = Entry(queue, id, state, meta)
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
-        attributes = encode_attributes(operation.attributes) if operation.attributes else b""
-        return Planned(operation, entry, layout.path(entry), "", attributes, size, crc)
+        encoded = encode_attributes(attributes) if attributes else b""
+        return Planned(operation, entry, layout.path(entry), "", encoded, size, crc)
     if isinstance(operation, Move):
         entry = operation.target
         return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))

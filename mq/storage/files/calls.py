@@ -212,6 +212,9 @@ class LinuxCalls:
     fsync = staticmethod(os.fsync)
     unlink = staticmethod(os.unlink)
     rmdir = staticmethod(os.rmdir)
+    write_at = staticmethod(os.pwrite)
+    read_at = staticmethod(os.pread)
+    set_attribute = staticmethod(os.setxattr)
 
     def __init__(self, native: Native | None = None) -> None:
         self.native = native
@@ -225,14 +228,6 @@ class LinuxCalls:
     def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
         """The system call of that name."""
         os.mkdir(path, mode, dir_fd=dir_fd)
-
-    def write_at(self, fd: int, data: bytes | memoryview, offset: int) -> int:
-        """The system call pwrite(2): may write less than asked."""
-        return os.pwrite(fd, data, offset)
-
-    def read_at(self, fd: int, size: int, offset: int) -> bytes:
-        """The system call pread(2)."""
-        return os.pread(fd, size, offset)
 
     def write_in_place(self, fd: int) -> None:
         """Set the flag by which btrfs does not copy on write; elsewhere it means nothing, or is refused."""
@@ -296,10 +291,6 @@ class LinuxCalls:
     def lock(self, fd: int, *, exclusive: bool) -> None:
         """The system call of that name without waiting: BlockingIOError when another process holds it."""
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-
-    def set_attribute(self, fd: int, name: str, value: bytes) -> None:
-        """The system call of that name."""
-        os.setxattr(fd, name, value)
 
     def get_attribute(self, fd: int, name: str) -> bytes | None:
         """The system call of that name; None when there is none, or the file system has no such thing."""
