@@ -290,9 +290,8 @@ class Message(NamedTuple):
     lease: float = 0.0
 
 
-def checksum(data: bytes, start: int = 0) -> int:
-    """CRC-32 of `data`, going on from `start`."""
-    return zlib.crc32(data, start)
+checksum: Final = zlib.crc32
+"""CRC-32 of some bytes, going on from a second argument, that of the bytes before them."""
 
 
 def shorten(text: str, limit: int = 60) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -202,7 +203,7 @@ class QueueSettings:
         growth = self.retry_factor ** max(0, min(receives - 1, _MOST_DOUBLINGS))
         return min(self.retry_delay * growth, self.retry_max) * (1 - self.retry_jitter * random.random())
 
-    @property
+    @cached_property
     def knows_bodies(self) -> bool:
         """Whether the queue needs body stats."""
         return self.unique or self.max_bytes is not None

@@ -179,6 +179,7 @@ class Log:
         lock: held from before a record until its file calls are made.
         waited: how often a commit has waited for a checkpoint.
         checkpoints: how many have been made.
+        largest_payload: bytes that one record can hold.
     """
 
     def __init__(
@@ -234,6 +235,8 @@ class Log:
             close_all(calls, (segment.fd for segment in self._segments))
             raise
         self._current = self._segments[0]
+        self.largest_payload = 0
+        self._note_size()
 
     @property
     def survived(self) -> bool:
@@ -249,11 +252,6 @@ class Log:
     def is_empty(self) -> bool:
         """Whether all that it says is on the medium."""
         return self._offset == PAGE and self._leaving is None and self._failure is None
-
-    @property
-    def largest_payload(self) -> int:
-        """Bytes that one record can hold."""
-        return min(segment.size for segment in self._segments) // _PARTS - _RECORD.size
 
     def read(self) -> list[Record]:
         """The records that count, in order.
@@ -420,9 +418,13 @@ class Log:
                 self.checkpoints += 1
                 self._changed.notify_all()
 
+    def _note_size(self) -> None:
+        self.largest_payload = min(segment.size for segment in self._segments) // _PARTS - _RECORD.size
+
     def _grow(self, segment: Segment) -> None:
         try:
             segment.grow(min(segment.size * 2, self._largest))
+            self._note_size()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
