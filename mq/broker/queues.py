@@ -586,7 +586,11 @@ class Declarations:
         return await self._storage.records(kind)
 
     def shares(self, record: Record) -> bool:
-        """Whether a record is one of all nodes of a cluster, which :meth:`share` changes. Here none is."""
+        """Whether a record would be one of all nodes of a cluster, which :meth:`share` puts. Here none is."""
+        return False
+
+    def has_shared(self, record: Record) -> bool:
+        """Whether a record is one of all nodes of a cluster, which :meth:`share` drops. Here none is."""
         return False
 
     async def share(self, puts: Sequence[Record], drops: Sequence[Record]) -> None:

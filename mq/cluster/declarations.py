@@ -181,10 +181,16 @@ class ClusterDeclarations:
             return Exchange.stored(value).is_shareable
         binding = Binding.stored(value)
         queue = binding.queue
-        is_to_shared = self._has_shared(binding.vhost, binding.to.name) if queue is None else self.is_remote(queue)
-        return is_to_shared and self._has_shared(binding.vhost, binding.source)
+        is_to_shared = self._is_everywhere(binding.vhost, binding.to.name) if queue is None else self.is_remote(queue)
+        return is_to_shared and self._is_everywhere(binding.vhost, binding.source)
 
-    def _has_shared(self, vhost: str, exchange: str) -> bool:
+    def has_shared(self, record: Record) -> bool:
+        """Whether all nodes have this very record: not one of the same name that this node kept for itself."""
+        kind, key, value = record
+        known = self._shared.records.get((kind, key))
+        return known is not None and known.value == value
+
+    def _is_everywhere(self, vhost: str, exchange: str) -> bool:
         return exchange in PREDECLARED or (EXCHANGE, encode(vhost, exchange)) in self._shared.records
 
     async def share(self, puts: Sequence[Record], drops: Sequence[Record]) -> None:

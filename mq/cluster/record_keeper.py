@@ -116,7 +116,7 @@ class RecordKeeper:
             if record.key in self._bindings:
                 yield record
             return
-        if record.key not in self._exchanges:
+        if self._exchanges.get(record.key) != record.value:
             return
         for key, each in self._bindings.items():
             ends = {each.source} if each.to.is_queue else {each.source, each.to.name}

@@ -241,6 +241,11 @@ async def test_an_exchange_that_two_had_otherwise_stays_each_ones_own(
         b = await cluster.start("b")
         await b.wait_for_master()
         assert [await is_routed(host, key="other") for host in (a, b)] == [False, True]
+        async with raw(b) as client:
+            await client.call(methods.Exchange.Delete(exchange="x"))
+            passive = methods.Exchange.Declare(exchange="x", exchange_type="fanout", passive=True)
+            assert await refusal(client, passive) == 404, "b's own is gone"
+        assert await is_routed(a), "the cluster's is not"
         assert "keeps it for itself alone: exchange x is there already, with another type" in caplog.text
 
 

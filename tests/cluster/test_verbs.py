@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from mq.broker.api import BrokerAPI, BrowsingAPI, ClaimsAPI, DeclarationsAPI
+from mq.broker.api import BrokerAPI, BrowsingAPI, ClaimsAPI, DeclarationsAPI, WritesAPI
 from mq.broker.verbs import VERBS, Repeat
 from mq.cluster.cluster_broker import ClusterBroker
 from mq.cluster.directory import Directory
 from mq.cluster.remote_broker import RemoteBroker
 from mq.errors import NoSuchMessage, NoSuchQueue
 
-PARTS = {"": BrokerAPI, "claims": ClaimsAPI, "browsing": BrowsingAPI}
+PARTS = {"": BrokerAPI, "claims": ClaimsAPI, "browsing": BrowsingAPI, "writes": WritesAPI}
 NOT_ASKED = {"stage", "inventory"}
 """Methods of the API that no node passes on: one gives a local body, the other asks this node alone."""
 

@@ -103,10 +103,12 @@ class TopologyStore:
 
     def _shared_in(self, change: TopologyChange) -> tuple[list[DurableRecord], list[DurableRecord]]:
         """What of a change the nodes of a cluster share. With a queue of theirs its bindings go by themselves."""
-        if change.queues or change.lost_queues:
+        store = self._broker.declarations
+        lost = [exchange.record() for exchange in change.lost_exchanges]
+        if change.queues or change.lost_queues or (lost and not any(map(store.has_shared, lost))):
             return [], []
-        shares = self._broker.declarations.shares
-        return [each for each in change.puts() if shares(each)], [each for each in change.drops() if shares(each)]
+        puts = [record for record in change.puts() if store.shares(record)]
+        return puts, [record for record in change.drops() if store.has_shared(record)]
 
     async def shared(self, record: tuple[str, str, Mapping[str, Any]], is_gone: bool) -> None:
         """Take up an exchange or a binding that all nodes of the cluster have now, or have no more."""
