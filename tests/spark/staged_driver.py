@@ -1,8 +1,6 @@
 """A Spark driver of its own that writes 6,000 rows into a queue, staged, until it is killed.
 
-    python staged_driver.py URL QUEUE
-
-It says "ready" when it begins to write.
+python staged_driver.py URL QUEUE
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ def main(url: str, queue: str) -> None:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     rows = spark.range(0, 6000, numPartitions=6).selectExpr("cast(cast(id as string) as binary) as value")
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
     rows.write.format("mq").options(url=url, queue=queue, commitMode="staged").mode("append").save()
     spark.stop()
 

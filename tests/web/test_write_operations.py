@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mq.access import UserDirectory
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
+from tests.access.files import write_users
 from tests.web.talking import detail, stream
 
 
@@ -66,6 +69,23 @@ async def test_an_aborted_job_takes_nothing_more(endpoints: Endpoints, q: str) -
 @pytest.mark.parametrize("query", ["part=0", "number=0", "part=a/b&number=0"])
 async def test_a_request_names_its_part_and_its_number(endpoints: Endpoints, q: str, query: str) -> None:
     assert (await ask(endpoints, "POST", f"{q}?{query}", lines("a"))).status == 400
+
+
+async def test_a_job_with_rows_for_a_queue_of_others_is_not_ones_own(
+    endpoints: Endpoints, q: str, tmp_path: Path
+) -> None:
+    """Who may publish to one of its queues neither commits nor aborts it."""
+    users = write_users(tmp_path / "users.toml", '[users.some]\npassword = "PASSWORD"\npublish = ["q"]\n')
+    some = UserDirectory(users)._book.accounts["some"].user
+    await ask(endpoints, "PUT", "/r")
+    for queue in "qr":
+        await ask(endpoints, "POST", f"/{queue}/writes/job?part=0&number={'qr'.index(queue)}", lines(queue))
+    for method, body in (("PUT", b'{"parts": ["0"], "rows": 2}'), ("DELETE", b"")):
+        request = Request(method, b"/q/writes/job", b"", {}, stream(body), len(body))._replace(user=some)
+        reply = await endpoints.handle(request)
+        assert reply.status == 404
+        assert "to which you may not publish" in detail(reply)
+    assert (await ask(endpoints, "PUT", q, b'{"parts": ["0"], "rows": 2}')).status == 200
 
 
 async def test_no_queue_no_job(endpoints: Endpoints) -> None:
