@@ -30,7 +30,7 @@ from mq.broker.keys import Keys
 from mq.broker.leases import Leases
 from mq.broker.ledger import Ledger
 from mq.broker.peek import READY, Peek, Seen, SequenceBrowser
-from mq.broker.publishing import Draft, Published, Publisher, SaveWorker, Upload
+from mq.broker.publishing import Draft, KeyedJobs, Published, Publisher, SaveWorker, Upload
 from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, Queues, QueueStatus, Redriven
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
@@ -565,7 +565,9 @@ class Wiring:
         loader = BodyLoader(core)
         self.queues = Queues(core, watcher, upkeep, dead, loader)
         self.declarations = Declarations(core, self.queues, sinks)
-        self.publishing = Publisher(core, loader, self._keys, self._handover, recent)
+        keys = self._keys
+        self._keyed = KeyedJobs(core, keys) if keys is not None and storage.description.groups else None
+        self.publishing = Publisher(core, loader, self._keys, self._keyed, self._handover, recent)
         self._holds = holds = Holds(core, waiters, dead, leases, recent)
         self._remover = remover = Remover(core)
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, holds, remover)
@@ -583,6 +585,8 @@ class Wiring:
             StorageUnusable: it cannot be read.
         """
         try:
+            if self._keys is not None:
+                await self.committer.end_groups()
             await self.watcher.load()
             self._check_groups()
             await self._dead_letters.load()
@@ -598,6 +602,8 @@ class Wiring:
         """Start every task."""
         config = self._core.config
         nursery.start_soon(self.committer.run)
+        if self._keyed is not None:
+            nursery.start_soon(self._keyed.run)
         for calls, deliverer in zip(self.waiters.channels, self._deliverers[1:], strict=True):
             nursery.start_soon(SaveWorker(self.committer, self._core.jobs, self._handover).run)
             nursery.start_soon(self._remover.run)

@@ -64,6 +64,15 @@ class Committer:
         self.failure = ""
         self._shut_out: StorageFenced | None = None
 
+    async def end_groups(self) -> None:
+        """Do to its end, or undo, what a crash has left of groups. Before anything else is asked of the store, and only
+        where no other process changes it.
+
+        Raises:
+            StorageError: that is not possible now.
+        """
+        await groups.redo(self._storage)
+
     def submit(self, make: Make, messages: int, then: Then) -> None:
         """Commit operations in one batch, together with others that wait. Answers come in order of arrival.
 

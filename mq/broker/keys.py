@@ -1,9 +1,10 @@
 """Idempotency keys: :class:`Keys` knows which message a client's key stands for, within the queue's window.
 
-A ledger has a key before its message is written, marked *unsure*. Once the message is durable the key is sure; the
-ledger writes that with its next entries, at the latest before the message leaves its queue. So after a crash an unsure
-key whose message is not in its queue stands for nothing. A sure one stands for a message that was published, and
-perhaps consumed.
+Where the store does groups a key and its message are one (:class:`mq.broker.publishing.KeyedJobs`). Elsewhere, and for
+a body that no group takes, a ledger has a key before its message is written, marked *unsure*. Once the message is
+durable the key is sure; the ledger writes that with its next entries, at the latest before the message leaves its
+queue. So after a crash an unsure key whose message is not in its queue stands for nothing. A sure one stands for a
+message that was published, and perhaps consumed.
 """
 
 from __future__ import annotations
@@ -65,12 +66,13 @@ class Keys:
 
     Attributes:
         frozen: queues whose keys do not end now: rows of a committed write job come into them.
+        ledger: keeps them.
     """
 
     def __init__(self, core: Core) -> None:
         self.frozen: set[QueueIndex] = set()
         self._codec = _KeyCodec(core)
-        self._ledger: Ledger[KeyRecord] = Ledger(
+        self.ledger: Ledger[KeyRecord] = Ledger(
             core.storage, core.committer, KIND, core.writer, self._codec, is_shared=False
         )
         self._catalog = core.catalog
@@ -80,22 +82,22 @@ class Keys:
 
     async def load(self) -> None:
         """Load the keys, and decide those that a crash left unsure. Call it once the catalog knows all messages."""
-        await self._ledger.load()
+        await self.ledger.load()
         for name, record in self._codec.take_doubtful().items():
-            if self._ledger.get(name) is None or not (record.is_sure or self._is_there(record)):
-                self._ledger.forget(name)
+            if self.ledger.get(name) is None or not (record.is_sure or self._is_there(record)):
+                self.ledger.forget(name)
             else:
                 self._mark_sure(name, record, record.message)
-        self._ledger.sweep(len(self._ledger), self._is_over)
+        self.ledger.sweep(len(self.ledger), self._is_over)
 
     def find(self, index: QueueIndex, key: str) -> MessageId | None:
         """The message that `key` stands for; None without one."""
         name = _name(index, key)
-        record = self._ledger.get(name)
+        record = self.ledger.get(name)
         if record is None:
             return None
         if self._is_over(record):
-            self._ledger.forget(name)
+            self.ledger.forget(name)
             return None
         return record.message
 
@@ -122,13 +124,21 @@ class Keys:
             await self._put(index, ids, is_sure=True)
         except BaseException:
             for key in ids:
-                self._ledger.forget(_name(index, key))
+                self.ledger.forget(_name(index, key))
             raise
+
+    def note_beside(self, index: QueueIndex, key: str, id: MessageId) -> None:
+        """Let a key stand for a message that is written in one group with what the ledger writes next."""
+        self._add(index, {key: id}, is_sure=True)
+
+    def give_up(self, index: QueueIndex, key: str) -> None:
+        """Let a key stand for nothing: its group was refused."""
+        self.ledger.forget(_name(index, key))
 
     def landed(self, id: MessageId) -> None:
         """Mark the key of a message sure: the message is durable."""
         name = self._noted.pop(id, None)
-        record = None if name is None else self._ledger.get(name)
+        record = None if name is None else self.ledger.get(name)
         if name is not None and record is not None and record.queue is not None:
             self._mark_sure(name, record, id)
 
@@ -137,7 +147,7 @@ class Keys:
         for id in ids:
             name = self._noted.pop(id, None)
             if name is not None:
-                self._ledger.forget(name)
+                self.ledger.forget(name)
 
     async def secure(self, ids: Iterable[MessageId]) -> None:
         """Make durable that the keys of messages are sure, before the messages leave their queue.
@@ -149,9 +159,13 @@ class Keys:
             await self._flush()
 
     async def _put(self, index: QueueIndex, ids: Mapping[str, MessageId], *, is_sure: bool) -> None:
+        self._add(index, ids, is_sure=is_sure)
+        await self._flush()
+
+    def _add(self, index: QueueIndex, ids: Mapping[str, MessageId], *, is_sure: bool) -> None:
         since, now_ms, mark = trio.current_time(), self._clock_ns() // 1_000_000, _SURE if is_sure else _UNSURE
         self._forget_old(len(ids) + _FORGET_PER_PUT)
-        self._ledger.put_later(
+        self.ledger.put_later(
             {
                 _name(index, key): KeyRecord(
                     _bytes_of(id), since, index, is_sure, [id, now_ms, mark, index.incarnation]
@@ -159,17 +173,16 @@ class Keys:
                 for key, id in ids.items()
             }
         )
-        await self._flush()
 
     async def _flush(self) -> None:
         secured = set(self._unsecured)
-        await self._ledger.flush()
+        await self.ledger.flush()
         self._unsecured -= secured
 
     def _mark_sure(self, name: str, record: KeyRecord, id: MessageId) -> None:
         noted_ms, incarnation = self._codec.noted_ms(record), 0 if record.queue is None else record.queue.incarnation
         kept = [id, noted_ms, _SURE, incarnation]
-        self._ledger.put_later({name: KeyRecord(record.id, record.since, record.queue, is_sure=True, kept=kept)})
+        self.ledger.put_later({name: KeyRecord(record.id, record.since, record.queue, is_sure=True, kept=kept)})
         self._unsecured.add(id)
 
     def _is_there(self, record: KeyRecord) -> bool:
@@ -188,7 +201,7 @@ class Keys:
     def _forget_old(self, count: int) -> None:
         """Look at so many keys, in turn, and forget those that are over."""
         # Each put looks at more keys than it adds, so the old never outnumber the others.
-        if self._ledger.sweep(count, self._is_over):
+        if self.ledger.sweep(count, self._is_over):
             self._codec.forget_queues()
 
 

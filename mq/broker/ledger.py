@@ -10,6 +10,7 @@ again goes to the segment that is being filled. Its old segment keeps it on the 
 from __future__ import annotations
 
 import itertools
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,10 +21,12 @@ import trio
 
 from mq.broker.commit import Committer
 from mq.errors import StorageFull, StorageUnsure
-from mq.storage.interface import Storage
+from mq.storage.interface import Put, Storage
 
 LARGEST_SEGMENT = 512
 """Entries of a segment, which is one record. Not Final: the simulation makes it smaller."""
+LARGEST_KEYS: Final = 16 << 10
+"""Bytes of a segment's keys: so the record of one takes at most half of a group."""
 _STALE_ENTRIES: Final = 16
 """Entries that have left may stay in a packed segment up to this number, and more in one of many."""
 _BUCKETS: Final = 1 << 14
@@ -71,6 +74,9 @@ class Ledger(Generic[V]):
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
         codec: what the entries are.
         is_shared: whether others write to the store; then the ledger changes its own segments only.
+
+    Attributes:
+        writing: taken by each write.
     """
 
     def __init__(
@@ -100,7 +106,7 @@ class Ledger(Generic[V]):
         self._turn = self._in_turn()
         self._changes = 0
         self._durable = 0
-        self._writing = trio.Lock()
+        self.writing = trio.Lock()
 
     def __iter__(self) -> Iterator[bytes]:
         """The names of all entries."""
@@ -148,7 +154,7 @@ class Ledger(Generic[V]):
             before = self._where.put(name, segment)
             if before is not None and before is not segment:
                 self._has_left(name, before)
-            segment.open[name] = (key, value)
+            segment.put(name, key, value)
             self._dirty.add(segment)
         self._changes += 1
 
@@ -176,29 +182,44 @@ class Ledger(Generic[V]):
             StorageError: it may not be durable.
         """
         wanted = self._changes
-        async with self._writing:
+        async with self.writing:
             if self._durable < wanted:
                 with trio.CancelScope(shield=True):
                     await self._write()
 
+    def begin(self) -> LedgerWrite[V]:
+        """Begin to write the changed segments as they are now: :meth:`end` it. Only with :attr:`writing`."""
+        # Entries may move to another segment meanwhile: these copies still have them, the new segment is written next.
+        dirty = sorted(self._dirty, key=_by_age, reverse=True)  # what left a segment is in a later one
+        self._dirty.clear()
+        puts = [Put(self._kind, segment.name, segment.record()) for segment in dirty]
+        return LedgerWrite(puts, dirty, sorted(self._empty, key=_by_age), self._changes)
+
+    def end(self, write: LedgerWrite[V], *, is_done: bool) -> None:
+        """Note that all of it is durable, or that it is to be written again."""
+        if is_done:
+            self._durable = write.changes
+            self._pack()
+        else:
+            self._dirty.update(write.segments)
+
+    async def drop_empty(self, write: LedgerWrite[V]) -> None:
+        """Drop the segments that were empty before a write that is done, if that is possible now."""
+        with self._committer.noting_failure(), suppress(StorageFull, StorageUnsure):
+            await self._drop(write.empty)
+
     async def _write(self) -> None:
         """Write the changed segments as they are now, and drop empty ones."""
-        # Entries may move to another segment meanwhile: these copies still have them, the new segment is written next.
-        changes = self._changes
-        dirty = {segment: segment.record() for segment in self._dirty}
-        empty = sorted(self._empty, key=_by_age)
-        self._dirty.clear()
+        write = self.begin()
         with self._committer.noting_failure():
             try:
-                for segment in sorted(dirty, key=_by_age, reverse=True):  # what left a segment is in a later one
-                    await self._storage.put_record(self._kind, segment.name, dirty[segment])
+                for put in write.puts:
+                    await self._storage.put_record(*put)
             except BaseException:
-                self._dirty.update(dirty)
+                self.end(write, is_done=False)
                 raise
-            self._durable = changes
-            self._pack()
-            with suppress(StorageFull, StorageUnsure):  # empty segments can wait
-                await self._drop(empty)
+        self.end(write, is_done=True)
+        await self.drop_empty(write)
 
     def _pack(self) -> None:
         """Pack the full segments that are written as they are."""
@@ -262,7 +283,7 @@ class Ledger(Generic[V]):
     def _room(self) -> _Segment[V]:
         """A segment of our own that has room, and that is the latest of all."""
         filling = self._filling
-        if filling is None or filling.live >= LARGEST_SEGMENT or filling.age[0] < self._number:
+        if filling is None or filling.is_full or filling.age[0] < self._number:
             if filling is not None:
                 (self._full if filling.live else self._empty).add(filling)
             self._number += 1
@@ -276,6 +297,22 @@ class Ledger(Generic[V]):
 
     def _is_own(self, name: str) -> bool:
         return _age(name)[1] == self._writer
+
+
+class LedgerWrite(NamedTuple, Generic[V]):
+    """Segments that are being written.
+
+    Attributes:
+        puts: what the store has to do, in order.
+        segments: which these are.
+        empty: the segments that had no entries any more when it began.
+        changes: how often the ledger was changed before.
+    """
+
+    puts: list[Put]
+    segments: list[_Segment[V]]
+    empty: list[_Segment[V]]
+    changes: int
 
 
 class _Places(Generic[V]):
@@ -377,7 +414,7 @@ class _Segment(Generic[V]):
         open: its entries with their keys, by their names; empty once it is packed.
     """
 
-    __slots__ = ("_codec", "_live", "_packed", "age", "name", "number", "open")
+    __slots__ = ("_codec", "_key_bytes", "_live", "_packed", "age", "name", "number", "open")
 
     def __init__(self, name: str, number: int, codec: Codec[V]) -> None:
         self.name = name
@@ -387,11 +424,23 @@ class _Segment(Generic[V]):
         self._codec = codec
         self._packed = _NOTHING
         self._live = 0
+        self._key_bytes = 0
 
     @property
     def live(self) -> int:
         """How many entries have not left it."""
         return self._live + len(self.open)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an open segment takes no more entries."""
+        return self.live >= LARGEST_SEGMENT or self._key_bytes > LARGEST_KEYS
+
+    def put(self, name: bytes, key: str, value: V) -> None:
+        """Put an entry into an open segment."""
+        if name not in self.open:
+            self._key_bytes += len(json.dumps(key))
+        self.open[name] = (key, value)
 
     @property
     def is_worth_packing_again(self) -> bool:

@@ -7,8 +7,11 @@ together keep their order and share one barrier. A large body is staged in the s
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +25,7 @@ from mq.broker.dispatch import Handover, HandoverBatch
 from mq.broker.index import RANK_TICKS, QueueIndex
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
+from mq.broker.ledger import LedgerWrite
 from mq.broker.settings import DELAY, REJECT, TTL, QueueSettings, check_time, check_value
 from mq.errors import (
     BodyTooLarge,
@@ -32,13 +36,20 @@ from mq.errors import (
     NoSuchQueue,
     PublishPaused,
     QueueFull,
+    StorageError,
 )
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import MessageId
-from mq.storage.interface import FRESH, Meta, Operation, Outcome, Result, Staged, Storage, Write
+from mq.storage.interface import FRESH, Group, Meta, Operation, Outcome, Result, Staged, Storage, Write
 
 LARGEST_GROUP: Final = 1024
 """Calls whose jobs a save worker takes up in one turn."""
+_LEDGER_RECORDS: Final = 2
+"""Records of a ledger that one write changes at the most: the one that is full with it, and the next."""
+_BYTES_OF_KEY: Final = 200
+"""More than a ledger keeps of a key, besides the key itself."""
+_OF_ONE: Final = frozenset({Result.GONE, Result.EXISTS, Result.NO_QUEUE})
+"""Why a group is refused for one of its messages, and does not tell for which."""
 
 
 class Draft(NamedTuple):
@@ -94,18 +105,26 @@ class Publisher:
         core: what every part has.
         loader: loads the body stats of queues.
         keys: the idempotency keys; None among peers, which cannot know each other's.
+        keyed: saves messages with their keys; None where the store does no groups.
         handover: gives messages to waiting requests as they are written.
         recent: keeps the bodies of written messages, for requests that come soon after.
     """
 
     def __init__(
-        self, core: Core, loader: BodyLoader, keys: Keys | None, handover: Handover, recent: RecentBodies
+        self,
+        core: Core,
+        loader: BodyLoader,
+        keys: Keys | None,
+        keyed: KeyedJobs | None,
+        handover: Handover,
+        recent: RecentBodies,
     ) -> None:
         self._storage = core.storage
         self.catalog = core.catalog
         self._committer = core.committer
         self._loader = loader
         self._keys = keys
+        self._keyed = keyed
         self._jobs = core.jobs
         self.core = core
         self.handover = handover
@@ -136,11 +155,14 @@ class Publisher:
             await self._loader.load(index)
         prepared = [self._prepare(index, draft) for draft in drafts]
         has_keys = any(draft.key is not None for draft in drafts)
-        if has_keys:
-            await self._note_keys(index, drafts, prepared)
-        jobs = [each.job for each in prepared if each.job is not None and each.is_new and not each.job.future.answered]
-        if jobs:
-            self._jobs.put(jobs)
+        if not (has_keys and self._put_with_keys(drafts, prepared)):
+            if has_keys:
+                await self._note_keys(index, drafts, prepared)
+            jobs = [
+                each.job for each in prepared if each.job is not None and each.is_new and not each.job.future.answered
+            ]
+            if jobs:
+                self._jobs.put(jobs)
         outcomes = [_answered(entry) or await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
             if entry.job is not None and not entry.is_new and isinstance(outcomes[number], MQError):
@@ -268,6 +290,20 @@ class Publisher:
             return check_time(draft.at_ms, now_ms) if draft.at_ms > now_ms else None
         delay = settings.delay if draft.delay is None else check_value("delay", draft.delay, DELAY)
         return now_ms + round(delay * 1000) if delay else None
+
+    def _put_with_keys(self, drafts: Sequence[Draft], prepared: list[_Prepared]) -> bool:
+        """Have new messages saved in groups with their keys; False where that cannot be."""
+        if self._keyed is None:
+            return False
+        jobs = [
+            KeyedJob(entry.job, draft.key)
+            for draft, entry in zip(drafts, prepared, strict=True)
+            if entry.job is not None and entry.is_new
+        ]
+        if not all(map(self._keyed.takes, jobs)):
+            return False
+        self._keyed.put(jobs)
+        return True
 
     async def _note_keys(self, index: QueueIndex, drafts: Sequence[Draft], prepared: list[_Prepared]) -> None:
         """Make the keys of new messages durable; jobs whose keys cannot be kept fail."""
@@ -477,6 +513,19 @@ class PublishJob:
         meta, transient = self._meta, self._transient
         return Write(self.index.name, id, self._body, self._attributes, meta, transient=transient, state=state)
 
+    def write_alone(self) -> Write:
+        """The Write, which is handed over to no request."""
+        self.choose_id()
+        write = self.operation()
+        assert isinstance(write, Write), "what has an id is not handed over"
+        return write
+
+    @property
+    def bytes_in_group(self) -> int:
+        """How many bytes the Write takes of a group."""
+        body = len(self._body) if isinstance(self._body, bytes) else 0
+        return body + len(json.dumps(dict(self._attributes)))
+
     def choose_id(self) -> None:
         """Make the id now, unless there is one."""
         self.id = self.id or self._publisher.ids.new(self._group)
@@ -536,6 +585,129 @@ class PublishJob:
             self._digest = digest_of(self._body)
         if self._digest is not None:
             bodies.add(id, self._size, self._digest)
+
+
+class KeyedJob:
+    """A job, and the key of its message.
+
+    Args:
+        job: writes the message.
+        key: the client's; None without one.
+
+    Attributes:
+        write: the job's operation, once it was asked for it.
+    """
+
+    def __init__(self, job: PublishJob, key: str | None) -> None:
+        self.job = job
+        self.key = key
+        self.write: Write | None = None
+        self.bytes = job.bytes_in_group + (0 if key is None else len(json.dumps(key)) + _BYTES_OF_KEY)
+
+
+class KeyedJobs:
+    """Jobs whose messages have keys: as many as one group takes are written with what the ledger keeps of the keys, all
+    or none. Start :meth:`run`.
+
+    Args:
+        core: what every part has.
+        keys: the keys.
+    """
+
+    def __init__(self, core: Core, keys: Keys) -> None:
+        description = core.storage.description
+        self._committer = core.committer
+        self._keys = keys
+        self._most = min(LARGEST_BATCH, description.groups - _LEDGER_RECORDS)
+        # The other half is for the ledger's segments, which its own limits keep below that.
+        self._most_bytes = math.inf if description.group_bytes is None else description.group_bytes // 2
+        self._waiting: deque[KeyedJob] = deque()
+        self._arrived = trio.lowlevel.ParkingLot()
+        self._one_by_one = 0  # so many of those that wait go in a group of their own
+
+    def takes(self, job: KeyedJob) -> bool:
+        """Whether a group takes that job."""
+        return job.bytes <= self._most_bytes
+
+    def put(self, jobs: Sequence[KeyedJob]) -> None:
+        """Save what these write."""
+        self._waiting += jobs
+        self._arrived.unpark()
+
+    async def run(self) -> None:
+        """Save for ever."""
+        while True:
+            while not self._waiting:
+                await self._arrived.park()
+            async with self._keys.ledger.writing:  # a record that is written twice at a time would end as either
+                group = _KeyedGroup(self._keys)
+
+                def make(group: _KeyedGroup = group) -> list[Group]:
+                    return [group.make(self._taken())]
+
+                self._committer.submit(make, len(self._waiting), group.done)
+                if await group.future.get():
+                    with suppress(StorageError):  # what the jobs asked for is done
+                        await self._keys.ledger.drop_empty(group.kept)
+                else:
+                    self._waiting.extendleft(reversed(group.jobs))
+                    self._one_by_one = len(group.jobs)
+
+    def _taken(self) -> list[KeyedJob]:
+        """The first of those that wait, as many as one group takes."""
+        taken: list[KeyedJob] = []
+        left = self._most_bytes
+        most = 1 if self._one_by_one else self._most
+        while self._waiting and len(taken) < most and (left := left - self._waiting[0].bytes) >= 0:
+            taken.append(self._waiting.popleft())
+        self._one_by_one = max(0, self._one_by_one - len(taken))
+        return taken
+
+
+class _KeyedGroup:
+    """One group of messages and keys.
+
+    Attributes:
+        jobs: whose messages it has.
+        kept: what the ledger writes with it.
+        future: answered when the jobs are; False where each has to be tried alone, for one of them is refused.
+    """
+
+    kept: LedgerWrite[Any]
+
+    def __init__(self, keys: Keys) -> None:
+        self.jobs: list[KeyedJob] = []
+        self.future: Future[bool] = Future()
+        self._keys = keys
+
+    def make(self, jobs: list[KeyedJob]) -> Group:
+        """The operations; called just before they are done."""
+        self.jobs = jobs
+        writes: list[Write] = []
+        for each in jobs:
+            if each.write is None:
+                each.write = each.job.write_alone()
+            if each.key is not None:
+                self._keys.note_beside(each.job.index, each.key, each.write.id)
+            writes.append(each.write)
+        self.kept = self._keys.ledger.begin()
+        return Group((*self.kept.puts, *writes))
+
+    def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
+        """Answer the jobs."""
+        [outcome] = outcomes
+        is_done = outcome.result is Result.DONE
+        self._keys.ledger.end(self.kept, is_done=is_done)
+        for each in self.jobs:
+            if each.key is not None and not is_done:
+                self._keys.give_up(each.job.index, each.key)
+        if outcome.result in _OF_ONE and len(self.jobs) > 1:
+            self.future.set(False)
+            return
+        for each in self.jobs:
+            assert each.write is not None, "it was made"
+            each.job.done(outcome._replace(entry=each.write.entry) if is_done else outcome, barrier)
+        self.future.set(True)
 
 
 class SaveWorker:

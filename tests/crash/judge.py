@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import trio
 from trio.testing import MockClock
 
-from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
 from mq.errors import CorruptMessage, MQError
 from mq.lifecycle import State
 from mq.message import Body, MessageId, Properties
@@ -117,6 +117,7 @@ class _Court:
         self._queues: set[str] = set()
         self._present: dict[str, Entry] = {}
         self._handed: Counter[str] = Counter()
+        self._contents: dict[str, str] = {}
 
     def _blame(self, kind: str, detail: str) -> None:
         self.flaws.append(Flaw(kind, detail))
@@ -142,10 +143,26 @@ class _Court:
         await broker.change_settings(_USED, {"dead_letter_queue": _DEAD})
         for queue in sorted(self._queues | {_USED}):
             self._used[await broker.publish(queue, _LATER)] = queue
+        # Where the clock was set ahead, the windows of the keys have ended.
+        for queue, key in () if self._leases_end else sorted(self._ledger.keyed):
+            await self._publish_again(broker, queue, key)
         [held] = await broker.hold(_USED)
         await broker.reject([held])
         await held.message.body.aclose()
         self._used[held.message.id] = _DEAD
+
+    async def _publish_again(self, broker: Broker, queue: str, key: str) -> None:
+        """With its key a message is published once: it is there, or known to have been, or is published now."""
+        [outcome] = await broker.publish_many(queue, [Draft(_LATER, key=key)])
+        assert isinstance(outcome, Published), outcome
+        before = self._contents.get(key)
+        if outcome.is_new:
+            self._used[outcome.id] = queue
+            answered = [id for id, message in self._ledger.messages.items() if message.digest == key]
+            if before is not None or answered:
+                self._blame("doubled", f"the key of {before or answered} in {queue} stands for nothing")
+        elif outcome.id != before and outcome.id not in self._ledger.messages:
+            self._blame("lost", f"a key stands for {outcome.id}, which was never there")
 
     async def look_again(self, storage: Storage) -> None:
         """Whatever was there is still there, as nobody removed any of it, and all that came since."""
@@ -200,6 +217,7 @@ class _Court:
 
     async def _compare(self, id: str, properties: Properties, body: Body) -> None:
         content = digest(await body.read(), str(properties.attributes.get("content_type", "")))
+        self._contents[content] = id
         known = self._ledger.messages.get(id)
         if known is not None and known.digest != content:
             self._blame("torn", f"{id} has other bytes, or another content type, than were published")

@@ -4,6 +4,7 @@ Clients mark what they are about to do before they ask, and what they got after 
 
 ===================================  =====================================================================
 ``publishing DIGEST``                a message with that digest is about to be sent
+``keyed QUEUE DIGEST``               ... into that queue, with its digest as key
 ``published ID QUEUE DIGEST``        201
 ``leased ID QUEUE DIGEST UNTIL``     200; the lease lasts until UNTIL at least, nanoseconds since 1970
 ``removing ID``, ``removed ID``      202
@@ -60,8 +61,10 @@ class Ledger:
         self.messages: dict[str, Acknowledged] = {}
         self.queues: dict[str, Claim] = {}
         self.attempted: set[str] = set()
+        self.keyed: set[tuple[str, str]] = set()
         verbs: dict[str, Callable[..., None]] = {
             "publishing": self.attempted.add,
+            "keyed": lambda queue, key: self.keyed.add((queue, key)),
             "published": self._know,
             "leased": self._lease,
             "removing": self._ask_removal,

@@ -42,6 +42,7 @@ class Plan(NamedTuple):
         rounds: how often each of those does it.
         daemons: how many serve the root.
         has_log: whether it makes changes durable by a log, of small segments.
+        has_keys: whether each publish has an idempotency key, its content's digest.
     """
 
     publishers: int = 4
@@ -51,6 +52,7 @@ class Plan(NamedTuple):
     rounds: int = 4
     daemons: int = 1
     has_log: bool = False
+    has_keys: bool = False
 
 
 PLANS: Final = {
@@ -60,6 +62,7 @@ PLANS: Final = {
     "everything": Plan(),
     "two peers": Plan(daemons=2),
     "log": Plan(has_log=True),
+    "log keys": Plan(churners=0, has_log=True, has_keys=True),
     "log queues": Plan(publishers=1, consumers=0, churners=3, rounds=5, has_log=True),
 }
 
@@ -84,9 +87,11 @@ class Client:
         port: where it listens on 127.0.0.1.
         mark: notes what is asked and what is answered.
         stop: set when nothing more is to be asked.
+        has_keys: whether it publishes with keys.
     """
 
-    def __init__(self, port: int, mark: Mark, stop: threading.Event) -> None:
+    def __init__(self, port: int, mark: Mark, stop: threading.Event, *, has_keys: bool = False) -> None:
+        self._has_keys = has_keys
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
         self._mark = mark
         self._stop = stop
@@ -96,7 +101,10 @@ class Client:
 
     def call(self, method: str, path: str, body: bytes | None = None, type: str = "") -> Reply:
         """Ask, and read the whole answer."""
-        self._connection.request(method, path, body, {"content-type": type} if type else {})
+        headers = {"content-type": type} if type else {}
+        if self._has_keys and body is not None:
+            headers["idempotency-key"] = digest(body, type)
+        self._connection.request(method, path, body, headers)
         answer = self._connection.getresponse()
         header = answer.getheader
         return Reply(answer.status, header("x-message-id", ""), header("content-type", ""), answer.read())
@@ -128,6 +136,8 @@ class Client:
     def publish(self, queue: str, body: bytes, type: str) -> str:
         content = digest(body, type)
         self._mark(f"publishing {content}")
+        if self._has_keys:
+            self._mark(f"keyed {queue} {content}")
         reply = _expect(self.insist("POST", f"/{queue}/messages", body, type), 201)
         self._mark(f"published {reply.id} {queue} {content}")
         return reply.id
@@ -226,7 +236,8 @@ class Workload:
             client.remove(queue, leased or ids[-1])
 
     def _client(self, number: int) -> Client:
-        return Client(self._ports[number % len(self._ports)], self._mark, self._stop)
+        port = self._ports[number % len(self._ports)]
+        return Client(port, self._mark, self._stop, has_keys=self._plan.has_keys)
 
     def _start(
         self, pool: ThreadPoolExecutor, work: Callable[[Client, int, Random], None], count: int

@@ -125,11 +125,11 @@ BUGS: Final = {
         "DeadLetters._put", "await self._ledger.put(...)", "self._ledger.put_later(...)"
     ),
     "a ledger forgets what was put while it was written": Bug(
-        "Ledger._write", "self._durable = changes", "self._durable = self._changes + 1"
+        "Ledger.end", "self._durable = write.changes", "self._durable = self._changes + 1"
     ),
-    "a ledger forgets what was refused": Bug("Ledger._write", "self._dirty.update(dirty)", "pass"),
+    "a ledger forgets what was refused": Bug("Ledger.end", "self._dirty.update(write.segments)", "pass"),
     "a ledger writes what was left before where that went": Bug(
-        "Ledger._write", "sorted(dirty, key=_by_age, reverse=True)", "sorted(dirty, key=_by_age)"
+        "Ledger.begin", "sorted(self._dirty, key=_by_age, reverse=True)", "sorted(self._dirty, key=_by_age)"
     ),
     "a delivery that is refused is forgotten": Bug(
         "Upkeep._end_move", "self._catalog.end(entry, entry, kind)", "self._catalog.end(entry, None, kind)"
@@ -243,6 +243,13 @@ OF_THE_LOG: Final = {
     "a delayed message is written where it can be had": Bug(
         "PublishJob.operation", "State.READY if self._meta.deadline_ms is None else State.DELAYED", "State.READY"
     ),
+    "a key is not in one group with its message": Bug(
+        "_KeyedGroup.make", "Group((*self.kept.puts, *writes))", "Group(tuple(writes))"
+    ),
+    "a key stands for a message that was refused": Bug(
+        "_KeyedGroup.done", "self._keys.give_up(each.job.index, each.key)", "pass"
+    ),
+    "half of a group that was refused is done": Bug("Doing.undo", "step.do()", "pass"),
     "the log is not flushed": Bug("Log.flush", "self._calls.fdatasync(self._current.fd)", "pass"),
     "a segment is freed before what it speaks of is on the medium": Bug("Log._checkpoint", "self._sync()", "pass"),
     "a record of an earlier epoch is believed": Bug(

@@ -7,7 +7,6 @@ answered. A group stands in one record, with the records that it keeps and forge
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -135,16 +134,16 @@ def _bytes(operation: AnyOperation, largest: int) -> int:
     """At least as many as an operation takes of a record."""
     if isinstance(operation, Write):
         return _LINE_BYTES + len(encode_attributes(operation.attributes)) + (_inline_bytes(operation, largest) or 0)
-    return _LINE_BYTES + (
-        len(json.dumps(operation.value)) + 3 * len(operation.key) if isinstance(operation, Put) else 0
-    )
+    if isinstance(operation, Put):
+        return _LINE_BYTES + len(encode_attributes(operation.value)) + 3 * len(operation.key)
+    return _LINE_BYTES
 
 
 def _encoding_once(operation: AnyOperation) -> AnyOperation:
-    """The operation, whose attributes are encoded once for the record, the file and the reckoning of both."""
+    """The operation, whose attributes or value are encoded once for the record, the file and the reckoning of both."""
     if isinstance(operation, Write) and operation.attributes and not isinstance(operation.attributes, SharedAttributes):
         return operation._replace(attributes=SharedAttributes(operation.attributes))
-    return operation
+    return operation._replace(value=SharedAttributes(operation.value)) if isinstance(operation, Put) else operation
 
 
 def _inline_bytes(operation: Write, largest: int) -> int | None:
@@ -248,7 +247,11 @@ def _failed(folders: Folders, units: Sequence[object]) -> list[Outcome]:
 
 
 def _commit_units(folders: Folders, records: Records, log: Log, units: Sequence[Unit]) -> list[Outcome]:
-    early = [refused_before(folders, unit) if len(unit) > 1 else None for unit in units]
+    try:
+        early = [refused_before(folders, unit) if len(unit) > 1 else None for unit in units]
+    except OSError as error:
+        folders.fail(error)
+        return _failed(folders, units)
     doing = [unit for unit, refused in zip(units, early, strict=True) if refused is None]
     if not doing:
         return [refused for refused in early if refused is not None]

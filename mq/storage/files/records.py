@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 from urllib.parse import quote
 
@@ -52,17 +52,30 @@ class Records:
         Raises:
             OSError: the old value stands, or nothing is known of the record.
         """
+        _, older = self.put_beside(kind, key, value)
+        self.forget(kind, key, older)
+        return not older
+
+    def put_beside(self, kind: str, key: str, value: Mapping[str, Any]) -> tuple[int, list[int]]:
+        """Keep `value` in a version of its own: its number, and those of the older ones, which are still there.
+
+        Raises:
+            OSError: as :meth:`put`.
+        """
         self._make_kind(kind)
         file, versions = self._versions(kind, key)
         content = json.dumps({"key": key, "value": dict(value)}, ensure_ascii=False, sort_keys=True)
         path = f"{self._folder}/{kind}/{file}"
         with synced_after(self._calls, f"{self._folder}/{kind}"):
-            self._write(path, max(versions, default=0) + 1, content.encode("utf-8", "surrogatepass"))
+            made = self._write(path, max(versions, default=0) + 1, content.encode("utf-8", "surrogatepass"))
+        return made, versions
+
+    def forget(self, kind: str, key: str, versions: Sequence[int]) -> None:
+        """Take versions of a record away; durable on return."""
         for version in versions:
-            self._unlink(f"{self._folder}/{kind}/{file}.{version}")
+            self._unlink(f"{self._folder}/{kind}/{_file(key)}.{version}")
         if versions:
             sync_folder(self._calls, f"{self._folder}/{kind}")  # no name may outlive its file: inodes are used again
-        return not versions
 
     def drop(self, kind: str, key: str) -> bool:
         """Forget a record; durable on return. False when there was none."""
@@ -81,13 +94,19 @@ class Records:
 
     def get(self, kind: str, key: str) -> Mapping[str, Any] | None:
         """A record that no other process changes; None where there is none."""
+        return self.reading(kind, key)()
+
+    def reading(self, kind: str, key: str) -> Callable[[], Mapping[str, Any] | None]:
+        """What returns a record as it is now, whenever it is called: all that can fail is done here."""
         file, versions = self._versions(kind, key)
-        for version in sorted(versions, reverse=True):
-            record = self._read(f"{self._folder}/{kind}/{file}.{version}")
-            if record is not None and record["key"] == key:
-                value: Mapping[str, Any] = record["value"]
-                return value
-        return None
+        paths = [f"{self._folder}/{kind}/{file}.{version}" for version in sorted(versions, reverse=True)]
+        contents = [(path, self._content(path)) for path in paths]
+
+        def read() -> Mapping[str, Any] | None:
+            found = (self._decoded(path, content) for path, content in contents)
+            return next((record["value"] for record in found if record is not None and record["key"] == key), None)
+
+        return read
 
     def _all(self, kind: str) -> dict[str, Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
@@ -97,13 +116,12 @@ class Records:
                 found[record["key"]] = record["value"]
         return found
 
-    def _write(self, file: str, version: int, content: bytes) -> None:
+    def _write(self, file: str, version: int, content: bytes) -> int:
         path = f"{file}.{version}"
         try:
             fd = self._calls.open(path, OPEN_NEW)
         except FileExistsError:  # another process puts it just now: the later one counts
-            self._write(file, version + 1, content)
-            return
+            return self._write(file, version + 1, content)
         try:
             write_all(self._calls, fd, content)
             sync(self._calls, fd)
@@ -112,6 +130,7 @@ class Records:
             raise
         finally:
             self._calls.close(fd)
+        return version
 
     def _unlink(self, path: str) -> bool:
         try:
@@ -119,6 +138,10 @@ class Records:
         except FileNotFoundError:  # another process was faster
             return False
         return True
+
+    def versions(self, kind: str, key: str) -> list[int]:
+        """The versions of a record that are there."""
+        return self._versions(kind, key)[1]
 
     def _versions(self, kind: str, key: str) -> tuple[str, list[int]]:
         """The first part of a record's file names, and the versions that are there."""
@@ -141,15 +164,22 @@ class Records:
             sync_folder(self._calls, self._folder)
 
     def _read(self, path: str) -> Mapping[str, Any] | None:
+        return self._decoded(path, self._content(path))
+
+    def _content(self, path: str) -> bytes:
         fd = self._calls.open(path, OPEN_READ)
         try:
-            value = json.loads(b"".join(iter(lambda: self._calls.read(fd, _LARGEST), b"")))
+            return b"".join(iter(lambda: self._calls.read(fd, _LARGEST), b""))
+        finally:
+            self._calls.close(fd)
+
+    def _decoded(self, path: str, content: bytes) -> Mapping[str, Any] | None:
+        try:
+            value = json.loads(content)
         except (ValueError, RecursionError):
             self.passed_over += 1
             logger.warning("a torn record is passed over: %s", ascii(path))
             return None
-        finally:
-            self._calls.close(fd)
         return value if _is_record(value) else None
 
 

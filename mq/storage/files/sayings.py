@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from mq.storage.files.layout import encode_attributes
+
 _TEXT_LENGTH: Final = struct.Struct("<I")
 
 
@@ -112,7 +114,7 @@ def encode(sayings: Sequence[Saying]) -> bytes:
             continue
         match saying:
             case Kept(kind, key, value):
-                blob = json.dumps(dict(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
+                blob = encode_attributes(value) or b"{}"
                 lines.append(f"p\t{kind}\t{_quoted(key)}\t{len(blob)}")
                 blobs.append(blob)
             case Forgotten(kind, key):

@@ -31,10 +31,11 @@ def is_gone(operation: AnyOperation, outcome: Outcome) -> bool:
 
 
 class _Step(NamedTuple):
-    """How something that was done is taken back."""
+    """How something that was done is taken back, or ended for good."""
 
-    saying: Saying
+    saying: Callable[[], Saying]
     do: Callable[[], object]
+    end: Callable[[], object] = lambda: None
 
 
 class Doing:
@@ -73,7 +74,7 @@ class Doing:
     @property
     def undoing(self) -> list[Saying]:
         """What :meth:`undo` does."""
-        return [step.saying for step in self._undo]
+        return [step.saying() for step in self._undo]
 
     def undo(self) -> None:
         """Take back what was done of groups that were refused.
@@ -85,17 +86,18 @@ class Doing:
             step.do()
 
     def _keep_all(self, unit: Unit) -> tuple[dict[int, _Step], Outcome | None]:
-        """Do the records of a unit: how each is taken back, by its place; and why one is refused, which ends that."""
+        """Do the records of a unit: how each is taken back, by its place; and why one is refused, which ends that. What
+        a group forgets is there until all else is done."""
         steps: dict[int, _Step] = {}
         outcome: Outcome | None = None
         for place, operation in enumerate(unit):
             if isinstance(operation, Put | Drop):
                 try:
                     if len(unit) > 1:
-                        steps[place] = self._restoring(operation)
-                    outcome = self._keep(operation)
+                        steps[place] = self._keep_for_now(operation)
+                    else:
+                        outcome = self._keep(operation)
                 except OSError as error:
-                    steps.pop(place, None)
                     return steps, refusal(error)
         return steps, outcome if len(unit) == 1 else None
 
@@ -119,28 +121,43 @@ class Doing:
                     else:
                         steps[place] = self._taking_back(operation)
         if refused is None:
+            for step in steps.values():
+                step.end()
             return _DONE
         if refused.result in NOT_DONE and not is_gone(unit[0], refused):
             self._undo += [steps[place] for place in sorted(steps, reverse=True)]
             self.refused += [first + place for place in range(len(unit)) if place not in steps]
         return refused
 
-    def _restoring(self, operation: Put | Drop) -> _Step:
+    def _keep_for_now(self, operation: Put | Drop) -> _Step:
         kind, key = operation.kind, operation.key
-        value = self._records.get(kind, key)
-        if value is None:
-            return _Step(Forgotten(kind, key), partial(self._records.drop, kind, key))
-        return _Step(Kept(kind, key, value), partial(self._records.put, kind, key, value))
+        before = self._records.reading(kind, key)
+
+        def saying() -> Saying:
+            value = before()
+            return Forgotten(kind, key) if value is None else Kept(kind, key, value)
+
+        # both ways by unlinks alone, which need no room: what a full disk refuses could not be put back, either
+        if isinstance(operation, Drop):
+            return _Step(saying, lambda: None, self._forgetting(operation, self._records.versions(kind, key)))
+        self._folders.reserve.ensure()
+        made, older = self._records.put_beside(*operation)
+        return _Step(saying, self._forgetting(operation, [made]), self._forgetting(operation, older))
+
+    def _forgetting(self, operation: Put | Drop, versions: Sequence[int]) -> Callable[[], None]:
+        forget, reserve = self._records.forget, self._folders.reserve
+        return partial(reserve.give_way, forget, operation.kind, operation.key, versions)
 
     def _taking_back(self, operation: AnyOperation) -> _Step:
         layout, reserve, calls = self._folders.layout, self._folders.reserve, self._folders.calls
         if isinstance(operation, Move):
             old, new = layout.path(operation.entry), layout.path(operation.target)
             saying = Moved(layout.below_root(new), layout.below_root(old))
-            return _Step(saying, partial(reserve.give_way, calls.rename, new, old))
+            return _Step(lambda: saying, partial(reserve.give_way, calls.rename, new, old))
         assert isinstance(operation, Write), "a group has no other operations on messages"
         path = layout.path(operation.entry)
-        return _Step(Removed(layout.below_root(path)), partial(self._take_away, operation.entry, path))
+        removed = Removed(layout.below_root(path))
+        return _Step(lambda: removed, partial(self._take_away, operation.entry, path))
 
     def _take_away(self, entry: Entry, path: str) -> None:
         self._folders.reserve.give_way(self._folders.calls.unlink, path)
@@ -149,7 +166,11 @@ class Doing:
 
 
 def refused_before(folders: Folders, unit: Unit) -> Outcome | None:
-    """Why a group cannot be done, as far as that shows before; None where it can."""
+    """Why a group cannot be done, as far as that shows before; None where it can.
+
+    Raises:
+        OSError: the medium has failed.
+    """
     kind, path = folders.calls.kind, folders.layout.path
     for operation in unit:
         if not isinstance(operation, Write | Move):
