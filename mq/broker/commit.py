@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 import trio
 from trio_util import AsyncBool
@@ -27,7 +27,7 @@ from mq.errors import (
     StorageUnsure,
 )
 from mq.storage import groups
-from mq.storage.interface import AnyOperation, Outcome, Result, Storage
+from mq.storage.interface import AnyOperation, Operation, Outcome, Result, Storage
 
 T = TypeVar("T")
 LARGEST_BATCH: Final = 1024
@@ -153,7 +153,10 @@ class Committer:
         return taken
 
     async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        outcomes = await groups.commit(self._storage, operations)
+        if any(isinstance(operation, groups.BEYOND) for operation in operations):
+            outcomes = await groups.commit(self._storage, operations)
+        else:  # nearly always
+            outcomes = await self._storage.commit(cast("Sequence[Operation]", operations))
         for outcome in outcomes:
             if outcome.result is Result.FENCED:
                 raise StorageFenced(outcome.reason or "another broker is in charge of the store. Start mq again")

@@ -81,6 +81,7 @@ class Consumption:
         self._leases = leases
         self._holds = holds
         self._config = core.config
+        self._others_move = core.config.others_move
         self._random = core.random
 
     async def fetch(self, request: FetchRequest, wait: float) -> list[Message]:
@@ -132,7 +133,7 @@ class Consumption:
         """
         id = MessageId(removal.id)
         await self._secure_keys([id])
-        if not self._config.others_move:
+        if not self._others_move:
             entry = await self._locate(index, id, removal.receipt)
             await self._remover.remove([entry], durable=True, strict=True).get()
             return
@@ -164,7 +165,7 @@ class Consumption:
 
         first = {removal.id: number for number, removal in reversed(list(enumerate(removals)))}
         numbers = list(first.values())
-        left = numbers if self._config.others_move else await self._remove_still(index, removals, numbers, errors)
+        left = numbers if self._others_move else await self._remove_still(index, removals, numbers, errors)
         async with trio.open_nursery() as nursery:
             for number in left:
                 nursery.start_soon(remove, number)
@@ -237,7 +238,7 @@ class Consumption:
                 await job.future.get()
                 return
             except NoSuchMessage:
-                if not self._config.others_move:
+                if not self._others_move:
                     raise
 
     async def reschedule(
@@ -277,7 +278,7 @@ class Consumption:
                 await job.future.get()
                 return
             except NoSuchMessage:
-                if not self._config.others_move:
+                if not self._others_move:
                     raise
 
     async def extend(self, index: QueueIndex, id: str, seconds: float, receipt: str | None) -> None:
@@ -297,7 +298,7 @@ class Consumption:
                 await job.future.get()
                 return
             except NoSuchMessage:
-                if not self._config.others_move:
+                if not self._others_move:
                     raise
 
     # Implementation
@@ -334,7 +335,7 @@ class Consumption:
         while True:
             await self._catalog.locks.wait(id)
             entry = index.find(id)
-            if entry is None and self._config.others_move:
+            if entry is None and self._others_move:
                 entry = await self._storage.find(index.name, id)
             if id not in self._catalog.locks:
                 break
@@ -343,7 +344,7 @@ class Consumption:
     @property
     def _has_other_names(self) -> bool:
         """Whether a message may have more than one name in the store."""
-        return self._config.others_move and not self._storage.description.journaled
+        return self._others_move and not self._storage.description.journaled
 
     def _removal(self, entry: Entry) -> Move:
         """The move to REMOVED."""

@@ -246,13 +246,16 @@ class FetchWorker:
         """
         if index.deleted or wait_queue.is_empty:
             return
-        # Or else a message that was delivered a batch before one of a higher priority, or before an earlier one that
-        # was handed out from NEW and put back, would be handed out first.
-        has_earlier = index.settings.max_priority > 0 or index.is_returning
         # A request that waits needs nothing else of this: its queue is called when a message is READY.
         wanted = sum(request.count for request in wait_queue.nonblocking)
-        # The READY messages may be of groups that are blocked.
-        if index.undelivered and (has_earlier or index.ready < wanted or (wanted and index.groups is not None)):
+        if index.undelivered and (
+            # Or else a message that was delivered a batch before one of a higher priority, or before an earlier one
+            # that was handed out from NEW and put back, would be handed out first.
+            index.settings.max_priority > 0
+            or index.is_returning
+            or index.ready < wanted
+            or (wanted and index.groups is not None)  # the READY messages may be of groups that are blocked
+        ):
             await self._upkeep.caught_up(index)
         if not wait_queue.nonblocking:
             return
@@ -387,9 +390,10 @@ class Deliverer:
                     stored = each.stored or self.recent.take(each.entry.id)
                     held.append(_Leased(each.request, each.entry, outcome.entry, stored))
                 if not each.request.takes:
-                    due = now + self.leases.seconds(each.request) + allowance
+                    lease_seconds = self.leases.seconds(each.request)
+                    due = now + lease_seconds + allowance
                     sure = barrier.began + MARGIN_SECONDS + allowance
-                    served[each.request].latest = sure + self.leases.seconds(each.request) / 2
+                    served[each.request].latest = sure + lease_seconds / 2
                     self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)
                 if is_out_of_turn:
                     self.upkeep.give_back(outcome.entry)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import trio
 
@@ -27,7 +27,6 @@ from mq.storage.interface import (
     Group,
     Meta,
     Move,
-    Operation,
     Outcome,
     Put,
     Result,
@@ -41,13 +40,12 @@ INTENT: Final = "intent"
 _REFUSED: Final = frozenset({Result.GONE, Result.EXISTS, Result.NO_QUEUE, Result.FULL})
 """Outcomes after which nothing was changed."""
 _DONE: Final = Outcome(Result.DONE)
-_BEYOND: Final = (Put, Drop, Group)
+BEYOND: Final = (Put, Drop, Group)
+"""Operations that :func:`commit` does in every store, and a store by itself only as its description says."""
 
 
 async def commit(storage: Storage, operations: Sequence[AnyOperation]) -> list[Outcome]:
     """As :meth:`~mq.storage.interface.Storage.commit`, with Puts, Drops and Groups in every store."""
-    if not any(isinstance(operation, _BEYOND) for operation in operations):
-        return await storage.commit(cast("Sequence[Operation]", operations))
     outcomes: list[Outcome] = []
     together: list[Any] = []
     description = storage.description
@@ -98,7 +96,7 @@ def _removal(entry: Entry) -> tuple[Move, Unlink]:
 def _can(description: Description, operation: AnyOperation) -> bool:
     """Whether a store does an operation by itself."""
     if not isinstance(operation, Group):
-        return description.groups > 0 or not isinstance(operation, _BEYOND)
+        return description.groups > 0 or not isinstance(operation, BEYOND)
     if len(operation.operations) > description.groups:
         return False
     return description.group_bytes is None or sum(map(_bytes, operation.operations)) <= description.group_bytes

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard, cast
 
 import trio
 
 from mq.errors import CorruptMessage, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.groups import by_intent, commit, undoing
+from mq.storage.groups import by_intent, undoing
 from mq.storage.interface import (
     QUEUE,
     AnyOperation,
@@ -27,6 +27,7 @@ from mq.storage.interface import (
     Entry,
     Group,
     Move,
+    Operation,
     Outcome,
     Put,
     Result,
@@ -69,6 +70,7 @@ class LayeredStorage:
         self._above = MemoryStorage(max_memory)
         self._transient: set[str] = set()
         self._went_below = False  # a part of the last batch did
+        self._is_used = False  # memory may hold messages, or has held some
 
     @property
     def description(self) -> Description:
@@ -130,7 +132,8 @@ class LayeredStorage:
         """Do each operation in its layer. Those in memory wait for no barrier."""
         if self._is_below(operations):
             self._went_below = True
-            return await commit(self._below, operations)
+            return await self._commit_below(operations)
+        self._is_used = True
         outcomes: dict[int, Outcome] = {}
         together = _Together()
         for place, operation in enumerate(operations):
@@ -147,10 +150,14 @@ class LayeredStorage:
         outcomes |= await self._commit_above(together)
         rest = [place for place in range(len(operations)) if place not in outcomes]
         if rest:
-            done = await commit(self._below, [operations[place] for place in rest])
+            done = await self._commit_below([operations[place] for place in rest])
             outcomes.update(zip(rest, done, strict=True))
         self._went_below = bool(rest)
         return [outcomes[place] for place in range(len(operations))]
+
+    async def _commit_below(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        # This store is described as the one below: no Put, Drop or Group comes that the one below cannot do by itself.
+        return await self._below.commit(cast("Sequence[Operation]", operations))
 
     async def _commit_group(self, group: Group) -> Outcome:
         """Do a group that has a part in memory. That part is first, for a crash takes it anyway."""
@@ -166,7 +173,7 @@ class LayeredStorage:
         with trio.CancelScope(shield=True):
             [outcome] = await self._above.commit([Group(tuple(above))])
             if outcome.result is Result.DONE and rest:
-                [outcome] = await commit(self._below, [Group(tuple(rest))])
+                [outcome] = await self._commit_below([Group(tuple(rest))])
                 if outcome.result is not Result.DONE:
                     await self._above.commit(list(undoing(above)))
         return outcome
@@ -197,7 +204,8 @@ class LayeredStorage:
 
     def _is_below(self, operations: Sequence[AnyOperation]) -> bool:
         """Whether a batch is the store below's alone."""
-        if not self._transient and self._above.is_empty:  # nearly always: only a Write can be meant for memory then
+        if not self._transient and (not self._is_used or self._above.is_empty):
+            # nearly always: only a Write can be meant for memory then
             return not any(isinstance(each, Group | Write) and self._is_above(each) for each in operations)
         return not any(self._is_above(each) or self._has_to_come_up(each) for each in operations)
 

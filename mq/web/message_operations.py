@@ -52,10 +52,9 @@ async def publish(context: RequestContext) -> Reply:
     """Publish a message."""
     queue = await known_queue(context.broker, context.queue)
     draft = draft_of(context.request.headers)
-    body = LimitedBody(context.request, context.max_body)
-    small = await body.read_small()
+    body = await LimitedBody.begun(context.request, context.max_body)
     # a staged body is the broker's to discard once it is given to publish
-    draft = draft._replace(body=await context.broker.stage(body) if small is None else small)
+    draft = draft._replace(body=body if isinstance(body, bytes) else await context.broker.stage(body))
     [outcome] = await context.broker.publish_many(queue, [draft])
     if isinstance(outcome, MQError):
         raise outcome
@@ -87,10 +86,9 @@ async def publish_batch(context: RequestContext) -> Reply:
 async def contains(context: RequestContext) -> Reply:
     """Is this body in the queue?"""
     queue = await known_queue(context.broker, context.queue)
-    body = LimitedBody(context.request, context.max_body)
-    small = await body.read_small()
-    if small is not None:
-        id = await context.broker.contains(queue, small)
+    body = await LimitedBody.begun(context.request, context.max_body)
+    if isinstance(body, bytes):
+        id = await context.broker.contains(queue, body)
     else:
         upload = await context.broker.stage(body)
         try:

@@ -157,8 +157,19 @@ class LimitedBody:
             raise BodyTooLarge(f"the body is over the limit of {self._limit} bytes")
         return chunk
 
-    async def read_small(self) -> bytes | None:
-        """The whole body, or None when it is not small: then iterate."""
+    @classmethod
+    async def begun(cls, request: Request, limit: int) -> bytes | LimitedBody:
+        """The whole body where it is small, else a body to iterate over.
+
+        Raises:
+            BodyTooLarge: it is over the limit, as far as that shows yet.
+            BodyIncomplete: it is small, and shorter than announced.
+        """
+        body = cls(request, limit)
+        small = await body._read_small()
+        return body if small is None else small
+
+    async def _read_small(self) -> bytes | None:
         if self._is_whole and (self._announced or 0) <= IN_MEMORY_BYTES:
             return await anext(self, b"")
         start = bytearray()

@@ -93,7 +93,7 @@ def in_steps(data: bytes, cuts: Sequence[int], together: bool) -> tuple[list[Fra
     try:
         for start, end in itertools.pairwise([0, *sorted(cuts), len(data)]):
             reader.feed(data[start:end])
-            while (one := (reader.read_together() if together else None) or reader.read()) is not None:
+            while (one := reader.read_together() if together else reader.read()) is not None:
                 found.append(one)
     except Refusal as refusal:
         return found, str(refusal)

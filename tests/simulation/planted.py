@@ -84,8 +84,8 @@ BUGS: Final = {
     ),
     "a lease is counted from before its move": Bug(
         "Deliverer.leased",
-        "due = now + self.leases.seconds(each.request) + allowance",
-        "due = barrier.began + self.leases.seconds(each.request) + allowance",
+        "due = now + lease_seconds + allowance",
+        "due = barrier.began + lease_seconds + allowance",
     ),
     "a lease's name leaves no time for its barrier": Bug("Leases.deadline_ms", "seconds + MARGIN_SECONDS", "seconds"),
     "leases end with the broker": Bug("Upkeep._remaining_seconds", "return min(max(..., 0.0), ...)", "return 0.0"),
@@ -267,11 +267,8 @@ OF_THE_LOG: Final = {
     "a large body is not on the medium when the log names it": Bug("_LargeBodies.sync", "if not count: ...", "return"),
     "files are there before the log has them": Bug(
         "_record_and_do",
-        """
-        if flushes:
-            log.flush()
-        """,
-        "pass",
+        "log.recorded(payload, flushes=flushes)",
+        "log.recorded(payload, flushes=False)",
     ),
 }
 """Found where stores have a log (``--log``)."""

@@ -345,10 +345,14 @@ Result = Authenticated | Done | QueueDeclared | Counted | Got | Refusal | None
 
 
 class Outbox:
-    """Takes commands one by one, and gives out joined ones: publishes in a row, and settlements in a row."""
+    """Takes commands one by one, and gives out joined ones: publishes in a row, and settlements in a row.
+
+    Attributes:
+        whole: commands that no further one will be joined to, in order.
+    """
 
     def __init__(self) -> None:
-        self._closed: deque[Command] = deque()
+        self.whole: deque[Command] = deque()
         self._messages: list[PublishedMessage] = []
         self._bytes = 0
         self._deliveries: list[UnsettledDelivery] = []
@@ -375,22 +379,17 @@ class Outbox:
     def put(self, command: Command) -> None:
         """Any other command."""
         self._close()
-        self._closed.append(command)
-
-    @property
-    def has_whole(self) -> bool:
-        """Whether a command is there that no further one will be joined to."""
-        return bool(self._closed)
+        self.whole.append(command)
 
     def take(self) -> Command | None:
         """The next command."""
-        if not self._closed:
+        if not self.whole:
             self._close()
-        return self._closed.popleft() if self._closed else None
+        return self.whole.popleft() if self.whole else None
 
     def _close(self) -> None:
         if self._messages:
-            self._closed.append(PublishMessages(tuple(self._messages)))
+            self.whole.append(PublishMessages(tuple(self._messages)))
         elif self._deliveries:
-            self._closed.append(Settle(self._outcome, tuple(self._deliveries)))
+            self.whole.append(Settle(self._outcome, tuple(self._deliveries)))
         self._messages, self._deliveries, self._bytes = [], [], 0

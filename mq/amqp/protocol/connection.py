@@ -161,7 +161,7 @@ class Connection:
         Frames are handled one by one, so that each finds the answer to those before it. Only publishes and
         settlements are joined, as long as no other frame comes between.
         """
-        while not self.session.outbox.has_whole and self._step():
+        while not self.session.outbox.whole and self._step():
             pass
         return self.session.outbox.take()
 
@@ -267,9 +267,8 @@ class Connection:
         try:
             if self.state is ConnectionState.BEGINNING:
                 return self._begin()
-            frame = (
-                self._reader.read_together() if self.state is ConnectionState.OPEN else None
-            ) or self._reader.read()
+            is_open = self.state is ConnectionState.OPEN
+            frame = self._reader.read_together() if is_open else self._reader.read()
             if frame is not None:
                 self._take(frame)
         except WrongProtocol as error:

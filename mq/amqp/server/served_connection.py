@@ -311,7 +311,8 @@ class ServedConnection:
     def _stored(self, messages: list[PublishedMessage], but: Unstored) -> None:
         """Tell the client of messages that are stored or refused."""
         connection = self._connection
-        give_back(connection, but.unrouted)
+        if but.unrouted:
+            give_back(connection, but.unrouted)
         refused = {id(message) for message in (*but.full, *but.unserved, *but.unfit)}
         if refused:
             connection.published([message for message in messages if id(message) in refused], is_stored=False)

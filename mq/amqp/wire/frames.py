@@ -100,11 +100,16 @@ class FrameReader:
         self._at = len(PROTOCOL_HEADER)
         return True
 
-    def read_together(self) -> Together | None:
-        """The next whole message, or acknowledgements in a row; else None, and :meth:`read` goes on."""
-        found = hot.read_together(self._held, self._at, self.frame_max - OVERHEAD)
+    def read_together(self) -> Frame | Together | None:
+        """The next whole message, or acknowledgements in a row; else what :meth:`read` gives.
+
+        Raises:
+            Refusal: as there.
+        """
+        there = self._at < len(self._held)
+        found = hot.read_together(self._held, self._at, self.frame_max - OVERHEAD) if there else None
         if found is None:
-            return None
+            return self.read()
         frames, self._at = found
         return frames
 

@@ -56,21 +56,18 @@ class OwnThread:
         name: the thread's.
 
     Attributes:
+        is_free: every call that was asked for is answered.
         heard_late: seconds from the end of the last call until the event loop came to it. Look before anything else is
             awaited.
     """
 
     def __init__(self, name: str) -> None:
+        self.is_free = True
         self.heard_late = 0.0
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self._asked = 0
-
-    @property
-    def is_free(self) -> bool:
-        """Whether every call that was asked for is answered."""
-        return self._asked == 0
 
     async def hop(self, verb: Callable[..., Any], *args: object) -> Any:
         """Make the call there, after those asked for before. What it raises is raised here."""
@@ -80,9 +77,11 @@ class OwnThread:
             self._worker.start()
         job = _Job(verb, args)
         self._asked += 1
+        self.is_free = False
         self._jobs.put(job)
         await trio.lowlevel.wait_task_rescheduled(_go_on)
         self._asked -= 1
+        self.is_free = self._asked == 0
         self.heard_late = trio.current_time() - job.ended
         if job.error is not None:
             raise job.error

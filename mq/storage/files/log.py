@@ -276,20 +276,26 @@ class Log:
             self._thread.start()
 
     @contextmanager
-    def room(self, length: int) -> Iterator[None]:
-        """Keep the log from changing its segment during the block, in which one payload of that length is appended.
+    def recorded(self, payload: bytes, *, flushes: bool) -> Iterator[int]:
+        """Write a record for the file calls of the block; its sequence. Until their end no other record is written, and
+        the log changes no segment.
+
+        Args:
+            payload: what the file calls do.
+            flushes: the record is on the medium before the block.
 
         Raises:
             OSError: the medium has failed.
         """
         with self.lock:
-            if self._offset + pages(_RECORD.size + length) > self._current.size:
-                self._change(is_full=True)
-            yield
+            sequence = self.append(payload)
+            if flushes:
+                self.flush()
+            yield sequence
 
     def append(self, payload: bytes) -> int:
-        """Write a record; its sequence. Only with :attr:`lock`, and where no room was made for it, only when all file
-        calls of earlier records are made.
+        """Write a record; its sequence. Only with :attr:`lock`, and when all file calls of earlier records are made,
+        for the log may change its segment.
 
         Raises:
             OSError: the medium has failed.

@@ -59,10 +59,7 @@ def said(log: Log, *sayings: Saying) -> Iterator[None]:
     Raises:
         OSError: the medium has failed.
     """
-    payload = encode(sayings)
-    with log.room(len(payload)):
-        sequence = log.append(payload)
-        log.flush()
+    with log.recorded(encode(sayings), flushes=True) as sequence:
         try:
             yield
         except OSError:
@@ -97,10 +94,7 @@ def _record_and_do(
     """Append a record of what `do` does, and then do that. None when the medium has failed."""
     payload = encode(sayings)
     try:
-        with log.room(len(payload)):
-            sequence = log.append(payload)
-            if flushes:
-                log.flush()
+        with log.recorded(payload, flushes=flushes) as sequence:
             done = do()
             if done.refused:
                 log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
