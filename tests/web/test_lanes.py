@@ -169,6 +169,17 @@ CLAIMS: Final = [
     (200, http1("DELETE", "/q/consumers/c")),
 ]
 
+WRITES: Final = [
+    (200, http1("POST", "/q/writes/job?part=0&number=0", json_lines('{"body": "a"}', '{"nonsense": 1}'))),
+    (400, http1("POST", "/q/writes/job?part=0", json_lines('{"body": "a"}'))),
+    (404, http1("POST", "/nowhere/writes/job?part=0&number=0", json_lines('{"body": "a"}'))),
+    (200, http1("GET", "/q/writes")),
+    (400, http1("PUT", "/q/writes/job", b"{}")),
+    (200, http1("PUT", "/q/writes/job", b'{"parts": ["0"], "rows": 1}')),
+    (200, http1("GET", "/q/messages")),
+    (200, http1("DELETE", "/q/writes/job")),
+]
+
 SEEING: Final = [
     (200, http1("GET", "/-/consumers")),
     (400, http1("GET", "/-/connections?after=7")),
@@ -178,7 +189,7 @@ SEEING: Final = [
 ]
 """The last one ends the connection over which it is asked."""
 
-PLAIN: Final = {"usual": USUAL, "more": MORE, "claims": CLAIMS, "seeing": SEEING}
+PLAIN: Final = {"usual": USUAL, "more": MORE, "claims": CLAIMS, "writes": WRITES, "seeing": SEEING}
 
 
 @pytest.mark.parametrize("script", PLAIN.values(), ids=PLAIN)
