@@ -28,3 +28,15 @@ def test_lives_that_go_on_from_a_backup_break_no_promise() -> None:
 @pytest.mark.timeout(3600)
 def test_thousands_of_them() -> None:
     check(range(2000))
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="found at the end of a session, not understood yet: two messages are missing")
+def test_a_write_error_beside_a_backup() -> None:
+    """A seed that is kept until its cause is mended: the store or the checker."""
+    check_one(30761744232)
+
+
+def check_one(seed: int) -> None:
+    report, _ = run_saved_lives(seed, log=seed % 2 == 0)
+    assert not report.violations, describe(report)
