@@ -22,7 +22,7 @@ from benchmarks import embedded as inside
 from benchmarks.figures import Figure, at_least, at_most, not_measured, spread
 from benchmarks.results import medians
 from benchmarks.systems import SYSTEMS
-from benchmarks.systems.mq import Mq, MqAmqp, MqPeers, MqWithoutLog
+from benchmarks.systems.mq import Mq, MqAmqp, MqPeers, MqTurns, MqWithoutLog
 from benchmarks.systems.rabbitmq import RabbitClassic
 from benchmarks.systems.system import Server, System
 from benchmarks.turns import CONSUME, MIXED, PUBLISH, Load, Turn, count_calls, of, take_turn
@@ -138,22 +138,29 @@ def queues(folder: Path, effort: Effort) -> list[Figure]:
         return churn.measure(server, folder, round(1000 * effort.seconds))
 
 
-def peers(folder: Path, effort: Effort) -> list[Figure]:
-    """Two daemons on one root against one, the load generator included."""
-    with _running(folder, Mq(), MqPeers()) as servers:
-        turns = _turns(servers, folder, Load(32, SIZE, effort.seconds), effort)
+def daemons(folder: Path, effort: Effort) -> list[Figure]:
+    """Two daemons on one root against one, the load generator included: messages published, fetched and deleted."""
+    load = Load(32, SIZE, effort.seconds, workloads=(MIXED,))
+    with _running(folder, Mq(), MqTurns(), MqPeers()) as [(one, alone), (turns, pair), (peers, both)]:
+        eight = _turns([(one, alone), (turns, pair), (peers, both)], folder, load._replace(queues=8), effort)
+        through = Server(pair.ports[1:], pair.pids)
+        single = _turns([(one, alone), (turns, through)], folder, load, effort)
     figures = []
-    for workload in (PUBLISH, CONSUME):
-        one, two = _each(turns, "mq", workload), _each(turns, "mq-peers", workload)
-        note = f"{two.cpu:,.0f} + {two.driver:,.0f} µs against {one.cpu:,.0f} + {one.driver:,.0f} µs"
-        cost = (two.cpu + two.driver) / (one.cpu + one.driver)
+    for name, taken, how, bound in (
+        (turns.name, eight, "take turns, eight queues", 1.25),
+        (turns.name, single, "take turns, one queue through the one that stands by", 1.6),
+        (peers.name, eight, "--peers, eight queues", 1.25),
+    ):
+        other, before = _each(taken, name, MIXED), _each(taken, one.name, MIXED)
+        cost = (other.cpu + other.driver) / (before.cpu + before.driver)
+        note = f"{other.cpu:,.0f} + {other.driver:,.0f} µs against {before.cpu:,.0f} + {before.driver:,.0f} µs"
         figures += [
-            at_most(f"two daemons on one root: {workload}, all processor time a message", cost, 1.15, note=note),
+            at_most(f"two daemons on one root, {how}: processor time", cost, bound, note=note),
             _against(
-                f"two daemons on one root: {workload}, rate",
-                _rates(turns, "mq-peers", workload),
-                _rates(turns, "mq", workload),
-                1.0,
+                f"two daemons on one root, {how}: rate",
+                _rates(taken, name, MIXED),
+                _rates(taken, one.name, MIXED),
+                1.0 if taken is eight else None,
             ),
         ]
     return figures
@@ -192,7 +199,7 @@ PARTS: Final[dict[str, Part]] = {
     "amqp": amqp,
     "isolation": isolation,
     "queues": queues,
-    "peers": peers,
+    "daemons": daemons,
     "lengths": lengths,
     "embedded": embedded,
     "slow": slow,

@@ -87,6 +87,22 @@ class MqPeers(Mq):
             yield Server([held.number], [one, other])
 
 
+class MqTurns(Mq):
+    """Two daemons that take turns on one root; the first of the ports is that of the one whose turn it is."""
+
+    name = "mq-turns"
+    title = "mq, two daemons that take turns"
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Server]:
+        """As in System: on a port each."""
+        with (
+            self._daemon(folder, "--take-turns") as (port, serves),
+            self._daemon(folder, "--take-turns") as (other, stands_by),
+        ):
+            yield Server([port, other], [serves, stands_by])
+
+
 class MqAmqp(Mq):
     """One daemon, over AMQP."""
 

@@ -133,7 +133,7 @@ def test_medians_are_over_rounds() -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("part", ["beanstalkd", "bodies", "amqp", "isolation", "queues", "embedded"])
+@pytest.mark.parametrize("part", ["beanstalkd", "bodies", "amqp", "isolation", "queues", "daemons", "embedded"])
 def test_each_part_has_figures(part: str, tmp_path: Path) -> None:
     figures = wanted.PARTS[part](tmp_path, wanted.TINY)
     assert figures
