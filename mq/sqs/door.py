@@ -30,9 +30,9 @@ from mq.sqs.names import REGION, QueueNames, queue_of_path
 from mq.sqs.notes import NoteBook
 from mq.sqs.protocol import FORM, PREFIX, TARGET, VERSION, JsonSpeech, QuerySpeech, Speech, fields_of
 from mq.sqs.signatures import ALGORITHM, SIGNED, check_time, is_signed_by, signature_of
-from mq.web.exchange import Handler, Reply, Request, problem
+from mq.web.exchange import Handler, Reply, Request, RequestHead, problem
 from mq.web.http_connection import CONNECTION, WaitingRequests
-from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, WholeBody, making_room
+from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, making_room
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ _CREDENTIAL: Final = re.compile(r"Credential=[^/,\s]{1,128}/[0-9]{8}/([a-z0-9-]{
 _AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}")
 
 
-class SqsDoor:
+class SqsDoor(Handler):
     """Answers requests that are meant for SQS, and hands on all others.
 
     Args:
@@ -95,13 +95,9 @@ class SqsDoor:
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`: SQS's, or that of the handler behind."""
-        is_json = request.method == "POST" and request.headers.get(TARGET, "").startswith(PREFIX)
-        is_url = self._is_signed_url(request)
-        is_clear = not ("transfer-encoding" in request.headers and "content-length" in request.headers)
-        if not is_clear or not (
-            is_json or is_url or self._may_be_query(request)
-        ):  # the handler refuses what is unclear
+        if not self._may_be_meant(request):
             return await self._handler.handle(request)
+        is_json, is_url = _is_json(request), self._is_signed_url(request)
         id = secrets.token_hex(16)
         room = self._desk.budget.reserve()
         try:
@@ -115,11 +111,20 @@ class SqsDoor:
             return await self._answer(JsonSpeech(request.headers[TARGET], body), request, body, room, id)
         if not is_url and not _is_query(request, body):
             room.give_back()
-            return await self._handler.handle(request._replace(body=WholeBody(body), content_length=len(body)))
+            return await self._handler.handle(request._replace(body=body, content_length=len(body)))
         url = self._url(request)
         return await self._answer(QuerySpeech(request.query if is_url else body, url), request, body, room, id)
 
-    def _may_be_query(self, request: Request) -> bool:
+    def for_head(self, head: RequestHead) -> Handler:
+        """Itself for what is meant for SQS, or may be: of a form its body tells."""
+        return self if self._may_be_meant(head) else self._handler.for_head(head)
+
+    def _may_be_meant(self, head: RequestHead | Request) -> bool:
+        """False for what is unclear, too: the handler refuses it."""
+        is_clear = not ("transfer-encoding" in head.headers and "content-length" in head.headers)
+        return is_clear and (_is_json(head) or self._is_signed_url(head) or self._may_be_query(head))
+
+    def _may_be_query(self, request: RequestHead | Request) -> bool:
         """Whether a request may be one of the query protocol, before its fields are read. SDKs announce its length."""
         length, type = request.content_length, request.headers.get("content-type", "")
         if request.method != "POST" or type.partition(";")[0].strip().lower() != FORM or length is None:
@@ -129,13 +134,13 @@ class SqsDoor:
         is_signed = request.headers.get("authorization", "").startswith(ALGORITHM) or SIGNED in request.query
         return length <= LARGEST_REQUEST and (is_signed or self._logins is None) and self._url(request) is not None
 
-    def _is_signed_url(self, request: Request) -> bool:
+    def _is_signed_url(self, request: RequestHead | Request) -> bool:
         """Whether a request is a signed URL that was followed. False where signatures are not checked: there a mere
         link could delete a queue."""
         is_get = request.method == "GET" and SIGNED in request.query and b"Action=" in request.query
         return is_get and self._logins is not None and (request.path == b"/" or self._url(request) is not None)
 
-    def _url(self, request: Request) -> str | None:
+    def _url(self, request: RequestHead | Request) -> str | None:
         path = request.path.decode("latin-1")
         return None if queue_of_path(path) is None else f"{self._scheme}://-{path}"
 
@@ -212,12 +217,16 @@ class SqsDoor:
         return found[0], signature.region
 
 
-class _NothingElse:
+class _NothingElse(Handler):
     """Refuses what is not meant for SQS."""
 
     async def handle(self, request: Request) -> Reply:
         """404."""
         return problem(404, "this port is for Amazon SQS's API alone: HTTP's own is on the daemon's --port")
+
+
+def _is_json(head: RequestHead | Request) -> bool:
+    return head.method == "POST" and head.headers.get(TARGET, "").startswith(PREFIX)
 
 
 def _region(request: Request) -> str:

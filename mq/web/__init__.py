@@ -1,8 +1,9 @@
 """The HTTP door: its files, in reading order.
 
-* ``exchange``: a request and a reply as plain values.
+* ``exchange``: a request and a reply as plain values, and what answers a request: a handler.
 * ``operations``: an operation, a line of the table: path, right, handler, description.
-* ``endpoints``: the table of all operations, the router, and :class:`Endpoints`: a request in, a reply out. The
+* ``endpoints``: the table of all operations, the router, and :class:`Endpoints`: a request in, a reply out. It finds
+  the operation of a head once; guards that have nothing to say to a head leave themselves out of its way. The
   handlers and their lines: ``admin_operations``, ``connection_operations``, ``queue_operations``,
   ``rate_operations``, ``message_operations``, ``consumer_operations``, ``write_operations``,
   ``exchange_operations``, ``schedule_operations``, ``page_operations``.

@@ -21,13 +21,12 @@ from mq.errors import BodyIncomplete, InvalidRequest
 from mq.message import shorten
 from mq.web.endpoints import ROUTER, join_path, split_path
 from mq.web.events import CONTENT_TYPE
-from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, document, empty, problem
+from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, RequestHead, document, empty, problem
 from mq.web.http_connection import CONNECTION
 from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT, Operation
 from mq.web.page_operations import log_in, log_out
 from mq.web.page_operations import session as show_session
 from mq.web.replies import NOT_CACHED
-from mq.web.request_body import WholeBody
 from mq.web.sessions import CSRF_HEADER, Sessions, cookie_of, credentials, set_cookie, shown_user
 
 LONGEST_JSON: Final = 256 * 1024
@@ -60,7 +59,7 @@ class Rule(NamedTuple):
     other: str | None = None
 
 
-class Authorizer:
+class Authorizer(Handler):
     """Hands on the requests that their users may make, and refuses the others.
 
     Args:
@@ -195,10 +194,10 @@ class Authorizer:
             if not user.may(right, queue):
                 return _forbidden(right, queue)
         understood = b"" if value is None else json.dumps(value).encode()
-        return await self._handler.handle(request._replace(body=WholeBody(understood), content_length=len(understood)))
+        return await self._handler.handle(request._replace(body=understood, content_length=len(understood)))
 
 
-class Auditor:
+class Auditor(Handler):
     """Writes the audit log where there are no users, and so no :class:`Authorizer`.
 
     Args:
@@ -211,9 +210,17 @@ class Auditor:
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`."""
         reply = await self._handler.handle(request)
-        if request.method in _CHANGING and not _OF_MESSAGES.fullmatch(request.path):
+        if _may_be_audited(request):
             _audit(find_rule(request.method, split_path(request.path)), request, reply, None)
         return reply
+
+    def for_head(self, head: RequestHead) -> Handler:
+        """Itself, where it may have something to write."""
+        return self if _may_be_audited(head) else self._handler.for_head(head)
+
+
+def _may_be_audited(head: RequestHead | Request) -> bool:
+    return head.method in _CHANGING and not _OF_MESSAGES.fullmatch(head.path)
 
 
 def _audit(rule: Rule, request: Request, reply: Reply, user: str | None) -> None:
@@ -295,6 +302,8 @@ async def _read_json(request: Request) -> Any:
 
 async def _read(request: Request) -> bytes | None:
     """The body, or None when it is too long."""
+    if isinstance(request.body, bytes):
+        return None if len(request.body) > LONGEST_JSON else request.body
     body = bytearray()
     async for chunk in request.body:
         body += chunk

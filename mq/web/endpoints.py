@@ -36,7 +36,7 @@ from mq.web import (
     schedule_operations,
     write_operations,
 )
-from mq.web.exchange import Reply, Request, document, problem
+from mq.web.exchange import Handler, Reply, Request, RequestHead, document, problem
 from mq.web.http_connection import WaitingRequests
 from mq.web.openapi import describe
 from mq.web.operations import NO_RIGHT, Operation, RequestContext, Success
@@ -217,7 +217,7 @@ def _bytes(text: str) -> bytes:
 # What serves requests
 
 
-class Endpoints:
+class Endpoints(Handler):
     """Replies to requests, over one broker.
 
     Args:
@@ -245,15 +245,18 @@ class Endpoints:
     ) -> None:
         self._is_strict = strict_seeds
         self._router = _STRICT_ROUTER if strict_seeds else ROUTER
-        self._broker = broker
-        self._max_body = max_body
-        self._metrics = metrics or Metrics()
         self._waits = WaitingRequests()
-        self._budget = budget or Budget()
-        self._turn = trio.Lock()
-        self._connections = connections or OpenConnections()
-        self._overview = Overview(broker, exchanges or Exchanges())
-        self._schedules = Scheduler(broker) if schedules is None else schedules
+        self._shared: _Shared = (
+            broker,
+            metrics or Metrics(),
+            self._waits,
+            max_body,
+            budget or Budget(),
+            trio.Lock(),
+            connections or OpenConnections(),
+            Overview(broker, exchanges or Exchanges()),
+            Scheduler(broker) if schedules is None else schedules,
+        )
 
     def end_waits(self) -> None:
         """End all waits for messages, before mq stops. They have received none, so nothing is lost."""
@@ -261,46 +264,98 @@ class Endpoints:
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`. Its body is the caller's to close."""
+        return await self.for_head(request).handle(request)
+
+    def for_head(self, head: RequestHead | Request) -> Handler:
+        """What answers requests with this head: their operation, or their refusal."""
         try:
-            reply = await self._route(request)
+            return self._route(head)
+        except MQError as error:
+            return _Refused(refusal_of(error))
+
+    def _route(self, head: RequestHead | Request) -> Handler:
+        if "transfer-encoding" in head.headers and "content-length" in head.headers:
+            # RFC 9112, section 6.1: a sign of request smuggling
+            unclear = problem(400, "a request has Transfer-Encoding or Content-Length, not both")
+            return _Refused(unclear._replace(is_last=True))
+        found = self._router.find(split_path(head.path))
+        if found is None:
+            return _Refused(problem(404, f"nothing is at this path: {shorten(_text(head.path))}"))
+        route, names = found
+        operation = route.methods.get(head.method)
+        if operation is None:
+            allowed = ", ".join(route.methods)
+            return _Refused(problem(405, f"this path allows {allowed}", ("allow", allowed)))
+        if self._is_strict:
+            _check_plain(head, operation)
+        query = read_query(head.query, operation.query)
+        names = names if route.is_of_queue else ("", *names[-1:])
+        return _Routed(operation, self._shared, query, names, without_traces=self._is_strict)
+
+
+_Shared = tuple[
+    BrokerAPI, Metrics, WaitingRequests, int, Budget, trio.Lock, OpenConnections, Overview, Scheduler | ClusterSchedules
+]
+"""What all requests of the door share, as each :class:`RequestContext` begins."""
+
+
+class _Routed(Handler):
+    """Answers requests for one operation on one thing.
+
+    Args:
+        shared, query, names: what their :class:`RequestContext` has beside the request.
+        without_traces: whether headers of a trace are passed over. Proxies add them, which is no reason to refuse.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        shared: _Shared,
+        query: Mapping[str, Any],
+        names: Sequence[str],
+        *,
+        without_traces: bool,
+    ) -> None:
+        self._carry_out = operation.handle
+        self._shared = shared
+        self._query = query
+        self._names = names
+        self._without_traces = without_traces
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to `request`. Its body is the caller's to close."""
+        if self._without_traces:
+            request = request._replace(headers=without_trace(request.headers))
+        try:
+            reply = await self._carry_out(RequestContext(*self._shared, request, self._query, *self._names))
         except MQError as error:
             reply = refusal_of(error)
         return await without_body(reply) if request.method == "HEAD" else reply
 
-    async def _route(self, request: Request) -> Reply:
-        if "transfer-encoding" in request.headers and "content-length" in request.headers:
-            # RFC 9112, section 6.1: a sign of request smuggling
-            return problem(400, "a request has Transfer-Encoding or Content-Length, not both")._replace(is_last=True)
-        found = self._router.find(split_path(request.path))
-        if found is None:
-            return problem(404, f"nothing is at this path: {shorten(_text(request.path))}")
-        route, names = found
-        operation = route.methods.get(request.method)
-        if operation is None:
-            allowed = ", ".join(route.methods)
-            return problem(405, f"this path allows {allowed}", ("allow", allowed))
-        if self._is_strict:
-            _check_plain(request, operation)
-            request = request._replace(headers=without_trace(request.headers))  # proxies add it: no reason to refuse
-        query = read_query(request.query, operation.query)
-        what = names if route.is_of_queue else ("", *names[-1:])
-        shared = (self._broker, self._metrics, self._waits, self._max_body, self._budget, self._turn)
-        shown = (self._connections, self._overview, self._schedules)
-        return await operation.handle(RequestContext(*shared, *shown, request, query, *what))
+
+class _Refused(Handler):
+    """Gives every request the same reply."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to `request`."""
+        return await without_body(self._reply) if request.method == "HEAD" else self._reply
 
 
 _WHY: Final = "this daemon keeps to the six endpoints of the seed: leave it out, or start mq without --strict-seeds"
 
 
-def _check_plain(request: Request, operation: Operation) -> None:
+def _check_plain(head: RequestHead | Request, operation: Operation) -> None:
     """Refuse what the seed does not know: ignored, it would look carried out.
 
     Raises:
         InvalidRequest: the request has a query, or a header that mq has added to the endpoint.
     """
-    if request.query:
+    if head.query:
         raise InvalidRequest(f"there are no parameters: {_WHY}")
     added = {header.name.lower() for header in operation.headers if header not in TRACE_HEADERS}
-    for name in request.headers:
+    for name in head.headers:
         if name in added or name.startswith(ATTRIBUTE):
             raise InvalidRequest(f"the header {name} means nothing here: {_WHY}")

@@ -33,6 +33,26 @@ def _nobody_hangs_up(tell: Tell) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
+class RequestHead(NamedTuple):
+    """A request's line and headers, which tell who answers it (:meth:`Handler.for_head`).
+
+    Attributes:
+        method: in capitals.
+        path: as it came: percent-encoded, without the query.
+        query: what followed the question mark, as it came.
+        headers: by name in small letters. Not to be changed: it may be another request's, too.
+        content_length: the announced length in bytes, or None.
+        is_last: the client wants the connection to end with it.
+    """
+
+    method: str
+    path: bytes
+    query: bytes
+    headers: Mapping[str, str]
+    content_length: int | None = None
+    is_last: bool = False
+
+
 class Request(NamedTuple):
     """A request, as far as it is known before its body is read.
 
@@ -41,8 +61,9 @@ class Request(NamedTuple):
         path: as it came: percent-encoded, without the query.
         query: what followed the question mark, as it came.
         headers: by name in small letters.
-        body: chunks, in order. Raises BodyIncomplete when the client ends before its end, BodyTooSlow when it
-            pauses for too long. What is not read here, the door discards for at most DISCARD_SECONDS.
+        body: the bytes, once they are here; else chunks, in order. Those raise BodyIncomplete when the client ends
+            before their end, BodyTooSlow when it pauses for too long. What is not read here, the door discards for at
+            most DISCARD_SECONDS.
         content_length: the announced length in bytes, or None.
         on_hang_up: for a handler that makes the client wait.
         address: the client's, as :class:`mq.doors.connections.Peer` has it; empty where it is unknown.
@@ -53,7 +74,7 @@ class Request(NamedTuple):
     path: bytes
     query: bytes
     headers: Mapping[str, str]
-    body: AsyncIterable[bytes]
+    body: bytes | AsyncIterable[bytes]
     content_length: int | None
     on_hang_up: OnHangUp = _nobody_hangs_up
     address: str = ""
@@ -92,10 +113,21 @@ class Handler(Protocol):
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`. Its body is the caller's to close."""
 
+    def for_head(self, head: RequestHead) -> Handler:
+        """What answers all requests with this head, as :meth:`handle` does.
+
+        A guard that has nothing to say to them leaves itself out, so a door that remembers heads passes it by.
+        """
+        return self
+
+
+NO_LENGTH: Final = ("content-length", "0")
+"""The header of a reply without a body."""
+
 
 def empty(status: int, *headers: tuple[str, str]) -> Reply:
     """A reply without a body."""
-    length = () if status == HTTPStatus.NO_CONTENT else (("content-length", "0"),)
+    length = () if status == HTTPStatus.NO_CONTENT else (NO_LENGTH,)
     return Reply(status, (*length, *headers))
 
 

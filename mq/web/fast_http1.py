@@ -16,18 +16,19 @@ from email.utils import formatdate
 from functools import lru_cache, partial
 from http import HTTPStatus
 from time import time
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestEvent
 
 from mq.doors.connections import Turns
 from mq.errors import BodyIncomplete, CorruptMessage, StorageError
-from mq.web.exchange import BUG, DISCARD_SECONDS, BodyTooSlow, Handler, OutgoingBody, Reply, Request
+from mq.log_lines import REQUESTS
+from mq.web.exchange import BUG, DISCARD_SECONDS, BodyTooSlow, Handler, OutgoingBody, Reply, Request, RequestHead
 from mq.web.http_connection import HangUps
 from mq.web.refusals import AMBIGUOUS_LINE, refusal_of_head
 from mq.web.replies import without_body
-from mq.web.request_body import ArrivingBody, WholeBody
+from mq.web.request_body import ArrivingBody
 from mq.web.watched_stream import WatchedStream
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 LARGEST_HEAD: Final = 32 * 1024
 LARGEST_READ: Final = 64 * 1024
 LONGEST_REMEMBERED: Final = 1024
-"""Bytes of the longest head that is cached: a client's next request mostly begins like its last one."""
+"""Bytes of the longest head that is remembered."""
 _REMEMBERED: Final = 512
 
 _END: Final = b"\r\n\r\n"
@@ -48,32 +49,8 @@ _PLAIN: Final = re.compile(
 """RFC 9112, sections 3 and 5, without what is optional or obsolete there."""
 
 
-class RequestHead(NamedTuple):
-    """A request's line and headers.
-
-    Attributes:
-        method: in capitals.
-        path: as it came, without the query.
-        query: what followed the question mark.
-        headers: by name in small letters. Not to be changed: it may be another request's, too.
-        content_length: of the body; None without one.
-        is_last: the client wants the connection to end with it.
-    """
-
-    method: str
-    path: bytes
-    query: bytes
-    headers: dict[str, str]
-    content_length: int | None
-    is_last: bool
-
-
 def parse_head(head: bytes) -> RequestHead | None:
     """A whole head, up to and with its empty line; None when it is not plain."""
-    return _recall(head) if len(head) <= LONGEST_REMEMBERED else _parse(head)
-
-
-def _parse(head: bytes) -> RequestHead | None:
     if _PLAIN.fullmatch(head) is None:
         return None
     line, *lines = head[:-4].decode("latin-1").split("\r\n")
@@ -95,7 +72,25 @@ def _parse(head: bytes) -> RequestHead | None:
     return RequestHead(method, path, query, headers, None if length is None else int(length), connection == "close")
 
 
-_recall = lru_cache(_REMEMBERED)(_parse)
+class Heads:
+    """Finds out who answers a head, and remembers the last ones: a client's next request mostly begins like its last.
+
+    Args:
+        handler: answers all requests, if through others.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._recall = lru_cache(_REMEMBERED)(self._find)
+
+    def find(self, head: bytes) -> tuple[RequestHead, Handler] | None:
+        """A whole head, up to and with its empty line, and what answers it; None when it is not plain."""
+        # Operators switch the request log on and off, which changes who answers.
+        return (self._recall if len(head) <= LONGEST_REMEMBERED else self._find)(head, REQUESTS.level)
+
+    def _find(self, head: bytes, _: int) -> tuple[RequestHead, Handler] | None:
+        parsed = parse_head(head)
+        return None if parsed is None else (parsed, self._handler.for_head(parsed))
 
 
 class FastHttp1:
@@ -103,15 +98,15 @@ class FastHttp1:
 
     Args:
         stream: the connection.
-        handler: answers.
+        heads: finds what answers.
         hang_ups: reports clients that hang up while they wait.
         turns: gives each request its turn.
     """
 
-    def __init__(self, stream: WatchedStream, handler: Handler, hang_ups: HangUps, turns: Turns) -> None:
+    def __init__(self, stream: WatchedStream, heads: Heads, hang_ups: HangUps, turns: Turns) -> None:
         self._stream = stream
         self._on_hang_up = partial(hang_ups.watch, stream.socket)
-        self._handler = handler
+        self._heads = heads
         self._turns = turns
         self._received = bytearray()
         self._has_ended = False
@@ -131,11 +126,11 @@ class FastHttp1:
                 if size is None:
                     return None
                 await self._turns.wait()
-                head = parse_head(bytes(self._received[:size]))
-                if head is None:
+                found = self._heads.find(bytes(self._received[:size]))
+                if found is None:
                     return bytes(self._received)
                 del self._received[:size]
-                if not await self._serve(head):
+                if not await self._serve(*found):
                     await self._end()
                     return None
                 if self._received:  # requests without end must not keep other connections waiting
@@ -178,26 +173,26 @@ class FastHttp1:
         self._has_ended = self._has_ended or not data
         self._received += data
 
-    async def _serve(self, head: RequestHead) -> bool:
+    async def _serve(self, head: RequestHead, handler: Handler) -> bool:
         """Serve one request. False when the connection ends with it."""
         length = head.content_length or 0
         if length > len(self._received):
-            return await self._serve_arriving(head, length)
-        body = WholeBody(bytes(self._received[:length]))
+            return await self._serve_arriving(head, handler, length)
+        body = bytes(self._received[:length])
         del self._received[:length]
         self._stream.at_work += 1
         try:
-            reply = await self._ask(head, self._request(head, body))
+            reply = await self._ask(handler, self._request(head, body))
         finally:
             self._stream.at_work -= 1
         return await self._send(head, reply)
 
-    async def _serve_arriving(self, head: RequestHead, length: int) -> bool:
+    async def _serve_arriving(self, head: RequestHead, handler: Handler, length: int) -> bool:
         """Serve a request whose body is still arriving."""
         incoming = _BodyEvents(self, length)
         arriving = incoming.arriving
         try:
-            reply = await self._ask(head, self._request(head, arriving))
+            reply = await self._ask(handler, self._request(head, arriving))
         finally:
             incoming.work.end()
         if arriving.is_complete:
@@ -214,15 +209,15 @@ class FastHttp1:
             nursery.cancel_scope.cancel()
         return goes_on and arriving.is_complete
 
-    def _request(self, head: RequestHead, body: AsyncIterable[bytes]) -> Request:
+    def _request(self, head: RequestHead, body: bytes | AsyncIterable[bytes]) -> Request:
         return Request(*head[:4], body, head.content_length, self._on_hang_up, self._stream.address)
 
-    async def _ask(self, head: RequestHead, request: Request) -> Reply:
+    async def _ask(self, handler: Handler, request: Request) -> Reply:
         try:
-            return await self._handler.handle(request)
+            return await handler.handle(request)
         except Exception as error:
             logger.error("an error in mq itself", exc_info=error)
-            return BUG._replace(body=b"") if head.method == "HEAD" else BUG
+            return BUG._replace(body=b"") if request.method == "HEAD" else BUG
 
     async def _send(self, head: RequestHead, reply: Reply) -> bool:
         """Send the answer. False when the connection ends with it."""

@@ -18,15 +18,15 @@ from typing import Final
 
 from mq.log_lines import REQUESTS, write
 from mq.message import shorten
-from mq.web.exchange import Handler, Reply, Request, problem
+from mq.web.exchange import Handler, Reply, Request, RequestHead, problem
 from mq.web.http_connection import CONNECTION
 
 LONGEST_PATH: Final = 300
 """Bytes of a path that are written down."""
 
 
-class RequestLog:
-    """Hands on every request, and writes down what became of it.
+class RequestLog(Handler):
+    """Hands on every request, and writes down what became of it, where that is wanted.
 
     Args:
         handler: answers.
@@ -54,6 +54,10 @@ class RequestLog:
         )
         return reply
 
+    def for_head(self, head: RequestHead) -> Handler:
+        """Itself, while requests are written down."""
+        return self if REQUESTS.isEnabledFor(logging.INFO) else self._handler.for_head(head)
+
 
 ANY_HOST: Final = "*"
 _OWN_SITES: Final = ("same-origin", "none")
@@ -61,7 +65,7 @@ _OWN_SITES: Final = ("same-origin", "none")
 _REMEMBERED: Final = 64
 
 
-class BrowserGuard:
+class BrowserGuard(Handler):
     """Hands on the requests that no foreign page can have caused, and refuses the others.
 
     Args:
@@ -84,6 +88,10 @@ class BrowserGuard:
         if refused is None:
             return await self._handler.handle(request)
         return refused._replace(body=b"") if request.method == "HEAD" else refused
+
+    def for_head(self, head: RequestHead) -> Handler:
+        """Itself for what it refuses."""
+        return self._handler.for_head(head) if self._refusal(head.headers) is None else self
 
     def _refusal(self, headers: Mapping[str, str]) -> Reply | None:
         host = headers.get("host", "")  # HTTP/1.0 need not have one, and no browser leaves it out

@@ -19,7 +19,7 @@ from mq.web.batches import (
     refused_line,
     removal_entries,
 )
-from mq.web.exchange import Reply, document, empty
+from mq.web.exchange import NO_LENGTH, Reply, document, empty
 from mq.web.http_connection import waiting_for
 from mq.web.operations import Operation, Parameter, RequestContext, Success, known_queue
 from mq.web.pages import MessagePage
@@ -50,6 +50,7 @@ from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json,
 
 async def publish(context: RequestContext) -> Reply:
     """Publish a message."""
+    # First: what no queue takes need not be sent, and a cluster's broker has names of its own that are no queues.
     queue = await known_queue(context.broker, context.queue)
     draft = draft_of(context.request.headers)
     body = await LimitedBody.begun(context.request, context.max_body)
@@ -58,7 +59,7 @@ async def publish(context: RequestContext) -> Reply:
     [outcome] = await context.broker.publish_many(queue, [draft])
     if isinstance(outcome, MQError):
         raise outcome
-    return empty(201 if outcome.is_new else 200, ("x-message-id", outcome.id))
+    return Reply(201 if outcome.is_new else 200, (NO_LENGTH, ("x-message-id", outcome.id)))
 
 
 async def publish_batch(context: RequestContext) -> Reply:

@@ -102,20 +102,10 @@ class ArrivingBody:
         when_complete.set()
 
 
-class WholeBody:
-    """The chunks of a body that has arrived: one, or none of an empty body."""
-
-    def __init__(self, data: bytes) -> None:
-        self._left = data
-
-    def __aiter__(self) -> WholeBody:
-        return self
-
-    async def __anext__(self) -> bytes:
-        data, self._left = self._left, b""
-        if not data:
-            raise StopAsyncIteration
-        return data
+async def _chunks_of(data: bytes) -> AsyncIterator[bytes]:
+    """A body that is here: one chunk, or none of an empty body."""
+    if data:
+        yield data
 
 
 class LimitedBody:
@@ -132,8 +122,7 @@ class LimitedBody:
     def __init__(self, request: Request, limit: int) -> None:
         if request.content_length is not None and request.content_length > limit:
             raise BodyTooLarge(f"the body has {request.content_length} bytes, the limit is {limit}")
-        self._chunks = aiter(request.body)
-        self._is_whole = isinstance(request.body, WholeBody)
+        self._chunks = aiter(_chunks_of(request.body) if isinstance(request.body, bytes) else request.body)
         self._announced = request.content_length
         self._limit = limit
         self._size = 0
@@ -165,13 +154,14 @@ class LimitedBody:
             BodyTooLarge: it is over the limit, as far as that shows yet.
             BodyIncomplete: it is small, and shorter than announced.
         """
+        given = request.body
+        if isinstance(given, bytes) and len(given) == (request.content_length or 0) <= min(limit, IN_MEMORY_BYTES):
+            return given
         body = cls(request, limit)
         small = await body._read_small()
         return body if small is None else small
 
     async def _read_small(self) -> bytes | None:
-        if self._is_whole and (self._announced or 0) <= IN_MEMORY_BYTES:
-            return await anext(self, b"")
         start = bytearray()
         async for chunk in self:
             start += chunk

@@ -28,7 +28,7 @@ from mq.doors.standby import Doorway
 from mq.doors.unix_socket import listen_unix
 from mq.errors import first_of
 from mq.web.app import WebApp
-from mq.web.fast_http1 import FastHttp1
+from mq.web.fast_http1 import FastHttp1, Heads
 from mq.web.http_connection import CONNECTION, HangUps, HttpConnection
 from mq.web.hypercorn_server import GuardedServer
 from mq.web.watched_stream import IdleWatch, WatchedStream
@@ -171,6 +171,7 @@ class _HttpConnections:
         self._seen = seen
         self._certificates = certificates
         self._has_fast_lane = fast_lane
+        self._heads = Heads(app.handler)
         self._config = _hypercorn_config()
         self._context = WorkerContext(None)
         self._lanes: set[FastHttp1] = set()
@@ -217,7 +218,7 @@ class _HttpConnections:
 
     async def _serve_fast(self, watched: WatchedStream) -> bool:
         """Serve plain requests. True when Hypercorn has to go on; else the connection is closed."""
-        lane = FastHttp1(watched, self._app.handler, self.hang_ups, self.turns)
+        lane = FastHttp1(watched, self._heads, self.hang_ups, self.turns)
         if self._context.terminated.is_set():
             lane.stop()
         self._lanes.add(lane)

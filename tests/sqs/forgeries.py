@@ -14,7 +14,6 @@ from botocore.credentials import Credentials
 
 from mq.access.aws_keys import AwsKey
 from mq.web.exchange import Request
-from mq.web.request_body import WholeBody
 from tests.sqs.oddities import odd_request
 
 _REGION: Final = "eu-central-1"
@@ -35,7 +34,7 @@ class Signed(NamedTuple):
 
     def sent(self) -> Request:
         """As it arrives."""
-        return self.request._replace(body=WholeBody(self.body), content_length=len(self.body))
+        return self.request._replace(body=self.body, content_length=len(self.body))
 
     def with_header(self, name: str, change: Callable[[str], str]) -> Signed:
         headers = {**self.request.headers, name: change(self.request.headers[name])}

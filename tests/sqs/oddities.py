@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 from mq.sqs.door import ACTIONS
 from mq.sqs.shapes import Blob, ListOf, MapOf, Shape, Struct, Text, Whole
 from mq.web.exchange import Request
-from mq.web.request_body import WholeBody
 
 _URLS: Final = ("http://mq/000000000000/q", "http://mq/000000000000/dead", "http://mq/000000000000/none", "q", "", "/")
 _ARN: Final = "arn:aws:sqs:us-east-1:000000000000:"
@@ -68,7 +67,7 @@ def odd_request(random: Random, handles: list[str]) -> Odd:
 
 
 def _request(path: str, headers: dict[str, str], body: bytes, name: str) -> Odd:
-    request = Request("POST", path.encode(), b"", {"host": "mq", **headers}, WholeBody(body), len(body))
+    request = Request("POST", path.encode(), b"", {"host": "mq", **headers}, body, len(body))
     return Odd(request, body, f"{path} {headers} {name!a} {body[:2000]!r}")
 
 

@@ -10,14 +10,13 @@ from trio.testing import MockClock
 from mq.doors.budget import Budget
 from mq.sqs.door import SqsDoor
 from mq.web.exchange import Request
-from mq.web.request_body import WholeBody
 from tests.cluster.nodes import Host, three_nodes
 
 
 async def ask(host: Host, door: SqsDoor, action: str, **wanted: Any) -> tuple[int, Any]:
     body = json.dumps({"QueueUrl": "q", **wanted}).encode()
     headers = {"host": host.name, "x-amz-target": f"AmazonSQS.{action}"}
-    reply = await door.handle(Request("POST", b"/", b"", headers, WholeBody(body), len(body)))
+    reply = await door.handle(Request("POST", b"/", b"", headers, body, len(body)))
     assert isinstance(reply.body, bytes)
     return reply.status, json.loads(reply.body or b"{}")
 

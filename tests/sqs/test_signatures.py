@@ -31,7 +31,6 @@ from mq.sqs.door import SqsDoor
 from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
-from mq.web.request_body import WholeBody
 from mq.web.serve import PROTOCOLS
 from tests.sqs.clients import Client, make_client
 from tests.web.talking import MAX_BODY, Server, http1, parse, start_server
@@ -253,4 +252,4 @@ def sign(
 
 
 def request_of(method: str, path: str, headers: dict[str, str], body: bytes) -> Request:
-    return Request(method, path.encode(), b"", headers, WholeBody(body), len(body))
+    return Request(method, path.encode(), b"", headers, body, len(body))

@@ -18,8 +18,9 @@ from mq.doors.logins import Logins
 from mq.errors import BodyIncomplete
 from mq.web.authorizer import LONGEST_JSON, Authorizer, find_rule
 from mq.web.endpoints import OPERATIONS, ROUTES, Endpoints
-from mq.web.exchange import BodyTooSlow, Reply, Request, document
+from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, document
 from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT
+from mq.web.request_body import LimitedBody
 from tests.access.files import PASSWORD, TOKEN, write_users
 from tests.web.talking import BAD_NAMES, ask, detail
 
@@ -62,7 +63,7 @@ configure = ["q", "r"]
 """
 
 
-class Behind:
+class Behind(Handler):
     """What stands behind the gate: notes what reaches it."""
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Behind:
 
     async def handle(self, request: Request) -> Reply:
         self.asked.append(request)
-        self.bodies.append(b"".join([chunk async for chunk in request.body]))
+        self.bodies.append(await LimitedBody(request, 1 << 30).read())
         return document(200, {"there": True})
 
 

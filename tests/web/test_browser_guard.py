@@ -9,13 +9,13 @@ import pytest
 
 from mq.broker import open_broker
 from mq.web.endpoints import Endpoints
-from mq.web.exchange import Reply, Request, empty
+from mq.web.exchange import Handler, Reply, Request, empty
 from mq.web.front import BrowserGuard
 from tests.e2e.daemon import Daemon
 from tests.web.talking import MAX_BODY, ask, detail, publish
 
 
-class Behind:
+class Behind(Handler):
     """Says yes to everything."""
 
     async def handle(self, request: Request) -> Reply:

@@ -19,7 +19,7 @@ from mq.doors.open_connections import ConnectionStatus, ConsumerStatus, OpenConn
 from mq.web.authorizer import Authorizer
 from mq.web.connection_operations import LOOKED_AT_TOGETHER
 from mq.web.endpoints import Endpoints
-from mq.web.exchange import Reply, Request
+from mq.web.exchange import Handler, Reply, Request
 from tests.access.files import TOKEN, write_users
 from tests.web.talking import MAX_BODY, Server, ask, detail, http1, parse, read_all, start_server, stream
 from tests.web.test_waiting import answer, until, waiting
@@ -115,7 +115,7 @@ async def read_to_the_end(stream: trio.SocketStream) -> bytes:
         return b""
 
 
-class Endless:
+class Endless(Handler):
     """Answers without end."""
 
     async def handle(self, request: Request) -> Reply:

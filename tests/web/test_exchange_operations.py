@@ -15,7 +15,7 @@ from mq.amqp.server.exchanges import TopologyPublisher
 from mq.doors.exchanges import Exchanges
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
-from mq.web.request_body import IN_MEMORY_BYTES, WholeBody
+from mq.web.request_body import IN_MEMORY_BYTES
 from tests.amqp.dialling import Client, House, open_house
 
 Exchange, Queue = commands.Exchange, commands.Queue
@@ -36,7 +36,7 @@ class Web:
         """The status, and the JSON, of a publish to ``NAME/messages?QUERY``."""
         path, _, query = f"/-/exchanges/{where}".partition("?")
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        request = Request("POST", path.encode(), query.encode(), named, WholeBody(body), len(body), user=user)
+        request = Request("POST", path.encode(), query.encode(), named, body, len(body), user=user)
         reply = await self._endpoints.handle(request)
         assert isinstance(reply.body, bytes)
         lines = [json.loads(line) for line in reply.body.splitlines()]
@@ -150,5 +150,5 @@ async def test_it_takes_the_right_to_publish_there(web: Web) -> None:
 
 async def test_without_amqp_there_are_none(autojump_clock: MockClock) -> None:
     async with open_house() as house:
-        request = Request("POST", b"/-/exchanges/amq.fanout/messages", b"", {}, WholeBody(b"x"), 1)
+        request = Request("POST", b"/-/exchanges/amq.fanout/messages", b"", {}, b"x", 1)
         assert (await Endpoints(house.broker, 1024).handle(request)).status == 404

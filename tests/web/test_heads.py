@@ -1,13 +1,26 @@
-"""What the fast lane takes for a plain head, h11 reads in the same way."""
+"""What the fast lane takes for a plain head, h11 reads in the same way; and the guards that a head passes by would have
+said nothing to its requests."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import h11
 import pytest
+import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mq.web.fast_http1 import LONGEST_REMEMBERED, parse_head
+from mq import log_lines
+from mq.broker import Broker
+from mq.doors.budget import Budget
+from mq.sqs.door import SqsDoor
+from mq.web.authorizer import Auditor
+from mq.web.endpoints import Endpoints
+from mq.web.exchange import Handler, Request
+from mq.web.fast_http1 import LONGEST_REMEMBERED, Heads, parse_head
+from mq.web.front import BrowserGuard, RequestLog
 from tests.web.talking import http1
 
 names = st.one_of(
@@ -69,3 +82,82 @@ def test_a_head_says_the_same_the_second_time(size: int) -> None:
     assert first[:3] == ("POST", b"/q/messages", b"a=1")
     assert first.headers["content-type"] == "a/b"
     assert (first.content_length, first.is_last) == (0, False)
+
+
+# Who answers a head
+
+PLAIN = http1("POST", "/q/messages", b"x")
+OTHERS = {
+    "another method": http1("PUT", "/q/messages", b""),
+    "no such path": http1("GET", "/q/a/b/c", None),
+    "a wrong query": http1("GET", "/q/messages?wiat=1", None),
+    "HEAD of a wrong path": http1("HEAD", "/q/a/b/c", None),
+    "a foreign page": http1("POST", "/q/messages", b"x", "Origin: http://evil.example"),
+    "a foreign name": http1("GET", "/q", None).replace(b"Host: localhost", b"Host: evil.example"),
+    "SQS by its target": http1("POST", "/", b"{}", "X-Amz-Target: AmazonSQS.ListQueues"),
+    "SQS by a form": http1("POST", "/", b"Action=ListQueues", "Content-Type: application/x-www-form-urlencoded"),
+    "a form for HTTP": http1("POST", "/q/messages", b"a=b", "Content-Type: application/x-www-form-urlencoded"),
+    "what is audited": http1("PATCH", "/q", b'{"visibility": 40}'),
+}
+
+
+@pytest.fixture
+def handler(broker: Broker, endpoints: Endpoints, nursery: trio.Nursery) -> Iterator[Handler]:
+    """All that stands before the endpoints of a daemon without users."""
+    sqs = SqsDoor(Auditor(endpoints), broker, Budget(), nursery)
+    yield RequestLog(BrowserGuard(sqs, "127.0.0.1", ["mq"]))
+    sqs.end()
+    log_lines.change(requests=False)
+
+
+def request_of(raw: bytes) -> Request:
+    head, _, body = raw.partition(b"\r\n\r\n")
+    parsed = parse_head(head + b"\r\n\r\n")
+    assert parsed is not None
+    return Request(*parsed[:4], body, parsed.content_length)
+
+
+async def answer(handler: Handler, raw: bytes) -> tuple[object, ...]:
+    status, headers, body, is_last = await handler.handle(request_of(raw))
+    assert isinstance(body, bytes)
+    return status, [each for each in headers if each[0] not in ("x-message-id", "x-amzn-requestid")], body, is_last
+
+
+def who_answers(heads: Heads, raw: bytes) -> Handler:
+    found = heads.find(raw.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("raw", [PLAIN, *OTHERS.values()], ids=["a publish", *OTHERS])
+async def test_who_answers_a_head_answers_as_all_of_the_guards(
+    handler: Handler, broker: Broker, raw: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "mq.audit")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * size)
+    await broker.create_queue("q")
+    through_all = await answer(handler, raw)
+    noted = len(caplog.records)
+    assert noted == (raw == OTHERS["what is audited"])
+    heads = Heads(handler)
+    for times in (2, 3):
+        assert await answer(who_answers(heads, raw), raw) == through_all
+        assert len(caplog.records) == noted * times
+
+
+async def test_a_publish_passes_all_guards_by(handler: Handler) -> None:
+    heads = Heads(handler)
+    assert type(who_answers(heads, PLAIN)).__module__ == "mq.web.endpoints"
+    assert who_answers(heads, PLAIN) is who_answers(heads, PLAIN)
+
+
+async def test_a_head_that_is_known_is_written_down_once_that_is_wanted(
+    handler: Handler, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    await broker.create_queue("q")
+    heads = Heads(handler)
+    for is_on in (False, True, False):
+        log_lines.change(requests=is_on)
+        caplog.clear()
+        await answer(who_answers(heads, PLAIN), PLAIN)
+        assert [record.name for record in caplog.records] == ["mq.requests"] * is_on

@@ -15,7 +15,7 @@ import trio
 from mq.access import UserDirectory
 from mq.access.certificates import Certificates
 from mq.web.endpoints import OPERATIONS, ROUTES, Router
-from mq.web.exchange import Reply, Request
+from mq.web.exchange import Handler, Reply, Request
 from mq.web.fast_http1 import LARGEST_HEAD
 from mq.web.operations import Operation
 from mq.web.page_files import FOLDER, page_files
@@ -409,7 +409,7 @@ async def test_the_limit_of_a_head_is_that_of_hypercorn(worlds: Worlds) -> None:
 # Faults
 
 
-class Faulty:
+class Faulty(Handler):
     async def handle(self, request: Request) -> Reply:
         raise RuntimeError
 
