@@ -25,6 +25,7 @@ from mq.testing.disk import Disk, Medium
 from mq.testing.faults import DiskFault, Faults, PowerCut
 from mq.testing.simulation import LOG_BYTES, MOUNTS, START_NS
 from tests.broker.conftest import Opener
+from tests.commit import commit_number
 
 DAY: Final = 86_400
 ROWS: Final = {
@@ -361,11 +362,17 @@ KINDS: Final = [
 ]
 
 
-def every_cut(medium: Medium, log: bool, script: Callable[[Client, Broker], Awaitable[None]]) -> Iterator[Any]:
-    """A root and its client after each instant at which the power can be cut; the last time it is not."""
-    cut_at, is_whole = 0, False
+STEPS: Final = [3, pytest.param(1, marks=pytest.mark.proof)]
+"""Each commit has every third cut, the next one others; `make proof` has every one."""
+
+
+def cuts(
+    medium: Medium, log: bool, step: int, script: Callable[[Client, Broker], Awaitable[None]]
+) -> Iterator[tuple[Power, Client]]:
+    """A root and its client after every `step`-th instant at which the power can be cut; the last time it is not."""
+    cut_at, is_whole = commit_number() % step + 1 - step, False
     while not is_whole:
-        cut_at += 1
+        cut_at += step
         power, client = Power(medium, cut_at, log=log), Client()
         assert power.live(make_queues)
         is_whole = power.live(lambda broker, client=client: script(client, broker), cut_at)
@@ -374,12 +381,13 @@ def every_cut(medium: Medium, log: bool, script: Callable[[Client, Broker], Awai
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("medium", "log"), KINDS)
 @pytest.mark.parametrize("after", [0, 3 * DAY])
-def test_a_cut_at_any_call_leaves_all_or_nothing(medium: Medium, log: bool, after: float) -> None:
+def test_a_cut_at_any_call_leaves_all_or_nothing(medium: Medium, log: bool, step: int, after: float) -> None:
     """And the client that goes on, at once or after the keys' window has ended, has each row there once."""
     outcomes = Counter[str]()
-    for power, client in every_cut(medium, log, Client.write):
+    for power, client in cuts(medium, log, step, Client.write):
         power.elapsed += after
 
         async def look(broker: Broker, client: Client = client) -> None:
@@ -394,8 +402,8 @@ def test_a_cut_at_any_call_leaves_all_or_nothing(medium: Medium, log: bool, afte
         assert power.live(look)
         if not after:
             assert power.live(only_messages_are_left)
-    assert outcomes["all"] > 10
-    assert outcomes["none"] > 10
+    assert outcomes["all"] * step > 10
+    assert outcomes["none"] * step > 10
 
 
 async def only_messages_are_left(broker: Broker) -> None:
@@ -403,9 +411,10 @@ async def only_messages_are_left(broker: Broker) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("medium", "log"), KINDS)
-def test_a_cut_during_an_abort_leaves_nothing(medium: Medium, log: bool) -> None:
-    for power, _ in every_cut(medium, log, Client.give_up):
+def test_a_cut_during_an_abort_leaves_nothing(medium: Medium, log: bool, step: int) -> None:
+    for power, _ in cuts(medium, log, step, Client.give_up):
 
         async def look(broker: Broker) -> None:
             assert await browsed(broker, "q", "r") == []
@@ -417,9 +426,10 @@ def test_a_cut_during_an_abort_leaves_nothing(medium: Medium, log: bool) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("medium", "log"), KINDS)
 def test_a_row_that_was_consumed_before_the_cut_does_not_come_again(
-    medium: Medium, log: bool, monkeypatch: pytest.MonkeyPatch
+    medium: Medium, log: bool, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Consumers do not wait for all: they may have removed the first rows before the last ones are there."""
     monkeypatch.setattr("mq.broker.write_jobs._ROWS_AT_ONCE", 1)
@@ -441,7 +451,7 @@ def test_a_row_that_was_consumed_before_the_cut_does_not_come_again(
             nursery.cancel_scope.cancel()
 
     between = 0
-    for power, client in every_cut(medium, log, write):
+    for power, client in cuts(medium, log, step, write):
         power.elapsed += 3 * DAY  # no key is in its window any more
 
         async def go_on(broker: Broker, client: Client = client) -> None:
@@ -456,7 +466,7 @@ def test_a_row_that_was_consumed_before_the_cut_does_not_come_again(
         assert set(asked) == {"a", "b", "c", "f"}
         removed.clear()
         asked.clear()
-    assert between > 5, "no consumer was ever fast enough"
+    assert between * step > 5, "no consumer was ever fast enough"
 
 
 def test_the_medium_may_refuse_for_a_while() -> None:

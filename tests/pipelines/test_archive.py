@@ -71,9 +71,9 @@ def test_a_drain_goes_on_where_it_was_cut_off_and_a_replay_brings_each_message_o
     out = tmp_path / "archive"
     with Daemon(tmp_path / "root", tmp_path / "log", "--delay", "1") as daemon:
         sent = publish(daemon, "orders")
-        options = {**address(daemon), "maxMessagesPerTrigger": "30", "leaseSeconds": "5"}
+        options = {**address(daemon), "maxMessagesPerTrigger": "70", "leaseSeconds": "5"}
         with pytest.raises(Interrupted):
-            archive(spark, ["orders"], str(out), options, progress=interrupt_after(30))
+            archive(spark, ["orders"], str(out), options, progress=interrupt_after(70))
         assert 0 < len(archived(spark, out)) < len(sent)
         daemon.kill()
         daemon.start()

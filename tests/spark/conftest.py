@@ -55,6 +55,9 @@ SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.codegen.wholeStage": "false",  # some rows are read faster than classes for them are compiled
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
 }
 
 

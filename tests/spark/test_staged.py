@@ -191,14 +191,15 @@ def test_a_job_that_is_done_is_forgotten(client: Client, staged: Options) -> Non
 
 
 @pytest.mark.slow
-def test_a_daemon_that_is_killed_at_any_time(tmp_path: Path, free_port: int) -> None:
-    """It is killed while rows are held back, and while a commit is under way; the write goes on by itself."""
+@pytest.mark.parametrize("trials", [2, pytest.param(6, marks=pytest.mark.proof)])
+def test_a_daemon_that_is_killed_at_any_time(tmp_path: Path, free_port: int, trials: int) -> None:
+    """By turns it is killed during a commit, and while rows are held back; the write goes on by itself."""
     random = Random(26)
     with Daemon(tmp_path / "root", tmp_path / "log", "--port", str(free_port)) as daemon, Client(url(daemon)) as client:
         client.create_queue("q")
         options = Options(url=url(daemon), queue="q", is_staged=True, retry_seconds=60.0)
         written = 0
-        for trial in range(6):
+        for trial in range(trials):
             writer = MqWriter(options, VALUE)
             told = [run_task(writer, part, some(*(f"{trial}/{part}/{row}" for row in range(1500)))) for part in (0, 1)]
             assert client.queue("q").ready == written
@@ -249,7 +250,7 @@ def test_a_job_of_spark_that_fails_leaves_nothing(spark: Any, daemon: Daemon, se
     assert served.queue("q").ready == 4000
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_stream_of_spark_into_a_queue(spark: Any, daemon: Daemon, served: Client, tmp_path: Path) -> None:
     served.create_queue("copies")
     write(spark.range(0, 600).selectExpr("cast(cast(id as string) as binary) as value"), daemon, queue="q")
