@@ -20,7 +20,7 @@ from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Held
 from mq.broker.waiters import Precedence
 from mq.broker.write_jobs import WriteJobStatus
-from mq.errors import MQError
+from mq.errors import Conflict, MQError
 from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description
 
@@ -40,11 +40,13 @@ class Node(NamedTuple):
         name: as its file has it.
         uptime_seconds: for how long it has been a member without interruption.
         is_master: whether it is the oldest.
+        is_draining: whether it is about to be stopped, and hands over what it has.
     """
 
     name: str
     uptime_seconds: float
     is_master: bool
+    is_draining: bool = False
 
 
 class NeighborLink(NamedTuple):
@@ -82,6 +84,8 @@ class Membership(NamedTuple):
         links: to its neighbours, in the order of the cluster's file.
         voters: how many machines keep the members and names, as when the node joined: with one, nothing of the cluster
             survives its loss. 0 while that is not known.
+        is_draining: whether this node takes no new clients, as it is about to be stopped.
+        own_queues: how many queues are this node's alone.
     """
 
     node: str
@@ -95,10 +99,70 @@ class Membership(NamedTuple):
     lease_left_seconds: float | None = None
     links: tuple[NeighborLink, ...] = ()
     voters: int = 0
+    is_draining: bool = False
+    own_queues: int = 0
 
 
 ALONE: Final = Membership("", "alone", (), 0, False, 0)
 """A daemon that is in no cluster."""
+
+
+class NodeControl(Protocol):
+    """What an operator may have a node of a cluster do.
+
+    Attributes:
+        is_draining: whether it is about to be stopped: it takes no new clients.
+    """
+
+    is_draining: bool
+
+    async def drain(self) -> None:
+        """Hand over mastership, and take no new clients, until :meth:`resume` or the end of the process.
+
+        Raises:
+            Conflict: no other node could take over.
+            NotServed: the others cannot be told now.
+        """
+
+    async def resume(self) -> None:
+        """End that.
+
+        Raises:
+            NotServed: the others cannot be told now; it takes new clients all the same.
+        """
+
+    async def replace(self, node: str, address: str) -> None:
+        """Look for a neighbour at another address from now on, also after a start.
+
+        Args:
+            node: its name.
+            address: ADDRESS:PORT where it serves AMQP.
+
+        Raises:
+            Conflict: it is a member, or no neighbour of that name is known.
+            InvalidSetting: that is no such address.
+        """
+
+
+class NoNode:
+    """The :class:`NodeControl` of a daemon that is in no cluster."""
+
+    is_draining = False
+
+    async def drain(self) -> None:
+        """There is nobody to hand over to."""
+        raise Conflict(_NO_NODE)
+
+    async def resume(self) -> None:
+        """It was never drained."""
+        raise Conflict(_NO_NODE)
+
+    async def replace(self, node: str, address: str) -> None:
+        """It has no neighbours."""
+        raise Conflict(_NO_NODE)
+
+
+_NO_NODE: Final = "this daemon is in no cluster: start it with --cluster (docs/cluster.md)"
 
 
 class DeclarationsAPI(Protocol):
@@ -238,6 +302,9 @@ class BrokerAPI(Protocol):
 
     @property
     def membership(self) -> Membership: ...
+
+    @property
+    def node_control(self) -> NodeControl: ...
 
     async def has_queue(self, queue: str) -> bool: ...
 

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from mq.broker import dead_letters
-from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership
+from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership, NodeControl, NoNode
 from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, ConsumerRecords
 from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
@@ -73,6 +73,7 @@ class Broker:
         self.claims = Claims(wiring.claims, self._queues.get, self._in_flight)
         self.writes = Writes(wiring.writes, self._queues.get, self._in_flight)
         self.browsing = wiring.browse
+        self.node_control: NodeControl = NoNode()
 
     async def load(self) -> None:
         """Load the queues, messages and records of the store.

@@ -1,4 +1,4 @@
-"""The verb ``cluster``: the nodes of a cluster, and whether one of them can be stopped now.
+"""The verb ``cluster``: the nodes of a cluster, whether one of them can be stopped now, and how one is replaced.
 
 It shows the answer of ``GET /-/cluster`` (docs/cluster.md).
 """
@@ -6,12 +6,14 @@ It shows the answer of ``GET /-/cluster`` (docs/cluster.md).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from mq.cli.remote import Remote, fail, json_option, print_json, print_table, remote
+from mq.client import Client
 
 SIZE: Final = 3
 """Nodes of a cluster."""
@@ -19,12 +21,15 @@ ONE_MACHINE: Final = (
     "etcd has one member: when its disk is lost, so are all queues of the cluster. Run three members, on three machines"
 )
 ONE_NODE: Final = "one node is a member: when it is lost, nobody serves the queues. Start the two others"
+LOOK_SECONDS: Final = 0.25
+LINK_REPLIES: Final = "mq.cluster.replies."
+"""What a link of a neighbour consumes from (:data:`mq.cluster.sessions.REPLIES`)."""
 _HEADER: Final = ("NODE", "ROLE", "MEMBER FOR", "LINK TO IT", "ITS LINK", "ANSWERS AFTER")
 
 
 @click.group("cluster")
 def cluster_command() -> None:
-    """Show a cluster, or check whether a node can be stopped."""
+    """Show a cluster, or check, drain and replace its nodes."""
 
 
 @cluster_command.command("status")
@@ -71,6 +76,109 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     nodes = seen[0]["nodes"]
     mirrors = ", then ".join(node["name"] for node in nodes if not node["is_master"])
     click.echo(f"safe now, one node at a time: {mirrors}, and the master, {nodes[0]['name']}, last. Check before each")
+
+
+@cluster_command.command("drain")
+@click.option("--wait", default=60.0, show_default=True, metavar="SECONDS", help="How long to wait until it is empty.")
+@click.option(
+    "--close-after",
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Close clients over AMQP that are still connected then; they connect to another node.",
+)
+@click.option("--resume", is_flag=True, help="Take clients again, instead of being stopped.")
+@remote
+def drain_command(remote: Remote, wait: float, close_after: float, resume: bool) -> None:
+    """Drain a node, the one at --url, so that it can be stopped and no client notices more than a reconnect.
+
+    It hands over mastership and takes no new clients. Ends with 0 once it is empty: another node serves the queues, and
+    no client is connected; with 1 where it is not in time, or no other node could take over.
+    """
+    with remote.client() as client:
+        if resume:
+            seen = client.drain_node(resume=True)
+            click.echo(f"node {seen['node']} takes clients again")
+            return
+        node = client.drain_node()["node"]
+        began = time.monotonic()
+        while reasons := list(_left(client)):
+            passed = time.monotonic() - began
+            if passed >= wait:
+                for reason in reasons:
+                    click.echo(reason)
+                fail(f"node {node} is not empty after {wait:g} s. If it is stopped now, clients have to connect anew")
+            if passed >= close_after:
+                for id in _clients(client):
+                    client.close_connection(id)
+            time.sleep(LOOK_SECONDS)
+        own = client.cluster()["own_queues"]
+        click.echo(f"node {node} is empty: stop it now")
+        if own:
+            click.echo(f"{own} queues are this node's own, and away while it is stopped")
+
+
+@cluster_command.command("replace")
+@click.argument("node")
+@click.argument("address", metavar="ADDRESS:PORT")
+@click.argument("urls", nargs=-1, metavar="[URL]...")
+@remote
+def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]) -> None:
+    """Let a new machine take the place of a lost one, or of one that was never there.
+
+    NODE is the name, which stays; ADDRESS:PORT is where the new machine will serve AMQP. Asks the nodes at these URLs,
+    which are the two others, to look for it there from now on, and prints the cluster's file of the new machine.
+    """
+    clients = urls or (remote.access.url,)
+    places: dict[str, str] = {}
+    names = set()
+    for url in clients:
+        with remote._replace(access=dataclasses.replace(remote.access, url=url)).client() as client:
+            seen = client.replace_node(node, address)
+        names.add(seen["node"])
+        places |= {link["node"]: link["address"] for link in seen["links"] if link["node"]}
+    others = sorted(name for name in places if name != node)
+    if len(names) < SIZE - 1 or len(others) < SIZE - 1:
+        fail(f"{' and '.join(sorted(names))} looks for it there now. Ask both others: give the URLs of both")
+    click.echo(f"# Nodes {' and '.join(sorted(names))} look for {node} at {address} from now on.")
+    click.echo("# The cluster's file of the new machine; add coordinator, password_file and all else as on the others.")
+    click.echo(f'name = "{node}"')
+    for number, other in enumerate(others, 1):
+        click.echo(f'neighbor_{number} = "{places[other]}"')
+
+
+def _left(client: Client) -> Iterator[str]:
+    """What a node that is drained still has, a line each; none where it can be stopped."""
+    seen = client.cluster()
+    if seen["role"] == "master":
+        yield f"node {seen['node']} still serves the queues"
+    elif not seen["is_served"]:
+        yield "no node serves the queues yet"
+    elif seen["role"] == "alone":
+        yield f"node {seen['node']} is no member just now"
+    if count := len(_clients(client)):
+        yield f"{count} clients are connected over AMQP"
+
+
+def _clients(client: Client) -> list[str]:
+    """The connections over AMQP but for the links of the cluster's nodes."""
+    links = {
+        each["connection"]
+        for each in _all_pages(client.consumers, "consumers")
+        if each["queue"].startswith(LINK_REPLIES)
+    }
+    found = (each for each in _all_pages(client.connections, "connections") if each["door"] == "amqp")
+    return [each["id"] for each in found if each["id"] not in links and each["state"] == "open"]
+
+
+def _all_pages(ask: Callable[[str | None], Mapping[str, Any]], name: str) -> Iterator[Mapping[str, Any]]:
+    after: str | None = None
+    while True:
+        page = ask(after)
+        yield from page[name]
+        after = page["next"]
+        if after is None:
+            return
 
 
 def _warn(seen: Sequence[Mapping[str, Any]]) -> None:
@@ -123,9 +231,14 @@ def _rows(seen: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     links = {link["node"] or link["address"]: link for link in seen["links"]}
     for name in [*members, *(name for name in links if name not in members)]:
         member, link = members.get(name), links.get(name)
-        role = "no member" if member is None else "master" if member["is_master"] else "mirror"
+        role = "no member" if member is None else _role(member)
         since = "-" if member is None else f"{member['uptime_seconds']:.0f}s"
         yield (name, role, since, *_shown(link))
+
+
+def _role(member: Mapping[str, Any]) -> str:
+    role = "master" if member["is_master"] else "mirror"
+    return f"{role}, drained" if member["is_draining"] else role
 
 
 def _shown(link: Mapping[str, Any] | None) -> tuple[str, str, str]:

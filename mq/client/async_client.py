@@ -446,6 +446,27 @@ class AsyncClient:
         """The cluster as this daemon sees it, as docs/cluster.md has it; ``node`` is empty where it is in none."""
         return await self._run(requests.cluster())
 
+    async def drain_node(self, *, resume: bool = False) -> Mapping[str, Any]:
+        """Drain this node of a cluster: it hands over mastership, and takes no new clients until it is stopped; with
+        `resume` it takes clients again. Returns the same as :meth:`cluster`.
+
+        Raises:
+            Conflict: no other node could take over, or it is in no cluster.
+        """
+        return await self._run(requests.drain_node(resume))
+
+    async def replace_node(self, node: str, address: str) -> Mapping[str, Any]:
+        """Have this node of a cluster look for a neighbour at another address. Returns the same as :meth:`cluster`.
+
+        Args:
+            node: its name; it is no member now.
+            address: ADDRESS:PORT where it will serve AMQP.
+
+        Raises:
+            Conflict: it is a member, or no neighbour of that name is known.
+        """
+        return await self._run(requests.replace_node(node, address))
+
     async def rates(
         self, *, sort: str = "name", filter: str = "", skip: int = 0, limit: int = PAGE, history: bool = False
     ) -> Mapping[str, Any]:

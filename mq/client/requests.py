@@ -243,6 +243,19 @@ def cluster() -> Call[Mapping[str, Any]]:
     return Call(method="GET", target="/-/cluster", read=Answer.members)
 
 
+def drain_node(resume: bool) -> Call[Mapping[str, Any]]:
+    """Drain a node of a cluster, or take it back."""
+    method = "DELETE" if resume else "POST"
+    return Call(method=method, target=_target("-", "cluster", "drain"), read=Answer.members)
+
+
+def replace_node(node: str, address: str) -> Call[Mapping[str, Any]]:
+    """Have a node look for a neighbour elsewhere."""
+    body = codec.json_line({"node": node, "address": address})
+    target = _target("-", "cluster", "replace")
+    return Call(method="POST", target=target, headers=(_JSON,), body=body, read=Answer.members)
+
+
 def rates(sort: str, filter: str, skip: int, limit: int, history: bool) -> Call[Mapping[str, Any]]:
     """Queues with their rates."""
     asked = {"sort": sort, "skip": str(skip), "max": str(limit)} | ({"filter": filter} if filter else {})

@@ -21,7 +21,7 @@ from mq.broker import (
     Redriven,
     Upload,
 )
-from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, Membership, WritesAPI
+from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, Membership, NodeControl, WritesAPI
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.declarations import ClusterDeclarations
@@ -74,7 +74,12 @@ class ClusterBroker(Forwarding):
         directory: knows the leader.
         sessions: the links that are connected here.
         membership: tells what the cluster looks like from here.
+
+    Attributes:
+        node_control: what an operator may have this node do; the node sets it.
     """
+
+    node_control: NodeControl
 
     def __init__(
         self,

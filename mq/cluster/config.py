@@ -68,6 +68,23 @@ class Neighbor(NamedTuple):
         return f"{host}:{self.port}"
 
 
+class _NotAnAddress(InvalidSetting):
+    """Its text begins after the name of what has the address."""
+
+
+def parse_neighbor(text: str) -> Neighbor:
+    """The place of a neighbour.
+
+    Raises:
+        InvalidSetting: it is not ADDRESS:PORT.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or _PORT.fullmatch(port) is None or not 0 < int(port) < 65_536:
+        raise _NotAnAddress(f"must be ADDRESS:PORT, where that node serves AMQP, got {shorten(text)}")
+    return Neighbor(host, int(port))
+
+
 @dataclass(frozen=True)
 class ClusterConfig:
     """What a node knows of its cluster.
@@ -195,12 +212,10 @@ def _parse(path: str, text: str) -> dict[str, Any]:
 
 
 def _neighbor(source: _ConfigSource, values: Mapping[str, Any], key: str) -> Neighbor:
-    text = source.text(values, key)
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or _PORT.fullmatch(port) is None or not 0 < int(port) < 65_536:
-        raise source.wrong(key, f"must be ADDRESS:PORT, where that node serves AMQP, got {shorten(text)}")
-    return Neighbor(host, int(port))
+    try:
+        return parse_neighbor(source.text(values, key))
+    except _NotAnAddress as error:
+        raise source.wrong(key, str(error)) from error
 
 
 def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bool) -> str:

@@ -44,12 +44,14 @@ class Member(NamedTuple):
             higher one.
         since: when the node joined, in seconds since 1970 by its own clock: to be shown, and for nothing else.
         seen: the last change of shared records that is in effect there.
+        is_draining: whether it is about to be stopped, and leads no more.
     """
 
     node: str
     number: int
     since: float
     seen: int = 0
+    is_draining: bool = False
 
 
 class FoundQueue(NamedTuple):
@@ -118,8 +120,8 @@ class Candidacy(Protocol):
             CoordinatorError: no answer; whether it lasts longer is not known.
         """
 
-    async def note(self, seen: int) -> None:
-        """Tell the others, as :attr:`Member.seen`.
+    async def note(self, seen: int, *, is_draining: bool) -> None:
+        """Tell the others, as :attr:`Member.seen` and :attr:`Member.is_draining`.
 
         Raises:
             CandidacyEnded: it has ended.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Final, cast
 
@@ -19,17 +19,18 @@ import trio
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.broker.api import BrokerAPI, Membership, NeighborLink, Node
 from mq.cluster.cluster_broker import ClusterBroker
-from mq.cluster.config import ClusterConfig
+from mq.cluster.config import ClusterConfig, parse_neighbor
 from mq.cluster.coordinator import Candidacy, CandidacyEnded, Coordinator, CoordinatorError, Member
 from mq.cluster.directory import Directory
 from mq.cluster.grace_storage import GraceStorage
 from mq.cluster.leadership import Guest, Leadership, LocalLeader, NoGuest
+from mq.cluster.moved_neighbors import MovedNeighbors
 from mq.cluster.names import Names
 from mq.cluster.peer_link import Dial, PeerLink, dial
 from mq.cluster.record_keeper import RecordKeeper
 from mq.cluster.sessions import LinkSessions
 from mq.cluster.shared_records import SharedRecords
-from mq.errors import StorageError, first_of
+from mq.errors import Conflict, NotServed, StorageError, first_of
 from mq.lifecycle import Observer
 
 logger = logging.getLogger("mq.cluster")
@@ -104,6 +105,7 @@ class ClusterNode:
         sessions: the links that are connected here.
         guest: makes what is to live with the leader while this node is it; set before :meth:`run`.
         ask_guest: asks it, wherever the leader is.
+        is_draining: whether it is about to be stopped.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class ClusterNode:
     ) -> None:
         self._config = config
         self._coordinator = coordinator
+        self._local = local
         self._broker_config = broker_config
         self._observers = observers
         self._clock = clock
@@ -140,6 +143,10 @@ class ClusterNode:
         self._news = trio.Event()
         self._was_warned = ""
         self._voters = 0
+        self._noting = trio.Lock()
+        self._moved = MovedNeighbors(local.declarations)
+        self.is_draining = False
+        broker.node_control = self
 
     def membership(self) -> Membership:
         """The cluster, as this node sees it."""
@@ -147,7 +154,7 @@ class ClusterNode:
         tenure = self._tenure
         oldest = self._members[0].number if self._members else None
         nodes = tuple(
-            Node(member.node, round(max(0.0, now - member.since), 3), member.number == oldest)
+            Node(member.node, round(max(0.0, now - member.since), 3), member.number == oldest, member.is_draining)
             for member in self._members
         )
         role = "alone" if tenure is None else "master" if self._leadership is not None else "mirror"
@@ -163,7 +170,64 @@ class ClusterNode:
             None if tenure is None else round(max(0.0, tenure.left), 3),
             tuple(map(self._linked, self._links)),
             self._voters,
+            self.is_draining,
+            sum(1 for _ in self._local.inventory()),
         )
+
+    # What an operator may have it do (NodeControl)
+
+    async def drain(self) -> None:
+        """Hand over mastership, and take no new clients."""
+        if not any(self._others_to_lead()):
+            raise Conflict(
+                f"no other node could take over from node {self._config.node}: the others are no members, or are "
+                "drained themselves. mq cluster status shows them"
+            )
+        await self._set_draining(to=True)
+
+    async def resume(self) -> None:
+        """Take clients, and lead when it is the oldest."""
+        await self._set_draining(to=False)
+
+    async def replace(self, node: str, address: str) -> None:
+        """Look for a neighbour at another address, from now on."""
+        neighbor = parse_neighbor(address)
+        if any(member.node == node for member in self._members):
+            raise Conflict(f"node {node} is a member: drain it (mq cluster drain), and stop it first")
+        link = self._link_of(node)
+        if any(each.neighbor == neighbor for each in self._links if each is not link):
+            raise Conflict(f"another neighbor of node {self._config.node} is at {neighbor}")
+        await self._moved.put(link.filed, neighbor)
+        link.move(neighbor)
+        logger.info("node %s is looked for at %s from now on", node, neighbor)
+
+    async def _set_draining(self, *, to: bool) -> None:
+        self.is_draining = to
+        self._news.set()
+        if self._tenure is not None:
+            try:
+                await self._note(self._tenure)
+            except (CandidacyEnded, CoordinatorError) as error:  # it is noted with the next candidacy
+                raise NotServed(f"the other nodes are not told yet: {error}") from error
+        logger.info("node %s %s", self._config.node, "is drained" if to else "takes clients again")
+
+    def _others_to_lead(self) -> Iterator[Member]:
+        """The other members that are not about to be stopped."""
+        own = self._config.node
+        return (member for member in self._members if member.node != own and not member.is_draining)
+
+    def _link_of(self, node: str) -> PeerLink:
+        """The link to a neighbour; to one that was never heard of it is the one whose node is not known.
+
+        Raises:
+            Conflict: there is none, or either might be meant.
+        """
+        named = [link for link in self._links if link.node == node]
+        unnamed = [link for link in self._links if not link.node]
+        if named or (len(unnamed) == 1 and node != self._config.node):
+            return (named or unnamed)[0]
+        known = " and ".join(link.node or f"one at {link.neighbor} that never answered" for link in self._links)
+        raise Conflict(f"node {self._config.node} cannot tell which neighbor {node} is. It has {known}")
 
     def _linked(self, link: PeerLink) -> NeighborLink:
         lag = link.lag_seconds
@@ -179,6 +243,7 @@ class ClusterNode:
         """
         await self.names.load()
         await self._shared.load()
+        await self._move_links()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.names.run)
             nursery.start_soon(self._shared.run)
@@ -193,6 +258,11 @@ class ClusterNode:
                 except (CoordinatorError, CandidacyEnded) as error:
                     self._warn(f"node {self._config.node} is no member just now: {error}")
                 await trio.sleep(RETRY_SECONDS)
+
+    async def _move_links(self) -> None:
+        moved = await self._moved.load([link.filed for link in self._links])
+        for link in self._links:
+            link.move(moved.get(link.filed, link.filed))
 
     async def hear(self) -> None:
         """Wait, before the doors open, until the cluster's queues are known.
@@ -292,22 +362,31 @@ class ClusterNode:
 
     async def _tell_seen(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
         """Tell the others up to which change of what all share it is in effect here, for ever."""
-        told, has_begun = 0, False
+        told, has_begun = (-1 if self.is_draining else 0), False
         while True:
             try:
                 if not has_begun:
                     await self._shared.begin(lambda: tenure.lasts)
                     has_begun = True
                 await self._shared.wait_for(told + 1)
-                number = self._shared.number
-                await tenure.candidacy.note(number)
-                told = number
+                told = await self._note(tenure)
             except CandidacyEnded as error:
                 stop(error)
                 return
             except CoordinatorError as error:
                 logger.debug("the others do not hear what is in effect here: %s", error)
                 await trio.sleep(RETRY_SECONDS)
+
+    async def _note(self, tenure: Tenure) -> int:
+        """Tell the others what this node is now; returns the change that it told of.
+
+        Raises:
+            CandidacyEnded, CoordinatorError: they are not told.
+        """
+        async with self._noting:  # of two at a time the older one may come last
+            number = self._shared.number
+            await tenure.candidacy.note(number, is_draining=self.is_draining)
+        return number
 
     # Being master
 
@@ -342,7 +421,9 @@ class ClusterNode:
                 self._warn(f"node {self._config.node} is the only one of its cluster: {_NOBODY_ELSE}")
             self._give_way_if_silent(stop)
             is_oldest = bool(self._members) and self._members[0].number == tenure.candidacy.number
-            if is_oldest and not is_master and tenure.lasts:
+            if is_oldest and self.is_draining and any(self._others_to_lead()):
+                stop(CandidacyEnded("it is drained, and hands over what it leads. It comes back as the youngest"))
+            elif is_oldest and not is_master and tenure.lasts:
                 is_master = True
                 nursery.start_soon(self._be_master, tenure, stop)
             with trio.move_on_after(POLL_SECONDS):

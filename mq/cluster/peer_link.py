@@ -190,14 +190,16 @@ class PeerLink:
         dial: opens connections.
 
     Attributes:
-        neighbor: which one.
+        filed: the neighbour's place by the cluster's file.
+        neighbor: its place now.
         node: its name; empty before the first contact.
         is_up: whether the link holds, and the neighbour has accepted this node.
     """
 
     def __init__(self, config: ClusterConfig, neighbor: Neighbor, directory: Directory, dial: Dial) -> None:
         self._config = config
-        self.neighbor = neighbor
+        self.filed = self.neighbor = neighbor
+        self._attempt = trio.CancelScope()
         self.node = ""
         self.is_up = False
         self._took = 0.0
@@ -218,10 +220,16 @@ class PeerLink:
         """Keep the link, for ever."""
         while True:
             try:
-                await self._serve()
+                with trio.CancelScope() as self._attempt:
+                    await self._serve()
             except (ClientError, MQError, ExceptionGroup) as error:
                 self._tell(f"no link to {self.neighbor}: {error}")
             await trio.sleep(AGAIN_SECONDS)
+
+    def move(self, neighbor: Neighbor) -> None:
+        """Look for the neighbour at another place."""
+        self.neighbor = neighbor
+        self._attempt.cancel()
 
     async def _serve(self) -> None:
         config = self._config

@@ -36,6 +36,8 @@ async def live(context: RequestContext) -> Reply:
 
 async def ready(context: RequestContext) -> Reply:
     """The store takes changes."""
+    if context.broker.node_control.is_draining:
+        return problem(503, "this node is about to be stopped: use another node of the cluster", retry_after())
     if context.broker.ready:
         return document(200, {"ready": True})
     return problem(503, "the store has failed: see the log, then start mq anew", retry_after())
@@ -116,6 +118,28 @@ async def cluster(context: RequestContext) -> Reply:
     return document(200, {**found._asdict(), "nodes": nodes, "links": links})
 
 
+async def drain_node(context: RequestContext) -> Reply:
+    """Hand over mastership, and take no new clients."""
+    await context.broker.node_control.drain()
+    return await cluster(context)
+
+
+async def resume_node(context: RequestContext) -> Reply:
+    """Take clients again."""
+    await context.broker.node_control.resume()
+    return await cluster(context)
+
+
+async def replace_node(context: RequestContext) -> Reply:
+    """Look for a neighbour elsewhere."""
+    wanted = await read_object(context.request)
+    values = [wanted.pop(key, None) for key in ("node", "address")]
+    if wanted or not all(isinstance(value, str) for value in values):
+        raise InvalidRequest('this takes {"node": NAME, "address": "ADDRESS:PORT"}')
+    await context.broker.node_control.replace(*map(str, values))
+    return await cluster(context)
+
+
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET",
@@ -188,6 +212,37 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         cluster,
         "the nodes of the cluster, and which of them is master",
         {200: Success("as this node sees it", as_json(reference("Cluster")))},
+    ),
+    Operation(
+        "POST",
+        "/-/cluster/drain",
+        Right.ADMINISTER,
+        drain_node,
+        "this node hands over mastership and takes no new clients, until it is stopped",
+        {200: Success("it does", as_json(reference("Cluster")))},
+        refusals=(409, 503),
+        audited={200: "node-drained"},
+    ),
+    Operation(
+        "DELETE",
+        "/-/cluster/drain",
+        Right.ADMINISTER,
+        resume_node,
+        "this node takes clients again",
+        {200: Success("it does", as_json(reference("Cluster")))},
+        refusals=(409, 503),
+        audited={200: "node-resumed"},
+    ),
+    Operation(
+        "POST",
+        "/-/cluster/replace",
+        Right.ADMINISTER,
+        replace_node,
+        "this node looks for a neighbor at another address, also after a start",
+        {200: Success("from now on", as_json(reference("Cluster")))},
+        refusals=(408, 409, 413, 503),
+        body=as_json(reference("NodeMove")),
+        audited={200: "node-replaced"},
     ),
 )
 """What is under ``/-/``, but for the description of it all."""

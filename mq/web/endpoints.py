@@ -330,6 +330,9 @@ class _Routed(Handler):
             reply = await self._carry_out(RequestContext(*self._shared, request, self._query, *self._names))
         except MQError as error:
             reply = refusal_of(error)
+        broker, *_ = self._shared
+        if broker.node_control.is_draining:
+            reply = reply._replace(is_last=True)  # its next request may go to another node
         return await without_body(reply) if request.method == "HEAD" else reply
 
 

@@ -289,6 +289,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
                         "name": TEXT,
                         "uptime_seconds": {"type": "number", "minimum": 0},
                         "is_master": {"type": "boolean"},
+                        "is_draining": {"type": "boolean"},
                     }
                 ),
             },
@@ -297,6 +298,8 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "term": COUNT,
             "failovers": COUNT,
             "voters": COUNT,
+            "is_draining": {"type": "boolean"},
+            "own_queues": COUNT,
             "lease_seconds": {"type": "number", "minimum": 0},
             "lease_left_seconds": {"type": ["number", "null"], "minimum": 0},
             "links": {
@@ -313,6 +316,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             },
         }
     ),
+    "NodeMove": record({"node": TEXT, "address": TEXT}),
     "Declared": record(
         {
             "there": record({"exchanges": COUNT, "bindings": COUNT, "dead_letters": COUNT}),

@@ -22,7 +22,9 @@ def seen(node: str, *, term: int = 7) -> dict[str, object]:
     return {
         "node": node,
         "role": "master" if node == "b" else "mirror",
-        "nodes": [{"name": each, "uptime_seconds": 90.0, "is_master": each == "b"} for each in "bac"],
+        "nodes": [
+            {"name": each, "uptime_seconds": 90.0, "is_master": each == "b", "is_draining": False} for each in "bac"
+        ],
         "queues": 4,
         "is_served": True,
         "term": term,
@@ -31,6 +33,8 @@ def seen(node: str, *, term: int = 7) -> dict[str, object]:
         "lease_left_seconds": 4.25,
         "links": links,
         "voters": 3,
+        "is_draining": False,
+        "own_queues": 2,
     }
 
 
@@ -108,8 +112,100 @@ def test_that_one_machine_has_all_of_it_is_said_loudly(answers: list[dict[str, o
     answers += [seen(each) | {"voters": 1} for each in "abc"]
     done = mq("cluster", verb, *(URLS if verb == "check" else ()))
     assert (done.status, "WARNING: etcd has one member: when its disk is lost" in done.error) == (0, True)
-    nodes = [{"name": "a", "uptime_seconds": 90.0, "is_master": True}]
+    nodes = [{"name": "a", "uptime_seconds": 90.0, "is_master": True, "is_draining": False}]
     answers[:] = [seen("a") | {"nodes": nodes}]
     assert "WARNING: one node is a member: when it is lost" in mq("cluster", verb).error
     answers[:] = [seen(each) for each in "abc"]
     assert "WARNING" not in mq("cluster", verb, *(URLS if verb == "check" else ())).error
+
+
+class Drained:
+    """A daemon that is drained: what it says of its connections, look by look, and which of them are closed.
+
+    Attributes:
+        looks: for each look, whether it is master, and the ids of clients over AMQP beside a link's.
+        closed: ids.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: tuple[bool, list[str]]) -> None:
+        self.looks = list(looks)
+        self.closed: list[str] = []
+        self.asked: list[bool] = []
+        monkeypatch.setattr(Client, "cluster", lambda _: self._cluster())
+        monkeypatch.setattr(Client, "connections", lambda _, after=None: self._connections())
+        monkeypatch.setattr(Client, "consumers", lambda _, after=None: self._consumers())
+        monkeypatch.setattr(Client, "close_connection", lambda _, id: self.closed.append(id))
+        monkeypatch.setattr(Client, "drain_node", lambda _, *, resume=False: self._drain(resume=resume))
+        monkeypatch.setattr("mq.cli.cluster.LOOK_SECONDS", 0.0)
+
+    def _drain(self, *, resume: bool) -> dict[str, object]:
+        self.asked.append(resume)
+        return seen("b")
+
+    def _cluster(self) -> dict[str, object]:
+        is_master = self.looks[0][0] if self.looks else False
+        return seen("b") | {"role": "master" if is_master else "mirror"}
+
+    def _connections(self) -> dict[str, object]:
+        clients = self.looks.pop(0)[1] if len(self.looks) > 1 else self.looks[0][1]
+        found = [{"id": id, "door": "amqp", "state": "open"} for id in ["link", *clients]]
+        return {"connections": [*found, {"id": "http", "door": "http", "state": "open"}], "next": None}
+
+    def _consumers(self) -> dict[str, object]:
+        return {"consumers": [{"connection": "link", "queue": "mq.cluster.replies.12"}], "next": None}
+
+
+def test_a_node_is_empty_once_another_leads_and_its_clients_have_gone(
+    daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Drained(monkeypatch, (True, ["one"]), (False, ["one"]), (False, []))
+    done = mq("cluster", "drain")
+    assert (done.status, node.asked, node.closed) == (0, [False], [])
+    assert done.lines == [
+        "node b is empty: stop it now",
+        "2 queues are this node's own, and away while it is stopped",
+    ]
+
+
+def test_clients_that_stay_are_closed(daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Drained(monkeypatch, (False, ["one", "two"]), (False, ["one", "two"]), (False, []))
+    assert mq("cluster", "drain", "--close-after", "0").status == 0
+    assert node.closed == ["one", "two"]
+
+
+def test_a_node_that_is_not_empty_in_time_says_why(daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
+    Drained(monkeypatch, (True, ["one"]))
+    done = mq("cluster", "drain", "--wait", "0")
+    assert (done.status, done.lines) == (1, ["node b still serves the queues", "1 clients are connected over AMQP"])
+    assert "node b is not empty after 0 s" in done.error
+
+
+def test_a_node_takes_clients_again(daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Drained(monkeypatch)
+    assert (mq("cluster", "drain", "--resume").lines, node.asked) == (["node b takes clients again"], [True])
+
+
+def test_a_daemon_in_no_cluster_is_neither_drained_nor_gets_another_neighbour(client: Client, mq: Mq) -> None:
+    for verb in (["drain"], ["drain", "--resume"], ["replace", "c", "10.9.0.7:5671"]):
+        done = mq("cluster", *verb)
+        assert (done.status, "this daemon is in no cluster" in done.error) == (1, True), verb
+
+
+def test_both_others_hear_of_a_new_machine_and_its_file_is_told(
+    daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    waiting = [seen("a"), seen("b")]
+
+    def replace(_: Client, node: str, address: str) -> dict[str, object]:
+        asked.append((node, address))
+        return waiting.pop(0)
+
+    monkeypatch.setattr(Client, "replace_node", replace)
+    done = mq("cluster", "replace", "c", "10.9.0.7:5671", *URLS[:2])
+    assert (done.status, asked) == (0, [("c", "10.9.0.7:5671")] * 2)
+    assert done.lines[0] == "# Nodes a and b look for c at 10.9.0.7:5671 from now on."
+    assert done.lines[2:] == ['name = "c"', 'neighbor_1 = "a.test:5672"', 'neighbor_2 = "b.test:5672"']
+    waiting.append(seen("a"))
+    done = mq("cluster", "replace", "c", "10.9.0.7:5671", URLS[0])
+    assert (done.status, "Ask both others" in done.error) == (1, True)

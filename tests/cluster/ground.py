@@ -51,6 +51,7 @@ class Ground:
         self.history: list[NameChange] = []
         self.shared_history: list[SharedRecord] = []
         self.seen: dict[int, int] = {}
+        self.draining: set[int] = set()
         self._lives: dict[str, int] = {}
         self._until: dict[Member, float] = {}
         self._last = 0
@@ -61,7 +62,10 @@ class Ground:
         """Those whose lease runs, the oldest first."""
         now = trio.current_time()
         living = [member for member, until in self._until.items() if until > now]
-        return [member._replace(seen=self.seen.get(member.number, 0)) for member in living]
+        return [
+            member._replace(seen=self.seen.get(member.number, 0), is_draining=member.number in self.draining)
+            for member in living
+        ]
 
     def has(self, member: Member) -> bool:
         """Whether it is one still."""
@@ -240,11 +244,12 @@ class FakeCandidacy:
         await self._ground.reach(self._member.node)
         self._ground.renew(self._member)
 
-    async def note(self, seen: int) -> None:
+    async def note(self, seen: int, *, is_draining: bool) -> None:
         await self._ground.reach(self._member.node)
         if not self._ground.has(self._member):
             raise CandidacyEnded("gone")
         self._ground.seen[self._member.number] = seen
+        (self._ground.draining.add if is_draining else self._ground.draining.discard)(self._member.number)
         self._ground.tell()
 
     async def leave(self) -> None:

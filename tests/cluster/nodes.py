@@ -139,11 +139,13 @@ class Cluster:
         hosts: those that are up, by name.
         ids: makes ids.
         roots: of each node, whether or not it is up.
+        ports: where each is found.
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.ground = Ground()
         self.hosts: dict[str, Host] = {}
+        self.ports = dict(PORTS)
         self.ids = MessageIds()
         self.roots = {name: MemoryStorage() for name in PORTS}
         self._cut: set[frozenset[str]] = set()
@@ -167,8 +169,8 @@ class Cluster:
 
     def dial(self, config: ClusterConfig, neighbor: Neighbor) -> AbstractAsyncContextManager[Link]:
         """A link from one node to another."""
-        target = next(other for other, port in PORTS.items() if port == neighbor.port)
-        return self._linked(config.node, target)
+        found = [other for other, port in self.ports.items() if port == neighbor.port]
+        return self._linked(config.node, found[0] if found else "")
 
     def cut(self, one: str, other: str) -> None:
         """The link between two nodes breaks, and there is none until it is mended."""

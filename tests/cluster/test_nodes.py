@@ -9,12 +9,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from mq.broker import Published
+from mq.broker import Published, open_broker
 from mq.cli.cluster import dangers
 from mq.client.amqp.errors import ConsumeEnded
-from mq.client.errors import Conflict, NotAllowed
+from mq.client.errors import Conflict, NotAllowed, Unavailable
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
+from mq.cluster.moved_neighbors import MovedNeighbors
 from mq.cluster.node import SILENT_LEASES
 from mq.cluster.peer_link import PeerLink
 from mq.lifecycle import State
@@ -517,3 +518,90 @@ async def test_a_lost_machine_is_replaced_by_an_empty_one_of_its_name(autojump_c
         assert [member.node for member in cluster.ground.members()] == ["a", "b", "c"]
         assert (await b.http("PUT", "/own?store=cluster")).status == 201, "its names are free again"
         assert await left_in(c, "q") == [b"one"]
+
+
+async def test_a_drained_master_hands_over_and_takes_no_new_clients(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        assert (await a.http("PUT", "/q?store=cluster")).status == 201
+        assert (await a.http("POST", "/q/messages", b"one")).status == 201
+        assert (await a.http("POST", "/-/cluster/drain")).status == 200
+        began = trio.current_time()
+        while b.node.membership().role != "master" or a.node.membership().role != "mirror":
+            await trio.sleep(0.05)
+        assert trio.current_time() - began < 2, "without waiting for a lease"
+        assert (await a.http("GET", "/-/ready")).status == 503
+        with pytest.raises(Unavailable, match="is about to be stopped"):
+            async with a.amqp():
+                pass
+        assert (await a.http("GET", "/q")).is_last, "its next request may go to another node"
+        await cluster.hosts["c"].kill()
+        c = await cluster.start("c")  # its link to a comes in all the same
+        await c.wait_for_master()
+        await trio.sleep(2)
+        assert {link.is_up for link in c.node.membership().links} == {True}
+        shown = json.loads(bytes((await c.http("GET", "/-/cluster")).body))
+        assert {node["name"]: node["is_draining"] for node in shown["nodes"]} == {"a": True, "b": False, "c": False}
+        assert (await c.http("GET", "/q/messages")).body == b"one"
+
+
+async def test_a_drained_node_leads_only_when_no_other_could(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        for host in (a, b):
+            assert (await host.http("POST", "/-/cluster/drain")).status == 200
+            await trio.sleep(3)
+        assert [host.node.membership().role for host in (a, b, c)] == ["mirror", "mirror", "master"]
+        refused = await c.http("POST", "/-/cluster/drain")
+        assert (refused.status, b"no other node could take over" in bytes(refused.body)) == (409, True)
+        await c.kill()
+        await trio.sleep(5)
+        assert sorted(host.node.membership().role for host in (a, b)) == ["master", "mirror"]
+        assert (await a.http("DELETE", "/-/cluster/drain")).status == 200
+        async with a.amqp():
+            assert (await a.http("GET", "/-/ready")).status == 200
+        await trio.sleep(3)
+        assert a.node.membership().role == "master", "the other one is drained still"
+
+
+async def test_a_node_whose_place_is_another_machine_s_now(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b = (cluster.hosts[name] for name in "ab")
+        await trio.sleep(1)  # until each has heard of each
+        body = json.dumps({"node": "c", "address": "memory:4"}).encode()
+        refused = await a.http("POST", "/-/cluster/replace", body)
+        assert (refused.status, b"node c is a member" in bytes(refused.body)) == (409, True)
+        await cluster.hosts["c"].kill()
+        await trio.sleep(3)
+        wrong = json.dumps({"node": "x", "address": "memory:4"}).encode()
+        assert (await a.http("POST", "/-/cluster/replace", wrong)).status == 409
+        wrong = json.dumps({"node": "c", "address": "memory"}).encode()
+        assert (await a.http("POST", "/-/cluster/replace", wrong)).status == 400
+        wrong = json.dumps({"node": "c", "address": "memory:2"}).encode()
+        assert (await a.http("POST", "/-/cluster/replace", wrong)).status == 409, "b is there"
+        cluster.ports["c"] = 4
+        cluster.roots["c"] = MemoryStorage()  # another machine, with an empty disk
+        for host in (a, b):
+            assert (await host.http("POST", "/-/cluster/replace", body)).status == 200
+        c = await cluster.start("c")
+        await c.wait_for_master()
+        await trio.sleep(2)
+        assert await dangers_now(cluster) == []
+        await a.kill()
+        a = await cluster.start("a")  # its file has the old place still
+        await a.wait_for_master()
+        await trio.sleep(2)
+        assert await dangers_now(cluster) == []
+
+
+async def test_a_place_that_the_file_has_no_more_is_forgotten() -> None:
+    async with open_broker(MemoryStorage()) as broker:
+        old, other, new = (Neighbor("10.9.0.1", port) for port in (1, 2, 3))
+        moved = MovedNeighbors(broker.declarations)
+        await moved.put(old, new)
+        assert await moved.load([old, other]) == {old: new}
+        assert await moved.load([new, other]) == {}
+        assert await moved.load([old, other]) == {}, "once the file was changed it is what counts"
+        await moved.put(old, new)
+        await moved.put(old, old)
+        assert await moved.load([old, other]) == {}

@@ -61,6 +61,9 @@ CAPABILITIES: Final = (
 )
 """The extensions to the specification that the server announces."""
 
+NODE_ROLE: Final = "cluster"
+"""What a neighbor of a cluster's node says that it is. It may connect while no client may."""
+
 FOLLOW_THE_TEXT: Final = frozenset({"py-amqp", "librabbitmq"})
 """Products, as clients name themselves, for which a prefetch also holds for existing consumers. kombu counts on that
 with every server that does not call itself RabbitMQ: a Celery worker raises its prefetch for each task that has to
@@ -329,6 +332,7 @@ class Connection:
         asked = negotiation.read_response(method.mechanism, method.response, self.session.certificate)
         told = method.client_properties or {}
         self.session.follows_text = told.get("product") in FOLLOW_THE_TEXT
+        self.session.is_node = told.get("role") == NODE_ROLE
         given = told.get("capabilities")
         if isinstance(given, dict):
             self.session.capabilities = frozenset(name for name, has in given.items() if has is True)
@@ -371,6 +375,9 @@ class Connection:
     def _open(self, method: methods.Connection.Open) -> None:
         if not self.session.topology.has_vhost(method.virtual_host):
             raise Refusal(Code.NOT_ALLOWED, f"vhost '{method.virtual_host}' not found")
+        why_closed = "" if self.session.is_node else self.session.closed_to()
+        if why_closed:
+            raise Refusal(Code.CONNECTION_FORCED, why_closed)
         self.session.vhost = method.virtual_host
         self.state = ConnectionState.OPEN
         self._deadline = math.inf

@@ -46,6 +46,10 @@ class ConnectionLimits:
     consumers_max: int = 4096
 
 
+def _open_to_all() -> str:
+    return ""
+
+
 @dataclass
 class Session:
     """What the channels of a connection share.
@@ -60,6 +64,8 @@ class Session:
         user: the authenticated user; None may do everything.
         frame_max: bytes of the largest frame that was agreed on.
         capabilities: what the client says that it understands.
+        is_node: whether the client says that it is a node of this cluster.
+        closed_to: tells why no client but a node may connect now; empty where all may.
         follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
             text says. As RabbitMQ has it, it limits later ones alone.
         outbox: commands.
@@ -82,6 +88,8 @@ class Session:
     user: User | None = None
     frame_max: int = SMALLEST_FRAME_MAX
     capabilities: frozenset[str] = frozenset()
+    is_node: bool = False
+    closed_to: Callable[[], str] = _open_to_all
     follows_text: bool = False
     room: Room = field(default_factory=lambda: Budget().reserve())
     buffered: int = 0

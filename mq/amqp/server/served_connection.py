@@ -63,6 +63,7 @@ class ServedConnection:
         self._began = trio.current_time()
         self._connection = Connection(state.topology, self, trio.current_time, state.limits, version)
         self._connection.session.address = peer.address
+        self._connection.session.closed_to = state.closed_to
         self._connection.session.room = state.memory.reserve()
         if isinstance(stream, trio.SSLStream):
             self._connection.session.certificate = common_name(stream.getpeercert())

@@ -137,6 +137,12 @@ class AmqpState:
         self._logins.note_success("amqp", address, user)
         return Authenticated(user)
 
+    def closed_to(self) -> str:
+        """Why no new client may connect now; empty where it may."""
+        if not self.broker.node_control.is_draining:
+            return ""
+        return f"node {self.broker.membership.node} is about to be stopped: connect to another node of the cluster"
+
     def refresh_user(self, user: User | None) -> User | None:
         """An authenticated user with the rights that they have now.
 

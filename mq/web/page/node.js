@@ -29,7 +29,7 @@ export function nodeView({ onState }) {
   const cluster = h("p", { class: "summary" });
   const nodes = makeTable("Nodes", [
     ["Node", (each) => each.name],
-    ["Role", (each) => (each.is_master ? "master" : "mirror")],
+    ["Role", (each) => (each.is_master ? "master" : "mirror") + (each.is_draining ? ", drained" : "")],
     ["Member for", (each) => duration(each.uptime_seconds), true],
   ], ({ name }) => name, "This daemon is in no cluster.");
   const links = makeTable("Links", [

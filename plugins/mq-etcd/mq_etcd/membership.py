@@ -38,6 +38,7 @@ CHANGE_SECONDS: Final = 10.0
 """How long a change of the master's store may take, however short its lease: for as long as the lease is renewed the
 doors wait for it, and the master stays one. What is gone by then is not known to have been done, and ends the term."""
 SEEN: Final = "seen"
+DRAINING: Final = "draining"
 ATTEMPTS: Final = 4
 """So many members of etcd can be asked in vain in the time of a lease: all three, and one of them again."""
 
@@ -163,10 +164,10 @@ class EtcdCoordinator:
     def _member(self, found: KeyValue) -> Member:
         try:
             value = json.loads(found.value)
-            since, seen = float(value["since"]), int(value.get(SEEN, 0))
+            since, seen, is_draining = float(value["since"]), int(value.get(SEEN, 0)), bool(value.get(DRAINING))
         except (ValueError, KeyError, TypeError, AttributeError):
-            since, seen = 0.0, 0
-        return Member(found.key.removeprefix(self._members), found.created, since, seen)
+            since, seen, is_draining = 0.0, 0, False
+        return Member(found.key.removeprefix(self._members), found.created, since, seen, is_draining)
 
 
 class EtcdCandidacy:
@@ -198,13 +199,13 @@ class EtcdCandidacy:
         with translated():
             await self._client.keep_alive(self._lease)
 
-    async def note(self, seen: int) -> None:
-        """Put it into the key, which keeps its revision of creation."""
+    async def note(self, seen: int, *, is_draining: bool) -> None:
+        """Put both into the key, which keeps its revision of creation."""
         with translated():
             kept = await self._client.get(self._key)
             if kept is None or kept.created != self.number:
                 raise CandidacyEnded("the key of this member is gone")
-            value = json.dumps(json.loads(kept.value) | {SEEN: seen}).encode()
+            value = json.dumps(json.loads(kept.value) | {SEEN: seen, DRAINING: is_draining}).encode()
             done = await self._client.txn([created_at(self._key, self.number)], [Put(self._key, value, self._lease)])
         if not done.succeeded:
             raise CandidacyEnded("the key of this member is gone")
