@@ -14,9 +14,11 @@ from random import Random
 from typing import Final
 
 from mq.broker import Broker
+from mq.errors import StorageUnusable
 from mq.storage.files.backup import save
 from mq.storage.files.backup_folder import open_backups
 from mq.storage.files.calls import FileKind
+from mq.storage.files.layout import Layout
 from mq.storage.files.live_names import NameEvent
 from mq.storage.files.restore import bring_back
 from mq.testing.calls import StepByStep
@@ -26,6 +28,7 @@ from mq.testing.simulation import RunReport, _Run
 
 ROOT: Final = "/mq"
 BACKUPS: Final = "/backups"
+LAYOUT: Final = Layout.under(ROOT)
 _NEVER: Final = 1 << 60
 
 
@@ -62,7 +65,7 @@ class Aside:
 
     def step(self) -> None:
         """A step of the work begins."""
-        if self._steps == 0:
+        while self._steps == 0:
             self.pause()
         self._steps -= 1
 
@@ -165,7 +168,7 @@ class _SavedLives(_Run):
         self.turns = Random(f"turns of {seed}")
         self.target = Disk(self.turns.choice(list(Medium)), self.turns, Faults(self.turns, self._note))
         self._aside: Aside | None = None
-        self._is_reached = False
+        self._is_reached = self._is_over = False
         self._begins = _NEVER
         self._is_living = False
         self._enter = self.faults.enter
@@ -196,32 +199,38 @@ class _SavedLives(_Run):
 
     def _begin_backup(self) -> None:
         self._note("a backup begins")
-        aside = self._aside = Aside(lambda: self._save(reader))
+        aside = self._aside = Aside(lambda: self._save(aside, reader))
         reader = ReadingDisk(self.disk, aside.step)
 
-    def _save(self, reader: ReadingDisk) -> None:
+    def _save(self, aside: Aside, reader: ReadingDisk) -> None:
         notifier = DiskNotifier(self.disk, reader, self.turns)
 
         def instant() -> None:
             self._is_reached = True
-            assert self._aside is not None
-            self._aside.pause()
+            aside.pause()
 
         try:
             with open_backups(self.target, BACKUPS, make=True) as backups:
-                save(reader, ROOT, backups, notifier, keep=2, instant=instant)
+                save(reader, ROOT, backups, notifier, keep=2, instant=instant, pause=lambda seconds: aside.step())
+        except StorageUnusable:
+            # A batch was cut off: its daemon is dead, or has told that the medium failed.
+            if reader.kind(LAYOUT.half) is None or not (self._is_over or reader.kind(LAYOUT.alarm)):
+                raise
+            self._note("the backup gives up")
         finally:
             notifier.close()
 
     def _crash(self) -> None:
         """The power is gone, on both disks, once the backup has said that it is done."""
-        self._begins, self._is_living = _NEVER, False
+        self._begins, self._is_living, self._is_over = _NEVER, False, True
         if self._aside is not None:
             while not self._aside.is_over:
                 self._aside.turn(_NEVER)
-            self._aside, self._is_reached = None, False
-            self.target.crash()
-            self._restore()
+            self._aside = None
+            if self._is_reached:
+                self.target.crash()
+                self._restore()
+        self._is_reached = self._is_over = False
         super()._crash()
 
     def _restore(self) -> None:

@@ -294,6 +294,38 @@ async def test_changes_that_were_lost_are_looked_for(disk: Disk) -> None:
         backed_up(disk, target, still=still)
 
 
+async def test_a_group_that_is_half_done_is_waited_for(disk: Disk) -> None:
+    """Its record is there, and its message comes last."""
+    disk.inner.mkdir(f"{disk.root}/state/log")
+    disk.put("state/log/half", b"")
+    still, target, pauses = Still(), make_calls(), []
+    entries: list[Entry] = [await disk.bring(State.READY)]
+    path = disk.path(entries[0])
+    disk.inner.rename(f"{disk.root}/{path}", f"{disk.root}/aside")
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            disk.inner.rename(f"{disk.root}/aside", f"{disk.root}/{path}")
+            still.tell("queues/q", entries[0].id, appeared=True)
+            disk.inner.unlink(f"{disk.root}/state/log/half")
+            still.tell("state/log", "half", appeared=False)
+
+    assert backed_up(disk, target, still=still, pause=pause).header.messages == 1
+    assert len(pauses) == 3
+
+
+async def test_a_group_that_stays_half_done_is_refused(disk: Disk) -> None:
+    disk.inner.mkdir(f"{disk.root}/state/log")
+    disk.put("state/log/half", b"")
+    target, pauses = make_calls(), []
+    with pytest.raises(StorageUnusable, match="start it again"):
+        backed_up(disk, target, pause=pauses.append)
+    assert sum(pauses) == pytest.approx(30)
+    disk.inner.unlink(f"{disk.root}/state/log/half")
+    assert backed_up(disk, target).header.number == 1
+
+
 async def test_what_is_foreign_is_left_out(disk: Disk) -> None:
     entry = await disk.bring(State.READY)
     disk.put("queues/q/foreign", b"x")

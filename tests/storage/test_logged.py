@@ -70,6 +70,8 @@ from tests.storage.disks import LEASE, MOUNTS, Disk, new_id
 SEEDS: Final = range(12)
 """Each loses something else in a power cut."""
 LOG_BYTES: Final = 1 << 16
+WHOLE: Final = "state/log/whole"
+HALF: Final = "state/log/half"
 LOGGED: Final = MOUNTS["rename"]._replace(logged=True)
 
 
@@ -323,7 +325,8 @@ async def test_a_group_is_whole_or_not_there_after_a_cut_at_any_call(ordered: bo
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
 @pytest.mark.parametrize(
-    ("verb", "path"), [("open", "state/records/ledger/knew*"), ("open", "queues/q/*"), ("rename", "*")]
+    ("verb", "path"),
+    [("open", "state/records/ledger/knew*"), ("open", "queues/q/*"), ("rename", "queues/q/*"), ("rename", "*")],
 )
 @pytest.mark.parametrize("seed", range(4))
 async def test_of_a_group_that_was_refused_half_way_nothing_comes_back(
@@ -373,6 +376,67 @@ async def test_a_group_is_whole_or_not_there_beside_the_end_of_a_deleted_queue(s
             break
     assert [outcome.result for outcome in outcomes] == [Result.FULL, Result.DONE, Result.DONE]
     assert set(records) == {"done"}
+
+
+async def test_a_group_that_is_half_done_is_marked_at_every_call() -> None:
+    """For a backup, which sees the files and not the log."""
+    halves = 0
+    for number in range(1, 100):
+        async with begun(number) as disk:
+            disk.odds.cut_at = disk.odds.calls + number
+            try:
+                outcomes = await disk.storage.commit([Group((Put("ledger", "new", {}), Write("q", new_id(), b"new")))])
+            except PowerCut:
+                outcomes = []
+            disk.odds.lift()
+            names = disk.tree()
+            made = [any(name.startswith(start) for name in names) for start in ("state/records/ledger/", "new/")]
+            assert made[0] == made[1] or HALF in names, number
+            halves += made[0] != made[1]
+            await disk.cut()
+            assert HALF not in disk.tree(), number
+        if outcomes:
+            break
+    assert halves
+
+
+@pytest.mark.parametrize("before", [WHOLE, HALF, ""])
+async def test_the_mark_of_a_group_may_be_taken_away_by_hand(before: str) -> None:
+    async with begun() as disk:
+        await disk.storage.commit([Group((Put("ledger", "old", {}), Write("q", new_id(), b"old")))])
+        name = f"{disk.root}/{WHOLE}"
+        if before == HALF:
+            disk.power.rename(name, f"{disk.root}/{HALF}")
+        elif not before:
+            disk.power.unlink(name)
+        marked = disk.calls.just_before("open", "state/records/ledger/*", lambda: looks.append(HALF in disk.tree()))
+        looks: list[bool] = []
+        await disk.storage.commit([Group((Put("ledger", "new", {}), Write("q", new_id(), b"new")))])
+        assert marked
+        assert looks[0]
+        assert (HALF in disk.tree(), WHOLE in disk.tree()) == (False, True)
+
+
+async def test_a_full_disk_refuses_groups_that_it_cannot_mark_and_nothing_else() -> None:
+    async with begun() as disk:
+        entry = await disk.bring(State.READY)
+        disk.calls.fail("rename", errno.ENOSPC, path="state/log/*", times=None)
+        group = Group((Put("ledger", "new", {}), Write("q", new_id(), b"new")))
+        outcomes = await disk.storage.commit([Unlink(entry), group, Put("other", "beside", {})])
+        disk.heal()
+        assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.FULL, Result.DONE]
+        [outcome] = await disk.storage.commit([group])
+        assert outcome.result is Result.DONE
+        assert HALF not in disk.tree()
+
+
+async def test_a_group_is_over_where_a_full_disk_lets_nothing_be_renamed() -> None:
+    async with begun() as disk:
+        disk.calls.fail("rename", errno.ENOSPC, path=HALF, times=None)
+        [outcome] = await disk.storage.commit([Group((Put("ledger", "new", {}), Write("q", new_id(), b"new")))])
+        disk.heal()
+        assert outcome.result is Result.DONE
+        assert HALF not in disk.tree()
 
 
 async def test_a_group_of_many_reads_no_record_but_its_own() -> None:

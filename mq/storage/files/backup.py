@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -55,6 +56,8 @@ from mq.storage.interface import Entry
 MOST_HELD: Final = 256
 """Files that are open at a time. An open file cannot be taken away before it is copied."""
 _MOST_OVERFLOWS: Final = 20
+_PAUSE_SECONDS: Final = 0.01
+_MOST_PAUSES: Final = 3000
 _LOCK_FILE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -205,6 +208,7 @@ def save(
     keep: int,
     told: Callable[[int, int], object] = lambda done, total: None,
     instant: Callable[[], object] = lambda: None,
+    pause: Callable[[float], object] = time.sleep,
 ) -> BackupReport:
     """Save a root.
 
@@ -216,6 +220,7 @@ def save(
         keep: how many backups stay.
         told: as in :func:`back_up`.
         instant: called when the instant of the backup is over.
+        pause: lets so many seconds pass.
 
     Raises:
         StorageUnusable: the folder has another root's backups, or the root changes too fast.
@@ -229,7 +234,7 @@ def save(
         )
     known = {_id_of(path): saved for path, saved in before.messages.items()} if before is not None else {}
     number = max(backups.numbers(), default=0) + 1
-    saver = _Saver(calls, Layout.under(root), notifier, backups, known, told)
+    saver = _Saver(calls, Layout.under(root), notifier, backups, known, told, pause)
     try:
         saver.reach_instant()
         moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -270,10 +275,12 @@ class _Saver:
         backups: BackupFolder,
         known: Mapping[str, SavedMessage],
         told: Callable[[int, int], object],
+        pause: Callable[[float], object],
     ) -> None:
         self.copied = 0
         self._calls = calls
         self._layout = layout
+        self._pause = pause
         self._names = LiveNames(calls, layout, notifier)
         self._backups = backups
         self._known = known
@@ -296,13 +303,30 @@ class _Saver:
             with contextlib.suppress(Overflowed):  # what is saved stays saved
                 self._names.begin()
                 self._names.catch_up()
-                while self._reach(list(self._names.fresh())):
+                pauses = 0
+                while self._reach(list(self._names.fresh())) or self._names.is_half:
+                    pauses = pauses + 1 if self._names.is_half else 0
+                    self._outwait_half(pauses)
                     self._names.catch_up()
                 return
         raise StorageUnusable(
             "the root changes faster than the kernel can tell: raise fs.inotify.max_queued_events, or try again when "
             "less is going on"
         )
+
+    def _outwait_half(self, pauses: int) -> None:
+        """Give groups that may be half done time to be ended.
+
+        Raises:
+            StorageUnusable: they had a lot of it.
+        """
+        if pauses > _MOST_PAUSES:
+            raise StorageUnusable(
+                "the daemon does not end what it has begun to change: it was stopped, or its disk has failed; start it "
+                "again, and back up then"
+            )
+        if pauses:
+            self._pause(_PAUSE_SECONDS)
 
     def finish(self) -> None:
         """Copy the open messages, and again those that were half written: they are whole now, or were not acknowledged

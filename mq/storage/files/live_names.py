@@ -22,7 +22,9 @@ from mq.storage.files.layout import Layout
 FLAT: Final = ("new", "delay", "remove")
 QUEUES: Final = "queues"
 RECORDS: Final = "state/records"
-_PARENTS: Final = (QUEUES, RECORDS)
+LOG: Final = "state/log"
+_STATE: Final = "state"
+_PARENTS: Final = (QUEUES, RECORDS, _STATE)
 _FLAGS: Final = inotify_simple.flags
 _APPEARED: Final = _FLAGS.CREATE | _FLAGS.MOVED_TO
 _VANISHED: Final = _FLAGS.DELETE | _FLAGS.MOVED_FROM
@@ -125,11 +127,13 @@ class LiveNames:
     Attributes:
         files: the names of files, by their folder's path below the root; a queue without messages has an empty set.
         removed_queues: the names of folders in remove/.
+        is_half: whether a group of operations may be half done.
     """
 
     def __init__(self, calls: Calls, layout: Layout, notifier: Notifier) -> None:
         self.files: dict[str, set[str]] = {}
         self.removed_queues: set[str] = set()
+        self.is_half = False
         self._calls = calls
         self._layout = layout
         self._notifier = notifier
@@ -149,6 +153,7 @@ class LiveNames:
             self._drop(folder)
         self._fresh.clear()
         self.removed_queues.clear()
+        self.is_half = False
         for folder in (*FLAT, *_PARENTS):
             self._add(folder)
 
@@ -196,8 +201,10 @@ class LiveNames:
 
     def _appear(self, folder: str, name: str, is_folder: bool) -> None:
         if folder in _PARENTS:
-            if is_folder:
+            if is_folder and (folder != _STATE or name == _name_of(LOG)):
                 self._add(f"{folder}/{name}")
+        elif folder == LOG:
+            self.is_half = self.is_half or name == _name_of(self._layout.half)
         elif not is_folder:
             self.files[folder].add(name)
             self._fresh.append((folder, name))
@@ -208,6 +215,8 @@ class LiveNames:
         if folder in _PARENTS:
             if is_folder:
                 self._drop(f"{folder}/{name}")
+        elif folder == LOG:
+            self.is_half = self.is_half and name != _name_of(self._layout.half)
         else:
             self.files[folder].discard(name)
             self.removed_queues.discard(name)
@@ -220,7 +229,7 @@ class LiveNames:
         try:
             watch = self._notifier.watch(path)
             self._folders[watch], self._watches[folder] = folder, watch
-            if folder not in _PARENTS:
+            if folder not in _PARENTS and folder != LOG:
                 self.files[folder] = set()
             for name, kind in self._calls.names(path):
                 if kind is not FileKind.OTHER:
@@ -236,7 +245,12 @@ class LiveNames:
 
     def _drop(self, folder: str) -> None:
         self.files.pop(folder, None)
+        self.is_half = self.is_half and folder != LOG
         watch = self._watches.pop(folder, None)
         if watch is not None:
             del self._folders[watch]
             self._notifier.forget(watch)
+
+
+def _name_of(path: str) -> str:
+    return path.rpartition("/")[2]

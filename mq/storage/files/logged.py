@@ -84,6 +84,9 @@ class _Done(Protocol):
     def undo(self) -> None:
         """Take it back."""
 
+    def end(self) -> None:
+        """All of it is done, or taken back."""
+
 
 _D = TypeVar("_D", bound=_Done)
 
@@ -100,6 +103,7 @@ def _record_and_do(
                 log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
                 log.flush()
                 done.undo()
+            done.end()
             return done
     except OSError as error:
         folders.fail(error)
@@ -200,6 +204,9 @@ class _DoingPlain:
 
     def undo(self) -> None:
         """Nothing is taken back."""
+
+    def end(self) -> None:
+        """Each operation is whole by itself."""
 
 
 def _saying(layout: Layout, planned: Planned) -> Saying:

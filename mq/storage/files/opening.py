@@ -35,6 +35,7 @@ from mq.storage.files.records import Records
 from mq.storage.files.recovery import recover
 from mq.storage.files.redo import redo
 from mq.storage.files.reserve import Reserve
+from mq.storage.files.together import mark_whole
 from mq.storage.interface import Sharing
 from mq.storage.options import StorageOptions
 
@@ -251,6 +252,7 @@ def _repair(
         _remove_log(calls, layout)
         return records
     take_in_use(calls, layout)
+    mark_whole(folders)
     log.begin()
     folders.log = log
     return Records(UnsyncedCalls(calls), layout.records)

@@ -2,18 +2,22 @@
 
 A unit is one operation, or those of a group. Of a group that is refused half-way, what was done is taken back; the log
 says so before (:attr:`Doing.undoing`), so that a power cut leaves it all or not at all.
+
+A backup sees the files and not the log. As long as a group may be half done, the name of a file tells it so
+(:attr:`~mq.storage.files.layout.Layout.half`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.storage.files.batch import Batch, refusal
-from mq.storage.files.calls import FileKind
+from mq.storage.files.calls import FileKind, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.records import Records
 from mq.storage.files.sayings import Forgotten, Kept, Moved, Removed, Saying
@@ -23,6 +27,7 @@ Unit = tuple[AnyOperation, ...]
 NOT_DONE: Final = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})
 """What a record said would be done, and was not."""
 _DONE = Outcome(Result.DONE)
+_MAKE_MARK: Final = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def is_gone(operation: AnyOperation, outcome: Outcome) -> bool:
@@ -56,7 +61,10 @@ class Doing:
         self._folders = folders
         self._records = records
         self._undo: list[_Step] = []
+        self._is_marked = any(len(unit) > 1 for unit in units)
+        self.outcomes: list[Outcome] = []
         self.refused: list[int] = []
+        self._unmarked = _mark_half(folders) if self._is_marked else None
         kept = [self._keep_all(unit) for unit in units]  # first: they are what a full disk refuses
         messages = [
             each
@@ -65,7 +73,6 @@ class Doing:
             if refused is None and isinstance(each, Write | Move | Unlink)
         ]
         done = iter(Batch(folders, messages).run() if messages else ())
-        self.outcomes: list[Outcome] = []
         first = 0
         for unit, (steps, refused) in zip(units, kept, strict=True):
             self.outcomes.append(self._end(unit, first, steps, refused, done))
@@ -85,10 +92,21 @@ class Doing:
         for step in self._undo:
             step.do()
 
+    def end(self) -> None:
+        """Tell that all groups are whole.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        if self._is_marked:
+            mark_whole(self._folders)
+
     def _keep_all(self, unit: Unit) -> tuple[dict[int, _Step], Outcome | None]:
         """Do the records of a unit: how each is taken back, by its place; and why one is refused, which ends that. What
         a group forgets is there until all else is done."""
         steps: dict[int, _Step] = {}
+        if len(unit) > 1 and self._unmarked is not None:
+            return steps, self._unmarked
         outcome: Outcome | None = None
         for place, operation in enumerate(unit):
             if isinstance(operation, Put | Drop):
@@ -163,6 +181,39 @@ class Doing:
         self._folders.reserve.give_way(self._folders.calls.unlink, path)
         with contextlib.suppress(FileNotFoundError):
             self._folders.calls.unlink(f"{self._folders.layout.properties}/{entry.id}")
+
+
+def mark_whole(folders: Folders) -> None:
+    """Tell that no group is half done.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    calls, layout = folders.calls, folders.layout
+    with contextlib.suppress(FileNotFoundError):  # it is told, or the file was taken away by hand
+        try:
+            calls.rename(layout.half, layout.whole)  # cheaper than a file that comes and goes
+        except OSError as error:
+            if not is_transient(error):
+                raise
+            calls.unlink(layout.half)  # which needs no room
+
+
+def _mark_half(folders: Folders) -> Outcome | None:
+    """Tell that a group may be half done. Returns why no group can be done, if a full disk does not let it tell.
+
+    Raises:
+        OSError: the medium has failed.
+    """
+    calls, layout, reserve = folders.calls, folders.layout, folders.reserve
+    try:
+        try:
+            reserve.give_way(calls.rename, layout.whole, layout.half)
+        except FileNotFoundError:  # the first one, or the file was taken away by hand
+            reserve.give_way(lambda: calls.close(calls.open(layout.half, _MAKE_MARK)))
+    except OSError as error:
+        return refusal(error)
+    return None
 
 
 def refused_before(folders: Folders, unit: Unit) -> Outcome | None:
