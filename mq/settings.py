@@ -252,7 +252,7 @@ class Settings:
         return self.store
 
 
-class Line(NamedTuple):
+class SettingLine(NamedTuple):
     """One line of the table.
 
     Attributes:
@@ -280,9 +280,9 @@ class Line(NamedTuple):
         return "MQ_" + self.name.upper()
 
 
-def _lines() -> Iterator[Line]:
+def _lines() -> Iterator[SettingLine]:
     for field in dataclasses.fields(Settings):
-        yield Line(name=field.name, is_switch=isinstance(field.default, bool), **field.metadata)
+        yield SettingLine(name=field.name, is_switch=isinstance(field.default, bool), **field.metadata)
 
 
 LINES: Final = tuple(_lines())
@@ -347,7 +347,7 @@ def load_settings(flags: Mapping[str, str | None], environment: Mapping[str, str
     return Settings(**values)
 
 
-def _checked(line: Line, value: object, source: str) -> Any:
+def _checked(line: SettingLine, value: object, source: str) -> Any:
     try:
         return line.kind.parse(value)
     except (ValueError, OverflowError):

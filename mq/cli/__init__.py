@@ -5,10 +5,10 @@ only for what it uses: only serving loads an event loop and a web server. The fl
 context's ``obj``: text by field name, None for "not given". The files:
 
 * ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS), and tells
-  the ``service_manager``. ``flags``: its settings.
-* ``commands``: how a verb says no. ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``,
-  ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``, ``cluster``,
-  ``daemon`` (connections, logging), ``bench``.
+  the ``service_manager``.
+* ``commands``: how a verb says no, and the flags of the settings. ``remote``: what the verbs share that speak to a
+  daemon; ``send``, ``receive``, ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``,
+  ``cluster``, ``daemon`` (connections, logging), ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.
 * ``mover``, ``reaper``: programs over a root; ``trust``: their flags. ``pipeline``: programs over the journal.
@@ -24,8 +24,7 @@ from typing import Final, NamedTuple
 import click
 
 from mq import __version__
-from mq.cli.commands import PlainGroup
-from mq.cli.flags import settings_options
+from mq.cli.commands import PlainGroup, settings_options
 from mq.settings import near_misses
 
 

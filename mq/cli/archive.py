@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from mq.cli.remote import Remote, fail, json_option, print_json, queue_argument, remote, warn
 from mq.client import Client, ClientError, Outcome, Outgoing, Received
-from mq.client.batches import cut
 from mq.client.codec import body_members, body_of, json_line
+from mq.client.requests import cut
 
 FORMATS: Final = ("tar", "jsonl")
 _TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")

@@ -1,4 +1,4 @@
-"""Commands and groups that say no in one line: what the programs' command lines have in common.
+"""Commands and groups that say no in one line, and flags of the settings: what the programs' command lines share.
 
 Click tells a usage error in three lines, and an abort with status 1 whatever ended it. Commands of these classes end
 with one line. What a verb prints itself is not here.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, Final, NoReturn
 
 import click
 from click.exceptions import NoArgsIsHelpError
+
+from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine
 
 NOT_DONE: Final = 1
 """The exit status when a question was answered with no, or the input ended before it was answered."""
@@ -71,3 +74,22 @@ def told(error: click.ClickException) -> str:
     if context is None:
         return text
     return f"{text}{'' if text.endswith('?') else '.'} See {context.command_path} --help"
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` a flag for each line of the settings' table, and ``--config``.
+
+    It gets them as text by field name; None is "not given".
+    """
+    options = [option_of(line) for line in LINES]
+    options.append(click.option(CONFIG_FLAG, metavar="FILE", help=f"Settings as TOML.  [{CONFIG_VARIABLE}]"))
+    return reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+def option_of(line: SettingLine) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The flag of one line."""
+    shown = f"; default {line.shown}" if line.shown else ""
+    text = f"{line.help[0].upper()}{line.help[1:]}.  [{line.variable}{shown}]"
+    if line.is_switch:
+        return click.option(line.flag, line.name, flag_value="true", default=None, help=text)
+    return click.option(line.flag, line.name, metavar="VALUE", help=text)

@@ -15,7 +15,7 @@ import click
 
 from mq.cli.remote import REFUSED, Remote, json_option, print_json, queue_argument, remote, warn
 from mq.client import Client, Outcome, Outgoing, Published
-from mq.client.batches import cut
+from mq.client.requests import cut
 
 _CHUNK: Final = 256 * 1024
 _IN_MEMORY: Final = 8 << 20

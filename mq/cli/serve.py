@@ -21,7 +21,7 @@ from mq.amqp.server.exchanges import TopologyPublisher, declared
 from mq.amqp.server.listener import serve as serve_amqp
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
-from mq.cli.flags import settings_options
+from mq.cli.commands import settings_options
 from mq.cli.guards import Guards, make_guards, reloading
 from mq.cli.journal import journaling
 from mq.cli.node import cluster_of, clustered

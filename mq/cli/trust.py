@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from mq.cli.flags import option_of
+from mq.cli.commands import option_of
 from mq.errors import InvalidSetting
 from mq.programs import CANNOT_START
 from mq.settings import LINES, load_settings

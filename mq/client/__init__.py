@@ -2,7 +2,7 @@
 
 * ``values``: what goes in and comes out; ``errors``: what can go wrong.
 * ``calls``: a request, its body and its answer, and when it may be sent again; ``requests``: each verb of the protocol
-  as such a call; ``codec``: headers and lines; ``batches``: long lists, cut into requests.
+  as such a call, and long lists as batches; ``codec``: headers and lines.
 * ``retries``: pauses between tries; ``wire``: what httpx is told.
 * ``leases``: when the lease of a message at hand is extended, and the task or the thread that does it.
 * ``spans``: what OpenTelemetry hears of it all, where that is installed.

@@ -19,10 +19,10 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from mq.client import requests
-from mq.client.batches import PublishBatch, cut, outcome_alone
 from mq.client.calls import Answer, Call, Source, SyncBody, given
 from mq.client.errors import ClientError, GiveBack, Refused, TooLarge, Unavailable
 from mq.client.leases import MAX_HANDLING_SECONDS, Lease
+from mq.client.requests import PublishBatch, cut, outcome_alone
 from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Retry, Tries
 from mq.client.spans import Spans
 from mq.client.values import (

@@ -1,9 +1,10 @@
 """What every door on a socket shares, whatever protocol it speaks.
 
-* ``listeners``: an address becomes listeners; accepting; TLS before anything else is said.
-* ``unix_socket``: the same for a Unix socket, and which users may reach it.
+* ``listeners``: an address, or the path of a Unix socket, becomes listeners; accepting; TLS before anything else is
+  said.
 * ``standby``: daemons that take turns: connections are handed to the one that serves.
-* ``connections``: the peer at the other end, how many connections one address may have, and their turns to be read.
+* ``connections``: the peer at the other end, how many connections one address may have, their turns to be
+  read, and blocks that finish though a connection ends.
 * ``open_connections``: the status of each connection, and a way to end it.
 * ``exchanges``: what is declared over AMQP, as other doors may show it.
 * ``logins``: finds the user, and keeps the queue of passwords that wait to be checked.

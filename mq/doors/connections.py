@@ -1,4 +1,5 @@
-"""Connections of all doors: the peer at the other end, the limit for one address, and turns to be read."""
+"""Connections of all doors: the peer at the other end, the limit for one address, turns to be read, and blocks that a
+connection's end does not cut off."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import trio
 
 from mq.access.exposure import is_loopback
 from mq.access.guesses import place_of
+from mq.errors import StorageUnsure
 
 logger = logging.getLogger(__name__)
 
@@ -118,19 +120,23 @@ class Turns:
     Trio runs all runnable tasks in one step, and a task that becomes runnable in it runs in the next. With thousands of
     connections each step would take as long as all of their work, and a request of several steps several times that. So
     only some connections are read in a step, and the others wait where that costs least: their bytes stay in the
-        kernel.
+    kernel.
+
+    Attributes:
+        left: how many turns can be had without waiting. A reader that takes one by itself, in place of :meth:`wait`,
+            counts it down.
     """
 
     def __init__(self) -> None:
-        self._left = HEARD_IN_A_STEP
+        self.left = HEARD_IN_A_STEP
         self._waiting = trio.lowlevel.ParkingLot()
         self._crowd = trio.lowlevel.ParkingLot()
 
     async def wait(self) -> None:
         """Wait for the caller's turn. Not a checkpoint where the turn comes at once, as it does with few
         connections."""
-        if self._left:
-            self._left -= 1
+        if self.left:
+            self.left -= 1
             return
         self._crowd.unpark()
         await self._waiting.park()
@@ -142,4 +148,21 @@ class Turns:
             while self._waiting:
                 self._waiting.unpark(count=HEARD_IN_A_STEP)
                 await trio.lowlevel.checkpoint()
-            self._left = HEARD_IN_A_STEP
+            self.left = HEARD_IN_A_STEP
+
+
+PATIENCE_SECONDS: Final = 20.0
+"""Longer than any barrier takes: a broker that takes longer counts as dead."""
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Shield the block from cancellation for :data:`PATIENCE_SECONDS`.
+
+    Raises:
+        StorageUnsure: the block took longer, and was cut off after all.
+    """
+    with trio.move_on_after(PATIENCE_SECONDS, shield=True) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise StorageUnsure(f"the store did not answer for {PATIENCE_SECONDS:g} seconds: it may have been done, or not")

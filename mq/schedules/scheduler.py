@@ -24,8 +24,7 @@ from mq.broker import Draft, Published
 from mq.broker.api import BrokerAPI
 from mq.errors import Conflict, MQError, NoSuchMessage, NoSuchQueue
 from mq.message import shorten
-from mq.schedules.instants import Instants, Never
-from mq.schedules.schedule import KIND, Schedule, check_schedule
+from mq.schedules.schedule import KIND, Instants, Never, Schedule, check_schedule
 
 LOOK_SECONDS: Final = 60.0
 """How often the clock is looked at. One that was set is noticed as late as that."""

@@ -36,7 +36,7 @@ MOST_PARTS: Final = 20_000
 Headers = tuple[tuple[str, str], ...]
 
 
-class Asked(NamedTuple):
+class RequestedAction(NamedTuple):
     """A request that was read.
 
     Attributes:
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 class Speech(Protocol):
     """One of the two protocols."""
 
-    def read(self, actions: Mapping[str, Action]) -> Asked:
+    def read(self, actions: Mapping[str, Action]) -> RequestedAction:
         """The request.
 
         Raises:
@@ -77,7 +77,7 @@ class JsonSpeech:
         self._name = target.removeprefix(PREFIX)
         self._body = body
 
-    def read(self, actions: Mapping[str, Action]) -> Asked:
+    def read(self, actions: Mapping[str, Action]) -> RequestedAction:
         """As :meth:`Speech.read`."""
         action = _known(actions, self._name)
         if len(self._body) > IN_MEMORY_BYTES:
@@ -86,7 +86,7 @@ class JsonSpeech:
             given = parse_object(self._body) if self._body else {}
         except InvalidRequest as error:
             raise SqsError("SerializationException", str(error)) from None
-        return Asked(action, from_json(action.input, given))
+        return RequestedAction(action, from_json(action.input, given))
 
     def answer(self, action: Action, said: Mapping[str, Any], id: str) -> Reply:
         """As :meth:`Speech.answer`. Where there is nothing to say the body is empty, as AWS has it."""
@@ -115,7 +115,7 @@ class QuerySpeech:
         self._form = form
         self._url = queue_url
 
-    def read(self, actions: Mapping[str, Action]) -> Asked:
+    def read(self, actions: Mapping[str, Action]) -> RequestedAction:
         """As :meth:`Speech.read`."""
         tree = tree_of(fields_of(self._form))
         name = tree.get("Action")
@@ -124,7 +124,7 @@ class QuerySpeech:
         action = _known(actions, name)
         if self._url is not None and "QueueUrl" in action.input.members:
             tree.setdefault("QueueUrl", self._url)
-        return Asked(action, from_form(action.input, tree))
+        return RequestedAction(action, from_form(action.input, tree))
 
     def answer(self, action: Action, said: Mapping[str, Any], id: str) -> Reply:
         """As :meth:`Speech.answer`."""

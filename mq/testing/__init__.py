@@ -2,7 +2,7 @@
 
 * ``calls``: system calls that are recorded, or fail when a test says so.
 * ``ports``: a free port that stays free until its server starts.
-* ``simulate``: runs seeds; ``plan``: what a seed draws; ``simulation``: one run of broker, endpoints and store.
+* ``simulate``: runs seeds; ``simulation``: what a seed draws, and its run of broker, endpoints and store.
 * ``disk``: a disk that forgets what was not synced; ``faults``: what goes wrong with it, and when.
 * ``clients``: clients over HTTP; ``users``: programs that embed the broker; ``claimants``: durable batch consumers;
   ``group_users``: users of message groups.

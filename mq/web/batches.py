@@ -1,6 +1,6 @@
 """Many messages in one request or one reply, as JSON Lines or multipart/mixed.
 
-Requests are parsed entry by entry as their bytes come, and only the entries are kept. :mod:`mq.web.pages` writes
+Requests are parsed entry by entry as their bytes come, and only the entries are kept. :mod:`mq.web.replies` writes
 replies.
 """
 

@@ -13,9 +13,8 @@ from mq.broker.settings import VISIBILITY, count
 from mq.message import QueueName
 from mq.web.exchange import Reply, document, empty
 from mq.web.operations import Operation, Parameter, RequestContext, Success
-from mq.web.pages import COLUMNS, MessagePage
 from mq.web.parameters import KEY, SWITCH
-from mq.web.replies import NOT_CACHED
+from mq.web.replies import COLUMNS, NOT_CACHED, MessagePage
 from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
 
 LONGEST_PAGE: Final = 10_000

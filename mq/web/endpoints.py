@@ -19,20 +19,18 @@ from mq.broker.api import BrokerAPI
 from mq.doors.budget import Budget
 from mq.doors.exchanges import Exchanges
 from mq.doors.open_connections import OpenConnections
-from mq.errors import InvalidRequest, MQError
-from mq.message import shorten
+from mq.errors import InvalidRequest, MQError, NoSuchQueue
+from mq.message import QueueName, shorten
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
 from mq.web import (
     admin_operations,
-    connection_operations,
     consumer_operations,
     exchange_operations,
     message_operations,
     page_operations,
     queue_operations,
-    rate_operations,
     schedule_operations,
     write_operations,
 )
@@ -67,7 +65,6 @@ def _description() -> dict[str, Any]:
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *admin_operations.OPERATIONS,
-    *connection_operations.OPERATIONS,
     Operation(
         "GET",
         "/-/openapi.json",
@@ -77,7 +74,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("OpenAPI 3.1", as_json({"type": "object"}))},
     ),
     *queue_operations.OPERATIONS,
-    *rate_operations.OPERATIONS,
     *message_operations.OPERATIONS,
     *consumer_operations.OPERATIONS,
     *write_operations.OPERATIONS,
@@ -289,7 +285,10 @@ class Endpoints(Handler):
         if self._is_strict:
             _check_plain(head, operation)
         query = read_query(head.query, operation.query)
-        names = names if route.is_of_queue else ("", *names[-1:])
+        if operation.needs_queue:
+            names = (QueueName(names[0]), *names[1:])
+        elif not route.is_of_queue:
+            names = ("", *names[-1:])
         return _Routed(operation, self._shared, query, names, without_traces=self._is_strict)
 
 
@@ -317,6 +316,7 @@ class _Routed(Handler):
         without_traces: bool,
     ) -> None:
         self._carry_out = operation.handle
+        self._needs_queue = operation.needs_queue
         self._shared = shared
         self._query = query
         self._names = names
@@ -327,6 +327,8 @@ class _Routed(Handler):
         if self._without_traces:
             request = request._replace(headers=without_trace(request.headers))
         try:
+            if self._needs_queue:
+                await self._check_queue()
             reply = await self._carry_out(RequestContext(*self._shared, request, self._query, *self._names))
         except MQError as error:
             reply = refusal_of(error)
@@ -334,6 +336,12 @@ class _Routed(Handler):
         if broker.node_control.is_draining:
             reply = reply._replace(is_last=True)  # its next request may go to another node
         return await without_body(reply) if request.method == "HEAD" else reply
+
+    async def _check_queue(self) -> None:
+        # What no queue takes need not be sent. And a cluster's broker publishes to names of its own that are no queues.
+        broker, queue = self._shared[0], self._names[0]
+        if not await broker.has_queue(queue):
+            raise NoSuchQueue(f"no queue named {queue}: create it with PUT /{queue}")
 
 
 class _Refused(Handler):

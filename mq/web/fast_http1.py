@@ -25,11 +25,10 @@ from mq.doors.connections import Turns
 from mq.errors import BodyIncomplete, CorruptMessage, StorageError
 from mq.log_lines import REQUESTS
 from mq.web.exchange import BUG, DISCARD_SECONDS, BodyTooSlow, Handler, OutgoingBody, Reply, Request, RequestHead
-from mq.web.http_connection import HangUps
+from mq.web.http_connection import HangUps, WatchedStream
 from mq.web.refusals import AMBIGUOUS_LINE, refusal_of_head
 from mq.web.replies import without_body
 from mq.web.request_body import ArrivingBody
-from mq.web.watched_stream import WatchedStream
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +124,10 @@ class FastHttp1:
                 size = await self._until_head()
                 if size is None:
                     return None
-                await self._turns.wait()
+                if self._turns.left:
+                    self._turns.left -= 1
+                else:
+                    await self._turns.wait()
                 found = self._heads.find(bytes(self._received[:size]))
                 if found is None:
                     return bytes(self._received)

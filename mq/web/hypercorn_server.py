@@ -40,8 +40,8 @@ from hypercorn.typing import (
 )
 
 from mq.doors.connections import Turns
+from mq.web.http_connection import WatchedStream
 from mq.web.refusals import check_head, refusal_of_head
-from mq.web.watched_stream import WatchedStream
 
 logger = logging.getLogger(__name__)
 

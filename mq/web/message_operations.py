@@ -21,8 +21,7 @@ from mq.web.batches import (
 )
 from mq.web.exchange import NO_LENGTH, Reply, document, empty
 from mq.web.http_connection import waiting_for
-from mq.web.operations import Operation, Parameter, RequestContext, Success, known_queue
-from mq.web.pages import MessagePage
+from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.parameters import (
     ID,
     IDEMPOTENCY_KEY,
@@ -43,20 +42,18 @@ from mq.web.parameters import (
     read_header,
     refuse_message_headers,
 )
-from mq.web.replies import MESSAGE_HEADERS, NOT_CACHED, message_reply, outcomes_reply
+from mq.web.replies import MESSAGE_HEADERS, NOT_CACHED, MessagePage, message_reply, outcomes_reply
 from mq.web.request_body import LimitedBody, read_object
 from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json, lines_of, or_null, record, reference
 
 
 async def publish(context: RequestContext) -> Reply:
     """Publish a message."""
-    # First: what no queue takes need not be sent, and a cluster's broker has names of its own that are no queues.
-    queue = await known_queue(context.broker, context.queue)
     draft = draft_of(context.request.headers)
     body = await LimitedBody.begun(context.request, context.max_body)
     # a staged body is the broker's to discard once it is given to publish
     draft = draft._replace(body=body if isinstance(body, bytes) else await context.broker.stage(body))
-    [outcome] = await context.broker.publish_many(queue, [draft])
+    [outcome] = await context.broker.publish_many(context.queue, [draft])
     if isinstance(outcome, MQError):
         raise outcome
     return Reply(201 if outcome.is_new else 200, (NO_LENGTH, ("x-message-id", outcome.id)))
@@ -64,7 +61,6 @@ async def publish(context: RequestContext) -> Reply:
 
 async def publish_batch(context: RequestContext) -> Reply:
     """Publish many."""
-    queue = await known_queue(context.broker, context.queue)
     refuse_message_headers(context.request.headers)
     entries = draft_entries(context.request.headers.get("content-type", ""))
     with context.budget.reserve() as room:
@@ -73,7 +69,7 @@ async def publish_batch(context: RequestContext) -> Reply:
             await read_entries(context.request, entries, context.max_body, room, context.turn),
         )
         good = [draft for draft in drafts if isinstance(draft, Draft)]
-        outcomes = iter(await context.broker.publish_many(queue, good))
+        outcomes = iter(await context.broker.publish_many(context.queue, good))
     lines = []
     for draft in drafts:
         outcome = next(outcomes) if isinstance(draft, Draft) else draft
@@ -86,14 +82,13 @@ async def publish_batch(context: RequestContext) -> Reply:
 
 async def contains(context: RequestContext) -> Reply:
     """Is this body in the queue?"""
-    queue = await known_queue(context.broker, context.queue)
     body = await LimitedBody.begun(context.request, context.max_body)
     if isinstance(body, bytes):
-        id = await context.broker.contains(queue, body)
+        id = await context.broker.contains(context.queue, body)
     else:
         upload = await context.broker.stage(body)
         try:
-            id = await context.broker.contains(queue, upload)
+            id = await context.broker.contains(context.queue, upload)
         finally:
             await upload.discard()
     return document(200, {"contains": id is not None, "id": id})
@@ -159,13 +154,12 @@ async def remove(context: RequestContext) -> Reply:
 
 async def remove_batch(context: RequestContext) -> Reply:
     """Remove many."""
-    queue = await known_queue(context.broker, context.queue)
     entries = removal_entries(context.request.headers.get("content-type", ""))
     longest = min(context.max_body, MOST_BESIDE)  # there are no bodies
     with context.budget.reserve() as room:
         removals = await read_entries(context.request, entries, longest, room, context.turn)
     good = [removal for removal in removals if isinstance(removal, Removal)]
-    errors = iter(await context.broker.remove_many(queue, good))
+    errors = iter(await context.broker.remove_many(context.queue, good))
     lines = []
     for removal in removals:
         error = removal if isinstance(removal, MQError) else next(errors)
@@ -227,13 +221,12 @@ async def show(context: RequestContext) -> Reply:
 
 async def peek(context: RequestContext) -> Reply:
     """Messages, page by page."""
-    queue = await known_queue(context.broker, context.queue)
     most, after, state = context.query["max"], context.query["after"], context.query["state"]
     accept, left = context.request.headers.get("accept", ""), most
     with MessagePage(context.budget, context.max_body) as page:
         while left and not page.is_full:
             wanted = page.slice(left)
-            seen = await context.broker.peek(queue, state=state, after=after, most=wanted)
+            seen = await context.broker.peek(context.queue, state=state, after=after, most=wanted)
             rest = await page.add(seen)
             taken = len(seen) - len(rest)
             if taken:
@@ -241,7 +234,7 @@ async def peek(context: RequestContext) -> Reply:
             left -= taken
             if not rest and len(seen) < wanted:
                 return page.reply(accept)
-        following = f"</{queue}/peek?state={state}&max={most}&after={after}>"
+        following = f"</{context.queue}/peek?state={state}&max={most}&after={after}>"
         return page.reply(accept, ("link", f'{following}; rel="next"'))
 
 
@@ -263,6 +256,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, MESSAGE_GROUP, IDEMPOTENCY_KEY, *TRACE_HEADERS),
         body=BYTES,
         needs_body=False,
+        needs_queue=True,
     ),
     Operation(
         "POST",
@@ -274,6 +268,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         refusals=(404, 408, 413, 503),
         headers=TRACE_HEADERS,
         body=DRAFTS,
+        needs_queue=True,
     ),
     Operation(
         "POST",
@@ -285,6 +280,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         refusals=(404, 408, 409, 413, 503),
         body=BYTES,
         needs_body=False,
+        needs_queue=True,
     ),
     Operation(
         "GET",
@@ -322,6 +318,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("one line for each entry", OUTCOMES)},
         refusals=(404, 408, 413, 503),
         body={**lines_of(reference("Removal")), **array_of(reference("Removal"))},
+        needs_queue=True,
     ),
     Operation(
         "PATCH",
@@ -366,6 +363,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("after", ID, "the id of the last message of the page before"),
             Parameter("state", STATE, "which messages", READY),
         ),
+        needs_queue=True,
     ),
 )
 """Operations on messages."""

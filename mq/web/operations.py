@@ -16,8 +16,6 @@ from mq.broker.api import BrokerAPI
 from mq.broker.settings import SettingKind
 from mq.doors.budget import Budget
 from mq.doors.open_connections import OpenConnections
-from mq.errors import NoSuchQueue
-from mq.message import QueueName
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
@@ -55,7 +53,7 @@ class RequestContext(NamedTuple):
         schedules: of this daemon.
         request: as it came.
         query: its parameters, checked; absent ones have their defaults.
-        queue: the queue in the path, as it came.
+        queue: the queue in the path, as it came; it exists where the operation needs it.
         id: the message, consumer, write job, connection, exchange, schedule or file in the path, as it came.
     """
 
@@ -135,6 +133,7 @@ class Operation(NamedTuple):
         headers: the headers it takes; all others are ignored.
         body: what it takes; empty where a body is ignored.
         needs_body: whether an absent body is refused.
+        needs_queue: whether its queue has to exist: else it is refused before its body is read.
         sends_to: the key under which its JSON may name one more queue, to which messages will go from the first one;
             empty for none. That needs the right to publish there and to consume from the first: else a user with the
             right to configure could read the messages.
@@ -154,6 +153,7 @@ class Operation(NamedTuple):
     headers: tuple[Parameter, ...] = ()
     body: Contents = {}
     needs_body: bool = True
+    needs_queue: bool = False
     sends_to: str = ""
     lesser_right: str = ""
     lesser_keys: tuple[str, ...] = ()
@@ -183,16 +183,3 @@ class Operation(NamedTuple):
     def segments(self) -> tuple[str | None, ...]:
         """The path's, with None where any will do."""
         return tuple(None if segment in ANY_SEGMENT else segment for segment in self.path[1:].split("/"))
-
-
-async def known_queue(broker: BrokerAPI, name: str) -> QueueName:
-    """The name of a queue that exists. Asked before the body of a request is read.
-
-    Raises:
-        InvalidName: no queue can have that name.
-        NoSuchQueue: there is none.
-    """
-    queue = QueueName(name)
-    if not await broker.has_queue(queue):
-        raise NoSuchQueue(f"no queue named {queue}: create it with PUT /{queue}")
-    return queue

@@ -18,10 +18,10 @@ from mq.observers.metrics import Metrics
 from mq.observers.rates import Flow
 from mq.web.events import CONTENT_TYPE, LONGEST_SECONDS, Look, View, events_reply
 from mq.web.exchange import Reply, document, empty
-from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success, known_queue
+from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.page_files import file_reply, index_reply
 from mq.web.parameters import FILTER, ID, MOST, SKIP, STATE, SWITCH, content_type_of, group_of, one_of, texts_of
-from mq.web.rate_operations import SORTS, sort_queues
+from mq.web.queue_operations import SORTS, sort_queues
 from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
 from mq.web.schemas import BYTES, COUNT, TEXT, as_json, record, reference
@@ -196,9 +196,8 @@ def _counts(status: QueueStatus) -> dict[str, Any]:
 
 async def preview(context: RequestContext) -> Reply:
     """The beginnings of messages."""
-    queue = await known_queue(context.broker, context.queue)
     query = context.query
-    seen = await context.broker.peek(queue, state=query["state"], after=query["after"], most=query["max"])
+    seen = await context.broker.peek(context.queue, state=query["state"], after=query["after"], most=query["max"])
     return document(200, {"messages": await previews_of(seen)}, NOT_CACHED)
 
 
@@ -290,6 +289,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("after", ID, "the id of the last message of the page before"),
             Parameter("state", STATE, "which messages", READY),
         ),
+        needs_queue=True,
     ),
     Operation(
         "GET",

@@ -1,17 +1,24 @@
-"""Operations on queues: create, show, change settings, purge, redrive, delete."""
+"""Operations on queues: create, show, change settings, purge, redrive, delete; and how much happens in them.
+
+Every queue with its rates is sorted and cut here; of one there is the last hour.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from mq.access import Right
+from mq.broker import QueueStatus
 from mq.broker.settings import PAUSES, QUEUE, check_value
 from mq.errors import InvalidRequest
 from mq.message import QueueName, shorten
+from mq.observers.metrics import Metrics
+from mq.observers.rates import MINUTES, SHOWN, SLOT_SECONDS, SLOTS, Flow, Ring
 from mq.web.exchange import Reply, document, empty
-from mq.web.operations import ANY_RIGHT, Operation, Parameter, RequestContext, Success, known_queue
-from mq.web.parameters import LARGEST_BATCH, MOST, STORE
-from mq.web.replies import shown_queue
+from mq.web.operations import ANY_RIGHT, Operation, Parameter, RequestContext, Success
+from mq.web.parameters import FILTER, LARGEST_BATCH, MOST, SKIP, STORE, SWITCH, one_of
+from mq.web.replies import NOT_CACHED, age_of, shown_queue
 from mq.web.request_body import read_object
 from mq.web.schemas import COUNT, as_json, record, reference
 
@@ -25,14 +32,13 @@ async def create_queue(context: RequestContext) -> Reply:
 
 async def get_queue(context: RequestContext) -> Reply:
     """Is the queue there, and what is in it?"""
-    return document(200, shown_queue(await context.broker.status(await known_queue(context.broker, context.queue))))
+    return document(200, shown_queue(await context.broker.status(context.queue)))
 
 
 async def change_queue(context: RequestContext) -> Reply:
     """Change settings."""
-    queue = await known_queue(context.broker, context.queue)
-    await context.broker.change_settings(queue, await read_object(context.request))
-    return document(200, shown_queue(await context.broker.status(queue)))
+    await context.broker.change_settings(context.queue, await read_object(context.request))
+    return document(200, shown_queue(await context.broker.status(context.queue)))
 
 
 async def delete_queue(context: RequestContext) -> Reply:
@@ -48,7 +54,6 @@ async def purge(context: RequestContext) -> Reply:
 
 async def redrive(context: RequestContext) -> Reply:
     """Move messages back from where they died."""
-    queue = await known_queue(context.broker, context.queue)
     wanted = await read_object(context.request)
     to, ids = wanted.pop("to", None), wanted.pop("ids", None)
     most = check_value("max", wanted.pop("max", LARGEST_BATCH), MOST)
@@ -56,13 +61,121 @@ async def redrive(context: RequestContext) -> Reply:
         raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}; known: to, max, ids")
     if ids is not None and (not isinstance(ids, list) or not all(isinstance(id, str) for id in ids)):
         raise InvalidRequest("ids must be a list of message ids")
-    moved, left = await context.broker.redrive(queue, None if to is None else check_value("to", to, QUEUE), most, ids)
+    target = None if to is None else check_value("to", to, QUEUE)
+    moved, left = await context.broker.redrive(context.queue, target, most, ids)
     return document(200, {"moved": moved, "left": left})
 
 
 _NAMED: Final = as_json(record({"name": QUEUE.schema}))
 _LINKS: Final = {name: {"queue": "$request.path.queue"} for name in ("publish", "fetch", "contains", "peek")}
 _SHOWN: Final = as_json(reference("Queue"))
+
+
+# Rates
+
+
+USUAL_MOST: Final = 100
+_FLOWS: Final = {flow.name.lower(): flow for flow in SHOWN}
+_DEPTHS: Final = ("ready", "leased", "delayed")
+
+
+async def rates(context: RequestContext) -> Reply:
+    """The queues, some of them, with their rates."""
+    query, metrics = context.query, context.metrics
+    everyone = await context.broker.queues()
+    metrics.catch_up()
+    matching = [status for status in everyone if query["filter"] in status.name.lower()]
+    sort_queues(matching, query["sort"], metrics)
+    dead_letter_queues = {status.settings.dead_letter_queue for status in everyone}
+    start = query["skip"]
+    rows = [
+        _row(status, metrics, takes_dead_letters=status.name in dead_letter_queues, has_history=bool(query["history"]))
+        for status in matching[start : start + query["max"]]
+    ]
+    uptime = metrics.uptime
+    totals = {name: sum(getattr(status, name) for status in matching) for name in _DEPTHS}
+    document_of_all = {
+        "queues": rows,
+        "there": len(everyone),
+        "matching": len(matching),
+        **totals,
+        "per_second": _per_second(metrics.all(), uptime),
+        "uptime_seconds": round(uptime, 3),
+    }
+    return document(200, document_of_all, NOT_CACHED)
+
+
+async def queue_rates(context: RequestContext) -> Reply:
+    """One queue's last hour."""
+    status = await context.broker.status(context.queue)
+    context.metrics.catch_up()
+    ring, uptime = context.metrics.ring(context.queue), context.metrics.uptime
+    shown = {
+        **shown_queue(status),
+        "per_second": _per_second(ring, uptime),
+        "slots": {"seconds": SLOT_SECONDS, **_counts(ring, Ring.slots, SLOTS)},
+        "minutes": {"seconds": 60, **_counts(ring, Ring.minutes, MINUTES), "messages": _history(ring, status)},
+        "uptime_seconds": round(uptime, 3),
+    }
+    return document(200, shown, NOT_CACHED)
+
+
+SORTS: Final = ("name", *_DEPTHS, "oldest", *_FLOWS)
+"""By what queues may be sorted: what a reader looks for comes first."""
+
+
+def sort_queues(statuses: list[QueueStatus], by: str, metrics: Metrics) -> None:
+    """The most first, and of equals by name, as they came.
+
+    Args:
+        statuses: of the queues, by name.
+        by: one of :data:`SORTS`.
+        metrics: has caught up.
+    """
+    if by in _FLOWS:
+        flow = _FLOWS[by]
+
+        def happened(status: QueueStatus) -> int:
+            ring = metrics.ring(status.name)
+            return 0 if ring is None else ring.in_a_minute(flow)
+
+        statuses.sort(key=happened, reverse=True)
+    elif by == "oldest":
+        newest = max((status.oldest_ns or 0 for status in statuses), default=0) + 1
+        statuses.sort(key=lambda status: newest if status.oldest_ns is None else status.oldest_ns)
+    elif by in _DEPTHS:
+        statuses.sort(key=lambda status: getattr(status, by), reverse=True)
+
+
+def _row(status: QueueStatus, metrics: Metrics, *, takes_dead_letters: bool, has_history: bool) -> dict[str, Any]:
+    ring = metrics.ring(status.name)
+    row: dict[str, Any] = {
+        "name": status.name,
+        **{name: getattr(status, name) for name in _DEPTHS},
+        "oldest_seconds": age_of(status),
+        "paused": status.settings.paused,
+        "publish_paused": status.settings.publish_paused,
+        "dead_letter_queue": status.settings.dead_letter_queue,
+        "takes_dead_letters": takes_dead_letters,
+        "per_second": _per_second(ring, metrics.uptime),
+    }
+    return {**row, "messages": _history(ring, status)} if has_history else row
+
+
+def _per_second(ring: Ring | None, uptime: float) -> dict[str, list[float]]:
+    if ring is None:
+        return {name: [0.0, 0.0, 0.0] for name in _FLOWS}
+    return {name: [round(rate, 3) for rate in ring.rates(flow, uptime)] for name, flow in _FLOWS.items()}
+
+
+def _counts(ring: Ring | None, of: Callable[[Ring, Flow], Sequence[int]], length: int) -> dict[str, Sequence[int]]:
+    return {name: [0] * length if ring is None else of(ring, flow) for name, flow in _FLOWS.items()}
+
+
+def _history(ring: Ring | None, status: QueueStatus) -> list[int]:
+    there = status.ready + status.leased + status.delayed
+    return [there] * MINUTES if ring is None else ring.messages(there)
+
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
@@ -73,6 +186,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "tells the queue's settings and what is in it",
         {200: Success("it is there", _SHOWN)},
         refusals=(404, 503),
+        needs_queue=True,
     ),
     Operation(
         "PUT",
@@ -105,6 +219,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         lesser_right=Right.PAUSE,
         lesser_keys=PAUSES,
         audited={200: "queue-changed"},
+        needs_queue=True,
     ),
     Operation(
         "DELETE",
@@ -138,6 +253,33 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         needs_body=False,
         sends_to="to",
         audited={200: "queue-redriven"},
+        needs_queue=True,
+    ),
+    Operation(
+        "GET",
+        "/-/rates",
+        Right.MONITOR,
+        rates,
+        "queues with what is in them and how much happens to them, sorted, page by page",
+        {200: Success("those that were asked for, and the sums of all", as_json(reference("Rates")))},
+        refusals=(503,),
+        query=(
+            Parameter("sort", one_of(*SORTS), "the most first", "name"),
+            Parameter("filter", FILTER, "what the queues' names have in them", ""),
+            Parameter("skip", SKIP, "queues to pass over", 0),
+            Parameter("max", MOST, "how many at the most", USUAL_MOST),
+            Parameter("history", SWITCH, "whether to tell the number of messages, minute by minute"),
+        ),
+    ),
+    Operation(
+        "GET",
+        "/QUEUE/rates",
+        Right.MONITOR,
+        queue_rates,
+        "how much happens to a queue, and has in the last hour",
+        {200: Success("now, and minute by minute", as_json(reference("QueueRates")))},
+        refusals=(404, 503),
+        needs_queue=True,
     ),
 )
-"""Operations on a queue as a whole."""
+"""What happens lately."""

@@ -1,21 +1,41 @@
-"""Replies with messages and with the state of queues, shared by several operations."""
+"""Replies with messages and with the state of queues, shared by several operations.
+
+Many messages are read as far as there is memory, and written piece by piece. A client that does not read holds up no
+more than its own reply: at most :data:`LARGEST_PAGE`, or one message, of the shared budget. Memory is given back as it
+is sent. Such replies are JSON Lines, multipart or columns (docs/http.md): a line of JSON, filled up with blanks to a
+multiple of 8 bytes, and then the columns, each as it lies in memory.
+"""
 
 from __future__ import annotations
 
+import base64
+import codecs
+import json
+import logging
+import secrets
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from json.encoder import encode_basestring_ascii
+from types import TracebackType
 from typing import Any, Final
 
 import trio
 
-from mq.broker import QueueStatus
+from mq.broker import QueueStatus, Seen
 from mq.broker.bodies import close
 from mq.broker.settings import VISIBILITY
+from mq.doors.budget import Budget, Room
+from mq.errors import CorruptMessage, MQError
 from mq.message import BytesBody, Message
-from mq.web.batches import JSON_LINES
+from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, part_headers, preferred, said_of, written_line
 from mq.web.exchange import Reply
+from mq.web.multipart import begin_part, end_parts
 from mq.web.operations import Schema
-from mq.web.parameters import GROUP, ID, headers_of
+from mq.web.parameters import GROUP, ID, content_type_of, group_of, headers_of, texts_of
 from mq.web.request_body import IN_MEMORY_BYTES
 
 NOT_CACHED: Final = ("cache-control", "no-store")
@@ -89,3 +109,277 @@ def shown_queue(status: QueueStatus) -> dict[str, Any]:
 def age_of(status: QueueStatus) -> float | None:
     """How long its oldest ready message has been in a queue, in seconds."""
     return None if status.oldest_ns is None else round(max(0.0, (time.time_ns() - status.oldest_ns) / 1e9), 3)
+
+
+# Many messages
+
+
+logger = logging.getLogger("mq.web")
+
+COLUMNS: Final = "application/vnd.mq.columns"
+"""The content type."""
+
+LARGEST_PAGE: Final = 8 << 20
+"""Bytes of the bodies of one answer with more than one message; and as much again for everything beside them."""
+LONGEST_SLICE: Final = 500
+"""Messages that are opened at a time."""
+_SHORTEST_SLICE: Final = 16
+_SHARE: Final = 8
+"""The part of the free memory that one slice may take: other requests open messages at the same time."""
+_PIECE: Final = 64 * 1024
+_OF_THREE: Final = 48 * 1024
+"""Bytes that base64 turns into one piece: a multiple of three."""
+_ENTRY_BYTES: Final = 512
+_WRITTEN: Final = 4
+"""How much memory a byte of attributes may take, with what it is written in."""
+_ALIGNED: Final = 8
+
+
+class MessagePage:
+    """The messages of one answer. Use it in a ``with`` block, which gives their memory back if no reply is made.
+
+    Args:
+        budget: has the memory.
+        longest: bytes that their bodies may have together, but for a single longer one.
+
+    Attributes:
+        entries: the messages that were read.
+        is_full: no more fit.
+    """
+
+    def __init__(self, budget: Budget, longest: int) -> None:
+        self.entries: list[BatchEntry] = []
+        self.is_full = False
+        self._budget = budget
+        self._room = budget.reserve()
+        self._used = 0
+        self._left = min(longest, LARGEST_PAGE)
+        self._left_beside = LARGEST_PAGE
+
+    def __enter__(self) -> MessagePage:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._room.give_back()
+
+    def slice(self, most: int) -> int:
+        """How many of `most` messages may be opened now: small bodies come with them. Their memory is reserved until
+        they are added."""
+        free = self._budget.free
+        count = min(most, max(_SHORTEST_SLICE, min(LONGEST_SLICE, free // _SHARE // IN_MEMORY_BYTES)))
+        self._room.cover(self._used + min(free, count * IN_MEMORY_BYTES))
+        return count
+
+    async def add(self, seen: Sequence[Seen]) -> Sequence[Seen]:
+        """Read the first messages that fit, one at the least, and return the others, closed. A damaged message is
+        passed over.
+
+        Raises:
+            NoMemory: others have the memory for them; all are closed.
+            BodyTooLarge: one takes more than all the memory there is; so are they.
+            StorageError: they cannot be read; so are they.
+        """
+        for position, (message, state, sequence) in enumerate(seen):
+            size, beside = message.body.size, _beside(message)
+            self._left -= size
+            self._left_beside -= beside
+            if (self._left < 0 or self._left_beside < 0) and self.entries:
+                self.is_full = True
+                rest = seen[position:]
+                await close([each.message for each in rest])
+                return rest
+            try:
+                self._used += size + beside
+                self._room.cover(self._used)
+                body = message.body.data if type(message.body) is BytesBody else await read_body(message)
+            except CorruptMessage as error:
+                logger.error("message %s of %s is not handed out: %s", message.id, message.queue, error)
+            except MQError:
+                await close([each.message for each in seen[position:]])
+                raise
+            else:
+                self.entries.append(BatchEntry(message, body, state, sequence))
+        self._room.shrink(self._used)
+        self.is_full = self._left <= 0 or self._left_beside <= 0
+        return ()
+
+    def reply(self, accept: str, *headers: tuple[str, str], offers_columns: bool = False) -> Reply:
+        """The answer, in the format that the client prefers; in one piece where it is short."""
+        entries, is_short = deque(self.entries), self._used <= IN_MEMORY_BYTES
+        self.entries = []
+        room, self._room = self._room, self._budget.reserve()
+        if is_short:
+            room.give_back()
+        offered = (*FORMATS, COLUMNS) if offers_columns else FORMATS
+        content_type, pieces = write_entries(preferred(accept, offered), entries, room)
+        start = ("content-type", content_type)
+        if not is_short:
+            return Reply(200, (start, *STORED, *headers), StreamedPage(pieces, room))
+        body = b"".join(pieces)
+        return Reply(200, (start, ("content-length", str(len(body))), *STORED, *headers), body)
+
+
+class StreamedPage:
+    """An answer that is written while it is sent, and gives its memory back as it goes."""
+
+    def __init__(self, pieces: Iterator[bytes], room: Room) -> None:
+        self._pieces = pieces
+        self._room = room
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Piece by piece; others are served between two."""
+        for piece in self._pieces:
+            if piece:
+                yield piece
+            await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        """Let go of what was not sent."""
+        self._pieces = iter(())
+        self._room.give_back()
+
+
+def _beside(message: Message) -> int:
+    """About how much memory a message takes beside its body."""
+    attributes, deaths = message.properties.attributes, message.deaths
+    if not attributes and not deaths:
+        return _ENTRY_BYTES
+    return _ENTRY_BYTES + _WRITTEN * (len(json.dumps(attributes)) + len(json.dumps(deaths)))
+
+
+def write_entries(format: str, entries: deque[BatchEntry], room: Room) -> tuple[str, Iterator[bytes]]:
+    """The content type, and the body in pieces of about the same length; an empty one where making the next takes
+    long.
+
+    Args:
+        format: the media type.
+        entries: the messages; each is taken out as it is written.
+        room: what they have reserved; it shrinks with them.
+    """
+    if format == COLUMNS:
+        head = encode_head(entries)
+        return COLUMNS, _columns(head, entries, room)
+    if format == MULTIPART:
+        boundary = secrets.token_hex(16)
+        return f'{MULTIPART}; boundary="{boundary}"', _gathered(_parts(boundary, _let_go(entries, room)))
+    return JSON_LINES[0], _gathered(_lines(_let_go(entries, room)))
+
+
+def _let_go(entries: deque[BatchEntry], room: Room) -> Iterator[BatchEntry]:
+    """The entries one after the other. Taking one frees the memory of the one before."""
+    while entries:
+        entry = entries.popleft()
+        size = len(entry.body) + _beside(entry.message) if room.size else 0
+        yield entry
+        room.shrink(room.size - size)
+
+
+def _gathered(fragments: Iterator[bytes]) -> Iterator[bytes]:
+    held: list[bytes] = []
+    size = 0
+    for fragment in fragments:
+        if not fragment:
+            yield b""
+        held.append(fragment)
+        size += len(fragment)
+        if size >= _PIECE:
+            yield b"".join(held)
+            held.clear()
+            size = 0
+    if held:
+        yield b"".join(held)
+
+
+def _columns(head: bytes, entries: deque[BatchEntry], room: Room) -> Iterator[bytes]:
+    """The head, and the bodies: short ones by the piece, since they are many, and each step here is one for each."""
+    bodies, waiting, held = [head], len(head), 0
+    while entries:
+        entry = entries.popleft()
+        held += len(entry.body) + _beside(entry.message)
+        if len(entry.body) < _PIECE:
+            bodies.append(entry.body)
+            waiting += len(entry.body)
+            if waiting < _PIECE:
+                continue
+        yield b"".join(bodies)
+        if len(entry.body) >= _PIECE:
+            yield from _cut(entry.body)
+        room.shrink(max(0, room.size - held))
+        bodies, waiting, held = [], 0, 0
+    yield b"".join(bodies)
+    room.shrink(max(0, room.size - held))
+
+
+def _parts(boundary: str, entries: Iterator[BatchEntry]) -> Iterator[bytes]:
+    for entry in entries:
+        yield begin_part(boundary, part_headers(entry))
+        yield from _cut(entry.body)
+        yield b"\r\n"
+    yield end_parts(boundary)
+
+
+def _lines(entries: Iterator[BatchEntry]) -> Iterator[bytes]:
+    for entry in entries:
+        if len(entry.body) <= _PIECE:
+            yield written_line(entry).encode("ascii")
+        else:
+            yield from _long_line(entry)
+
+
+def _long_line(entry: BatchEntry) -> Iterator[bytes]:
+    yield json.dumps(said_of(entry))[:-1].encode("ascii")
+    text = codecs.getincrementaldecoder("utf-8")()
+    is_text = True
+    try:
+        for piece in _cut(entry.body):
+            text.decode(piece)
+            yield b""
+        text.decode(b"", True)
+    except UnicodeDecodeError:
+        is_text = False
+    if is_text:
+        yield b', "body": "'
+        text.reset()
+        for piece in _cut(entry.body):
+            yield encode_basestring_ascii(text.decode(piece))[1:-1].encode("ascii")
+    else:
+        yield b', "base64": "'
+        for piece in _cut(entry.body, _OF_THREE):
+            yield base64.b64encode(piece)
+    yield b'"}\n'
+
+
+def _cut(body: bytes, size: int = _PIECE) -> Iterator[bytes]:
+    if len(body) <= size:
+        yield body
+        return
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+def encode_head(entries: Collection[BatchEntry]) -> bytes:
+    """All but the bodies, which come last. Receipts, states and deaths are left out."""
+    ids = [entry.message.id for entry in entries]
+    columns = (
+        _numbers("q", [entry.sequence or 0 for entry in entries]),
+        _numbers("q", [id.time for id in ids]),
+        _numbers("i", [entry.message.receives for entry in entries]),
+        _numbers("i", accumulate((len(entry.body) for entry in entries), initial=0)),
+        "".join(ids).encode("ascii"),
+    )
+    said = {number: _said(entry) for number, entry in enumerate(entries) if entry.message.properties.attributes}
+    head = json.dumps({"messages": len(entries), "said": said}).encode("ascii")
+    return b"".join((head, b" " * (-(len(head) + 1) % _ALIGNED), b"\n", *columns))
+
+
+def _numbers(kind: str, values: Iterable[int]) -> bytes:
+    numbers = array(kind, values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _said(entry: BatchEntry) -> dict[str, Any]:
+    said: dict[str, Any] = {"content_type": content_type_of(entry.message), "attributes": texts_of(entry.message)}
+    group = group_of(entry.message)
+    return said if group is None else {**said, "group": group}

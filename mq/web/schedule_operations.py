@@ -15,8 +15,7 @@ from mq.broker import Draft
 from mq.broker.settings import LONGEST_TTL_SECONDS, QUEUE, SWITCH, SettingKind, check_value, seconds
 from mq.errors import InvalidName, InvalidRequest
 from mq.message import QueueName, shorten
-from mq.schedules.instants import LONGEST_LINE, SHORTEST_SECONDS, UTC_NAME
-from mq.schedules.schedule import Schedule
+from mq.schedules.schedule import LONGEST_LINE, SHORTEST_SECONDS, UTC_NAME, Schedule
 from mq.schedules.scheduler import ScheduleStatus, shown_instant
 from mq.web.batches import draft_of_line
 from mq.web.exchange import Reply, document, empty, problem

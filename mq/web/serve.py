@@ -22,16 +22,14 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from mq.access.certificates import Certificates
 from mq.doors.connections import Crowd, Peer, Turns, peer_of
-from mq.doors.listeners import PromptListener, listen, shake_hands, url
+from mq.doors.listeners import PromptListener, listen, listen_unix, shake_hands, url
 from mq.doors.open_connections import OpenConnections
 from mq.doors.standby import Doorway
-from mq.doors.unix_socket import listen_unix
 from mq.errors import first_of
 from mq.web.app import WebApp
 from mq.web.fast_http1 import FastHttp1, Heads
-from mq.web.http_connection import CONNECTION, HangUps, HttpConnection
+from mq.web.http_connection import CONNECTION, HangUps, HttpConnection, IdleWatch, WatchedStream
 from mq.web.hypercorn_server import GuardedServer
-from mq.web.watched_stream import IdleWatch, WatchedStream
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from mq.errors import InvalidRequest, MQError, NoSuchQueue
 from mq.message import QueueName
 from mq.web.batches import draft_entries, read_entries, refused_line
 from mq.web.exchange import Reply, document, empty
-from mq.web.operations import Operation, Parameter, RequestContext, Success, known_queue
+from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.replies import outcomes_reply
 from mq.web.request_body import read_object
 from mq.web.schemas import COUNT, DRAFTS, OUTCOMES, as_json, record, reference
@@ -30,20 +30,18 @@ async def write_jobs(context: RequestContext) -> Reply:
 
 async def hold_back(context: RequestContext) -> Reply:
     """Keep messages for a job."""
-    queue = await known_queue(context.broker, context.queue)
     entries = draft_entries(context.request.headers.get("content-type", ""))
     part, number = context.query["part"], context.query["number"]
     with context.budget.reserve() as room:
         drafts = await read_entries(context.request, entries, context.max_body, room, context.turn)
         good = [draft for draft in drafts if isinstance(draft, Draft)]
-        outcomes = iter(await context.broker.writes.add(queue, context.id, part, number, good))
+        outcomes = iter(await context.broker.writes.add(context.queue, context.id, part, number, good))
     errors = [draft if isinstance(draft, MQError) else next(outcomes) for draft in drafts]
     return outcomes_reply([_HELD_LINE if error is None else refused_line(error) for error in errors])
 
 
 async def commit_writes(context: RequestContext) -> Reply:
     """Let the rows of a job come."""
-    queue = await known_queue(context.broker, context.queue)
     wanted = await read_object(context.request)
     parts, rows = wanted.get("parts"), wanted.get("rows")
     if (
@@ -54,19 +52,18 @@ async def commit_writes(context: RequestContext) -> Reply:
         or rows < 0
     ):
         raise InvalidRequest('say what counts: {"parts": [NAME, ...], "rows": NUMBER}')
-    await _check_rights(context, queue)
-    return document(200, (await context.broker.writes.commit(queue, context.id, parts, rows))._asdict())
+    await _check_rights(context, context.queue)
+    return document(200, (await context.broker.writes.commit(context.queue, context.id, parts, rows))._asdict())
 
 
 async def abort_writes(context: RequestContext) -> Reply:
     """End a job, so that nothing of it comes."""
-    queue = await known_queue(context.broker, context.queue)
-    await _check_rights(context, queue)
-    await context.broker.writes.abort(queue, context.id)
+    await _check_rights(context, context.queue)
+    await context.broker.writes.abort(context.queue, context.id)
     return empty(200)
 
 
-async def _check_rights(context: RequestContext, queue: QueueName) -> None:
+async def _check_rights(context: RequestContext, queue: str) -> None:
     """Refuse a job with rows for a queue to which the user may not publish.
 
     Raises:
@@ -106,6 +103,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("number", count(_LARGEST, 0), "of the request in its part", is_needed=True),
         ),
         body=DRAFTS,
+        needs_queue=True,
     ),
     Operation(
         "PUT",
@@ -116,6 +114,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("they are there", _JOB)},
         refusals=(404, 408, 409, 413, 429, 503),
         body=as_json(_COMMIT),
+        needs_queue=True,
     ),
     Operation(
         "DELETE",
@@ -125,6 +124,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "aborts a job: nothing of it comes; or forgets one that is done",
         {200: Success("nothing is held any more")},
         refusals=(404, 409, 503),
+        needs_queue=True,
     ),
 )
 """Operations of write jobs."""

@@ -9,21 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import base, commands, frame
 
-from mq.amqp.wire import hot
+from mq.amqp.wire import frames
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.frames import (
     HEARTBEAT,
+    AckFrames,
     BodyFrame,
     Frame,
     FrameReader,
     HeaderFrame,
     MethodFrame,
+    PublishFrames,
     Together,
     _fill,
     encode_content,
     encode_method,
 )
-from mq.amqp.wire.hot import AckFrames, PublishFrames
 from tests.amqp.talking import words
 
 PERSISTENT = b"\x10\0\x02"
@@ -41,7 +42,7 @@ def slowly(method_type: type[base.Frame], payload: bytes) -> dict[str, object] |
 
 
 def quickly(method_type: type[base.Frame], payload: bytes) -> dict[str, object] | None:
-    method = hot.read(method_type.index, payload)
+    method = frames.read(method_type.index, payload)
     return None if method is None else {name: getattr(method, name) for name in method.attributes()}
 
 
@@ -75,15 +76,15 @@ def test_a_delivery_is_written_as_pamqp_does(
     fields = {"consumer_tag": who, "delivery_tag": tag, "exchange": exchange, "routing_key": key}
     expected = encode_method(channel, commands.Basic.Deliver, redelivered=redelivered, **fields)
     expected += encode_content(channel, PERSISTENT, body, 4096)
-    where = hot.route(exchange, key)
-    found = hot.delivery(channel, hot.short(who), tag, where, PERSISTENT, body, 4096, redelivered=redelivered)
+    where = frames.route(exchange, key)
+    found = frames.delivery(channel, frames.short(who), tag, where, PERSISTENT, body, 4096, redelivered=redelivered)
     assert found == expected
 
 
 @given(st.integers(1, 65535), st.integers(0, 2**63 - 1), st.booleans())
 def test_a_confirm_is_written_as_pamqp_does(channel: int, tag: int, multiple: bool) -> None:
     expected = encode_method(channel, commands.Basic.Ack, delivery_tag=tag, multiple=multiple)
-    assert hot.ack(channel, tag, multiple=multiple) == expected
+    assert frames.ack(channel, tag, multiple=multiple) == expected
 
 
 def in_steps(data: bytes, cuts: Sequence[int], together: bool) -> tuple[list[Frame | Together], str]:

@@ -19,11 +19,11 @@ from mq.amqp.model.declared import Queue as Declared
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.publish_pump import MOST_TOGETHER
-from mq.amqp.server.shielded import PATIENCE_SECONDS
 from mq.amqp.server.state import UnusedQueues
 from mq.broker import Draft, Held
 from mq.doors.budget import PATIENCE_SECONDS as SLOW_SECONDS
 from mq.doors.budget import Budget
+from mq.doors.connections import PATIENCE_SECONDS
 from mq.errors import MQError, QueueHeld
 from mq.message import QueueName
 from mq.storage.interface import Operation, Outcome, Result

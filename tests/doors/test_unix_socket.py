@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.doors import unix_socket
+from mq.doors import listeners
 from mq.doors.connections import NOBODY, Peer, peer_of, uid_of
-from mq.doors.listeners import CannotListen
-from mq.doors.unix_socket import LONGEST_PATH, listen_unix
+from mq.doors.listeners import LONGEST_PATH, CannotListen, listen_unix
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ async def test_a_path_that_cannot_be_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_folder_that_stays_locked_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_socket, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(listeners, "LOCK_SECONDS", 0.05)
     folder = os.open(".", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     assert "keeps its folder locked" in await refusal(path)

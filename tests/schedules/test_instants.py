@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.errors import InvalidSetting
-from mq.schedules.instants import CronLine, Every, Instants, Never
+from mq.schedules.schedule import CronLine, Every, Instants, Never
 
 BERLIN = "Europe/Berlin"
 

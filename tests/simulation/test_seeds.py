@@ -7,9 +7,8 @@ from collections import Counter
 
 import pytest
 
-from mq.testing.plan import make_plan
 from mq.testing.simulate import describe
-from mq.testing.simulation import RunReport, run_seed
+from mq.testing.simulation import RunReport, make_plan, run_seed
 from tests.simulation.conftest import AT_A_TIME
 
 REGRESSIONS = {

@@ -15,7 +15,7 @@ from mq.lifecycle import State
 from mq.storage.interface import QUEUE, Storage
 from mq.web.app import WebApp
 from mq.web.exchange import Handler, Reply, Request
-from mq.web.pages import StreamedPage
+from mq.web.replies import StreamedPage
 from mq.web.serve import GRACE_SECONDS, serve
 
 MAX_BODY = 1 << 20

@@ -16,7 +16,7 @@ from mq.errors import BodyIncomplete
 from mq.web.batches import MOST_BESIDE
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
-from mq.web.pages import StreamedPage
+from mq.web.replies import StreamedPage
 from tests.web.talking import MAX_BODY, detail, stream, whole
 
 SIZE = 100_000

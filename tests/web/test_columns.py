@@ -17,7 +17,7 @@ from mq.doors.budget import Budget
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, preferred
 from mq.web.endpoints import Endpoints
-from mq.web.pages import COLUMNS, write_entries
+from mq.web.replies import COLUMNS, write_entries
 from tests.web.test_consumer_operations import get
 from tests.web.written import encode_columns
 

@@ -16,8 +16,8 @@ from mq.access import UserDirectory
 from mq.broker import Broker
 from mq.doors.logins import Logins
 from mq.doors.open_connections import ConnectionStatus, ConsumerStatus, OpenConnections
+from mq.web.admin_operations import LOOKED_AT_TOGETHER
 from mq.web.authorizer import Authorizer
-from mq.web.connection_operations import LOOKED_AT_TOGETHER
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Handler, Reply, Request
 from tests.access.files import TOKEN, write_users

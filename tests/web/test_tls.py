@@ -19,8 +19,8 @@ from mq.access.certificates import Certificates, TLSFiles
 from mq.broker import Broker
 from mq.doors import listeners
 from mq.web.endpoints import Endpoints
+from mq.web.http_connection import WatchedStream
 from mq.web.serve import PROTOCOLS
-from mq.web.watched_stream import WatchedStream
 from tests.web.talking import MAX_BODY, Server, checked_detail, http1, parse, publish, read_all, start_server
 
 HOSTILE = 300

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
 from mq.amqp.server.message_codec import arrival_of, attributes_of
 from mq.amqp.wire.properties import BasicProperties
 from mq.broker import Broker
@@ -166,7 +165,7 @@ async def test_it_goes_from_http_to_amqp_and_back(endpoints: Endpoints, broker: 
     arrived = arrival_of(None, message.id, "q", message.properties.attributes, b"x", redelivered=False)
     properties = BasicProperties(arrived.properties)
     assert properties.headers() == TRACE
-    kept = attributes_of(PublishedMessage(ChannelKey(1, 1), None, "", "q", (), properties, b"x", None))
+    kept = attributes_of(properties, "", "q")
     id = MessageIds().new()
     said = dict(headers_of(Message("q", id, BytesBody(b"x"), Properties(1, None, kept), 1, "r")))
     assert TRACE.items() <= said.items()

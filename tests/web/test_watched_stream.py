@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from mq.doors.listeners import PromptListener, plain_socket
-from mq.web.watched_stream import IdleWatch, WatchedStream
+from mq.web.http_connection import IdleWatch, WatchedStream
 
 
 class Socket:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from mq.doors.budget import Budget
 from mq.web.batches import FORMATS, BatchEntry, preferred
 from mq.web.multipart import begin_part, end_parts
-from mq.web.pages import COLUMNS, write_entries
+from mq.web.replies import COLUMNS, write_entries
 
 
 def encode_entries(accept: str, entries: Iterable[BatchEntry]) -> tuple[str, bytes]:

@@ -136,12 +136,12 @@ class Queue:
         """Its name in mq."""
         return encode(self.vhost, self.name)
 
-    @property
+    @functools.cached_property
     def is_unrouted(self) -> bool:
         """Whether it is none, and stands for the queues of a message that cannot be routed yet."""
         return not self.name
 
-    @property
+    @functools.cached_property
     def is_lasting(self) -> bool:
         """Whether it survives a restart. An exclusive queue never does: its connection ends before."""
         return self.durable and self.owner is None

@@ -25,8 +25,7 @@ from mq.amqp.protocol.deliveries import ConsumerCredit, Deliveries
 from mq.amqp.protocol.publishes import Mode, Publishes
 from mq.amqp.protocol.session import Session
 from mq.amqp.wire.errors import Code, Refusal
-from mq.amqp.wire.frames import BodyFrame, HeaderFrame, MethodFrame, Together
-from mq.amqp.wire.hot import AckFrames, PublishFrames
+from mq.amqp.wire.frames import AckFrames, BodyFrame, HeaderFrame, MethodFrame, PublishFrames, Together
 
 ChannelFrame = MethodFrame | HeaderFrame | BodyFrame | Together
 """What may come on a channel."""

@@ -1,28 +1,20 @@
-"""Commands of a connection to the server, and their results: plain frozen values, and the outbox of commands.
+"""Commands of a connection to the server, and their results: plain frozen values.
 
 Commands come out of :meth:`Connection.next_command` one by one. The server answers those that say so, with their
-result or with a :class:`~mq.amqp.wire.errors.Refusal`, before it takes the next one. The :class:`Outbox` joins what can
-share a barrier: publishes that follow each other, and acknowledgements that do.
+result or with a :class:`~mq.amqp.wire.errors.Refusal`, before it takes the next one.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from mq.access import User
 from mq.amqp.model.declared import Binding, Exchange, Queue
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties
 from mq.message import QueueName
-
-MOST_TOGETHER: Final = 1000
-"""Messages or deliveries in one command, about."""
-MOST_BYTES_TOGETHER: Final = 4 * 1024 * 1024
-"""Bytes of bodies in one command, about."""
 
 
 class ChannelKey(NamedTuple):
@@ -342,54 +334,3 @@ Answered = Authenticate | Leave | ChannelCommand
 
 Command = Answered | PublishMessages | Settle | Credit
 Result = Authenticated | Done | QueueDeclared | Counted | Got | Refusal | None
-
-
-class Outbox:
-    """Takes commands one by one, and gives out joined ones: publishes in a row, and settlements in a row.
-
-    Attributes:
-        whole: commands that no further one will be joined to, in order.
-    """
-
-    def __init__(self) -> None:
-        self.whole: deque[Command] = deque()
-        self._messages: list[PublishedMessage] = []
-        self._bytes = 0
-        self._deliveries: list[UnsettledDelivery] = []
-        self._outcome = Settlement.ACKNOWLEDGED
-
-    def publish(self, message: PublishedMessage) -> None:
-        """One more message to store."""
-        if self._deliveries:
-            self._close()
-        self._messages.append(message)
-        self._bytes += len(message.body)
-        if self._bytes >= MOST_BYTES_TOGETHER or len(self._messages) >= MOST_TOGETHER:
-            self._close()
-
-    def settle(self, outcome: Settlement, deliveries: Iterable[UnsettledDelivery]) -> None:
-        """More deliveries to settle."""
-        if self._messages or outcome is not self._outcome:
-            self._close()
-        self._outcome = outcome
-        self._deliveries += deliveries
-        if len(self._deliveries) >= MOST_TOGETHER:
-            self._close()
-
-    def put(self, command: Command) -> None:
-        """Any other command."""
-        self._close()
-        self.whole.append(command)
-
-    def take(self) -> Command | None:
-        """The next command."""
-        if not self.whole:
-            self._close()
-        return self.whole.popleft() if self.whole else None
-
-    def _close(self) -> None:
-        if self._messages:
-            self.whole.append(PublishMessages(tuple(self._messages)))
-        elif self._deliveries:
-            self.whole.append(Settle(self._outcome, tuple(self._deliveries)))
-        self._messages, self._deliveries, self._bytes = [], [], 0

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pamqp import base
 from pamqp import commands as methods
 
 from mq.amqp.model.topology import Topology
-from mq.amqp.protocol import commands, negotiation
+from mq.amqp.protocol import commands
 from mq.amqp.protocol.channel import Channel, Channels
 from mq.amqp.protocol.commands import (
     Answered,
@@ -34,21 +34,112 @@ from mq.amqp.protocol.commands import (
     PublishedMessage,
     Result,
 )
-from mq.amqp.protocol.negotiation import negotiate
 from mq.amqp.protocol.session import ConnectionLimits, Session
+from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Code, Refusal, WrongProtocol, clip
 from mq.amqp.wire.frames import (
     HEARTBEAT,
     PROTOCOL_HEADER,
+    SMALLEST_FRAME_MAX,
     Frame,
     FrameReader,
     HeartbeatFrame,
     Heartbeats,
     MethodFrame,
+    PublishFrames,
     Together,
     encode_method,
 )
-from mq.amqp.wire.hot import PublishFrames
+
+MECHANISMS: Final = "PLAIN AMQPLAIN"
+"""The mechanisms that every client may choose, with spaces between."""
+EXTERNAL: Final = "EXTERNAL"
+"""The mechanism by which the certificate of TLS gives the name."""
+
+
+def mechanisms(certificate: str | None) -> str:
+    """The mechanisms that a client may choose.
+
+    Args:
+        certificate: the common name of the client's; None where it gave none.
+    """
+    return MECHANISMS if certificate is None else f"{MECHANISMS} {EXTERNAL}"
+
+
+def read_response(mechanism: str, response: str | bytes, certificate: str | None = None) -> Authenticate:
+    """Read the name and the secret from a client's response.
+
+    Args:
+        mechanism: the one that the client chose.
+        response: what it sent; pamqp takes it for a text where it can. EXTERNAL ignores the name in it.
+        certificate: the common name of the client's; None where it gave none.
+
+    Raises:
+        Refusal: 503, there is no such mechanism; 502, the response is malformed. No text tells the secret.
+    """
+    data = response.encode() if isinstance(response, str) else response
+    if mechanism == EXTERNAL and certificate is not None:
+        return Authenticate(certificate, "", by_certificate=True)
+    if mechanism == "PLAIN":
+        name, secret = _plain(data)
+    elif mechanism == "AMQPLAIN":
+        name, secret = _amqplain(data)
+    else:
+        raise Refusal(Code.COMMAND_INVALID, f"unknown authentication mechanism '{mechanism}'")
+    return Authenticate(name, secret)
+
+
+def _plain(data: bytes) -> tuple[str, str]:
+    parts = data.split(b"\0")
+    if len(parts) != 3:
+        raise _malformed()
+    return _text(parts[1]), _text(parts[2])
+
+
+def _amqplain(data: bytes) -> tuple[str, str]:
+    values = tables.decoded(len(data).to_bytes(4) + data)
+    name, secret = values.get("LOGIN"), values.get("PASSWORD")
+    if not isinstance(name, str | bytes) or not isinstance(secret, str | bytes):
+        raise _malformed()
+    return _text(name), _text(secret)
+
+
+def _text(data: str | bytes) -> str:
+    # surrogateescape: bytes that are no UTF-8 must not turn into those of a valid name or secret
+    return data if isinstance(data, str) else data.decode("utf-8", "surrogateescape")
+
+
+def _malformed() -> Refusal:
+    return Refusal(Code.SYNTAX_ERROR, "malformed response of the authentication mechanism")
+
+
+class Tuned(NamedTuple):
+    """The numbers that were agreed on, as in :class:`~mq.amqp.protocol.session.ConnectionLimits`."""
+
+    channel_max: int
+    frame_max: int
+    heartbeat_seconds: int
+
+
+def negotiate(method: methods.Connection.TuneOk, limits: ConnectionLimits) -> Tuned:
+    """The client's numbers, if they are within those offered. 0 is no limit, and no heartbeat.
+
+    Raises:
+        Refusal: 530.
+    """
+    if 0 < method.frame_max < SMALLEST_FRAME_MAX:
+        text = f"negotiated frame_max = {method.frame_max} is lower than the minimum allowed value"
+        raise Refusal(Code.NOT_ALLOWED, f"{text} ({SMALLEST_FRAME_MAX})")
+    for name, wanted, most in (
+        ("channel_max", method.channel_max, limits.channel_max),
+        ("frame_max", method.frame_max, limits.frame_max),
+    ):
+        if not 0 < wanted <= most:
+            shown = f"{wanted}{'' if wanted else ' (no limit)'}"
+            text = f"negotiated {name} = {shown} is higher than the maximum allowed value ({most})"
+            raise Refusal(Code.NOT_ALLOWED, text)
+    return Tuned(method.channel_max, method.frame_max, method.heartbeat)
+
 
 CAPABILITIES: Final = (
     "publisher_confirms",
@@ -293,7 +384,7 @@ class Connection:
             version_major=0,
             version_minor=9,
             server_properties={**properties, "capabilities": dict.fromkeys(CAPABILITIES, True)},
-            mechanisms=negotiation.mechanisms(self.session.certificate),
+            mechanisms=mechanisms(self.session.certificate),
             locales="en_US",
         )
         return True
@@ -329,7 +420,7 @@ class Connection:
     # Methods of the connection
 
     def _start_ok(self, method: methods.Connection.StartOk) -> None:
-        asked = negotiation.read_response(method.mechanism, method.response, self.session.certificate)
+        asked = read_response(method.mechanism, method.response, self.session.certificate)
         told = method.client_properties or {}
         self.session.follows_text = told.get("product") in FOLLOW_THE_TEXT
         self.session.is_node = told.get("role") == NODE_ROLE

@@ -11,7 +11,7 @@ from pamqp import commands as methods
 
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Credit, Got, Settle, Settlement, UnsettledDelivery
 from mq.amqp.protocol.session import Session
-from mq.amqp.wire import hot
+from mq.amqp.wire import frames
 from mq.amqp.wire.errors import Code, Refusal
 from mq.message import QueueName
 
@@ -34,7 +34,7 @@ class ConsumerCredit:
 
     def __init__(self, tag: str, queue: QueueName, *, no_ack: bool, prefetch: int) -> None:
         self.tag = tag
-        self.written_tag = hot.short(tag)
+        self.written_tag = frames.short(tag)
         self.queue = queue
         self.no_ack = no_ack
         self.prefetch = prefetch
@@ -150,11 +150,11 @@ class Deliveries:
 
     def _delivery(self, consumer: ConsumerCredit, arrival: Arrival) -> bytes:
         tag = self._keep(arrival, consumer.queue, None if consumer.no_ack else consumer)
-        return hot.delivery(
+        return frames.delivery(
             self._key.number,
             consumer.written_tag,
             tag,
-            hot.route(arrival.exchange, arrival.routing_key),
+            frames.route(arrival.exchange, arrival.routing_key),
             arrival.properties,
             arrival.body,
             self._session.frame_max,

@@ -13,9 +13,8 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import REPLY_TO
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD, Session
-from mq.amqp.wire import hot
 from mq.amqp.wire.errors import Code, Refusal
-from mq.amqp.wire.frames import BodyFrame, HeaderFrame
+from mq.amqp.wire.frames import BodyFrame, HeaderFrame, PublishFrames, ack
 from mq.amqp.wire.properties import NONE, BasicProperties
 
 EXPECTS_METHOD: Final = "expected method frame, got content instead"
@@ -115,7 +114,7 @@ class Publishes:
         self._check(method)
         self._content = Content(method)
 
-    def publish(self, frames: hot.PublishFrames) -> None:
+    def publish(self, frames: PublishFrames) -> None:
         """Publish a whole message.
 
         Raises:
@@ -267,7 +266,7 @@ class Publishes:
         for tag, multiple, is_stored in self.confirms.take():
             number = self._key.number
             if is_stored:
-                self._session.send(hot.ack(number, tag, multiple=multiple))
+                self._session.send(ack(number, tag, multiple=multiple))
             else:
                 self._session.send_method(number, methods.Basic.Nack, delivery_tag=tag, multiple=multiple)
 

@@ -1,8 +1,12 @@
-"""What the channels of a connection share: its user, its vhost, its limits, and the two ways out."""
+"""What the channels of a connection share: its user, its vhost, its limits, and the two ways out.
+
+The :class:`Outbox` joins commands that can share a barrier: publishes that follow each other, and settlements that do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,7 +15,7 @@ from pamqp import base
 from mq.access import Right, User
 from mq.amqp.model.names import DEFAULT_VHOST, encode
 from mq.amqp.model.topology import Topology
-from mq.amqp.protocol.commands import Outbox
+from mq.amqp.protocol.commands import Command, PublishedMessage, PublishMessages, Settle, Settlement, UnsettledDelivery
 from mq.amqp.wire.errors import Code, Refusal
 from mq.amqp.wire.frames import SMALLEST_FRAME_MAX, encode_content, encode_method
 from mq.doors.budget import Budget, Room
@@ -48,6 +52,63 @@ class ConnectionLimits:
 
 def _open_to_all() -> str:
     return ""
+
+
+MOST_TOGETHER: Final = 1000
+"""Messages or deliveries in one command, about."""
+MOST_BYTES_TOGETHER: Final = 4 * 1024 * 1024
+"""Bytes of bodies in one command, about."""
+
+
+class Outbox:
+    """Takes commands one by one, and gives out joined ones: publishes in a row, and settlements in a row.
+
+    Attributes:
+        whole: commands that no further one will be joined to, in order.
+    """
+
+    def __init__(self) -> None:
+        self.whole: deque[Command] = deque()
+        self._messages: list[PublishedMessage] = []
+        self._bytes = 0
+        self._deliveries: list[UnsettledDelivery] = []
+        self._outcome = Settlement.ACKNOWLEDGED
+
+    def publish(self, message: PublishedMessage) -> None:
+        """One more message to store."""
+        if self._deliveries:
+            self._close()
+        self._messages.append(message)
+        self._bytes += len(message.body)
+        if self._bytes >= MOST_BYTES_TOGETHER or len(self._messages) >= MOST_TOGETHER:
+            self._close()
+
+    def settle(self, outcome: Settlement, deliveries: Iterable[UnsettledDelivery]) -> None:
+        """More deliveries to settle."""
+        if self._messages or outcome is not self._outcome:
+            self._close()
+        self._outcome = outcome
+        self._deliveries += deliveries
+        if len(self._deliveries) >= MOST_TOGETHER:
+            self._close()
+
+    def put(self, command: Command) -> None:
+        """Any other command."""
+        self._close()
+        self.whole.append(command)
+
+    def take(self) -> Command | None:
+        """The next command."""
+        if not self.whole:
+            self._close()
+        return self.whole.popleft() if self.whole else None
+
+    def _close(self) -> None:
+        if self._messages:
+            self.whole.append(PublishMessages(tuple(self._messages)))
+        elif self._deliveries:
+            self.whole.append(Settle(self._outcome, tuple(self._deliveries)))
+        self._messages, self._deliveries, self._bytes = [], [], 0
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """The server: connections on sockets, and a broker behind them. This room runs on Trio.
 
-* ``shielded``: a block that no cancellation cuts off, for at most some seconds.
 * ``message_codec``: a message between AMQP and the broker, in both directions.
 * ``copies``: a routed message and its queues: one copy for each, stored under one barrier.
 * ``dead_letters``: dead letters on their way through an exchange, and the ``x-death`` header they carry.

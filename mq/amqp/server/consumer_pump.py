@@ -16,9 +16,9 @@ from mq.amqp.model.topology import ConsumerRegistry
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
 from mq.amqp.protocol.connection import Connection
 from mq.amqp.server.message_codec import arrival_of
-from mq.amqp.server.shielded import shielded
 from mq.broker import Exclusion, Held, Precedence
 from mq.broker.api import BrokerAPI
+from mq.doors.connections import shielded
 from mq.doors.open_connections import RecentRate
 from mq.errors import CorruptMessage
 from mq.message import BytesBody

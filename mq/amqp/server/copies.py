@@ -135,13 +135,14 @@ class Copies:
 def _draft_of(copy: Copy, *, is_consumed: bool) -> Draft:
     """What the broker stores: in memory alone where the message or its queue is not durable."""
     publication, queue, is_dead_letter, asked, _ = copy
-    attributes = attributes_of(publication)
+    properties = publication.properties
+    attributes = attributes_of(properties, publication.exchange, publication.routing_key, publication.hidden_keys)
     draft = Draft(
         publication.body,
         attributes,
         ttl=_seconds(publication.expiration_ms, queue.arguments.get(MESSAGE_TTL), is_consumed=is_consumed),
-        transient=not (publication.properties.is_persistent and queue.is_lasting),
-        priority=publication.properties.priority,
+        transient=not (properties.is_persistent and queue.is_lasting),
+        priority=properties.priority,
         is_dead_letter=is_dead_letter,
         group=attributes.get("group"),
         is_group_hint=True,

@@ -12,15 +12,25 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import encode
 from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol import commands
-from mq.amqp.protocol.commands import ChannelKey, Command, Done, QueueDeclared, Result, Settlement, UnsettledDelivery
+from mq.amqp.protocol.commands import (
+    Answered,
+    ChannelKey,
+    Credit,
+    Done,
+    QueueDeclared,
+    Result,
+    Settle,
+    Settlement,
+    UnsettledDelivery,
+)
 from mq.amqp.protocol.connection import Connection
 from mq.amqp.server.consumer_pump import ConsumerPump, read
 from mq.amqp.server.publish_pump import PublishPump
-from mq.amqp.server.shielded import shielded
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import Held
 from mq.doors.audit import note
+from mq.doors.connections import shielded
 from mq.errors import BrokerClosed, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed, QueueHeld, StorageFull
 from mq.message import QueueName
 
@@ -66,18 +76,16 @@ class Handlers:
     def _owner(self) -> Any:
         return self._connection.session.owner
 
-    async def carry_out(self, command: Command) -> None:
+    async def carry_out(self, command: Answered | Settle | Credit) -> None:
         """Carry out a command, and answer it if its kind is answered.
 
         Raises:
             MQError: a command that is not answered failed.
         """
-        if isinstance(command, commands.PublishMessages):
-            self._publish_pump.put(command.messages)
-        elif isinstance(command, commands.Settle):
+        if isinstance(command, Settle):
             with shielded():
                 await settle(self._state, command.outcome, command.deliveries)
-        elif isinstance(command, commands.Credit):
+        elif isinstance(command, Credit):
             consumer = self._consumers.get((command.channel, command.tag))
             if consumer is not None:
                 consumer.feed()
@@ -92,7 +100,9 @@ class Handlers:
         """
         self._connection.end()
         while (command := self._connection.next_command()) is not None:
-            if isinstance(command, commands.PublishMessages | commands.Release | commands.Settle):
+            if isinstance(command, commands.PublishMessages):
+                self._publish_pump.put(command.messages)
+            elif isinstance(command, commands.Release | Settle):
                 await self.carry_out(command)
 
     async def disconnect(self) -> None:

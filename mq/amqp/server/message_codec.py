@@ -55,17 +55,14 @@ class Publishable(Protocol):
         """More keys by which it was routed, of which its consumers do not hear."""
 
 
-def attributes_of(publication: Publishable) -> Mapping[str, Any]:
-    """The attributes that the broker stores with a message, as JSON values. HTTP shows its content type and those
-    headers that are texts, as far as headers of HTTP can carry them."""
-    return _attributes(publication.properties, publication.exchange, publication.routing_key, publication.hidden_keys)
-
-
-@lru_cache(maxsize=64)
-def _attributes(
-    properties: BasicProperties, exchange: str, routing_key: str, hidden_keys: tuple[str, ...]
+@lru_cache(maxsize=64)  # a publisher's next message mostly has the same properties
+def attributes_of(
+    properties: BasicProperties, exchange: str, routing_key: str, hidden_keys: tuple[str, ...] = ()
 ) -> Mapping[str, Any]:
-    raw = base64.b64encode(properties.raw).decode()  # cached: a publisher's next message mostly has the same properties
+    """The attributes that the broker stores with a message, as JSON values. HTTP shows its content type and those
+    headers that are texts, as far as headers of HTTP can carry them. The arguments are as :class:`Publishable` has
+    them."""
+    raw = base64.b64encode(properties.raw).decode()
     kept: dict[str, Any] = {"properties": raw, "exchange": exchange, "routing_key": routing_key}
     if hidden_keys:
         kept["hidden_keys"] = hidden_keys

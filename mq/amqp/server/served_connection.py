@@ -12,16 +12,15 @@ import trio
 from trio_util import AsyncValue
 
 from mq.access.certificates import common_name
-from mq.amqp.protocol.commands import PublishedMessage
+from mq.amqp.protocol.commands import PublishedMessage, PublishMessages
 from mq.amqp.protocol.connection import Connection, ConnectionState
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.handlers import Handlers, give_back, refusal_of
 from mq.amqp.server.publish_pump import PublishPump, Unstored
-from mq.amqp.server.shielded import shielded
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PacedChunks
-from mq.doors.connections import Peer
+from mq.doors.connections import Peer, shielded
 from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
 from mq.errors import MQError, NoSuchQueue, NotServed, QueueHeld
@@ -163,6 +162,7 @@ class ServedConnection:
     # Reading
 
     async def _read(self) -> None:
+        turns = self._state.turns
         while not self._connection.is_over:
             if self._connection.state is not ConnectionState.LEFT:
                 await self._room_to_send()
@@ -173,7 +173,10 @@ class ServedConnection:
                 return
             if not data:
                 return
-            await self._state.turns.wait()
+            if turns.left:
+                turns.left -= 1
+            else:
+                await turns.wait()
             async with self._working:
                 self._renew_rights()
                 self._connection.receive(bytes(data))
@@ -204,6 +207,8 @@ class ServedConnection:
     def _renew_rights(self) -> None:
         """Take up changes of the users file since the last read. The connection of a removed user is closed."""
         session = self._connection.session
+        if session.user is None:
+            return
         try:
             session.user = self._state.refresh_user(session.user)
         except Refusal as refusal:
@@ -213,7 +218,10 @@ class ServedConnection:
         """Carry out all commands that are there."""
         try:
             while (command := self._connection.next_command()) is not None:
-                await self._handlers.carry_out(command)
+                if isinstance(command, PublishMessages):
+                    self._publish_pump.put(command.messages)
+                else:
+                    await self._handlers.carry_out(command)
         except MQError as error:
             self._fail(refusal_of(error))
         if not self._connection.is_over:  # at the end what it held goes back before the client is told

@@ -16,10 +16,10 @@ from mq.amqp.model.names import decode
 from mq.amqp.model.topology import Topology
 from mq.amqp.model.vhost import NOTHING, TopologyChange
 from mq.amqp.server.copies import AT_ONCE_SECONDS
-from mq.amqp.server.shielded import shielded
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import DROP_HEAD
+from mq.doors.connections import shielded
 from mq.errors import BrokerClosed, NoSuchQueue, StorageError, StorageFull, StorageUnusable
 from mq.message import QueueName
 

@@ -2,7 +2,11 @@
 
 pamqp's codec reads and writes the fields of methods. This module adds what pamqp lacks: input cut at any byte, limits,
 and strictness. pamqp takes a string that ends early for a short one, and refuses to write names that RabbitMQ's users
-have. :class:`Heartbeats` says when a heartbeat is due and when the peer counts as dead; it does not wait.
+have. The frames of which every message needs one (publish, deliver, acknowledge) are read and written by hand, whole
+messages in one step: pamqp takes several times as long. What is not plainly valid is left to the general way, which
+says what is wrong; tests compare both ways.
+
+:class:`Heartbeats` says when a heartbeat is due and when the peer counts as dead; it does not wait.
 """
 
 from __future__ import annotations
@@ -10,13 +14,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from pamqp import base, commands, constants, decode, encode
 
-from mq.amqp.wire import hot, tables
+from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Code, Refusal, WrongProtocol
-from mq.amqp.wire.hot import AckFrames, PublishFrames
 from mq.amqp.wire.tables import DECODING_ERRORS, LARGEST_TABLE
 
 PROTOCOL_HEADER: Final = b"AMQP\0\0\x09\x01"
@@ -29,11 +33,201 @@ UNTUNED_FRAME_MAX: Final = 8192
 OVERHEAD: Final = 8
 """Bytes of a frame beside its payload."""
 
-_HEADER: Final = struct.Struct(">BHI")
-_CONTENT: Final = struct.Struct(">HHQ")
-_BASIC: Final = commands.Basic.frame_id
-_END: Final = constants.FRAME_END
+_CONTENT_HEADER: Final = struct.Struct(">HHQ")
 _ZEROS: Final[dict[str, Any]] = {"shortstr": "", "longstr": "", "table": {}}
+
+
+# By hand: publish, deliver, acknowledge
+
+PUBLISH: Final = commands.Basic.Publish.index
+ACK: Final = commands.Basic.Ack.index
+
+_METHOD: Final = 1
+_HEADER: Final = struct.Struct(">BHI")
+_BEGINNING: Final = struct.Struct(">BHII")
+_CONTENT: Final = struct.Struct(">BBHIHHQ")
+"""The end of a frame, and a content header up to the properties."""
+_PART: Final = struct.Struct(">BBHI")
+"""The end of a frame, and the beginning of another."""
+_BASIC: Final = 60
+_FIXED_BYTES: Final = 12
+"""Of a content header, before the flags."""
+_ACKED: Final = struct.Struct(">QB")
+_ACK_FRAME: Final = struct.Struct(">BHIIQBB")
+_ACK_BYTES: Final = 13
+_TAG: Final = struct.Struct(">QB")
+_DELIVER: Final = commands.Basic.Deliver.index
+_END: Final = 0xCE
+
+
+class PublishFrames(NamedTuple):
+    """A whole published message: three frames, or two where its body is empty."""
+
+    channel: int
+    method: commands.Basic.Publish
+    properties: bytes
+    body: bytes
+
+
+class AckFrames(NamedTuple):
+    """Acknowledgements in a row, each a tag and whether it stands for all before it, too."""
+
+    channel: int
+    tags: list[tuple[int, bool]]
+
+
+def read_together(data: bytes, at: int, largest: int) -> tuple[PublishFrames | AckFrames, int] | None:
+    """Read a whole message, or a row of acknowledgements, and its end; None for what is to be read frame by frame.
+
+    Args:
+        data: what has come.
+        at: where to begin.
+        largest: bytes of the largest payload that is accepted.
+    """
+    if len(data) - at < _BEGINNING.size:
+        return None
+    kind, channel, size, index = _BEGINNING.unpack_from(data, at)
+    if kind != _METHOD or not channel:
+        return None
+    if index == PUBLISH and size <= largest:
+        return _read_message(data, at, channel, size, largest)
+    return _read_acks(data, at, channel) if index == ACK and size == _ACK_BYTES else None
+
+
+def _read_message(data: bytes, at: int, channel: int, size: int, largest: int) -> tuple[PublishFrames, int] | None:
+    method_at = at + _HEADER.size
+    head_at = method_at + size
+    if len(data) < head_at + _CONTENT.size:
+        return None
+    end, kind, same, head_size, class_id, weight, body_size = _CONTENT.unpack_from(data, head_at)
+    if (end, kind, same, class_id, weight) != (
+        _END,
+        2,
+        channel,
+        _BASIC,
+        0,
+    ) or not _FIXED_BYTES + 2 <= head_size <= largest:
+        return None
+    properties_at = head_at + _CONTENT.size
+    body_at = properties_at + head_size - _FIXED_BYTES
+    properties = data[properties_at:body_at]
+    if body_size:
+        if len(data) < body_at + _PART.size:
+            return None
+        end, kind, same, part_size = _PART.unpack_from(data, body_at)
+        if (end, kind, same, part_size) != (_END, 3, channel, body_size) or part_size > largest:
+            return None
+        body_at += _PART.size
+    last = body_at + body_size
+    if len(data) <= last or data[last] != _END:
+        return None
+    method = _read_publish(data[method_at:head_at])
+    if method is None:
+        return None
+    return PublishFrames(channel, method, properties, data[body_at:last]), last + 1
+
+
+def _read_acks(data: bytes, at: int, channel: int) -> tuple[AckFrames, int] | None:
+    tags: list[tuple[int, bool]] = []
+    first = (_METHOD, channel, _ACK_BYTES, ACK)
+    while at + _ACK_FRAME.size <= len(data):
+        *beginning, tag, bits, end = _ACK_FRAME.unpack_from(data, at)
+        if tuple(beginning) != first or end != _END or tag >> 63:
+            break
+        tags.append((tag, bool(bits & 1)))
+        at += _ACK_FRAME.size
+    return (AckFrames(channel, tags), at) if tags else None
+
+
+def read(index: int, payload: bytes) -> base.Frame | None:
+    """The method of a frame, from the index with which its payload begins; None leaves it to the general way."""
+    if index == PUBLISH:
+        return _read_publish(payload)
+    return _read_ack(payload) if index == ACK else None
+
+
+def _read_publish(payload: bytes) -> commands.Basic.Publish | None:
+    try:
+        middle = 7 + payload[6]
+        end = middle + 1 + payload[middle]
+        if len(payload) != end + 1:
+            return None
+        exchange, routing_key = payload[7:middle].decode(), payload[middle + 1 : end].decode()
+    except (IndexError, UnicodeDecodeError):
+        return None
+    method = commands.Basic.Publish.__new__(commands.Basic.Publish)  # pamqp checks what it makes, and takes its time
+    method.ticket = payload[4] << 8 | payload[5]
+    method.exchange, method.routing_key = exchange, routing_key
+    method.mandatory, method.immediate = bool(payload[end] & 1), bool(payload[end] & 2)
+    return method
+
+
+def _read_ack(payload: bytes) -> commands.Basic.Ack | None:
+    if len(payload) != 4 + _ACKED.size or payload[4] & 0x80:  # pamqp takes such a tag for a negative one
+        return None
+    method = commands.Basic.Ack.__new__(commands.Basic.Ack)
+    tag, bits = _ACKED.unpack_from(payload, 4)
+    method.delivery_tag, method.multiple = tag, bool(bits & 1)
+    return method
+
+
+def ack(channel: int, delivery_tag: int, *, multiple: bool) -> bytes:
+    """The frame of a confirm."""
+    return _ACK_FRAME.pack(_METHOD, channel, _ACK_BYTES, ACK, delivery_tag, multiple, _END)
+
+
+def short(text: str) -> bytes:
+    """A short string as it is written; it has at most 255 bytes."""
+    encoded = text.encode()
+    return bytes((len(encoded),)) + encoded
+
+
+@lru_cache(maxsize=256)
+def route(exchange: str, routing_key: str) -> bytes:
+    """Exchange and routing key as they are written, for :func:`delivery`. Cached: most messages have the same ones."""
+    return short(exchange) + short(routing_key)
+
+
+def delivery(
+    channel: int,
+    consumer_tag: bytes,
+    delivery_tag: int,
+    where: bytes,
+    properties: bytes,
+    body: bytes,
+    frame_max: int,
+    *,
+    redelivered: bool,
+) -> bytes:
+    """The frames of a delivery, its content included.
+
+    Args:
+        channel: its number.
+        consumer_tag: as :func:`short` writes it.
+        delivery_tag: its number.
+        where: as :func:`route` writes it.
+        properties: the flags and the properties, as they came.
+        body: all of it.
+        frame_max: bytes of the largest frame that the peer takes.
+        redelivered: whether it has been delivered before.
+    """
+    parts = [
+        _BEGINNING.pack(_METHOD, channel, 13 + len(consumer_tag) + len(where), _DELIVER),
+        consumer_tag,
+        _TAG.pack(delivery_tag, redelivered),
+        where,
+        _CONTENT.pack(_END, 2, channel, _FIXED_BYTES + len(properties), _BASIC, 0, len(body)),
+        properties,
+    ]
+    most = frame_max - _HEADER.size - 1
+    for at in range(0, len(body), most):
+        piece = body[at : at + most]
+        parts += (_PART.pack(_END, 3, channel, len(piece)), piece)
+    parts.append(b"\xce")
+    return b"".join(parts)
+
+
+# Any frame
 
 
 class MethodFrame(NamedTuple):
@@ -107,7 +301,7 @@ class FrameReader:
             Refusal: as there.
         """
         there = self._at < len(self._held)
-        found = hot.read_together(self._held, self._at, self.frame_max - OVERHEAD) if there else None
+        found = read_together(self._held, self._at, self.frame_max - OVERHEAD) if there else None
         if found is None:
             return self.read()
         frames, self._at = found
@@ -153,7 +347,7 @@ def _method(payload: bytes) -> base.Frame:
     if len(payload) > LARGEST_TABLE:
         raise Refusal(Code.SYNTAX_ERROR, f"a method of {len(payload)} bytes is too large")
     index = int.from_bytes(payload[:4])
-    found = hot.read(index, payload)
+    found = read(index, payload)
     if found is not None:
         return found
     method_type: type[base.Frame] | None = commands.INDEX_MAPPING.get(index)
@@ -188,12 +382,12 @@ def _fill(method: base.Frame, data: bytes) -> None:
 
 
 def _content_header(channel: int, payload: bytes) -> HeaderFrame:
-    if len(payload) < _CONTENT.size + 2:
+    if len(payload) < _CONTENT_HEADER.size + 2:
         raise Refusal(Code.FRAME_ERROR, "a content header is cut off")
-    class_id, weight, body_size = _CONTENT.unpack_from(payload)
+    class_id, weight, body_size = _CONTENT_HEADER.unpack_from(payload)
     if class_id != _BASIC or weight:
         raise Refusal(Code.UNEXPECTED_FRAME, f"a content header of class {class_id} and weight {weight}")
-    return HeaderFrame(channel, body_size, payload[_CONTENT.size :])
+    return HeaderFrame(channel, body_size, payload[_CONTENT_HEADER.size :])
 
 
 def encode_method(channel: int, method_type: type[base.Frame], **values: Any) -> bytes:
@@ -224,7 +418,7 @@ def encode_content(channel: int, properties: bytes, body: bytes, frame_max: int)
         frame_max: bytes of the largest frame that the peer takes.
     """
     most = frame_max - OVERHEAD
-    frames = [_frame(constants.FRAME_HEADER, channel, _CONTENT.pack(_BASIC, 0, len(body)) + properties)]
+    frames = [_frame(constants.FRAME_HEADER, channel, _CONTENT_HEADER.pack(_BASIC, 0, len(body)) + properties)]
     frames += [_frame(constants.FRAME_BODY, channel, body[at : at + most]) for at in range(0, len(body), most)]
     return b"".join(frames)
 
