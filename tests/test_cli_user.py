@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pty
 import pwd
@@ -10,15 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from mq import cli
 from mq.access import TokenExpired, UserDirectory
-from mq.access.hashes import COST
+from mq.access.hashes import COST, PasswordHash, token_hash
 from mq.access.rights import Right, User
 from mq.cli import user
+from mq.client import Client
 from mq.settings import LINES
 from tests.access.files import PASSWORD, TOKEN, write_users
 
@@ -158,7 +161,8 @@ def test_a_wrong_right_says_what_a_right_is(path: str, right: str) -> None:
 def test_no_verb_takes_a_secret_as_an_argument(verb: str) -> None:
     command = user.user_command.commands[verb]
     takes_a_value = {param.name for param in command.params if not getattr(param, "is_flag", False)}
-    assert takes_a_value <= {"name", "users", "rights", "lasts", "unix"}
+    a_daemon = {"url", "credentials", "ca", "certificate", "patience"}  # credentials are a file
+    assert takes_a_value <= {"name", "users", "rights", "lasts", "unix"} | a_daemon
 
 
 def test_a_token_that_expires(path: str) -> None:
@@ -226,3 +230,44 @@ def test_a_user_with_a_key_for_amazons_sdks(path: str) -> None:
     assert newer.startswith("AWS_ACCESS_KEY_ID=MQIA")
     assert UserDirectory(path).by_aws_key(found["AWS_ACCESS_KEY_ID"]) is None
     assert "no user named" in run("aws-key", "other", "--users", path).stderr
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The users of a cluster, as the node at --url has them."""
+    tables: dict[str, Any] = {}
+    monkeypatch.setattr(Client, "users", lambda self: copy.deepcopy(tables))
+    monkeypatch.setattr(Client, "put_user", lambda self, name, table: tables.__setitem__(name, dict(table)))
+    monkeypatch.setattr(Client, "delete_user", lambda self, name: tables.pop(name))
+    return tables
+
+
+def test_a_user_of_a_cluster_is_made_changed_and_removed(cluster: dict[str, Any]) -> None:
+    done = run("add", "shop", "--cluster", "--right", "publish=orders.*")
+    token = done.stdout.strip()
+    assert TOKEN_FORM.fullmatch(token)
+    assert "in effect at every node" in done.stderr
+    assert cluster == {"shop": {"tokens": [token_hash(token)], "publish": ["orders.*"]}}, "no secret is sent"
+    second = run("token", "shop", "--cluster").stdout.strip()
+    assert cluster["shop"]["tokens"] == [token_hash(token), token_hash(second)]
+    listed = run("list", "--cluster").stdout
+    assert listed.splitlines() == ["shop", "  publish: orders.*", "  password: no, tokens: 2"]
+    assert "1 tokens are gone" in run("retire", "shop", "--cluster").stderr
+    assert cluster["shop"]["tokens"] == [token_hash(second)]
+    assert run("remove", "shop", "--cluster").exit_code == 0
+    assert cluster == {}
+    gone = run("remove", "shop", "--cluster")
+    assert (gone.exit_code, "no user named" in gone.stderr) == (2, True)
+
+
+def test_a_password_of_a_cluster_is_sent_as_a_hash(cluster: dict[str, Any]) -> None:
+    assert run("add", "anna", "--cluster", "--password", typed=f"{PASSWORD}\n").exit_code == 0
+    assert PASSWORD not in str(cluster)
+    assert PasswordHash.parse(cluster["anna"]["password"]).fits(PASSWORD)
+
+
+@pytest.mark.parametrize("flags", [("--unix", "root"), ("--aws-key",), ("--users", "x.toml")])
+def test_what_is_one_machine_s_is_no_cluster_s(cluster: dict[str, Any], flags: tuple[str, ...]) -> None:
+    done = run("add", "shop", "--cluster", *flags)
+    assert (done.exit_code, cluster) == (2, {})
+    assert "--cluster" in done.stderr

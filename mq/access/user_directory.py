@@ -1,19 +1,23 @@
-"""The directory of users: finds a user by a secret. All doors share it, so a user is the same behind each."""
+"""The directory of users: finds a user by a secret. All doors share it, so a user is the same behind each. A node of a
+cluster has the cluster's users beside those of its file."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mq.access.aws_keys import AwsKey, path_of_keys, read_keys
 from mq.access.hashes import PasswordHash, time_text, token_hash
 from mq.access.rights import User
-from mq.access.users_file import Account, read_users, users_by_uid
-from mq.errors import MQError
+from mq.access.users_file import Account, read_users, shared_account, users_by_uid
+from mq.errors import Conflict, InvalidSetting, MQError
+
+logger = logging.getLogger(__name__)
 
 REMEMBERED_SECONDS: Final = 60.0
 """How long a verified password is accepted without computing its hash again."""
@@ -39,7 +43,7 @@ class TokenExpired(SecretRefused):
 
 
 class UserDirectory:
-    """The users of a file.
+    """The users of a file, and of the cluster.
 
     Args:
         path: of the users file. A file of AWS keys may lie beside it.
@@ -59,7 +63,9 @@ class UserDirectory:
         self.path = path
         self._clock = clock
         self._wall_clock = wall_clock
-        self._book = _read(path)
+        self._shared: tuple[Account, ...] = ()
+        self._own = _read(path)
+        self._book = self._make()
 
     def reload(self) -> int:
         """Read the file anew; users and secrets that it lacks count no more, at once. Returns how many users there are.
@@ -67,8 +73,47 @@ class UserDirectory:
         Raises:
             InvalidSetting: the new file is wrong; the users stay as they were.
         """
-        self._book = _read(self.path)
+        self._own = _read(self.path)
+        self._book = self._make()
         return len(self._book.accounts)
+
+    def share(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        """Have these users of the cluster from now on, and no others of it. At once.
+
+        The file goes first: a name that stands there is this node's own user, and a token or a certificate of the file
+        is that user's.
+
+        Args:
+            tables: as the file has them, by name.
+        """
+        accounts = []
+        for name, table in tables.items():
+            try:
+                accounts.append(shared_account(name, table))
+            except InvalidSetting as error:  # a later release may know more of it
+                logger.warning("a user does not count here: %s", error)
+        for name in sorted(self._own.names & {account.user.name for account in accounts}):
+            logger.warning("user %s of the cluster does not count here: %s has one of that name", name, self.path)
+        self._shared = tuple(accounts)
+        self._book = self._make()
+
+    def check(self, name: str, table: Mapping[str, Any]) -> None:
+        """Check that there can be such a user of the cluster.
+
+        Raises:
+            InvalidSetting: the name or the table is wrong.
+            Conflict: the file has one of that name.
+        """
+        shared_account(name, table)
+        if name in self._own.names:
+            raise Conflict(
+                f"user {name} stands in this node's users file, which goes first: remove it there, and send SIGHUP"
+            )
+
+    def _make(self) -> _Book:
+        own = self._own
+        accounts = [*(account for account in self._shared if account.user.name not in own.names), *own.accounts]
+        return _Book(accounts, own.by_uid, own.keys)
 
     def again(self, user: User) -> User | None:
         """The user as the file has them now; None for a removed one. At once."""
@@ -130,6 +175,21 @@ class UserDirectory:
         return self._book.verify(name, password, self._clock)
 
 
+class _OwnUsers(NamedTuple):
+    """What this machine's files have."""
+
+    accounts: tuple[Account, ...]
+    names: frozenset[str]
+    by_uid: Mapping[int, User]
+    keys: tuple[AwsKey, ...]
+
+
+def _read(path: str) -> _OwnUsers:
+    accounts = read_users(path)
+    names = frozenset(account.user.name for account in accounts)
+    return _OwnUsers(accounts, names, users_by_uid(accounts, path), tuple(read_keys(path_of_keys(path))))
+
+
 class _Owned(NamedTuple):
     """The user of a token, and when it expires: seconds since 1970, or None."""
 
@@ -185,8 +245,3 @@ class _Book:
     def _digest(self, name: str, password: str) -> bytes:
         data = f"{name}\0{password}".encode("utf-8", "surrogatepass")
         return hashlib.blake2b(data, key=self._key, digest_size=32).digest()
-
-
-def _read(path: str) -> _Book:
-    accounts = read_users(path)
-    return _Book(accounts, users_by_uid(accounts, path), read_keys(path_of_keys(path)))

@@ -1,4 +1,4 @@
-"""Changes of the file of users by ``mq user``. People may edit the file, too: their comments stay.
+"""Changes of users by ``mq user``: of the file, or of a cluster. People may edit the file, too: their comments stay.
 
 A change is a new file under a temporary name, synced, then renamed over the old one: a daemon that reads it at any
 instant finds the old users or the new ones. A crash may leave a ``.NAME.XXXX.tmp`` beside it, which means nothing.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,23 +30,24 @@ _HEAD_OF_KEYS: Final = "# AWS keys of mq's users: docs/sqs.md. The secrets are r
 _MODE: Final = 0o600
 
 
-class UsersFile:
-    """A file of users, to be changed. Programs that change it in this way take turns.
+class UsersEditor(ABC):
+    """Changes users, wherever they are kept."""
 
-    Args:
-        path: of the file; made by the first user. Behind a symbolic link it is the link's target that changes.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(os.path.realpath(path))
-
+    @abstractmethod
     def accounts(self) -> tuple[Account, ...]:
-        """The users, as they stand there.
+        """The users, as they are now.
 
         Raises:
-            InvalidSetting: the file cannot be read or is wrong.
+            InvalidSetting: they cannot be read, or are wrong.
         """
-        return parse_users(self._read(), str(self._path))
+
+    @abstractmethod
+    def changing(self) -> AbstractContextManager[Any]:
+        """The tables of users by name, to be changed in the block. Nothing changes when the block raises.
+
+        Raises:
+            InvalidSetting: they cannot be changed, or would be wrong.
+        """
 
     def add(
         self,
@@ -73,7 +75,7 @@ class UsersFile:
                 changed.
         """
         check_user_name(name)
-        table = tomlkit.table()
+        table: dict[str, Any] = {}
         token = None
         if unix is not None:
             if uid_of_login(unix) is None:
@@ -86,7 +88,7 @@ class UsersFile:
             table["tokens"] = [token_hash(token)]
         for right, patterns in rights.items():
             table[right.value] = list(patterns)
-        with self._changing() as users:
+        with self.changing() as users:
             if name in users:
                 raise InvalidSetting(f"user {name} exists: remove it, or give it another token")
             users[name] = table
@@ -96,9 +98,69 @@ class UsersFile:
         """Remove a user.
 
         Raises:
-            InvalidSetting: there is none, or the file cannot be changed.
+            InvalidSetting: there is none, or nothing can be changed.
         """
-        with self._changing() as users:
+        with self.changing() as users:
+            _known(users, name)
+            del users[name]
+
+    def add_token(self, name: str, *, only: bool, expires: int | None = None) -> str:
+        """Give a user one more token, beside the others, so that clients can change over one by one.
+
+        Args:
+            name: the user.
+            only: the others, and the password, count no more.
+            expires: when it counts no more, in seconds since 1970; None for never.
+
+        Returns:
+            The token, which stands nowhere else.
+
+        Raises:
+            InvalidSetting: there is no such user, or the file cannot be changed.
+        """
+        token = new_token()
+        kept = str(KeptToken(str(token_hash(token)), expires))
+        with self.changing() as users:
+            table = _known(users, name)
+            table["tokens"] = [*([] if only else table.get("tokens", [])), kept]
+            if only:
+                table.pop("password", None)
+        return token
+
+    def retire(self, name: str) -> int:
+        """Take away all tokens of a user but the newest, which is the last one.
+
+        Returns:
+            How many count no more.
+
+        Raises:
+            InvalidSetting: there is no such user, or the file cannot be changed.
+        """
+        with self.changing() as users:
+            table = _known(users, name)
+            tokens = table.get("tokens", [])
+            count = max(len(tokens) - 1, 0)
+            del tokens[:count]
+        return count
+
+
+class UsersFile(UsersEditor):
+    """A file of users, to be changed. Programs that change it in this way take turns.
+
+    Args:
+        path: of the file; made by the first user. Behind a symbolic link it is the link's target that changes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(os.path.realpath(path))
+
+    def accounts(self) -> tuple[Account, ...]:
+        """The users, as they stand there."""
+        return parse_users(self._read(), str(self._path))
+
+    def remove(self, name: str) -> None:
+        """Remove a user, with the AWS keys."""
+        with self.changing() as users:
             _known(users, name)
             self._change_keys(name, None, only=True)  # before the user: a later one of that name must not have them
             del users[name]
@@ -117,7 +179,7 @@ class UsersFile:
             InvalidSetting: there is no such user, or a file cannot be changed.
         """
         key = new_key(name)
-        with self._changing() as users:
+        with self.changing() as users:
             _known(users, name)
             self._change_keys(name, key, only=only)
         return key
@@ -147,45 +209,6 @@ class UsersFile:
         parse_keys(tomlkit.parse(changed).unwrap(), str(path))
         _replace(path, changed.encode(), like=self._path)
 
-    def add_token(self, name: str, *, only: bool, expires: int | None = None) -> str:
-        """Give a user one more token, beside the others, so that clients can change over one by one.
-
-        Args:
-            name: the user.
-            only: the others, and the password, count no more.
-            expires: when it counts no more, in seconds since 1970; None for never.
-
-        Returns:
-            The token, which stands nowhere else.
-
-        Raises:
-            InvalidSetting: there is no such user, or the file cannot be changed.
-        """
-        token = new_token()
-        kept = str(KeptToken(str(token_hash(token)), expires))
-        with self._changing() as users:
-            table = _known(users, name)
-            table["tokens"] = [*([] if only else table.get("tokens", [])), kept]
-            if only:
-                table.pop("password", None)
-        return token
-
-    def retire(self, name: str) -> int:
-        """Take away all tokens of a user but the newest, which is the last one.
-
-        Returns:
-            How many count no more.
-
-        Raises:
-            InvalidSetting: there is no such user, or the file cannot be changed.
-        """
-        with self._changing() as users:
-            table = _known(users, name)
-            tokens = table.get("tokens", [])
-            count = max(len(tokens) - 1, 0)
-            del tokens[:count]
-        return count
-
     def _read(self) -> str:
         try:
             return self._path.read_text("utf-8")
@@ -195,7 +218,7 @@ class UsersFile:
             raise InvalidSetting(f"cannot read the users file {_shown(self._path)}: {_reason(error)}") from error
 
     @contextmanager
-    def _changing(self) -> Iterator[Any]:
+    def changing(self) -> Iterator[Any]:
         """The table of users, to be changed in the block. Nothing changes when the block raises."""
         try:
             with _locked(self._path.parent) as folder:

@@ -22,6 +22,7 @@ LONGEST_PATTERN: Final = 255
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
 _KEYS: Final = ("password", "tokens", "certificate", "unix", *Right)
+_OF_CLUSTER: Final = "of the cluster"
 _OVERFLOW_UID: Final = 65_534
 """The number that the kernel gives for every user of another user namespace."""
 
@@ -80,6 +81,17 @@ def parse_users(text: str, path: str) -> tuple[Account, ...]:
     _check_tokens_differ(accounts, path)
     _check_certificates_differ(accounts, path)
     return accounts
+
+
+def shared_account(name: str, table: Mapping[str, Any]) -> Account:
+    """A user of a cluster, by the table that a users file would have.
+
+    Raises:
+        InvalidSetting: the name or the table is wrong, or it names a login of one machine.
+    """
+    account = _account(_OF_CLUSTER, name, table)
+    _hold(account.unix is None, _OF_CLUSTER, f"users.{name}.unix", "a login name is one machine's: use the node's file")
+    return account
 
 
 def users_by_uid(accounts: Iterable[Account], path: str) -> dict[int, User]:
@@ -212,4 +224,6 @@ def _hold(condition: bool, path: str, key: str, problem: str) -> None:
 
 
 def _wrong(path: str, key: str, problem: str) -> InvalidSetting:
+    if path == _OF_CLUSTER:
+        return InvalidSetting(f"{path}: {key}: {problem}")
     return InvalidSetting(f"{key} in the users file {shorten(path, 200)}: {problem}")

@@ -143,6 +143,29 @@ class NodeControl(Protocol):
             InvalidSetting: that is no such address.
         """
 
+    def users(self) -> Mapping[str, Mapping[str, Any]]:
+        """The tables of the cluster's users, as a users file has them, by name.
+
+        Raises:
+            Conflict: this node takes no users of the cluster.
+        """
+
+    async def put_user(self, name: str, table: Mapping[str, Any]) -> None:
+        """Make a user of the cluster, or replace one. In effect at all members on return.
+
+        Raises:
+            Conflict: this node takes none, or has one of that name in its own file.
+            InvalidSetting: the name or the table is wrong.
+            NotServed: no node leads, or one is not heard of in time. It may be done later.
+        """
+
+    async def drop_user(self, name: str) -> None:
+        """Remove a user of the cluster, if there is one. At no member does that user get anything after that.
+
+        Raises:
+            Conflict, NotServed: as for :meth:`put_user`.
+        """
+
 
 class NoNode:
     """The :class:`NodeControl` of a daemon that is in no cluster."""
@@ -159,6 +182,18 @@ class NoNode:
 
     async def replace(self, node: str, address: str) -> None:
         """It has no neighbours."""
+        raise Conflict(_NO_NODE)
+
+    def users(self) -> Mapping[str, Mapping[str, Any]]:
+        """There are those of its file alone."""
+        raise Conflict(_NO_NODE)
+
+    async def put_user(self, name: str, table: Mapping[str, Any]) -> None:
+        """There are those of its file alone."""
+        raise Conflict(_NO_NODE)
+
+    async def drop_user(self, name: str) -> None:
+        """There are those of its file alone."""
         raise Conflict(_NO_NODE)
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from mq.access import UserDirectory
 from mq.access.exposure import is_loopback
 from mq.broker import Broker, BrokerConfig
 from mq.broker.api import BrokerAPI
@@ -65,9 +66,11 @@ async def clustered(
     observers: Sequence[Observer],
     stop: trio.Event,
     schedules: ClusterSchedules,
+    users: UserDirectory | None,
 ) -> AsyncIterator[BrokerAPI]:
     """The broker of the doors, for the length of the block: the local one, or a node's, which has the cluster's queues,
-    too. Enters the block once these are known, or `stop` is set. `schedules` are the cluster's from then on.
+    too. Enters the block once these are known, or `stop` is set. `schedules` are the cluster's from then on, and
+    `users` the cluster's beside those of their file.
 
     Raises:
         InvalidSetting: no package knows the coordinator.
@@ -82,6 +85,8 @@ async def clustered(
         alone = dataclasses.replace(broker_config, peers=0, mover=True, reaper=True)
         node = ClusterNode(config, coordinator, local, alone, observers)
         node.guest, schedules.ask, schedules.has_own = schedules.leading, node.ask_guest, local.declarations.knows
+        if users is not None:
+            node.on_users(users.share, users.check)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
             await _hear(node, stop)

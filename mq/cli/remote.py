@@ -52,23 +52,58 @@ class Remote(NamedTuple):
 def remote(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the flags that name a daemon; it gets a :class:`Remote` first. Errors become a line."""
 
-    @click.option("--url", envvar="MQ_URL", default=DEFAULT_URL, show_default=True, help="The daemon's address.")
-    @click.option(
+    @remote_flags
+    @functools.wraps(command)
+    def with_remote(*args: Any, **rest: Any) -> Any:
+        _refuse_settings()
+        daemon = remote_of(rest)
+        with told():
+            return command(daemon, *args, **rest)
+
+    return with_remote
+
+
+def remote_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the flags that name a daemon, for :func:`remote_of`."""
+    for flag in reversed(_REMOTE_FLAGS):
+        command = flag(command)
+    return command
+
+
+def remote_of(flags: dict[str, Any]) -> Remote:
+    """The daemon that flags name; they are taken out of `flags`.
+
+    Raises:
+        click.UsageError: they make no sense.
+    """
+    where = {name: flags.pop(name) for name in ("url", "ca", "certificate")}
+    credentials, patience = flags.pop("credentials"), flags.pop("patience")
+    try:
+        access = Access(**where, **_credentials(credentials))
+        access.options()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return Remote(access, Retry(patience=patience))
+
+
+_REMOTE_FLAGS: Final = (
+    click.option("--url", envvar="MQ_URL", default=DEFAULT_URL, show_default=True, help="The daemon's address."),
+    click.option(
         "--credentials",
         envvar="MQ_CREDENTIALS",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
         help=f"A file that holds a token, or NAME:PASSWORD. A token may stand in {TOKEN_VARIABLE}, too.",
-    )
-    @click.option("--ca", envvar="MQ_CA", type=click.Path(exists=True), metavar="FILE", help="Authorities to trust.")
-    @click.option(
+    ),
+    click.option("--ca", envvar="MQ_CA", type=click.Path(exists=True), metavar="FILE", help="Authorities to trust."),
+    click.option(
         "--certificate",
         envvar="MQ_CERTIFICATE",
         type=click.Path(exists=True),
         metavar="FILE",
         help="Your own certificate and its key, where the daemon asks for one.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--patience",
         envvar="MQ_PATIENCE",
         type=click.FloatRange(0, 1e6),
@@ -76,20 +111,8 @@ def remote(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         metavar="SECONDS",
         help="For how long to try again while the daemon is away or full.",
-    )
-    @functools.wraps(command)
-    def with_remote(*args: Any, credentials: str | None, patience: float, **rest: Any) -> Any:
-        _refuse_settings()
-        where = {name: rest.pop(name) for name in ("url", "ca", "certificate")}
-        try:
-            access = Access(**where, **_credentials(credentials))
-            access.options()
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
-        with told():
-            return command(Remote(access, Retry(patience=patience)), *args, **rest)
-
-    return with_remote
+    ),
+)
 
 
 @contextmanager

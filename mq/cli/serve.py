@@ -146,11 +146,12 @@ async def _serve_root(
     config = _broker_config(settings)
     metrics = Metrics(folder=settings.folder, version=__version__)
     shared_schedules = ClusterSchedules()
+    users = None if guards.logins is None else guards.logins.access
     async with (
         journaling(settings) as journal,
         _open_store(settings, config) as store,
         open_broker(store, config, observers=[metrics, *journal.observers]) as local,
-        clustered(cluster, local, config, [metrics], stop, shared_schedules) as broker,
+        clustered(cluster, local, config, [metrics], stop, shared_schedules, users) as broker,
         _leaving_in_time(),
         trio.open_nursery() as nursery,
     ):

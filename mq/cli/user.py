@@ -1,8 +1,10 @@
-"""The verb ``user``: changes the file of users. It takes no secret as an argument, for other users can read arguments;
-it asks for a password, or makes a token and prints it once."""
+"""The verb ``user``: changes the users of a file, or of a cluster. It takes no secret as an argument, for others can
+read arguments; it asks for a password, or makes a token and prints it once. Hashes alone go to a cluster."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import sys
 import time
@@ -15,8 +17,9 @@ import click
 from mq.access.aws_keys import AwsKey
 from mq.access.hashes import check_password, time_text
 from mq.access.rights import Right
-from mq.access.users_editor import UsersFile
-from mq.access.users_file import is_pattern, warn_if_open
+from mq.access.users_editor import UsersEditor, UsersFile
+from mq.access.users_file import Account, is_pattern, shared_account, warn_if_open
+from mq.cli.remote import Remote, remote_flags, remote_of, told
 from mq.errors import InvalidSetting
 from mq.programs import CANNOT_START
 from mq.settings import load_settings
@@ -56,8 +59,53 @@ def _parse_duration(context: click.Context, parameter: click.Parameter, given: s
     return int(number) * _UNITS[unit]
 
 
-def _users_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--users", metavar="FILE", help="The file of users.  [MQ_USERS]")(command)
+def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the flags that say which users are meant; it gets what edits them first."""
+
+    @click.option("--users", metavar="FILE", help="The file of users.  [MQ_USERS]")
+    @click.option(
+        "--cluster", "is_cluster", is_flag=True, help="The users of the cluster of the node at --url, not of a file."
+    )
+    @remote_flags
+    @functools.wraps(command)
+    def with_editor(*args: Any, users: str | None, is_cluster: bool, **rest: Any) -> Any:
+        if is_cluster and users is not None:
+            raise click.UsageError("--users is a file's, --cluster a cluster's: give one of them")
+        daemon = remote_of(rest)
+        with _refusing(), told():
+            editor: UsersFile | ClusterUsers = ClusterUsers(daemon) if is_cluster else _file(users)
+            return command(editor, *args, **rest)
+
+    return with_editor
+
+
+class ClusterUsers(UsersEditor):
+    """The users of a cluster, by way of one of its nodes.
+
+    Args:
+        daemon: the node.
+    """
+
+    def __init__(self, daemon: Remote) -> None:
+        self._daemon = daemon
+
+    def accounts(self) -> tuple[Account, ...]:
+        """The users, as they are at that node."""
+        with self._daemon.client() as client:
+            return tuple(shared_account(name, table) for name, table in client.users().items())
+
+    @contextmanager
+    def changing(self) -> Iterator[Any]:
+        """The tables of users. What was changed is in effect at all nodes that are members, once the block is left."""
+        with self._daemon.client() as client:
+            before = client.users()
+            users = copy.deepcopy(dict(before))
+            yield users
+            for name, table in users.items():
+                if before.get(name) != table:
+                    client.put_user(name, table)
+            for name in before.keys() - users.keys():
+                client.delete_user(name)
 
 
 @click.group("user")
@@ -82,40 +130,34 @@ def user_command() -> None:
     help="Know the user by this login name of the machine, over the daemon's Unix socket, instead of making a token.",
 )
 @click.option("--aws-key", "has_key", is_flag=True, help="Make a key for Amazon's SDKs instead of a token.")
-@_users_option
-@click.pass_context
+@_editing
 def add_command(
-    context: click.Context,
+    editor: UsersFile | ClusterUsers,
     /,
     name: str,
     rights: dict[Right, list[str]],
     asks: bool,
     unix: str | None,
     has_key: bool,
-    users: str | None,
 ) -> None:
     """Add a user, with a token that is printed once."""
-    with _refusing():
-        file = _file(context, users)
-        token = file.add(name, rights, _ask_password() if asks else None, unix, only_aws_key=has_key)
-        key = file.add_aws_key(name) if has_key else None
+    if unix is not None or has_key:
+        _with_keys(editor)
+    token = editor.add(name, rights, _ask_password() if asks else None, unix, only_aws_key=has_key)
+    key = _with_keys(editor).add_aws_key(name) if has_key else None
     if not rights:
         click.echo(_WITHOUT_RIGHTS.format(name=name), err=True)
     if key is None:
-        _print_token(token)
+        _print_token(editor, token)
     else:
         _print_key(key)
 
 
 @user_command.command("list")
-@_users_option
-@click.pass_context
-def list_command(context: click.Context, /, users: str | None) -> None:
+@_editing
+def list_command(editor: UsersFile | ClusterUsers, /) -> None:
     """List the users, what they may do, and how they show who they are."""
-    with _refusing():
-        file = _file(context, users)
-        accounts = file.accounts()
-        keys = {account.user.name: file.aws_keys(account.user.name) for account in accounts}
+    accounts = editor.accounts()
     for user, password, tokens, certificate, unix in accounts:
         click.echo(user.name)
         for right, patterns in user.rights.items():
@@ -125,8 +167,9 @@ def list_command(context: click.Context, /, users: str | None) -> None:
             click.echo(f"  certificate: {certificate}")
         if unix is not None:
             click.echo(f"  unix: {unix}")
-        if keys[user.name]:
-            click.echo(f"  AWS keys: {' '.join(keys[user.name])}")
+        keys = editor.aws_keys(user.name) if isinstance(editor, UsersFile) else []
+        if keys:
+            click.echo(f"  AWS keys: {' '.join(keys)}")
         for token in tokens:
             if token.expires is not None:
                 click.echo(
@@ -136,13 +179,11 @@ def list_command(context: click.Context, /, users: str | None) -> None:
 
 @user_command.command("remove")
 @click.argument("name")
-@_users_option
-@click.pass_context
-def remove_command(context: click.Context, /, name: str, users: str | None) -> None:
+@_editing
+def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
     """Remove a user."""
-    with _refusing():
-        _file(context, users).remove(name)
-    click.echo(_TAKES_EFFECT, err=True)
+    editor.remove(name)
+    click.echo(_takes_effect(editor), err=True)
 
 
 @user_command.command("token")
@@ -155,48 +196,54 @@ def remove_command(context: click.Context, /, name: str, users: str | None) -> N
     callback=_parse_duration,
     help="Let it count for so long and no longer: a number with m, h, d or w for minutes, hours, days or weeks.",
 )
-@_users_option
-@click.pass_context
-def token_command(context: click.Context, /, name: str, only: bool, lasts: int | None, users: str | None) -> None:
+@_editing
+def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, lasts: int | None) -> None:
     """Give a user one more token, and print it once."""
-    with _refusing():
-        token = _file(context, users).add_token(
-            name, only=only, expires=None if lasts is None else int(time.time()) + lasts
-        )
-    _print_token(token)
+    token = editor.add_token(name, only=only, expires=None if lasts is None else int(time.time()) + lasts)
+    _print_token(editor, token)
 
 
 @user_command.command("aws-key")
 @click.argument("name")
 @click.option("--only", is_flag=True, help="Take away the AWS keys that there were.")
-@_users_option
-@click.pass_context
-def aws_key_command(context: click.Context, /, name: str, only: bool, users: str | None) -> None:
+@_editing
+def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) -> None:
     """Give a user one more key for Amazon's SDKs, and print it."""
-    with _refusing():
-        key = _file(context, users).add_aws_key(name, only=only)
-    _print_key(key)
+    _print_key(_with_keys(editor).add_aws_key(name, only=only))
 
 
 @user_command.command("retire")
 @click.argument("name")
-@_users_option
-@click.pass_context
-def retire_command(context: click.Context, /, name: str, users: str | None) -> None:
+@_editing
+def retire_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
     """Take away all tokens of a user but the newest."""
-    with _refusing():
-        count = _file(context, users).retire(name)
-    click.echo(f"{count} tokens are gone, the newest one is left. {_TAKES_EFFECT}", err=True)
+    count = editor.retire(name)
+    click.echo(f"{count} tokens are gone, the newest one is left. {_takes_effect(editor)}", err=True)
 
 
-def _file(context: click.Context, users: str | None) -> UsersFile:
+def _file(users: str | None) -> UsersFile:
     """The file that the verb, the program, the environment or the settings' file names, in this order."""
-    flags: Mapping[str, str | None] = context.find_root().obj or {}
+    flags: Mapping[str, str | None] = click.get_current_context().find_root().obj or {}
     path = load_settings(flags if users is None else {**flags, "users": users}, os.environ).users
     if not path:
         raise InvalidSetting("which file? Name it: --users FILE, or MQ_USERS")
     warn_if_open(path)
     return UsersFile(path)
+
+
+def _with_keys(editor: UsersFile | ClusterUsers) -> UsersFile:
+    """The file, which alone may have AWS keys and login names.
+
+    Raises:
+        click.UsageError: it is a cluster.
+    """
+    if isinstance(editor, UsersFile):
+        return editor
+    raise click.UsageError("AWS keys and login names are one machine's, in a file of its own: leave out --cluster")
+
+
+def _takes_effect(editor: UsersFile | ClusterUsers) -> str:
+    return _TAKES_EFFECT if isinstance(editor, UsersFile) else "It is in effect at every node that is a member."
 
 
 def _ask_password() -> str:
@@ -209,11 +256,11 @@ def _ask_password() -> str:
     return password
 
 
-def _print_token(token: str | None) -> None:
+def _print_token(editor: UsersFile | ClusterUsers, token: str | None) -> None:
     if token is not None:
         click.echo(token)
         click.echo("This is the token. It cannot be shown again.", err=True)
-    click.echo(_TAKES_EFFECT, err=True)
+    click.echo(_takes_effect(editor), err=True)
 
 
 def _print_key(key: AwsKey) -> None:

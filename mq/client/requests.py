@@ -258,6 +258,22 @@ def replace_node(node: str, address: str) -> Call[Mapping[str, Any]]:
     return Call(method="POST", target=target, headers=(_JSON,), body=body, read=Answer.members)
 
 
+def users() -> Call[Mapping[str, Mapping[str, Any]]]:
+    """The users of a cluster."""
+    return Call(method="GET", target="/-/users", read=lambda answer: dict(answer.members()["users"]))
+
+
+def put_user(name: str, table: Mapping[str, Any]) -> Call[None]:
+    """Make a user of a cluster, or replace one."""
+    target = _target("-", "users", name)
+    return Call(method="PUT", target=target, headers=(_JSON,), body=codec.json_line(table), read=nothing)
+
+
+def delete_user(name: str) -> Call[None]:
+    """Remove a user of a cluster."""
+    return Call(method="DELETE", target=_target("-", "users", name), read=nothing)
+
+
 def rates(sort: str, filter: str, skip: int, limit: int, history: bool) -> Call[Mapping[str, Any]]:
     """Queues with their rates."""
     asked = {"sort": sort, "skip": str(skip), "max": str(limit)} | ({"filter": filter} if filter else {})

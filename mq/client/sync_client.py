@@ -463,6 +463,30 @@ class Client:
         """
         return self._run(requests.replace_node(node, address))
 
+    def users(self) -> Mapping[str, Mapping[str, Any]]:
+        """The users of this node's cluster by name, each as a table of a users file: it holds hashes and no secret.
+
+        Raises:
+            Conflict: this daemon is in no cluster, or takes no users.
+        """
+        return self._run(requests.users())
+
+    def put_user(self, name: str, table: Mapping[str, Any]) -> None:
+        """Make a user of the cluster, or replace one; in effect at all nodes that are members on return.
+
+        Args:
+            name: of the user.
+            table: as docs/access.md has it.
+
+        Raises:
+            Conflict: the node's own file has one of that name, or this daemon is in no cluster.
+        """
+        self._run(requests.put_user(name, table))
+
+    def delete_user(self, name: str) -> None:
+        """Remove a user of the cluster, if there is one; no member lets that user in any more on return."""
+        self._run(requests.delete_user(name))
+
     def rates(
         self, *, sort: str = "name", filter: str = "", skip: int = 0, limit: int = PAGE, history: bool = False
     ) -> Mapping[str, Any]:

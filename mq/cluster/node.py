@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import trio
 
@@ -27,9 +27,9 @@ from mq.cluster.leadership import Guest, Leadership, LocalLeader, NoGuest
 from mq.cluster.moved_neighbors import MovedNeighbors
 from mq.cluster.names import Names
 from mq.cluster.peer_link import Dial, PeerLink, dial
-from mq.cluster.record_keeper import RecordKeeper
+from mq.cluster.record_keeper import USER, RecordKeeper
 from mq.cluster.sessions import LinkSessions
-from mq.cluster.shared_records import SharedRecords
+from mq.cluster.shared_records import SharedRecords, TellUsers
 from mq.errors import Conflict, NotServed, StorageError, first_of
 from mq.lifecycle import Observer
 
@@ -54,6 +54,14 @@ ALONE_SECONDS: Final = 10.0
 """How long a node has no other member before it logs that: nodes that start together have found each other by then."""
 
 _NOBODY_ELSE: Final = "nobody serves its queues when this node is lost. Start the two others"
+
+
+CheckUser = Callable[[str, Mapping[str, Any]], None]
+"""Raises InvalidSetting or Conflict for the name and the table of what could not be a user."""
+
+
+def _any_user(name: str, table: Mapping[str, Any]) -> None:
+    pass
 
 
 def boot_seconds() -> float:
@@ -144,6 +152,7 @@ class ClusterNode:
         self._was_warned = ""
         self._voters = 0
         self._noting = trio.Lock()
+        self._check_user: CheckUser = _any_user
         self._moved = MovedNeighbors(local.declarations)
         self.is_draining = False
         broker.node_control = self
@@ -200,6 +209,38 @@ class ClusterNode:
         await self._moved.put(link.filed, neighbor)
         link.move(neighbor)
         logger.info("node %s is looked for at %s from now on", node, neighbor)
+
+    def on_users(self, told: TellUsers, check: CheckUser) -> None:
+        """Take the cluster's users. Before :meth:`run`.
+
+        Args:
+            told: called with the tables of all of them, whenever they change.
+            check: raises InvalidSetting or Conflict for what could not be one.
+        """
+        self._shared.on_users(told)
+        self._check_user = check
+
+    def users(self) -> Mapping[str, Mapping[str, Any]]:
+        """The tables of the cluster's users, by name."""
+        self._need_users()
+        return dict(self._shared.users)
+
+    async def put_user(self, name: str, table: Mapping[str, Any]) -> None:
+        """Make a user of the cluster, or replace one."""
+        self._need_users()
+        self._check_user(name, table)
+        await self._declarations.share([(USER, name, dict(table))], [])
+
+    async def drop_user(self, name: str) -> None:
+        """Remove a user of the cluster."""
+        self._need_users()
+        await self._declarations.share([], [(USER, name, {})])
+
+    def _need_users(self) -> None:
+        if not self._shared.has_users:
+            raise Conflict(
+                f"node {self._config.node} knows no users, so it takes none of the cluster: start it with --users"
+            )
 
     async def _set_draining(self, *, to: bool) -> None:
         self.is_draining = to

@@ -1,4 +1,4 @@
-"""The records that all nodes of a cluster share, as the leader keeps them: durable exchanges and bindings.
+"""The records that all nodes of a cluster share, as the leader keeps them: durable exchanges, bindings and users.
 
 They stand in the cluster's store. Every node follows them there, and says up to which change they are in effect with
 it: changes are counted, by a record that is written after those that it counts.
@@ -24,6 +24,9 @@ CHANGES: Final = "amqp-changes"
 LAST: Final = "last"
 """Its only key."""
 NUMBER: Final = "number"
+USER: Final = "amqp-user"
+"""The kind of a user's record: its key is the name, its value the user's table as in a users file. It begins as all of
+these do: so a node hears of them in the order of their changes."""
 
 
 def number_in(value: Mapping[str, Any] | None) -> int:
@@ -42,8 +45,9 @@ class RecordKeeper:
         self._broker = broker
         self._store = broker.declarations
         self._changing = trio.Lock()
-        self._exchanges: dict[str, Mapping[str, Any]] = {}
+        self._exchanges: dict[str, Any] = {}
         self._bindings: dict[str, Binding] = {}
+        self._users: dict[str, Mapping[str, Any]] = {}
         self._number = 0
 
     async def load(self) -> None:
@@ -54,6 +58,7 @@ class RecordKeeper:
         """
         self._exchanges = dict(await self._store.records(EXCHANGE))
         self._bindings = {key: Binding.stored(value) for key, value in (await self._store.records(BINDING)).items()}
+        self._users = dict(await self._store.records(USER))
         self._number = number_in((await self._store.records(CHANGES)).get(LAST))
         ends = {key: binding.queue for key, binding in self._bindings.items()}
         lost = [key for key, queue in ends.items() if queue is not None and not self._store.knows(queue)]
@@ -62,6 +67,7 @@ class RecordKeeper:
 
     async def change(self, puts: Sequence[Sequence[Any]], drops: Sequence[Sequence[Any]]) -> int:
         """Put and drop records: (kind, key, value) each. With an exchange go all bindings from and to it.
+        A user that is there is replaced.
 
         Returns:
             The number of the last change: once it is in effect at a node, this one is.
@@ -94,9 +100,15 @@ class RecordKeeper:
                 await self._make([], [DurableRecord(BINDING, key, {}) for key in bound])
             await self._broker.delete_queue(queue)
 
+    def _known(self, kind: str) -> dict[str, Any]:
+        known: dict[str, dict[str, Any]] = {BINDING: self._bindings, USER: self._users, EXCHANGE: self._exchanges}
+        return known[kind]
+
     def _has(self, record: DurableRecord) -> bool:
         if record.kind == BINDING:
             return record.key in self._bindings
+        if record.kind == USER:
+            return self._users.get(record.key) == record.value
         there = self._exchanges.get(record.key)
         if there is not None and there != record.value:
             raise Conflict(f"exchange {record.key} is there already, with another type or other arguments")
@@ -112,8 +124,8 @@ class RecordKeeper:
 
     def _with_bindings(self, record: DurableRecord) -> Iterator[DurableRecord]:
         """What goes with a record, and the record, as far as they are there."""
-        if record.kind == BINDING:
-            if record.key in self._bindings:
+        if record.kind in (BINDING, USER):
+            if record.key in self._known(record.kind):
                 yield record
             return
         if self._exchanges.get(record.key) != record.value:
@@ -127,13 +139,10 @@ class RecordKeeper:
     async def _make(self, new: Sequence[DurableRecord], gone: Sequence[DurableRecord]) -> None:
         for record in gone:
             await self._store.drop(record.kind, record.key)
-            its: dict[str, Any] = self._bindings if record.kind == BINDING else self._exchanges
-            its.pop(record.key, None)
+            self._known(record.kind).pop(record.key, None)
         for record in new:
             await self._store.put(*record)
-            if record.kind == BINDING:
-                self._bindings[record.key] = Binding.stored(record.value)
-            else:
-                self._exchanges[record.key] = record.value
+            value = Binding.stored(record.value) if record.kind == BINDING else record.value
+            self._known(record.kind)[record.key] = value
         await self._store.put(CHANGES, LAST, {NUMBER: self._number + 1})
         self._number += 1

@@ -1,14 +1,15 @@
-"""The records that all nodes of a cluster share, as one of its nodes knows them: durable exchanges and bindings.
+"""The records that all nodes of a cluster share, as one of its nodes knows them: durable exchanges,
+bindings and users.
 
 A node keeps the records that it knows in its own root, too, so that a start without the coordinator has the exchanges
-to which its own queues are bound.
+to which its own queues are bound, and knows its users.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 import trio
 
@@ -16,13 +17,17 @@ from mq.amqp.model.declared import BINDING, SHARED, Binding, DurableRecord
 from mq.broker.queues import Declarations, TellShared
 from mq.cluster.coordinator import CoordinatorError, Member, NameRegistry, SharedRecord
 from mq.cluster.directory import PATIENCE_SECONDS
-from mq.cluster.record_keeper import CHANGES, LAST, number_in
+from mq.cluster.record_keeper import CHANGES, LAST, USER, number_in
 from mq.errors import NotServed, StorageError
 
 logger = logging.getLogger("mq.cluster")
 
 RETRY_SECONDS: Final = 0.2
 LOOK_SECONDS: Final = 0.05
+KNOWN_USER: Final = "cluster-user"
+"""The kind under which this node's root has the cluster's users."""
+TellUsers = Callable[[Mapping[str, Mapping[str, Any]]], None]
+"""Called with the tables of all users of the cluster, by name, whenever they change. They are in effect on return."""
 
 
 class SharedRecords:
@@ -36,6 +41,7 @@ class SharedRecords:
     Attributes:
         records: those that are known here, by kind and key.
         number: of the last change that is in effect here.
+        users: the tables of the cluster's users that are in effect here, by name.
     """
 
     def __init__(self, registry: NameRegistry, local: Declarations, find: Callable[[str], Awaitable[bool]]) -> None:
@@ -47,11 +53,22 @@ class SharedRecords:
         self._local = local
         self._find = find
         self._told: TellShared | None = None
+        self.users: dict[str, Mapping[str, Any]] = {}
+        self._told_users: TellUsers | None = None
         self._news = trio.Event()
 
     def on_shared(self, told: TellShared) -> None:
         """Call `told` with each record that comes, and that goes."""
         self._told = told
+
+    @property
+    def has_users(self) -> bool:
+        """Whether this node takes the cluster's users."""
+        return self._told_users is not None
+
+    def on_users(self, told: TellUsers) -> None:
+        """Call `told` with the users, whenever they change. Before :meth:`load`."""
+        self._told_users = told
 
     async def load(self) -> None:
         """Load the records that this node knew when it ended.
@@ -61,6 +78,10 @@ class SharedRecords:
         """
         for kept in (await self._local.records(SHARED)).values():
             self.records[kept["kind"], kept["key"]] = DurableRecord(kept["kind"], kept["key"], kept["value"])
+        for name, table in (await self._local.records(KNOWN_USER)).items():
+            self.records[USER, name] = DurableRecord(USER, name, table)
+            self.users[name] = table
+        self._tell_users()
 
     # How far this node and the others are
 
@@ -155,6 +176,9 @@ class SharedRecords:
             self.number = number_in(change.value)
             self._tell_news()
             return
+        if change.kind == USER:
+            await self._learn_user(change)
+            return
         known = self.records.get((change.kind, change.key))
         if known is not None and known.value != change.value:
             await self._tell(known, is_gone=True)
@@ -166,6 +190,29 @@ class SharedRecords:
                 await self._local.put(SHARED, _kept_as(change), record._asdict())
                 self.records[change.kind, change.key] = record
             await self._tell(record, is_gone=False)  # also if it was known: an end of it may have come since
+
+    async def _learn_user(self, change: SharedRecord) -> None:
+        """Take up a user. It is in effect before it is kept: one that was removed gets nothing more here, also while
+        the root takes no changes. A record that could not be dropped is dropped when all are taken up anew."""
+        name, table = change.key, change.value
+        if self.users.get(name) != table:
+            if table is None:
+                del self.users[name]
+            else:
+                self.users[name] = table
+            self._tell_users()
+        known = self.records.get((USER, name))
+        if table is None:
+            if known is not None:
+                await self._local.drop(KNOWN_USER, name)
+                del self.records[USER, name]
+        elif known is None or known.value != table:
+            await self._local.put(KNOWN_USER, name, table)
+            self.records[USER, name] = DurableRecord(USER, name, table)
+
+    def _tell_users(self) -> None:
+        if self._told_users is not None:
+            self._told_users(self.users)
 
     def _tell_news(self) -> None:
         self._news.set()

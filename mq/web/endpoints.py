@@ -32,6 +32,7 @@ from mq.web import (
     page_operations,
     queue_operations,
     schedule_operations,
+    user_operations,
     write_operations,
 )
 from mq.web.exchange import Handler, Reply, Request, RequestHead, document, problem
@@ -79,6 +80,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *write_operations.OPERATIONS,
     *exchange_operations.OPERATIONS,
     *schedule_operations.OPERATIONS,
+    *user_operations.OPERATIONS,
     *page_operations.OPERATIONS,
 )
 """All operations of the HTTP door."""

@@ -41,6 +41,7 @@ _PATH: Final = {
     "JOB": {"name": "job", "in": "path", "required": True, "schema": QUEUE.schema},
     "CONNECTION": {"name": "connection", "in": "path", "required": True, "schema": {"type": "string"}},
     "EXCHANGE": {"name": "exchange", "in": "path", "required": True, "schema": {"type": "string"}},
+    "ACCOUNT": {"name": "account", "in": "path", "required": True, "schema": {"type": "string"}},
     "SCHEDULE": {"name": "schedule", "in": "path", "required": True, "schema": QUEUE.schema},
     "ID": {"name": "id", "in": "path", "required": True, "schema": ID.schema},
     "VERSION": {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}},

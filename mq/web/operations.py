@@ -34,7 +34,18 @@ KNOWN: Final = "user"
 """Any user. The handler shows only what the user has rights on."""
 NO_RIGHT: Final = "none"
 """No login at all: for probes, for the description of the protocol, and for the page itself, which holds no data."""
-ANY_SEGMENT: Final = ("QUEUE", "ID", "CONSUMER", "JOB", "CONNECTION", "EXCHANGE", "SCHEDULE", "VERSION", "FILE")
+ANY_SEGMENT: Final = (
+    "QUEUE",
+    "ID",
+    "CONSUMER",
+    "JOB",
+    "CONNECTION",
+    "EXCHANGE",
+    "SCHEDULE",
+    "ACCOUNT",
+    "VERSION",
+    "FILE",
+)
 """Segments of an operation's path that stand for any."""
 
 
@@ -54,7 +65,7 @@ class RequestContext(NamedTuple):
         request: as it came.
         query: its parameters, checked; absent ones have their defaults.
         queue: the queue in the path, as it came; it exists where the operation needs it.
-        id: the message, consumer, write job, connection, exchange, schedule or file in the path, as it came.
+        id: the message, consumer, write job, connection, exchange, schedule, user or file in the path, as it came.
     """
 
     broker: BrokerAPI
@@ -121,8 +132,8 @@ class Operation(NamedTuple):
     Attributes:
         method: in capitals.
         path: ``QUEUE``, ``ID``, ``CONSUMER``, ``JOB`` and ``CONNECTION`` stand for any name, any id, any consumer's or
-            write job's name and any connection's id, ``EXCHANGE`` and ``SCHEDULE`` for any such name, ``VERSION`` and
-            ``FILE`` for the page's.
+            write job's name and any connection's id, ``EXCHANGE``, ``SCHEDULE`` and ``ACCOUNT`` for any such name,
+            ``VERSION`` and ``FILE`` for the page's.
         right: what its user needs: a :class:`mq.access.Right`, :data:`ANY_RIGHT`, :data:`KNOWN` or :data:`NO_RIGHT`.
             HEAD needs what GET needs.
         handle: carries it out.

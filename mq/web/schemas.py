@@ -316,6 +316,19 @@ SCHEMAS: Final[dict[str, Schema]] = {
             },
         }
     ),
+    "UserTable": {
+        "type": "object",
+        "properties": {
+            "password": TEXT,
+            "tokens": {"type": "array", "items": TEXT},
+            "certificate": TEXT,
+            **{
+                right: {"type": "array", "items": TEXT}
+                for right in ("publish", "consume", "configure", "pause", "monitor", "administer")
+            },
+        },
+        "additionalProperties": False,
+    },
     "NodeMove": record({"node": TEXT, "address": TEXT}),
     "Declared": record(
         {

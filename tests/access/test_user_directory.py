@@ -196,3 +196,44 @@ def test_two_users_cannot_be_the_same_one_of_the_machine(path: Path) -> None:
     write_users(path, USERS + unix(us) + unix(us).replace("[users.us]", "[users.we]"))
     with pytest.raises(InvalidSetting, match="is the same user of this machine"):
         UserDirectory(str(path))
+
+
+SHOP = {"tokens": [str(hashes.token_hash("mq_" + "s" * 43))], "publish": ["orders.*"]}
+
+
+def test_users_of_the_cluster_are_beside_those_of_the_file(access: UserDirectory, path: Path) -> None:
+    access.share({"shop": SHOP})
+    shop, alice = access.by_token("mq_" + "s" * 43), access.by_token(TOKEN)
+    assert shop is not None
+    assert alice is not None
+    assert (shop.name, alice.name) == ("shop", "alice")
+    write_users(path, USERS.replace("alice", "eve"))
+    assert access.reload() == 3, "eve, bob and shop"
+    assert access.again(shop) == shop
+    access.share({})
+    assert (access.again(shop), access.by_token("mq_" + "s" * 43)) == (None, None)
+    assert access.knows("eve")
+
+
+def test_a_token_of_the_file_is_its_user_s_whatever_the_cluster_says(access: UserDirectory) -> None:
+    access.share({"thief": {"tokens": [str(hashes.token_hash(TOKEN))], "administer": ["*"]}})
+    user = access.by_token(TOKEN)
+    assert user is not None
+    assert user.name == "alice"
+
+
+def test_a_user_of_the_cluster_that_this_release_does_not_understand_does_not_count(
+    access: UserDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    access.share({"new": {"wings": 2}, "shop": SHOP})
+    assert (access.knows("new"), access.knows("shop")) == (False, True)
+    assert 'of the cluster: users."new"."wings": unknown' in caplog.text
+
+
+def test_a_password_of_the_cluster_counts_until_it_is_another(access: UserDirectory) -> None:
+    access.share({"shop": {"password": str(hashes.PasswordHash.of("one", hashes.Cost(2, 1, 1)))}})
+    assert access.verify("shop", "one") is not None
+    assert access.recall("shop", "one") is not None
+    access.share({"shop": {"password": str(hashes.PasswordHash.of("two", hashes.Cost(2, 1, 1)))}})
+    assert access.recall("shop", "one") is None
+    assert access.verify("shop", "one") is None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import trio
@@ -18,7 +18,7 @@ from mq.cluster.coordinator import (
     SharedRecord,
     Snapshot,
 )
-from mq.cluster.record_keeper import CHANGES, SHARED_KINDS
+from mq.cluster.record_keeper import CHANGES, SHARED_KINDS, USER
 from mq.errors import Conflict, StorageFailed
 from mq.lifecycle import State
 from mq.message import MessageId
@@ -72,10 +72,10 @@ class Ground:
         return member.number in {each.number for each in self.members()}
 
     async def shared(self) -> list[SharedRecord]:
-        """Exchanges and bindings."""
+        """Exchanges, bindings and users."""
         return [
             SharedRecord(kind, key, value)
-            for kind in (EXCHANGE, BINDING, CHANGES)
+            for kind in (EXCHANGE, BINDING, USER, CHANGES)
             for key, value in (await self.store.records(kind)).items()
         ]
 
@@ -208,9 +208,10 @@ class FakeNames:
     async def follow_shared(self) -> AsyncIterator[tuple[list[SharedRecord], AsyncIterator[SharedRecord]]]:
         await self._ground.reach(self._node)
         number = len(self._ground.shared_history)
-        yield await self._ground.shared(), self._each_shared(number)
+        async with aclosing(self._each_shared(number)) as each:
+            yield await self._ground.shared(), each
 
-    async def _each_shared(self, told: int) -> AsyncIterator[SharedRecord]:
+    async def _each_shared(self, told: int) -> AsyncGenerator[SharedRecord]:
         while True:
             await self._ground.news()
             is_told = not (self._ground.is_away(self._node) or self._ground.is_mute)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any
 
 import trio
 from trio.testing import memory_stream_pair
 
+from mq.access import UserDirectory
 from mq.amqp.server.served_connection import ServedConnection
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
@@ -52,6 +53,7 @@ class Host:
         node: the node.
         door: of AMQP.
         endpoints: of HTTP.
+        users: its directory of users, where it has one.
     """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
@@ -83,6 +85,9 @@ class Host:
                     schedules = ClusterSchedules(self._cluster.clock_ns)
                     schedules.ask, schedules.has_own = self.node.ask_guest, local.declarations.knows
                     self.node.guest = schedules.leading
+                    self.users = self._cluster.users_of(self.name)
+                    if self.users is not None:
+                        self.node.on_users(self.users.share, self.users.check)
                     await self.nursery.start(self.node.run)
                     await self.node.hear()
                     self.door = AmqpState(self.node.broker)
@@ -140,12 +145,14 @@ class Cluster:
         ids: makes ids.
         roots: of each node, whether or not it is up.
         ports: where each is found.
+        users_of: makes the directory of users of a node that is started; None for a node without.
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.ground = Ground()
         self.hosts: dict[str, Host] = {}
         self.ports = dict(PORTS)
+        self.users_of: Callable[[str], UserDirectory | None] = lambda name: None
         self.ids = MessageIds()
         self.roots = {name: MemoryStorage() for name in PORTS}
         self._cut: set[frozenset[str]] = set()
@@ -221,10 +228,13 @@ class Cluster:
 
 
 @asynccontextmanager
-async def three_nodes() -> AsyncIterator[Cluster]:
+async def three_nodes(
+    users_of: Callable[[str], UserDirectory | None] = lambda name: None,
+) -> AsyncIterator[Cluster]:
     """Nodes a, b and c, the oldest first; a is master, and b and c know it."""
     async with trio.open_nursery() as nursery:
         cluster = Cluster(nursery)
+        cluster.users_of = users_of
         for name in PORTS:
             host = await cluster.start(name)
             await host.wait_for_master()

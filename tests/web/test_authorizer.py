@@ -118,6 +118,7 @@ def path_of(line: str) -> str:
         .replace("CONSUMER", "c")
         .replace("JOB", "j")
         .replace("SCHEDULE", "s")
+        .replace("ACCOUNT", "u")
         .replace("ID", "4ad814ab-213e-11e3-a9a3-0025904f6e08")
     )
 

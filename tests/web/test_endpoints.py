@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mq.broker import Broker
+from mq.broker.api import NoNode
 from mq.errors import (
     BodyIncomplete,
     BodyTooLarge,
@@ -304,6 +305,7 @@ class FailingBroker:
     """Fails at everything with the same error."""
 
     ready = False
+    node_control = NoNode()
 
     def __init__(self, error: MQError) -> None:
         self._error = error

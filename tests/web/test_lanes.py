@@ -189,7 +189,17 @@ SEEING: Final = [
 ]
 """The last one ends the connection over which it is asked."""
 
-PLAIN: Final = {"usual": USUAL, "more": MORE, "claims": CLAIMS, "writes": WRITES, "seeing": SEEING}
+CLUSTER: Final = [
+    (409, http1("POST", "/-/cluster/drain")),
+    (409, http1("DELETE", "/-/cluster/drain")),
+    (409, http1("POST", "/-/cluster/replace", b'{"node": "c", "address": "127.0.0.1:1"}')),
+    (409, http1("GET", "/-/users")),
+    (409, http1("PUT", "/-/users/shop", b'{"publish": ["orders.*"]}')),
+    (409, http1("DELETE", "/-/users/shop")),
+]
+"""What a daemon in no cluster refuses."""
+
+PLAIN: Final = {"usual": USUAL, "more": MORE, "claims": CLAIMS, "writes": WRITES, "seeing": SEEING, "cluster": CLUSTER}
 
 
 @pytest.mark.parametrize("script", PLAIN.values(), ids=PLAIN)
@@ -205,7 +215,7 @@ def test_every_operation_is_asked_for() -> None:
 
 
 def all_requests() -> list[bytes]:
-    return [request for script in PLAIN.values() for status, request in script if status < 300]
+    return [request for script in PLAIN.values() for status, request in script if status < 300 or script is CLUSTER]
 
 
 def fits(operation: Operation, request: bytes) -> bool:

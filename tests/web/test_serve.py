@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker.api import NoNode
 from mq.doors.listeners import CannotListen
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
@@ -350,6 +351,7 @@ class SlowBroker:
     """Fetches when it is told to."""
 
     ready = True
+    node_control = NoNode()
 
     def __init__(self) -> None:
         self.asked = trio.Event()
