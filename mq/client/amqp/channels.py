@@ -1,7 +1,7 @@
 """The kinds of channels: one to publish, one for the gets of a queue, one for each consumer.
 
-Messages that came are held under tags. AMQP counts deliveries channel by channel; CHMQ's tags count connection by
-connection, and always upwards.
+The client holds received messages under tags. AMQP numbers deliveries per channel; CHMQ's tags number them per
+connection, and only rise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TAG: Final = "mq"
 
 
 class PendingConfirms(Generic[T]):
-    """What was published on one channel and not confirmed, by its number there: 1, 2, 3, ..."""
+    """Messages published on one channel and not confirmed yet, by their number there: 1, 2, 3, ..."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -41,12 +41,12 @@ class PendingConfirms(Generic[T]):
         return len(self._waiting)
 
     def published(self, item: T) -> None:
-        """Let `item` wait for the confirm of the message that just went out."""
+        """Add the item of the message that was just sent: it waits for the confirm."""
         self._last += 1
         self._waiting[self._last] = item
 
     def settle(self, sequence: int, *, multiple: bool) -> Iterator[T]:
-        """The items that a confirm is for: none, where the number does not wait."""
+        """Remove the items that a confirm covers, and yield them: none for an unknown number."""
         if not multiple:
             numbers = [sequence] if sequence in self._waiting else []
         else:
@@ -55,7 +55,7 @@ class PendingConfirms(Generic[T]):
             yield self._waiting.pop(number)
 
     def drain(self) -> list[T]:
-        """All items that wait; they wait no longer."""
+        """Remove and return all items."""
         waiting = list(self._waiting.values())
         self._waiting.clear()
         return waiting
@@ -65,12 +65,12 @@ class PendingConfirms(Generic[T]):
 
 
 class PendingPublish(PendingAnswer):
-    """A message that went out.
+    """A message that was sent and waits for its confirm.
 
     Attributes:
-        queue: where to.
-        message_id: by which it is known again when the server sends it back.
-        returned: why the server had no queue for it; "" while it has not said so.
+        queue: its queue.
+        message_id: identifies it if the server returns it.
+        returned: why the server returned it; "" while it has not.
     """
 
     def __init__(self, queue: str, message_id: str) -> None:
@@ -81,7 +81,7 @@ class PendingPublish(PendingAnswer):
 
 
 class PublishChannel(ClientChannel):
-    """Messages out, confirms in. The channel is in confirm mode once :meth:`begin` has returned."""
+    """Sends messages and receives their confirms: in confirm mode once :meth:`begin` has returned."""
 
     def __init__(self, link: Link, number: int) -> None:
         super().__init__(link, number)
@@ -92,7 +92,7 @@ class PublishChannel(ClientChannel):
         await self.ask(methods.Confirm.Select)
 
     async def publish(self, queue: str, message_id: str, properties: bytes, body: bytes) -> None:
-        """Send a message, and wait until the server has kept it.
+        """Send a message, and wait for the server's confirm that it keeps it.
 
         Raises:
             NotFound: no such queue.
@@ -107,7 +107,7 @@ class PublishChannel(ClientChannel):
         await publication.result()
 
     def returned(self, message: Returned) -> None:
-        """Note that there is no queue for a message. Its confirm follows."""
+        """Note that the server returned a message: no queue takes it. Its confirm follows."""
         message_id = _message_id(message.properties)
         for publication in self._confirms:
             if publication.message_id == message_id:
@@ -124,7 +124,7 @@ class PublishChannel(ClientChannel):
                 publication.answer(None)
 
     def refused(self, event: ChannelRefused) -> None:
-        """Fail what waits. The server does not name the message that it refused; with one waiting, it is that."""
+        """Fail all waiting publishes. The server does not name the refused one: if only one waits, it is that."""
         waiting = self._confirms.drain()
         for publication in waiting:
             if len(waiting) == 1:
@@ -134,7 +134,7 @@ class PublishChannel(ClientChannel):
         super().refused(event)
 
     def end(self, why: Why) -> None:
-        """Fail all that is not confirmed: it may be kept or lost."""
+        """Fail all unconfirmed publishes: the server may have kept or lost them."""
         super().end(why)
         for publication in self._confirms.drain():
             publication.fail(why)
@@ -159,14 +159,14 @@ def _not_kept(publication: PendingPublish) -> Why:
 
 
 class HeldTag(NamedTuple, Generic[C]):
-    """A message that was handed out: its channel, and its number there."""
+    """A message that the program holds: its channel, and its number there."""
 
     channel: C
     number: int
 
 
 class Tags(Generic[C]):
-    """What was handed out and not settled yet."""
+    """The tags of messages that the program holds."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -174,37 +174,37 @@ class Tags(Generic[C]):
         self._counts: Counter[C] = Counter()
 
     def hand_out(self, channel: C, number: int) -> int:
-        """The tag of the next message."""
+        """A new tag, for a message that the program holds from now on."""
         self._last += 1
         self._held[self._last] = HeldTag(channel, number)
         self._counts[channel] += 1
         return self._last
 
     def settle(self, tag: int) -> HeldTag[C] | None:
-        """Give up a tag. Returns its message; None for an unknown tag."""
+        """Remove a tag, and return its message; None for an unknown tag."""
         held = self._held.pop(tag, None)
         if held is not None:
             self._counts[held.channel] -= 1
         return held
 
     def holds(self, channel: C) -> bool:
-        """Whether something of a channel is not settled."""
+        """Whether the program holds a message of this channel."""
         return self._counts[channel] > 0
 
     def forget(self, channel: C) -> None:
-        """A channel ended, and the server has taken back what was held on it."""
+        """Remove all tags of a channel that has ended: the server has requeued their messages."""
         if self._counts.pop(channel, 0):
             self._held = {tag: held for tag, held in self._held.items() if held.channel is not channel}
 
 
 class ReceiveChannel(ClientChannel):
-    """A channel on which the messages of one queue come, to be settled.
+    """A channel that receives messages of one queue, to be settled.
 
     Args:
         link: the connection.
         number: of the channel.
-        tags: what the program calls the messages that it holds.
-        queue: where they come from.
+        tags: those of all messages that the program holds.
+        queue: its name.
     """
 
     def __init__(self, link: Link, number: int, tags: Tags[ReceiveChannel], queue: str) -> None:
@@ -213,7 +213,7 @@ class ReceiveChannel(ClientChannel):
         self._tags = tags
 
     def hand_out(self, message: Arrived) -> Delivery:
-        """The delivery that the program holds from now on."""
+        """A delivery for the program, under a new tag."""
         return Delivery(
             tag=self._tags.hand_out(self, message.number),
             queue=self.queue,
@@ -223,31 +223,31 @@ class ReceiveChannel(ClientChannel):
         )
 
     def end(self, why: Why) -> None:
-        """Forget what was held: the server has taken it back."""
+        """End the channel, and its tags: the server has requeued the messages."""
         super().end(why)
         self._tags.forget(self)
 
     def give_back(self, message: Arrived) -> None:
-        """Send back a message that the program does not take."""
+        """Requeue a message that the program does not take."""
         self.tell(methods.Basic.Nack, delivery_tag=message.number, requeue=True)
 
 
 class GetChannel(ReceiveChannel):
-    """The gets of one queue: where it is refused, nothing of another queue goes back."""
+    """The gets of one queue. Each queue has a channel of its own, so that a refusal requeues no message of another."""
 
     async def get(self) -> Arrived | None:
-        """Its next message; None when there is none."""
+        """The queue's next message; None when there is none."""
         answer = await self.ask(methods.Basic.Get, queue=self.queue)
         return answer if isinstance(answer, Arrived) else None
 
     def unwanted(self, answer: base.Frame | Arrived) -> None:
-        """Give back a message whose get was cancelled."""
+        """Requeue a message whose get was cancelled."""
         if isinstance(answer, Arrived):
             self.give_back(answer)
 
     @property
     def is_asking(self) -> bool:
-        """Whether an answer is to come."""
+        """Whether a get waits for its answer."""
         return bool(self._questions)
 
 
@@ -256,7 +256,7 @@ class ConsumeChannel(ReceiveChannel):
 
     Args:
         link, number, tags, queue: as above.
-        prefetch: how many messages it has room for.
+        prefetch: how many messages the server may send ahead of their settlement.
     """
 
     def __init__(self, link: Link, number: int, tags: Tags[ReceiveChannel], queue: str, prefetch: int) -> None:
@@ -267,7 +267,7 @@ class ConsumeChannel(ReceiveChannel):
         self._over: Why | None = None
 
     async def begin(self, *, exclusive: bool) -> None:
-        """Ask for messages.
+        """Start the consumer.
 
         Raises:
             NotAllowed: another consumer has the queue exclusively, or would lose it.
@@ -280,8 +280,8 @@ class ConsumeChannel(ReceiveChannel):
         """The next message.
 
         Raises:
-            ConsumeEnded: there will be none, and nothing is wrong with the connection.
-            ClientError: there will be none.
+            ConsumeEnded: the server ended the consumer; the connection goes on.
+            ClientError: the channel or the connection has ended.
         """
         await anyio.lowlevel.checkpoint()
         while not self._arrived:
@@ -293,16 +293,17 @@ class ConsumeChannel(ReceiveChannel):
         return self._arrived.popleft()
 
     async def stop(self) -> None:
-        """Ask for no more, and give back what was not taken."""
+        """Cancel the consumer, and requeue the messages that the program has not taken."""
         await self.ask(methods.Basic.Cancel, consumer_tag=_TAG)
         if self._arrived:
             while self._arrived:
                 self.give_back(self._arrived.popleft())
-            await self.ask(methods.Basic.Qos, prefetch_count=self._prefetch)  # nothing answers a nack; this comes after
+            # A nack has no answer. Once this is answered, the server has done them all.
+            await self.ask(methods.Basic.Qos, prefetch_count=self._prefetch)
         self.consumer_ended()
 
     def arrived(self, message: Arrived) -> None:
-        """Keep a message for the consumer. A server that sends more than was asked for ends the connection."""
+        """Keep a message for the program. End the connection if the server sends more than the prefetch."""
         if message.is_answer:
             super().arrived(message)
         elif len(self._arrived) >= self._prefetch:
@@ -312,12 +313,12 @@ class ConsumeChannel(ReceiveChannel):
             self._news.notify()
 
     def consumer_ended(self) -> None:
-        """End the iteration after what has come already: that is still held."""
+        """End the iteration after the messages that have arrived: the connection still holds those."""
         self._over = lambda: ConsumeEnded(f"the server ended the consumer of {self.queue!r}: consume again if you like")
         self._news.notify()
 
     def end(self, why: Why) -> None:
-        """Forget what has come: the server has taken it back."""
+        """End the channel, and drop what has arrived: the server has requeued it."""
         super().end(why)
         self._arrived.clear()
         self._news.notify()

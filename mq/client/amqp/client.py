@@ -39,8 +39,8 @@ def _in_trace(headers: Mapping[str, Any] | None, trace: tuple[tuple[str, str], .
 class AmqpClient:
     """One connection, made by :func:`connect`. Tasks may share it.
 
-    Every verb raises a :class:`~mq.client.errors.ClientError` when it fails: Unreachable when the connection had ended
-    before, Interrupted when it ended meanwhile. A task that is cancelled leaves nothing behind.
+    Every verb raises a :class:`~mq.client.errors.ClientError` when it fails: Unreachable if the connection had ended
+    before the call, Interrupted if it ends during the call. A cancelled task leaves nothing behind.
     """
 
     def __init__(self, link: Link, role: Role, url: str = "") -> None:
@@ -59,24 +59,24 @@ class AmqpClient:
 
     @property
     def blocked(self) -> str | None:
-        """Why the server takes no messages just now, so that publishing waits; None when it takes them."""
+        """Why the server accepts no messages now, so that publishing waits; None while it accepts them."""
         return self._link.protocol.blocked
 
     async def declare_queue(
         self, name: str = "", *, durable: bool = True, arguments: Mapping[str, Any] | None = None
     ) -> Declared:
-        """Make a queue, or do nothing where it is there already and is the same.
+        """Make a queue; does nothing where there is an equal one.
 
         Args:
             name: its name; "" lets the server choose one.
-            durable: whether it outlives the server, with its persistent messages.
+            durable: whether it survives a restart of the server, with its persistent messages.
             arguments: more about it, such as ``{"x-max-length": 1000}``. ``x-requeue`` is ``back`` unless it is given
                 here; None takes an argument out.
 
         Raises:
-            Conflict: it is there, and is another one.
-            Exclusive: it is another connection's own.
-            NotAllowed: no right to, or a reserved name.
+            Conflict: a different queue has that name.
+            Exclusive: another connection owns it.
+            NotAllowed: the user lacks the right, or the name is reserved.
         """
         wanted = {**DEFAULT_ARGUMENTS, **(arguments or {})}
         given_arguments = {key: value for key, value in wanted.items() if value is not None}
@@ -92,21 +92,22 @@ class AmqpClient:
         content_type: str | None = None,
         headers: Mapping[str, Any] | None = None,
     ) -> str:
-        """Publish a message, and wait until the server has taken it over. While the server is blocked, that is long.
+        """Publish a message, and wait for the server's confirm. While the server is blocked, that takes long.
 
         Args:
-            queue: where to.
-            body: bytes, or text, which goes as UTF-8.
-            persistent: whether it outlives the server, on a durable queue: then it is durable when this returns.
+            queue: its queue.
+            body: bytes, or text, which is sent as UTF-8.
+            persistent: whether it survives a restart of the server, on a durable queue. If so it is durable when this
+                returns.
             content_type: what the body is; text says so by itself.
-            headers: what is to be kept beside the body.
+            headers: kept beside the body.
 
         Returns:
-            The id that the message was given.
+            The message's new id.
 
         Raises:
-            NotFound: no such queue. Nothing was kept.
-            NotConfirmed: the server did not keep it.
+            NotFound: no such queue. The server keeps nothing.
+            NotConfirmed: the server does not confirm it.
             Interrupted: the connection ended before the confirm came: publish it again.
             WrongRole: this is a consumer.
         """
@@ -127,7 +128,7 @@ class AmqpClient:
         return message_id
 
     async def get(self, queue: str) -> Delivery | None:
-        """The next message of a queue; None when it has none. It is this connection's until it is acknowledged.
+        """The next message of a queue; None when it has none. This connection holds it until it acknowledges it.
 
         Raises:
             NotFound: no such queue.
@@ -141,11 +142,11 @@ class AmqpClient:
         return None if message is None else channel.hand_out(message)
 
     def consume(self, queue: str, *, exclusive: bool = False, prefetch: int = PREFETCH) -> Consumer:
-        """Message after message: iterate over it. As a context it ends with its block, else with the connection.
+        """A consumer: iterate over it. As a context it ends with its block, else with the connection.
 
         Args:
-            queue: where from.
-            exclusive: no other consumer may have messages of it meanwhile.
+            queue: its name.
+            exclusive: whether the server refuses other consumers of the queue meanwhile.
             prefetch: how many messages the server sends ahead of their acknowledgement, 1 to 65,535. 1 is fair to
                 others; more is faster.
 
@@ -159,8 +160,8 @@ class AmqpClient:
         return Consumer(partial(self._begin, queue, exclusive, prefetch), self._stop)
 
     async def ack(self, tag: int) -> None:
-        """The message was processed: it leaves its queue. There is no answer to that; when the connection ends before
-        the server knows, the message comes again.
+        """Remove a processed message from its queue. The server does not answer: if the connection ends before the
+        acknowledgement arrives, the message is delivered again.
 
         Raises:
             UnknownTag: no message of this connection has that tag, or no longer. The connection is closed.
@@ -169,7 +170,7 @@ class AmqpClient:
         await self._settle(tag, methods.Basic.Ack)
 
     async def nack(self, tag: int) -> None:
-        """The message was not processed: it goes back, to the back of a queue that :meth:`declare_queue` made.
+        """Requeue a message that was not processed: to the back of a queue that :meth:`declare_queue` made.
 
         Raises:
             UnknownTag: no message of this connection has that tag, or no longer. The connection is closed.
@@ -188,7 +189,7 @@ class AmqpClient:
             self._close_if_done(held.channel)
 
     async def _unknown(self, tag: int) -> None:
-        """Let the server judge, on a channel where nothing is held; then do as the seed says."""
+        """Let the server judge a tag, on a channel that holds nothing; then close the connection, as the seed says."""
         if not 0 < tag <= _HIGHEST_TAG:
             raise ValueError(f"{tag} is no tag: tags are 1 and more")
         try:
@@ -224,7 +225,7 @@ class AmqpClient:
         return self._control
 
     async def _publisher(self) -> PublishChannel:
-        """The channel to publish on, once messages are wanted there."""
+        """The channel to publish on, once the server accepts messages there."""
         channel: PublishChannel | None = None
         while channel is None or channel.ended is not None:
             channel = await self._open_publisher()
@@ -254,7 +255,7 @@ class AmqpClient:
             return channel
 
     def _close_idle_getter(self) -> None:
-        """So that a program may get from any number of queues: the one goes that was idle for longest."""
+        """Close the getter that was idle longest, so that a program may get from any number of queues."""
         if len(self._getting) < _MOST_GETTING:
             return
         for queue, channel in list(self._getting.items()):
@@ -276,26 +277,26 @@ class AmqpClient:
         return channel
 
     async def _stop(self, channel: ConsumeChannel) -> None:
-        """A consumer ends. What it has handed out can still be acknowledged."""
+        """Cancel a consumer. The program can still acknowledge the messages that it holds."""
         try:
-            # Closing the channel alone would give back, too, but later: others would see the messages out of order.
+            # Closing the channel alone would requeue, too, but later: others would see the messages out of order.
             await channel.stop()
         except ClientError:
-            pass  # its channel has ended, and the server has taken all of it back
+            pass  # its channel has ended, and the server has requeued all of it
         finally:
             self._retired.add(channel)
             self._close_if_done(channel)
 
     def _close_if_done(self, channel: ReceiveChannel) -> None:
-        """A consumer that has ended keeps its channel for as long as something of it is held."""
+        """Close the channel of an ended consumer once the program holds none of its messages."""
         if channel in self._retired and not self._tags.holds(channel):
             self._retired.discard(channel)
             self._link.close_channel(channel)
 
 
 class Consumer:
-    """Made by :meth:`mq.client.amqp.AmqpClient.consume`. It begins with its context, or with the first message that is
-    asked for. Tasks may share it.
+    """Receives messages; :meth:`mq.client.amqp.AmqpClient.consume` makes it. It starts with its context, or when a task
+    asks for the first message. Tasks may share it.
 
     Raises, where it begins and while it is iterated over:
         NotFound: no such queue.
@@ -334,7 +335,7 @@ class Consumer:
             raise
 
     async def aclose(self) -> None:
-        """End it. What was sent ahead goes back; what was handed out can still be acknowledged."""
+        """End it. The server requeues what it sent ahead; the program can still acknowledge what it holds."""
         self._is_closed = True
         with anyio.move_on_after(CLOSE_SECONDS, shield=True):
             async with self._lock:

@@ -65,7 +65,7 @@ def parse(url: str) -> Address:
 
 
 def tls_context(ca: str | Path | None, certificate: str | Path | None) -> ssl.SSLContext:
-    """What TLS is spoken with.
+    """The context of TLS connections.
 
     Args:
         ca: a PEM file of the authorities to trust; None for the system's.
@@ -94,7 +94,7 @@ async def connect(
     timeout: float = 30.0,  # noqa: ASYNC109 - of the opening alone
     heartbeat: int = 60,
 ) -> AsyncIterator[AmqpClient]:
-    """A connection to a server, for the length of the block. What it holds at the end goes back.
+    """A connection to a server, for the length of the block. At its end the server requeues what it holds.
 
     Args:
         url: ``amqp://HOST:PORT/VHOST``, or ``amqps://`` for TLS; without a path the vhost is ``/``.
@@ -104,12 +104,12 @@ async def connect(
         certificate: a PEM file with the client's own certificate and its key, for a server that asks for one.
         timeout: seconds for all of it: connection, TLS, login.
         heartbeat: seconds between two, both ways; fewer where the server wants fewer, 0 for none. A server that is
-            silent for two of them is taken for dead.
+            silent for two of them counts as dead.
 
     Raises:
         Unreachable: no server answers in time.
-        NotAllowed: the server does not let this user in, or into this vhost.
-        NotUnderstood: what answers there does not speak AMQP 0-9-1.
+        NotAllowed: the server refuses this user, or this user in this vhost.
+        NotUnderstood: the peer does not speak AMQP 0-9-1.
         ValueError: the URL, the role or a PEM file makes no sense.
     """
     role = Role(role)
@@ -157,7 +157,7 @@ async def connected(stream: ByteStream, login: Login, role: Role, deadline: floa
         stream: bytes both ways.
         login: the user, and what the connection is for.
         role: what the client may do.
-        deadline: until when the server has to let us in, by the event loop's clock.
+        deadline: when the login has to be done, by the event loop's clock.
 
     Raises:
         Unreachable, NotAllowed, NotUnderstood: as :func:`connect`.
@@ -188,10 +188,10 @@ async def _linked(stream: ByteStream, login: Login, deadline: float) -> AsyncIte
 
 
 async def _open(where: Address, tls: ssl.SSLContext | None) -> ByteStream:
-    """Bytes both ways.
+    """A stream to the server, over TLS where that is wanted.
 
     Raises:
-        Unreachable: there are none.
+        Unreachable: the server does not answer, or not with TLS.
     """
     try:
         stream: ByteStream = await anyio.connect_tcp(where.host, where.port)
@@ -200,7 +200,7 @@ async def _open(where: Address, tls: ssl.SSLContext | None) -> ByteStream:
     if tls is None:
         return stream
     try:
-        # The goodbye is AMQP's: TLS's own would be one more wait for the server.
+        # AMQP says goodbye by itself: TLS's own goodbye would be one more wait for the server.
         return await TLSStream.wrap(stream, hostname=where.host, ssl_context=tls, standard_compatible=False)
     except BaseException as error:
         await anyio.aclose_forcefully(stream)
@@ -210,7 +210,7 @@ async def _open(where: Address, tls: ssl.SSLContext | None) -> ByteStream:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What went wrong at the first of a host's addresses."""
+    """The root of an error; of several, that at the first of a host's addresses."""
     cause = error.__cause__
     while isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]

@@ -1,6 +1,6 @@
 """A connection: the tasks that read, write and send heartbeats around a :class:`Protocol`, and its channels.
 
-A :class:`ClientChannel` matches answers to questions, in order. What comes besides goes to its subclasses.
+A :class:`ClientChannel` matches answers to questions, in order. Its subclasses handle all other events.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _CHUNK: Final = 1 << 16
 _BROKEN: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)  # OSError: TLS's
 
 Why = Callable[[], ClientError]
-"""Makes an error: each task that waits gets one of its own."""
+"""Makes an error, a new one for each waiting task."""
 
 
 class Signal:
-    """Tells the tasks that wait to look again."""
+    """Wakes the waiting tasks, which then check again what they wait for."""
 
     def __init__(self) -> None:
         self._event: anyio.Event | None = None
@@ -67,7 +67,7 @@ class PendingAnswer:
 
     Attributes:
         value: the answer; None while there is none.
-        is_given_up: whether the task has gone.
+        is_given_up: whether the task waits no longer.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class PendingAnswer:
         self._done.set()
 
     def fail(self, why: Why) -> None:
-        """Raise this in the task instead: no answer will come."""
+        """Raise this in the task: no answer will come."""
         self._why = why
         self._done.set()
 
@@ -90,7 +90,7 @@ class PendingAnswer:
         """The answer.
 
         Raises:
-            ClientError: it will not come.
+            ClientError: the server will not answer.
         """
         await self._done.wait()
         if self._why is not None:
@@ -103,7 +103,7 @@ class ClientChannel:
 
     Attributes:
         number: on its connection.
-        ended: makes the error that says why it has ended; None while it has not.
+        ended: makes the error that says why the channel has ended; None while it is open.
     """
 
     def __init__(self, link: Link, number: int) -> None:
@@ -154,24 +154,24 @@ class ClientChannel:
             question.answer(answer)
 
     def unwanted(self, answer: base.Frame | Arrived) -> None:
-        """An answer came to a question that was given up."""
+        """Handle an answer to a question that its task has given up."""
 
     def arrived(self, message: Arrived) -> None:
-        """A whole message came."""
+        """Handle a message."""
         if message.is_answer:
             self.answered(message)
 
     def returned(self, message: Returned) -> None:
-        """A message came back."""
+        """Handle a message that the server returned."""
 
     def confirmed(self, confirm: Confirmed) -> None:
-        """A confirm came."""
+        """Handle a confirm."""
 
     def consumer_ended(self) -> None:
-        """The server ended the channel's consumer."""
+        """Handle the end of the channel's consumer by the server."""
 
     def refused(self, event: ChannelRefused) -> None:
-        """The server closed the channel."""
+        """Handle the close of the channel by the server."""
         self.end(lambda: refusal(event.code, event.text))
 
     def end(self, why: Why) -> None:
@@ -232,10 +232,10 @@ class Link:
             self._done.set()
 
     async def opened(self) -> None:
-        """Wait until the server has let us in.
+        """Wait until the login is done.
 
         Raises:
-            NotAllowed: it did not.
+            NotAllowed: the server refused it.
             ClientError: the connection ended before.
         """
         await self._opened.wait()
@@ -244,7 +244,7 @@ class Link:
         self.check()
 
     async def aclose(self) -> None:
-        """End the connection in good manners, or, when the server has none, without."""
+        """Close the connection by AMQP's handshake, or without it when the server does not answer."""
         if self._ended is None:
             with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                 if self.protocol.phase is Phase.OPEN:
@@ -254,7 +254,7 @@ class Link:
         self.end("this program closed it")
 
     def end(self, why: str, refused: ClientError | None = None) -> None:
-        """End the connection, and all waits on it."""
+        """End the connection, and fail all that wait on it."""
         if self._ended is not None:
             return
         self._ended = why
@@ -270,20 +270,20 @@ class Link:
         self._scope.cancel()
 
     def send(self, channel: int, method_type: type[base.Frame], **values: Any) -> None:
-        """Send a method soon."""
+        """Queue a method for sending."""
         self.protocol.send(channel, method_type, **values)
         self._to_send.notify()
 
     def publish(self, channel: int, queue: str, properties: bytes, body: bytes) -> None:
-        """Send a message soon."""
+        """Queue a message for sending."""
         self.protocol.publish(channel, queue, properties, body)
         self._to_send.notify()
 
     async def room(self, publishing: int | None = None) -> None:
-        """Wait until there is room for more to send, and, for messages, until the server wants any.
+        """Wait until there is room for more to send and, for a message, until the server accepts messages.
 
         Args:
-            publishing: the channel on which a message is to go.
+            publishing: the message's channel; None for a method.
 
         Raises:
             Unreachable: the connection has ended.
@@ -297,7 +297,7 @@ class Link:
             await self._changed.wait()
 
     async def open_channel(self, kind: Callable[[Link, int], C]) -> C:
-        """A new channel.
+        """Open a channel.
 
         Raises:
             NoChannelLeft: all of them are in use.
@@ -321,7 +321,7 @@ class Link:
         return channel
 
     def close_channel(self, channel: ClientChannel) -> None:
-        """End a channel. What was held on it goes back, each message to its place."""
+        """Close a channel. The server requeues what it held, each message at its place."""
         if self._channels.get(channel.number) is channel:
             channel.end(lambda: Interrupted("its channel was closed before the answer came: it may have been done"))
             self.protocol.close_channel(channel.number)
@@ -344,7 +344,7 @@ class Link:
             self._to_send.notify()
 
     async def _write(self) -> None:
-        while self._ended is None:  # what is left after the end belongs to _last_words, which runs even when cancelled
+        while self._ended is None:  # _last_words sends what is left then, even when this task was cancelled
             if not self.protocol.waiting:
                 await self._to_send.wait()
                 continue
@@ -380,7 +380,7 @@ class Link:
         except _BROKEN:
             pass
         finally:
-            with anyio.CancelScope(shield=True):  # else asyncio would keep it open for what the server does not read
+            with anyio.CancelScope(shield=True):  # else asyncio keeps it open while the server does not read
                 await self._stream.aclose()
 
     def _on(self, event: Event) -> None:

@@ -51,13 +51,13 @@ class Answered(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A whole message came.
+    """A whole message has arrived.
 
     Attributes:
-        channel: where.
-        number: what it is called there.
+        channel: its channel.
+        number: its delivery tag there.
         is_redelivered: whether a consumer may have had it before.
-        is_answer: whether it was asked for by basic.get.
+        is_answer: whether it answers a basic.get.
         properties: as they came.
         body: all of it.
     """
@@ -71,7 +71,7 @@ class Arrived(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A message came back, with its properties, and why."""
+    """The server returned a message: its properties, and the reason."""
 
     channel: int
     text: str
@@ -79,7 +79,7 @@ class Returned(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """The server has kept a message, or did not: that one, or with `multiple` all up to it."""
+    """The server says whether it keeps a message, or with `multiple` all up to it."""
 
     channel: int
     sequence: int
@@ -94,7 +94,7 @@ class ConsumerEnded(NamedTuple):
 
 
 class ChannelRefused(NamedTuple):
-    """The server closed a channel, and why."""
+    """The server closed a channel, with its code and reason."""
 
     channel: int
     code: int
@@ -102,7 +102,7 @@ class ChannelRefused(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """PublishChannel may be blocked now, or no longer."""
+    """The server accepts messages again, or no longer: see :attr:`Protocol.blocked` and ``stopped``."""
 
 
 class Closed(NamedTuple):
@@ -154,7 +154,7 @@ class Login:
 
 @dataclass(slots=True)
 class _Assembly:
-    """A message of which something is still to come."""
+    """A message that has not arrived completely."""
 
     method: _Content
     properties: bytes | None = None
@@ -167,14 +167,14 @@ class Protocol:
 
     Args:
         login: the user, and what the connection is for.
-        clock: seconds, on a clock that only goes on.
+        clock: seconds, on a clock that never goes back.
 
     Attributes:
         phase: how far it is.
         channel_max: highest channel, once it is open.
         heartbeats: when one is due, and when the server counts as dead.
-        blocked: why the server wants no messages just now; None when it takes them.
-        stopped: channels on which the server wants no messages just now.
+        blocked: why the server accepts no messages now; None while it accepts them.
+        stopped: channels on which the server accepts no messages now.
     """
 
     def __init__(self, login: Login, clock: Callable[[], float]) -> None:
@@ -193,21 +193,21 @@ class Protocol:
 
     @property
     def waiting(self) -> int:
-        """Bytes that are to be sent."""
+        """How many bytes are to be sent."""
         return len(self._out)
 
     def take(self) -> bytes:
-        """The bytes that are to be sent, which then are no longer here."""
+        """Remove and return the bytes that are to be sent."""
         taken = bytes(self._out)
         self._out.clear()
         self.heartbeats.sent()
         return taken
 
     def receive(self, data: bytes) -> Iterator[Event]:
-        """What bytes from the server mean. Go through all of it before you give more.
+        """The events in bytes from the server. Exhaust them before the next call.
 
         Raises:
-            NotUnderstood: nothing that speaks AMQP 0-9-1 sends this. The server has been told, take that and close.
+            NotUnderstood: this is not AMQP 0-9-1. :meth:`take` has what tells the server so; send it, and close.
         """
         self.heartbeats.received()
         self._reader.feed(data)
@@ -221,26 +221,26 @@ class Protocol:
             raise NotUnderstood(f"the server sent what is not AMQP 0-9-1: {error}") from error
 
     def send(self, channel: int, method_type: type[base.Frame], **values: Any) -> None:
-        """A method."""
+        """Queue a method."""
         self._out += encode_method(channel, method_type, **values)
 
     def publish(self, channel: int, queue: str, properties: bytes, body: bytes) -> None:
-        """A message for a queue, which is told if there is none of that name."""
+        """Queue a message; the server returns it where there is no such queue."""
         self.send(channel, methods.Basic.Publish, routing_key=queue, mandatory=True)
         self._out += encode_content(channel, properties, body, self._frame_max)
 
     def heartbeat(self) -> None:
-        """We are alive."""
+        """Queue a heartbeat."""
         self._out += HEARTBEAT
 
     def close_channel(self, channel: int) -> None:
-        """End a channel. What still comes on it is dropped; its number is free after its close-ok."""
+        """Close a channel, and drop what still arrives on it. Its number is free after its close-ok."""
         self._closing.add(channel)
         self._assembling.pop(channel, None)
         self.send(channel, methods.Channel.Close, reply_code=200, reply_text="")
 
     def close(self, code: int = 200, text: str = "") -> None:
-        """End the connection. Only :class:`Closed` comes after it."""
+        """Close the connection. Only :class:`Closed` follows."""
         self.phase = Phase.CLOSING
         self.send(0, methods.Connection.Close, reply_code=code, reply_text=clip(text))
 
@@ -263,7 +263,7 @@ class Protocol:
             yield from self._on_channel(frame.channel, frame.method)
 
     def _while_closing(self, frame: Frame) -> Iterator[Event]:
-        """Both sides may close at once: then each gets its answer."""
+        """Answer a close of the server, which may cross with this side's."""
         if not isinstance(frame, MethodFrame):
             return
         method, channel = frame.method, frame.channel
@@ -321,7 +321,7 @@ class Protocol:
         yield from ()
 
     def _tune(self, method: methods.Connection.Tune) -> Iterator[Event]:
-        """The least of what both want; 0 is no limit, and no heartbeat."""
+        """Agree on the lowest limits and the shortest heartbeat; 0 is no limit, and no heartbeat."""
         if 0 < method.frame_max < SMALLEST_FRAME_MAX:
             raise Refusal(Code.SYNTAX_ERROR, f"frames of {method.frame_max} bytes are too small")
         self.channel_max = _least(method.channel_max, CHANNEL_MAX)
@@ -402,5 +402,5 @@ _OPENING: Final[Mapping[tuple[Phase, type[base.Frame]], Callable[[Protocol, Any]
 
 
 def _least(offered: int, wanted: int) -> int:
-    """0 is no limit."""
+    """The lower limit, where an offer of 0 is none."""
     return min(offered, wanted) if offered else wanted
