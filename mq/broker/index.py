@@ -316,7 +316,9 @@ class QueueIndex:
         if self.groups is not None:
             key = self.groups.next(last, up_to)
             return None if key is None else self._entry(key)
-        entry = next(iter(self.first(1)), None)
+        while self._heap and self._heap[0] not in self._ready:
+            heapq.heappop(self._heap)
+        entry = self._entry(self._heap[0]) if self._heap else None
         return None if entry is None or (up_to is not None and entry.joined > up_to) else entry
 
     def oldest(self) -> Entry | None:
