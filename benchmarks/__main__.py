@@ -20,6 +20,7 @@ import trio
 from benchmarks import (
     backlog,
     brokers,
+    claims,
     counted,
     embedded,
     etcd,
@@ -86,6 +87,10 @@ def _spark(folder: str, options: argparse.Namespace) -> list[Figure]:
     return figures
 
 
+def _claims(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return claims.measure(folder, options.rounds)
+
+
 def _sqs(folder: str, options: argparse.Namespace) -> list[Figure]:
     return sqs.measure(folder, options.rounds, min(options.messages, 2000))
 
@@ -112,6 +117,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "etcd": _etcd,
     "postgres": _postgres,
     "spark": _spark,
+    "claims": _claims,
     "sqs": _sqs,
 }
 
