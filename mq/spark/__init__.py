@@ -1,13 +1,13 @@
 """The data source ``mq`` of PySpark: queues as tables and as streams. Needs the extra ``mq[spark]``.
 
-* ``source``: the data source, and reading once; ``stream``: reading on and on; ``writing``: publishing rows.
-* ``options``: what can be said to it; ``errors``: what it raises; ``rows``: between messages and Arrow.
+* ``source``: the data source, and batch reads; ``stream``: streaming reads; ``writers``: writes of both kinds.
+* ``options``: the table of options; ``errors``: what the source raises; ``rows``: messages to Arrow and back.
 * ``calls``: requests of its own, and columns as answers; ``connection``: sends them by :mod:`http.client`, with the
   requests and retries of :mod:`mq.client`. No event loop: this runs in Spark's Python workers.
-* ``versions``: what differs between those of Spark.
-* ``pipelines``: programs over the journal.
+* ``versions``: what differs between the versions of Spark.
+* ``pipelines``: programs over queues and the journal.
 
-Where mq is installed, Spark finds the source by itself (the module ``pyspark_mq``)::
+Spark finds the source by the module ``pyspark_mq``, where mq is installed::
 
     spark.read.format("mq").option("queue", "orders").load()
 """
@@ -29,10 +29,10 @@ __all__ = ["MqDataSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``mq`` known to a session, where Spark has not found it by itself.
+    """Register the format ``mq`` with a session that has not found it.
 
     Raises:
-        SparkSourceError: the Python that Spark starts has no mq. The text says what to set.
+        SparkSourceError: the Python that Spark starts has no mq; the text says what to set.
     """
     python = getattr(getattr(spark, "_sc", None), "pythonExec", None)  # a session of Spark Connect has neither
     if python is not None:

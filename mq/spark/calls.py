@@ -1,6 +1,6 @@
-"""The requests of the data source beside those of every client: claims, browsing by sequence, and write jobs.
+"""The data source's own requests, beside those of every client: claims, browsing by sequence, and write jobs.
 
-Their answers are columns, as Arrow arrays that lie in the answer: nothing is done for a single message.
+Messages come as columns: Arrow arrays over the bytes of the answer, without work for each message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TICKS_AT_1970: Final = MessageId.time_ns(0) // 100
 
 
 class Columns(NamedTuple):
-    """Some messages.
+    """Messages, in columns.
 
     Attributes:
         sequence: the place of each in its queue.
@@ -54,10 +54,10 @@ class Columns(NamedTuple):
 
 
 def read_columns(data: bytes) -> Columns:
-    """Messages as docs/http.md has them.
+    """Parse columns of messages, whose format docs/http.md describes.
 
     Raises:
-        NotUnderstood: this is something else.
+        NotUnderstood: the data is not in that format.
     """
     try:
         end = data.index(b"\n") + 1
@@ -95,7 +95,7 @@ def _array(kind: pa.DataType, length: int, *buffers: pa.Buffer) -> pa.Array:
 
 
 class ColumnsPage(NamedTuple):
-    """Messages as they came.
+    """One answer with messages.
 
     Attributes:
         messages: in columns.
@@ -117,7 +117,7 @@ def browse(queue: str, after: int, up_to: int, most: int) -> Call[ColumnsPage]:
 
 
 def page(target: str) -> Call[ColumnsPage]:
-    """Some messages."""
+    """The page at a target."""
     return Call(method="GET", target=target, headers=_ACCEPT, read=_page)
 
 
@@ -127,7 +127,7 @@ def consumer(queue: str, name: str) -> Call[Mapping[str, Any]]:
 
 
 def start(queue: str, name: str, checkpoint: str | None, *, take_over: bool) -> Call[Mapping[str, Any]]:
-    """Begin an epoch. Sent again it begins another one, which does no harm: the first was not used."""
+    """Begin an epoch. A repeated request begins another, which does no harm: the first is not used."""
     wanted = {"checkpoint": checkpoint, "take_over": "true" if take_over else None}
     return Call(method="POST", target=_target(queue, "consumers", name, **wanted), read=Answer.members)
 
@@ -142,7 +142,7 @@ def claim(
     most_bytes: int | None = None,
     up_to: int | None = None,
 ) -> Call[Mapping[str, Any] | None]:
-    """Make a claim, or have it again; None where nothing is to be had."""
+    """Make a claim, or renew the open one; None when the queue has nothing READY."""
     wanted = {"batch": batch, "epoch": epoch, "lease": lease, "max": most, "max_bytes": most_bytes, "up_to": up_to}
     return Call(
         method="PUT",
@@ -162,13 +162,13 @@ def read_claim(
 def note_read(
     queue: str, name: str, batch: int, epoch: int, start: int, stop: int, *, of: int, checkpoint: str | None
 ) -> Call[None]:
-    """Note that a part of a claim was read."""
+    """Note a part of a claim as read."""
     where = {"batch": batch, "epoch": epoch, "from": start, "to": stop, "of": of, "checkpoint": checkpoint}
     return Call(method="POST", target=_target(queue, "consumers", name, "claim", **where), read=nothing)
 
 
 def acknowledge(queue: str, name: str, batch: int, epoch: int) -> Call[None]:
-    """Remove what a claim has, if all of it is noted as read."""
+    """Remove the messages of a claim, if all of them are noted as read."""
     target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true")
     return Call(method="DELETE", target=target, read=nothing)
 
@@ -198,7 +198,7 @@ def hold_one_back(queue: str, job: str, part: str, number: int, message: Outgoin
 
 
 def commit_write(queue: str, job: str, parts: Sequence[str], rows: int) -> Call[Mapping[str, Any]]:
-    """Let all rows of these parts of a write job come."""
+    """Let all rows of these parts of a write job into their queues."""
     body = json.dumps({"parts": list(parts), "rows": rows}).encode()
     return Call(method="PUT", target=_target(queue, "writes", job), body=body, read=Answer.members)
 

@@ -29,12 +29,12 @@ _HEADERS: Final = {"user-agent": "mq-spark", "accept-encoding": "identity"}
 
 
 class DaemonConnection:
-    """Speaks to the daemon that the options name. Close it, or use it as a context manager.
+    """Sends requests to the daemon that the options name. Close it, or use it as a context manager.
+
+    Its methods raise :class:`~mq.spark.errors.SparkSourceError`, with the option that the error is about.
 
     Args:
         options: the daemon's address, and the user.
-
-    Everything raises :class:`~mq.spark.errors.SparkSourceError`, with the option that the error is about.
     """
 
     def __init__(self, options: Options) -> None:
@@ -58,24 +58,24 @@ class DaemonConnection:
         self.close()
 
     def close(self) -> None:
-        """Close it; the next request opens it again."""
+        """Close the connection; the next request opens another."""
         self._asked = None
         if self._http is not None:
             self._http.close()
             self._http = None
 
     def run(self, call: Call[T]) -> T:
-        """The call's result, after as many tries as the option ``retrySeconds`` lets it have.
+        """The call's result. A request that may be repeated is tried again for as long as ``retrySeconds`` says.
 
         Raises:
-            SparkSourceError: it has none.
+            SparkSourceError: the call failed.
         """
         conflict = "commitMode" if self._options.is_staged else "consumer"
         with naming_options(self._options.url, self._options.asked_for, conflict):
             return self.attempt(call)
 
     def pages(self, call: Call[ColumnsPage]) -> Iterator[ColumnsPage]:
-        """What is there, and all pages that follow. The next one is asked for before this one is worked on.
+        """The pages from the first one on; empty ones are left out. Each is asked for before the one before is used.
 
         Raises:
             SparkSourceError: as :meth:`run`.
@@ -91,7 +91,7 @@ class DaemonConnection:
                 return
 
     def queues(self) -> list[str]:
-        """The queues that the options name, or those of today that their pattern fits, by name.
+        """The queues that the options name, or those there are now whose names their pattern fits, by name.
 
         Raises:
             SparkSourceError: as :meth:`run`.
@@ -113,7 +113,7 @@ class DaemonConnection:
         """As :meth:`run`, with the errors of the client.
 
         Raises:
-            ClientError: it has no result.
+            ClientError: the call failed.
         """
         tries = Tries(call, Retry(patience=self._options.retry_seconds, longest=2.0))
         while True:
@@ -147,7 +147,7 @@ class DaemonConnection:
         return Answer(response.status, headers, body)
 
     def _ask_ahead(self, call: Call[Any]) -> None:
-        """Send it; it is the next one to be run. If that fails, that is mended or told when it is run."""
+        """Send the call that is run next. A failure is dealt with when it is run."""
         try:
             self._ask(self._connected(), call)
             self._asked = call

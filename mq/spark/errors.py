@@ -1,4 +1,4 @@
-"""What a data source raises: always with the option or the row that it is about."""
+"""Errors of the data source. Each text names the option or the row to change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mq.errors import MQError
 
 
 class SparkSourceError(MQError):
-    """Something is wrong with a query over queues; the text says with which of its options or rows."""
+    """A query over queues cannot go on; the text names the option or the row that is why."""
 
 
 class InvalidOption(SparkSourceError):
@@ -27,7 +27,7 @@ class InvalidRow(SparkSourceError):
 
 
 class ClaimLost(SparkSourceError):
-    """Messages of a batch that Spark has planned are not to be had any more."""
+    """Messages of a batch that Spark has planned are gone, or were handed to other consumers."""
 
 
 _ABOUT: Final[tuple[tuple[type[ClientError], str], ...]] = (
@@ -40,7 +40,13 @@ _ABOUT: Final[tuple[tuple[type[ClientError], str], ...]] = (
 
 @contextmanager
 def naming_options(url: str, queue: str, conflict: str) -> Iterator[None]:
-    """Errors of the client, with the option that they are about; `conflict` is that of a conflict."""
+    """A context that turns errors of the client into those of the source, with the option that each is about.
+
+    Args:
+        url: the daemon's address.
+        queue: the queue, for the text.
+        conflict: the option that a conflict is about.
+    """
     try:
         yield
     except ClientError as error:

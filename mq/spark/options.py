@@ -1,4 +1,4 @@
-"""What can be said to the data source: one table, checked as a whole before anything is asked of a daemon."""
+"""Options of the data source: one table, checked as a whole before the first request to a daemon."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _READS: Final = (READ, READ_STREAM)
 _ALL: Final = (READ, READ_STREAM, WRITE)
 
 SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
-"""Options, in small letters, that Spark hands on and that mean nothing here."""
+"""Options, in small letters, that Spark passes to each source, and that this one ignores."""
 _OF_A_TABLE: Final = "provider"
-"""Only ``CREATE TABLE`` hands this on."""
+"""The option that only ``CREATE TABLE`` passes."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was said, checked. Seconds may have fractions.
+    """The options of a query, checked. Seconds may have fractions.
 
     Attributes:
         url: the daemon's address.
-        queue: the queue, or several with commas between them; empty where a pattern or a column names them.
+        queue: the queue, or several, separated by commas; empty where a pattern or a column names them.
         queue_pattern: a regular expression for the names of the queues that are read.
         token: for ``Authorization: Bearer``.
         user: for ``Authorization: Basic``, with `password`.
@@ -50,7 +50,7 @@ class Options:
         consumer: the name under which a stream keeps its place in the queue.
         max_messages_per_trigger: messages of one micro-batch.
         max_bytes_per_trigger: bytes of their bodies together.
-        lease_seconds: how long a batch is kept from others without a sign of life.
+        lease_seconds: how long a batch is kept from others when its lease is not renewed.
         take_over: whether a stream goes on from where its consumer is, whatever its checkpoint says.
         fail_on_claim_lost: whether a query fails when messages of a planned batch are gone.
         batch_size: messages of one request that publishes.
@@ -221,14 +221,14 @@ assert TABLE.keys() == {field.name for field in fields(Options)}
 
 
 def read_options(given: Mapping[str, str], way: str | None = None) -> Options:
-    """The options as they were said, in any case.
+    """Parse the options of a query.
 
     Args:
-        given: by name.
-        way: what they are for; None when that is not known yet: then those of any way may be there.
+        given: the texts by name; upper and lower case are the same.
+        way: READ, READ_STREAM or WRITE; None before that is known, and then options of any way are taken.
 
     Raises:
-        InvalidOption: one is unknown, missing, or not what it may be.
+        InvalidOption: an option is unknown, missing, or has no valid value.
     """
     known = {option.name.lower(): (field, option) for field, option in TABLE.items()}
     values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Between messages and Arrow: the columns that are read, and those that are written."""
+"""Rows: messages as columns of Arrow, and rows of Arrow as lines for the broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COLUMNS: Final = StructType(
         StructField("deliveryCount", IntegerType()),
     ]
 )
-"""What a message is as a row."""
+"""The columns of a message."""
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 ALL_COLUMNS: Final = StructType(
     [
@@ -51,17 +51,17 @@ ALL_COLUMNS: Final = StructType(
         StructField("group", StringType()),
     ]
 )
-"""With what is there besides with the option ``includeHeaders``."""
+"""The columns with the option ``includeHeaders``."""
 
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
-"""Of a message that was published without one."""
+"""The content type of a message that was published without one."""
 
 OWN_KEYS: Final = ("idempotencyKey", "id")
 """Columns of which the first that is not null is the row's own key."""
 WRITTEN: Final = ("value", "idempotencyKey", "contentType", "headers", "group", "delaySeconds", "ttlSeconds")
 """Columns that make a message."""
 QUEUE: Final = "queue"
-"""The column that says where a row goes, where no option does."""
+"""The column that names a row's queue where the option ``queue`` is not given."""
 NOT_WRITTEN: Final = ("id", QUEUE, "sequence", "timestamp", "deliveryCount")
 """Columns that a row has because it was read from a queue; the broker gives a new message its own."""
 KEY_DIGEST_BYTES: Final = 12
@@ -72,11 +72,11 @@ class RowMaker:
     """Makes record batches of messages.
 
     Args:
-        queue: from where they are.
-        schema: the columns that are wanted: any of ALL_COLUMNS, ``value`` perhaps as a string.
+        queue: their queue.
+        schema: the wanted columns: any of ALL_COLUMNS; ``value`` may be a string.
 
     Raises:
-        InvalidSchema: one is none of these, or of another type.
+        InvalidSchema: a column is not one of these, or is of another type.
     """
 
     def __init__(self, queue: str, schema: StructType) -> None:
@@ -94,10 +94,10 @@ class RowMaker:
         self._schema = arrow_schema(schema)
 
     def batch(self, columns: Columns) -> pa.RecordBatch:
-        """Messages as they came, as rows.
+        """The rows of some messages.
 
         Raises:
-            InvalidRow: a body is no text, where text is wanted.
+            InvalidRow: ``value`` is wanted as a string, and a body is not UTF-8.
         """
         arrays = [self._column(field.name, columns) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -153,11 +153,11 @@ _COLUMNS: Final[Mapping[str, Callable[[Columns], pa.Array]]] = {
 
 
 def check_written(schema: StructType, queue: str) -> None:
-    """Whether rows of this schema can be messages.
+    """Check that rows of this schema can be messages.
 
     Args:
         schema: the rows' columns.
-        queue: where all of them go; empty where each says so itself.
+        queue: the queue of all rows; empty where each names its own.
 
     Raises:
         InvalidSchema: a column is missing, unknown, or of a type that no message has.
@@ -194,22 +194,22 @@ def check_written(schema: StructType, queue: str) -> None:
 
 
 class LineMaker:
-    """Makes lines of a batch for the broker of rows, each with an idempotency key.
+    """Turns rows into lines for the broker, each with an idempotency key.
 
-    The key is the row's own (its ``idempotencyKey``, else its ``id``), or made of the write, the partition and the row:
-    of what it says and how often the partition had such a row before. So a task that runs again stores nothing twice,
-    in whatever order its rows come then. In a write that can be run anew the rows may come in other partitions then,
-    so there the partition is left out.
+    The key is the row's own: its ``idempotencyKey``, else its ``id``. A row without either gets a key made of the name
+    of the write, the partition, the row's content, and the number of equal rows before it in the partition. So a task
+    that runs again stores nothing twice, in whatever order its rows come. A named write can be run again with its rows
+    in other partitions, so its keys leave the partition out.
 
     Args:
-        write: names the write: what is written again under this name is the same.
+        write: names the write: rows that are written again under this name are the same rows.
         partition: the task's.
-        queue: where all rows go; empty where each says so in its column ``queue``.
-        is_named: whether the whole write can be run anew under its name.
+        queue: the queue of all rows; empty where each names its own in the column ``queue``.
+        is_named: whether the whole write can be run again under its name.
 
     Attributes:
-        digests: KEY_DIGEST_BYTES for each row whose key no other partition may have; zeros for the others, unless
-            there are only such.
+        digests: KEY_DIGEST_BYTES for each row whose key no other partition may have, zeros for every other row; empty
+            where no row has such a key.
     """
 
     def __init__(self, write: str, partition: int, queue: str, *, is_named: bool = False) -> None:
@@ -221,10 +221,10 @@ class LineMaker:
         self.digests = bytearray()
 
     def lines(self, batch: pa.RecordBatch, first: int) -> Iterator[tuple[str, bytes]]:
-        """For each row its queue, and a line; `first` is the number of the first one.
+        """For each row its queue and its line. `first` is the number of the first row.
 
         Raises:
-            InvalidRow: one cannot be a message.
+            InvalidRow: a row cannot be a message.
         """
         columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
         has_digests = self._is_named or any(name in columns for name in OWN_KEYS)
@@ -268,10 +268,10 @@ class LineMaker:
 
 
 def find_repeated(digests: Sequence[bytes | bytearray]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Two rows with the same key, each as its place among `digests` and its number there.
+    """Two rows with the same key, each as its place among `digests` and its number there; None without such rows.
 
     Args:
-        digests: those that a :class:`LineMaker` has for each partition.
+        digests: :attr:`LineMaker.digests` of each partition.
     """
     kind = pa.binary(KEY_DIGEST_BYTES)
     lengths = [len(each) // KEY_DIGEST_BYTES for each in digests]

@@ -1,4 +1,4 @@
-"""The data source ``mq``: what Spark makes of the options of a query, and reading once. Nothing is taken by that."""
+"""The data source ``mq``: Spark's way in, and batch reads, which leave the messages in their queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mq.spark.options import READ, READ_STREAM, WRITE, Options, read_options
 from mq.spark.rows import ALL_COLUMNS, COLUMNS, RowMaker
 from mq.spark.stream import MqStreamReader
 from mq.spark.versions import READS_STREAMS
-from mq.spark.writing import MqStreamWriter, MqWriter
+from mq.spark.writers import MqStreamWriter, MqWriter
 
 _EARLIEST: Final = -(1 << 63)
 
@@ -58,8 +58,8 @@ class MqDataSource(DataSource):
         """For ``df.write``.
 
         Raises:
-            InvalidOption: the rows should replace what is there.
-            InvalidSchema: they cannot be messages.
+            InvalidOption: the mode is "overwrite".
+            InvalidSchema: the rows cannot be messages.
         """
         if overwrite:
             raise InvalidOption('mode "overwrite": a queue is not replaced. Use "append", after a purge if need be')
@@ -88,13 +88,13 @@ class SequenceRange(InputPartition):
 class MqReader(DataSourceReader):
     """Browses queues.
 
-    Spark plans a DataFrame or a view once, and reads its parts again with each action. So the last part of a queue has
-    no end: it shows what came since then, too. Parts are ranges of sequences, and a message keeps its own, so whenever
-    they are read, and in whatever order, each message is in one.
+    Spark plans a DataFrame or a view once, and reads its parts again with each action. The last part of a queue has no
+    end, so that it shows what came since the plan. Parts are ranges of sequences, and a message keeps its sequence: it
+    is in exactly one part, whenever and in whatever order they are read.
 
     Args:
-        options: which ones, and where.
-        schema: the columns that are wanted.
+        options: the queues, and the daemon.
+        schema: the wanted columns.
 
     Raises:
         InvalidSchema: there are no such columns.
@@ -112,16 +112,16 @@ class MqReader(DataSourceReader):
             queues = connection.queues()
             each = -(-options.num_partitions // max(1, len(queues)))
             parts = [part for queue in queues for part in self._parts(connection, queue, each)]
-        return parts or [SequenceRange(options.asked_for, 0, 0)]  # of none Spark would make one of its own
+        return parts or [SequenceRange(options.asked_for, 0, 0)]  # given none, Spark makes up a part of its own
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a part that are still ready, a page a batch."""
+        """The messages of a part that are still READY; each page is one batch."""
         assert isinstance(partition, SequenceRange)
         queue, up_to, most = partition.queue, partition.up_to, self._options.fetch_size
         rows = RowMaker(queue, self._schema)
         after = max(partition.after, self._first_sequence() - 1)
         with DaemonConnection(self._options.only(queue)) as connection:
-            if up_to is None:  # else what comes while it is read would keep it from ending
+            if up_to is None:  # without an end, messages that come meanwhile would keep the read going
                 up_to = int(connection.run(calls.ranges(queue, 1))["high"])
             if after >= up_to:
                 return
@@ -140,7 +140,7 @@ class MqReader(DataSourceReader):
         return self._options.starting_time is None and self._options.ending_time is None
 
     def _first_sequence(self) -> int:
-        """The least that a message may have: none joins its queue before it is published."""
+        """The least sequence in the stretch of time: no message joins its queue before it is published."""
         begin = self._options.starting_time
         return 0 if begin is None else max(0, calls.ticks_of(begin))
 

@@ -1,13 +1,13 @@
-"""Reading on and on: each micro-batch is a claim of the broker for each queue, which is there again after any crash.
+"""Streaming reads: a micro-batch is one claim of the broker for each queue, and outlasts any crash.
 
-Spark calls ``latestOffset(start)`` only once batch `start` is in its commit log: so that is acknowledged there, and the
-next batch claimed. ``commit()`` comes after that, and has nothing to do. After a restart ``partitions`` may come first:
-it claims again what Spark had planned.
+Spark calls ``latestOffset(start)`` only once batch `start` is in its commit log. So ``latestOffset`` acknowledges that
+batch, and claims the next. ``commit()`` comes later, and does nothing. After a restart Spark may call ``partitions``
+first, which claims again what Spark had planned.
 
 An offset has the number of each queue's batch and the name of the query's checkpoint. ``initialOffset()`` draws that
-name, since Spark asks for one only where it has no checkpoint, and the later offsets carry it on; with the first rows
-that are read the consumer goes with that checkpoint. Spark commits a batch also when its sink has skipped it, so each
-task notes at the broker what it has read, and a batch of which not all was read is not acknowledged.
+name, because Spark calls it only for a query without a checkpoint; later offsets carry it on. The first rows that are
+read bind the consumer to that checkpoint. Spark commits a batch even when its sink has skipped it. So each task notes
+at the broker what it has read, and a batch that was not read whole is not acknowledged.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Claims batch after batch of one queue or several.
 
     Args:
-        options: which queues, and under which consumer's name.
-        schema: the columns that are wanted.
+        options: the queues, and the consumer's name.
+        schema: the wanted columns.
 
     Raises:
         InvalidSchema: there are no such columns.
@@ -143,14 +143,14 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Slices of the claims that `end` is, which are claimed again where their leases have ended."""
+        """Slices of the claims that `end` names. A claim whose lease has ended is made again."""
         before, checkpoint = self._places(start), end.get("checkpoint")
         planned = {queue: place for queue, place in self._places(end).items() if place != before.get(queue)}
         parts = -(-int(end.get("partitions", self._options.num_partitions)) // max(1, len(planned)))
         return [slice for queue, place in planned.items() for slice in self._of(queue).slices(place, checkpoint, parts)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: latestOffset has acknowledged that batch, if it was read."""
+        """Do nothing: latestOffset acknowledges the batch, if it was read."""
 
     def stop(self) -> None:
         """Let the leases run out."""
@@ -160,7 +160,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A slice of a claim: the same rows however often it is read."""
+        """The rows of a slice, the same ones at each read; notes them as read at the end."""
         assert isinstance(partition, Slice)
         options, rows = self._options.only(partition.queue), RowMaker(partition.queue, self._schema)
         place = (partition.queue, options.consumer, partition.batch, partition.epoch, partition.start, partition.stop)
@@ -177,14 +177,14 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             connection.run(calls.note_read(*place, of=partition.of, checkpoint=partition.checkpoint))
 
-    # How it is done
+    # Implementation
 
     def _queues(self) -> list[str]:
         with DaemonConnection(self._options) as connection:
             return connection.queues()
 
     def _leave(self, queue: str, place: Mapping[str, Any], checkpoint: str | None) -> None:
-        """Acknowledge what was read of a queue that this query reads no more, if it is still there."""
+        """Acknowledge what was read of a queue that this query reads no more, if the queue is still there."""
         try:
             self._of(queue).settle(place, checkpoint)
         except SparkSourceError as error:
@@ -202,7 +202,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         offset: dict[str, Any] = {
             "consumer": options.consumer,
-            "partitions": options.num_partitions,  # a batch that is run again has the same ones, for sinks count on it
+            "partitions": options.num_partitions,  # sinks count on the same ones when a batch is run again
         }
         if list(places) == list(options.queues) and len(places) == 1:
             offset |= {"queue": options.queue, **places[options.queue]}
@@ -231,11 +231,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class QueueClaims:
     """The claims of one queue, in the driver.
 
-    A *place* says how far a query is there: the number of a batch, its rows, and, where Spark has to run a batch once
-    more from the same one before, how often.
+    A *place* says how far a query is in the queue: the number of a batch, its rows, and, where Spark has to run a batch
+    once more from the same place, how often.
 
     Args:
-        options: which queue, and under which consumer's name.
+        options: the queue, and the consumer's name.
         keeper: renews the leases.
     """
 
@@ -255,10 +255,10 @@ class QueueClaims:
         return found
 
     def settle(self, place: Mapping[str, Any], checkpoint: str | None) -> int:
-        """Acknowledge the batch of `place`; how often it comes again where it was not read.
+        """Acknowledge the batch of `place`. Returns how often it has to be run again: 0 where it was acknowledged.
 
         Raises:
-            SparkSourceError: it was not read, or is another one than the consumer's.
+            SparkSourceError: it was not read, or is not the consumer's batch.
         """
         batch = int(place["batch"])
         self._start(checkpoint)
@@ -272,7 +272,7 @@ class QueueClaims:
     def claim(
         self, most: int | None = None, most_bytes: int | None = None, up_to: int | None = None
     ) -> Mapping[str, Any] | None:
-        """The batch after the last that was acknowledged, or have it again; None where nothing is to be had."""
+        """Make or renew the claim after the last acknowledged one. None when the queue has nothing READY."""
         options, batch = self._options, self._acknowledged + 1
         call = calls.claim(
             options.queue, options.consumer, batch, self._epoch, options.lease_seconds, most, most_bytes, up_to
@@ -283,7 +283,7 @@ class QueueClaims:
         return held
 
     def slices(self, place: Mapping[str, Any], checkpoint: str | None, parts: int) -> list[Slice]:
-        """The batch of `place` in so many parts, claimed again where its lease has ended."""
+        """The batch of `place`, in at most `parts` slices. If its lease has ended, it is claimed again."""
         batch, planned = int(place["batch"]), int(place["rows"])
         if not planned:
             return []
@@ -294,17 +294,18 @@ class QueueClaims:
         held = self.claim()
         there = 0 if held is None else int(held["messages"])
         if there < planned:
-            self._lost(f"{planned - there} of {planned} messages of batch {batch} went to somebody else")
+            self._lost(f"{planned - there} of {planned} messages of batch {batch} went to other consumers")
         step = max(1, -(-there // parts))
         return [
             Slice(self._options.queue, batch, self._epoch, start, min(start + step, there), there, checkpoint)
             for start in range(0, there, step)
         ]
 
-    # How it is done
+    # Implementation
 
     def _acknowledge(self, batch: int) -> bool:
-        """False where it was not read, or is no claim, and the query goes on from where the consumer is."""
+        """Whether the batch is acknowledged. False where it was not read, or is not open, and the query may go on from
+        where the consumer is."""
         options = self._options
         self._keeper.let_go(options.queue)
         try:
@@ -329,7 +330,7 @@ class QueueClaims:
         return True
 
     def _start(self, checkpoint: str | None) -> None:
-        """Begin this query's epoch, with the first thing that is not mere looking."""
+        """Begin this query's epoch, before the first request that changes something."""
         if self._epoch:
             return
         options = self._options
@@ -347,7 +348,7 @@ class QueueClaims:
         self._epoch, self._acknowledged = int(found["epoch"]), int(found["acknowledged"])
 
     def _check_taken_over(self, batch: int) -> None:
-        """A checkpoint is at a batch that is neither the consumer's last one nor the next."""
+        """Fail for a checkpoint whose batch is neither the consumer's last one nor the next, unless taken over."""
         if self._options.take_over:
             return
         here = f"the checkpoint is at batch {batch} of consumer {self._options.consumer}"
@@ -387,10 +388,10 @@ class QueueClaims:
 
 
 class _Keeper:
-    """Renews the leases of the batches that are at work, while the driver lives.
+    """Renews the leases of open batches, in a thread, for as long as the driver lives.
 
     Args:
-        options: how long a lease is, and where the daemon is.
+        options: the length of a lease, and the daemon.
     """
 
     def __init__(self, options: Options) -> None:
@@ -421,7 +422,7 @@ class _Keeper:
         try:
             with DaemonConnection(options) as connection:
                 connection.attempt(call)
-        except Conflict:  # acknowledged meanwhile, or taken over: the query finds out itself
+        except Conflict:  # acknowledged meanwhile, or taken over, which the query's next request finds
             return
-        except ClientError:  # away for a while: the lease has two thirds left, and is had again where it ends
+        except ClientError:  # two thirds of the lease are left, and `slices` claims again what has ended
             return

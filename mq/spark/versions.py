@@ -1,7 +1,7 @@
 """What differs between the versions of Spark: 4.2 and later have all; 4.0 and 4.1 read no streams.
 
-Spark 4.2 is the first that tells a source in Python where a stream stands when it asks for more. Without that a message
-could be removed on the word of a checkpoint that is lost, so earlier ones are refused for it.
+Spark 4.2 is the first to tell a source in Python where a stream stands when it asks for more. Without that the source
+could remove messages on the word of a lost checkpoint, so it refuses streams on earlier versions.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ else:
         READS_STREAMS: Final = False
 
         class ReadLimit:
-            """Of which none is given."""
+            """Stands in: such a Spark gives none."""
 
         class ReadMaxRows(ReadLimit):
-            """Of which none is given."""
+            """Stands in: such a Spark gives none."""
 
             def __init__(self, max_rows: int) -> None:
                 self.max_rows = max_rows
 
         class SupportsTriggerAvailableNow:
-            """Which nothing asks for."""
+            """Stands in: such a Spark does not ask for it."""
 
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 _ROWS: Final = 1000
-"""Rows of a batch that is made here."""
+"""Rows of one gathered batch."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -65,7 +65,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def as_batches(given: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """What a writer of a stream is given: batches as they come, or rows, gathered."""
+    """Record batches of what Spark gives a stream's writer: batches already, or rows, which are gathered here."""
     if READS_STREAMS:
         yield from given
         return

@@ -16,7 +16,7 @@ from mq.client import Client, Outgoing
 from mq.spark.options import Options
 from mq.spark.rows import COLUMNS
 from mq.spark.stream import MqStreamReader
-from mq.spark.writing import MqWriter
+from mq.spark.writers import MqWriter
 
 LIMIT = ReadMaxRows(10)
 VALUE = StructType([StructField("value", BinaryType())])

@@ -142,11 +142,11 @@ FAULTS: Final = {
         test_readers.test_a_task_that_writes_again_stores_each_row_once,
     ),
     "two rows with one key go unnoticed": Fault(
-        Bug("mq.spark.writing:_finish", "_check_keys(stored)", "pass"),
+        Bug("mq.spark.writers:_finish", "_check_keys(stored)", "pass"),
         test_readers.test_a_task_that_runs_again_repeats_no_key,
     ),
     "rows for many queues go into one": Fault(
-        Bug("mq.spark.writing:_publish", "options.only(queue)", "options.only('a')"),
+        Bug("mq.spark.writers:_publish", "options.only(queue)", "options.only('a')"),
         test_readers.test_each_row_goes_into_the_queue_that_it_names,
     ),
     "rows that are too long together are refused": Fault(
@@ -154,16 +154,16 @@ FAULTS: Final = {
         test_readers.test_rows_that_are_too_long_together_go_in_parts,
     ),
     "a write without rows asks for no queue": Fault(
-        Bug("mq.spark.writing:_finish", "not rows and options.queue", "False"),
+        Bug("mq.spark.writers:_finish", "not rows and options.queue", "False"),
         test_readers.test_a_queue_that_is_missing_or_deleted_is_named,
     ),
     # Staged writes
     "rows are there before their job commits": Fault(
-        Bug("mq.spark.writing:_publish", "_Held(job, ...) if options.is_staged else _Direct()", "_Direct()"),
+        Bug("mq.spark.writers:_publish", "_Held(job, ...) if options.is_staged else _Direct()", "_Direct()"),
         test_staged.test_nothing_is_seen_before_all_tasks_are_done,
     ),
     "each run of a task counts": Fault(
-        Bug("mq.spark.writing:_publish", "_Held(job, ...)", "_Held(job, str(partition))"),
+        Bug("mq.spark.writers:_publish", "_Held(job, ...)", "_Held(job, str(partition))"),
         test_staged.test_of_a_task_that_ran_twice_one_run_counts,
     ),
     "what is aborted stays": Fault(
@@ -171,11 +171,11 @@ FAULTS: Final = {
         test_staged.test_what_is_aborted_leaves_nothing,
     ),
     "what was refused for its keys stays": Fault(
-        Bug("mq.spark.writing:_finish", "_abort(..., ...)", "None"),
+        Bug("mq.spark.writers:_finish", "_abort(..., ...)", "None"),
         test_staged.test_rows_with_one_key_are_refused_and_nothing_is_written,
     ),
     "a job that is done is remembered": Fault(
-        Bug("mq.spark.writing:_commit", "connection.run(calls.end_write(..., ...))", "None"),
+        Bug("mq.spark.writers:_commit", "connection.run(calls.end_write(..., ...))", "None"),
         test_staged.test_a_job_that_is_done_is_forgotten,
     ),
     "all requests of a task have one number": Fault(

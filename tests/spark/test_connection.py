@@ -22,7 +22,7 @@ from mq.spark.errors import SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import COLUMNS
 from mq.spark.source import MqReader
-from mq.spark.writing import MqStreamWriter
+from mq.spark.writers import MqStreamWriter
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.e2e.daemon import Daemon
 from tests.e2e.test_client import TLSDaemon

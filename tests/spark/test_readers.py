@@ -24,7 +24,7 @@ from mq.spark.options import Options
 from mq.spark.rows import ALL_COLUMNS, COLUMNS
 from mq.spark.source import MqDataSource, MqReader
 from mq.spark.stream import Slice
-from mq.spark.writing import MqWriter
+from mq.spark.writers import MqWriter
 from tests.e2e.daemon import Daemon
 from tests.spark.by_hand import (
     FROM_QUEUE,

@@ -25,7 +25,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from mq.client import Client
 from mq.spark.errors import InvalidRow, SparkSourceError
 from mq.spark.options import Options
-from mq.spark.writing import MqStreamWriter, MqWriter, StoredRows
+from mq.spark.writers import MqStreamWriter, MqWriter, StoredRows
 from tests.e2e.daemon import TREE, Daemon
 from tests.spark.by_hand import KEYED, VALUE, task, with_options
 from tests.spark.conftest import environment, patiently, to_the_end, url

@@ -1,8 +1,8 @@
-"""Archive: queues as Parquet, a folder for each queue, in it one for each day of publishing.
+"""Archives: queues as Parquet, a folder for each queue, and in it one for each day of publishing.
 
-*Drain* takes the messages out of the queue, each into the archive once, whatever is killed on the way: the data source
-claims them, Spark's file sink knows which files count, and only what is in one of these is removed from the queue.
-*Browse* writes down what is ready and takes nothing. Both go on where they were stopped, when they are started again.
+*Drain* moves each message into the archive once, whatever is killed on the way: the data source claims messages,
+Spark's file sink notes which files count, and only messages in these are removed from the queue. *Browse* copies what
+is READY, and removes nothing. Started again, both go on where they were stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DAY: Final = "day"
 _POLL_SECONDS: Final = 1
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many queues are done, and how many there are."""
+"""Called with what is being done, how many queues are done, and how many there are."""
 
 
 def archive(
@@ -51,11 +51,11 @@ def archive(
         options: of the data source, such as ``url``; without ``queue`` and ``consumer``.
         browse: leave the messages where they are.
         consumer: the name under which messages are claimed. Keep it when an archive is gone on with.
-        progress: told how far it is.
+        progress: called as it goes.
 
     Raises:
-        InvalidSetting: a name of a queue is none.
-        Conflict: the folder of a queue is one of the other kind, or its checkpoint is lost or an old copy.
+        InvalidSetting: a queue's name is not valid.
+        Conflict: a queue's folder is of the other kind, or its checkpoint is lost or an old copy.
     """
     for number, queue in enumerate(map(QueueName, queues)):
         folder = Path(out).absolute() / f"{_PREFIX}{queue}"
@@ -84,7 +84,7 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
         queues: only these.
 
     Raises:
-        InvalidSetting: it has no such queue.
+        InvalidSetting: the archive has no such queue.
     """
     there = {path.name.removeprefix(_PREFIX): path for path in Path(folder).absolute().glob(f"{_PREFIX}*")}
     missing = [queue for queue in queues if queue not in there]
@@ -94,7 +94,7 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
     unfinished = [path.name for path in wanted if not _is_drained(path) and not (path / _DONE).exists()]
     if unfinished:
         raise InvalidSetting(f"{', '.join(unfinished)} in {folder} is not finished: run mq-pipeline archive again")
-    tables = (spark.read.parquet(str(path)) for path in wanted)  # those of earlier releases have fewer columns
+    tables = (spark.read.parquet(str(path)) for path in wanted)  # archives of earlier releases have fewer columns
     return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), tables)
 
 

@@ -1,8 +1,8 @@
-"""The conservation audit: every message that was accepted is in exactly one place, or it is told by its id.
+"""The conservation audit: each accepted message is in exactly one place, or is listed by its id.
 
-It rests on two things: the chain of a message's transitions, each of which has to leave the place that the one before
-entered; and what each life of a broker found in its store when it began. Where the journal has a gap, nothing is
-concluded from what is not there: such messages are counted as unsure.
+It rests on two things. Each transition of a message has to leave the place that the one before entered. And each life
+of a broker has noted what it found in its store when it began. Where the journal has a gap, a missing row proves
+nothing: such messages count as unsure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from mq.lifecycle import Kind, State
 from mq.observers.journal_rows import CENSUS, FOUND, QUEUE, START
-from mq.spark.pipelines.reading import ReadJournal
+from mq.spark.pipelines.journal import ReadJournal
 
 LOST: Final = "lost"
 CAME_BACK: Final = "came back"
@@ -27,7 +27,7 @@ MEANINGS: Final = {
     CAME_BACK: "removed, and there again",
     TWO_PLACES: "left a place in which it was not, by what is known of it",
     TWICE: "one id, given to two messages",
-    NOWHERE: "there, though nobody published it",
+    NOWHERE: "there, and no publish of it is known",
 }
 """What each exception means, for people."""
 
@@ -55,7 +55,7 @@ class Audit(NamedTuple):
 
 
 def steps_of(journal: ReadJournal) -> DataFrame:
-    """What happened to messages, each row with what is known from the row before it about the same message."""
+    """The transitions of messages, each with columns of the row before it about the same message."""
     window = Window.partitionBy("id").orderBy("ordinal", "sequence")
     return (
         journal.rows.where("id <> ''")
@@ -69,7 +69,7 @@ def steps_of(journal: ReadJournal) -> DataFrame:
 
 
 def audit(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> Audit:
-    """Look through all steps."""
+    """Audit all steps."""
     notes = journal.rows.where(F.col("kind").isin(START, QUEUE, CENSUS)).persist()
     censuses = _censuses(spark, journal, notes)
     judged = _broken(steps.join(censuses, "ordinal"))
@@ -95,7 +95,7 @@ def audit(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> Audit:
 
 
 def _broken(steps: DataFrame) -> DataFrame:
-    """Rows that do not follow from the row before: `wrong` says in what way."""
+    """The steps, with `wrong`: in what way a row does not follow from the one before; null where it does."""
     kind, before, after = F.col("kind"), F.col("previous_after"), F.col("after")
     is_publish, is_found, is_reap = (kind == word for word in (Kind.PUBLISH.value, FOUND, Kind.REAP.value))
     nothing_missing = F.col("previous_era") == F.col("era")

@@ -1,6 +1,6 @@
-"""Insight: what a lifecycle journal says of each queue, and the conservation audit.
+"""Insight: figures of each queue from a lifecycle journal, and the conservation audit.
 
-Results are tables, kept as Parquet, and one page for people. Nothing but the journal is read.
+Results are tables in Parquet, and one page for people. Only the journal is read.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from mq.errors import InvalidSetting
 from mq.lifecycle import Kind, State
 from mq.spark.pipelines.audit import audit, steps_of
-from mq.spark.pipelines.reading import ReadJournal, read_journal
+from mq.spark.pipelines.journal import ReadJournal, read_journal
 from mq.spark.pipelines.report import Report, as_page
 
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 POISON_RECEIVES: Final = 3
-"""A message that was handed out so often, and is still there or died of it, is poison."""
+"""Deliveries after which a message that is still there, or has died, counts as poison."""
 _MOST_POISON: Final = 1000
 _POINTS: Final = 120
 _STEPS_SECONDS: Final = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 _ACCURACY: Final = 10_000
 
 Progress = Callable[[str, int, int], None]
-"""Told what begins, how many steps are done, and how many there are."""
+"""Called with what begins, how many steps are done, and how many there are."""
 
 
 class Insight(NamedTuple):
-    """What came out.
+    """Results.
 
     Attributes:
-        report: the same as on the page.
-        page: where that is.
+        report: what is on the page.
+        page: the file with the page.
     """
 
     report: Report
@@ -45,13 +45,13 @@ class Insight(NamedTuple):
 
 
 def insight(spark: SparkSession, folders: Sequence[str], out: str, progress: Progress | None = None) -> Insight:
-    """Read the journals of one store and write what they say.
+    """Read the journals of one store, and write tables and a page.
 
     Args:
         spark: a session.
-        folders: where the segments are, a folder for each broker.
-        out: a folder of the driver's; made when missing, and its tables replaced.
-        progress: told how far it is.
+        folders: those with the segments, one for each broker.
+        out: a folder of the driver's; made when missing, and its tables are replaced.
+        progress: called as it goes.
 
     Raises:
         InvalidSetting: there is no journal, it is of several stores, or `out` cannot be written.
@@ -102,7 +102,7 @@ def _tables(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> dict
 
 
 def queues_of(steps: DataFrame) -> DataFrame:
-    """A line a queue: how much came and went, and what went wrong."""
+    """A row for each queue: how many messages came and went, and how many failed."""
     is_lease = _is(Kind.LEASE)
     counted = steps.groupBy("queue").agg(
         _count(_is(Kind.PUBLISH)).alias("published"),
@@ -126,7 +126,7 @@ def queues_of(steps: DataFrame) -> DataFrame:
 
 
 def throughput_of(steps: DataFrame) -> DataFrame:
-    """How many messages were published, leased and removed in each of some steps of time, by queue."""
+    """How many messages were published, leased and removed, by queue and step of time."""
     ends = steps.agg(F.unix_seconds(F.min("time")), F.unix_seconds(F.max("time"))).first()
     span = (ends[1] - ends[0]) if ends is not None and ends[0] is not None else 0
     step = next((step for step in _STEPS_SECONDS if span / step <= _POINTS), _STEPS_SECONDS[-1])
@@ -142,10 +142,10 @@ def throughput_of(steps: DataFrame) -> DataFrame:
 
 
 def latency_of(steps: DataFrame) -> DataFrame:
-    """How long messages waited in their queue until somebody got them, and how long they lived, in seconds.
+    """How long messages waited in their queue, and how long they lived, in seconds.
 
-    `in queue` is from READY to a lease, or to a removal straight from there; from NEW, where somebody was waiting; `end
-    to end` from the publish to the removal. What lies on both sides of a gap is left out.
+    `in queue` is the time from READY to a lease or a removal, or from NEW for a message that a request waited for; `end
+    to end` is the time from the publish to the removal. Times across a gap are left out.
     """
     passed = (F.unix_micros("time") - F.unix_micros("previous_time")) / 1e6
     from_queue = F.col("previous_after").isin(State.NEW.value, State.READY.value)
@@ -184,7 +184,7 @@ def latency_of(steps: DataFrame) -> DataFrame:
 
 
 def poison_of(steps: DataFrame) -> DataFrame:
-    """Messages that were handed out again and again, and not removed by whoever had them."""
+    """Messages that were delivered again and again, and not removed by a consumer."""
     return (
         steps.groupBy("id")
         .agg(

@@ -22,13 +22,13 @@ Point = tuple[datetime, float]
 
 
 def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, step: float = math.inf) -> str:
-    """Lines over time, one a name.
+    """A plot of lines over time.
 
     Args:
-        title: says what they are.
-        series: by name, in the order of time.
+        title: of the plot.
+        series: the points of each line by its name, in the order of time.
         unit: of the values.
-        step: seconds between two points. Where two are further apart nothing happened: the line is interrupted.
+        step: seconds between two points. The line is interrupted where two are further apart.
     """
     points = [point for each in series.values() for point in each]
     if not points:
@@ -58,7 +58,7 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, step: fl
 
 
 def _runs(points: Sequence[Point], step: float) -> list[list[Point]]:
-    """Points, cut where two are more than a step apart."""
+    """The points, cut where two are more than a step apart."""
     runs: list[list[Point]] = []
     for point in points:
         if runs and (point[0] - runs[-1][-1][0]).total_seconds() <= step:
@@ -69,7 +69,7 @@ def _runs(points: Sequence[Point], step: float) -> list[list[Point]]:
 
 
 def spans(title: str, rows: Mapping[str, Sequence[float]], marks: Sequence[str]) -> str:
-    """A row for each name, with a dot for each of its values, in seconds, on one logarithmic scale."""
+    """A plot with a row for each name, and a dot for each of its values, in seconds, on one logarithmic scale."""
     values = [max(value, 1e-6) for each in rows.values() for value in each]
     if not values:
         return ""
@@ -139,7 +139,7 @@ def _height(share: float) -> float:
 
 
 def _nice(value: float) -> float:
-    """The next number up that people like to read."""
+    """The next greater number among 1, 2, 4, 5 and 8 times a power of ten."""
     if value <= 0:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))

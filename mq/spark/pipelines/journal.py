@@ -1,7 +1,7 @@
-"""The lifecycle journal as a DataFrame: which segments there are, where something is missing between them, their rows.
+"""The lifecycle journal as a DataFrame: its segments, the gaps between them, and their rows.
 
-An *era* is a stretch of the journal in which nothing is missing. Rows are ordered by `ordinal` (of the segment) and
-`sequence`; between two rows of one era there was nothing else.
+An *era* is a stretch of the journal without a gap. Rows are ordered by `ordinal` (of the segment) and `sequence`; of
+one era no row is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COLUMNS: Final = (
 
 
 class Found(NamedTuple):
-    """A segment, as a look at it tells.
+    """What a segment has.
 
     Attributes:
         path: the file.
@@ -66,10 +66,10 @@ class Found(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A segment in its place among the others.
+    """A segment, and its place among the others.
 
     Attributes:
-        found: what is in it.
+        found: what it has.
         ordinal: its place.
         era: the era of its first row.
         is_cut: something is missing before it.
@@ -82,13 +82,13 @@ class Placed(NamedTuple):
 
 
 class ReadJournal(NamedTuple):
-    """What there is of a journal.
+    """A journal.
 
     Attributes:
-        rows: every row, a column for each of the journal's, and `ordinal` and `era`.
+        rows: every row, with the journal's columns, and `ordinal` and `era`.
         segments: the segments, in order.
         last_era: of the last row.
-        shared: other programs moved messages of the store, so the journal does not know all.
+        shared: whether other programs moved messages of the store, too, which the journal does not have.
     """
 
     rows: DataFrame
@@ -98,10 +98,10 @@ class ReadJournal(NamedTuple):
 
 
 def read_journal(spark: SparkSession, folders: Sequence[str]) -> ReadJournal:
-    """The journal in some folders, all of one store.
+    """Read the journal in some folders, all of one store.
 
     Raises:
-        InvalidSetting: there is none, or it is of several stores.
+        InvalidSetting: there is no journal, or it is of several stores.
     """
     paths = [str(path) for folder in folders for path in _paths(folder)]
     if not paths:
@@ -148,7 +148,7 @@ def _paths(folder: str) -> list[Path]:
 
 
 def look(path: str) -> Found | None:
-    """What a segment has; None where not one batch is whole."""
+    """Look through a segment; None where no batch of it is whole."""
     segment = JournalSegment(Path(path))
     first, following, rows, missing, gaps = -1, 0, 0, 0, 0
     notes: set[str] = set()
@@ -187,11 +187,11 @@ def look(path: str) -> Found | None:
 
 
 class _Source(DataSource):
-    """The segments that the option says, as a table. It yields Arrow, for which Spark asks for no pandas here."""
+    """The segments in its option, as a table. It yields Arrow, for which Spark needs no pandas here."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in a session."""
+        """The name of the format."""
         return "mq_journal_segments"
 
     def schema(self) -> str:
@@ -199,7 +199,7 @@ class _Source(DataSource):
         return _ROWS
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """One partition a segment."""
+        """A reader with one partition for each segment."""
         return _Reader(json.loads(self.options["segments"]))
 
 
