@@ -72,7 +72,7 @@ class Logins:
         self.access = access
         self._notes = LoginNotes()
         self._guesses = Guesses()
-        self._asked: dict[tuple[LoginLine, str], _Asked] = {}
+        self._asked: dict[tuple[LoginLine, str], _SecretCheck] = {}
         self._waiting: list[_Waiting] = []
         self._is_checking = False
         self._thread = trio.CapacityLimiter(1)  # beside the store's
@@ -116,7 +116,7 @@ class Logins:
 
     async def _ask(self, line: LoginLine, secret: str) -> User | None:
         """Check a secret once for all clients that give it meanwhile, such as a program's many connections."""
-        asked = self._asked[line, secret] = _Asked()
+        asked = self._asked[line, secret] = _SecretCheck()
         try:
             asked.user = await self._check_in_turn(line, secret)
             asked.has_answer = True
@@ -188,7 +188,7 @@ def _is_this_machine(address: str) -> bool:
     return uid_of(address) is not None or is_loopback(place_of(address))
 
 
-class _Asked:
+class _SecretCheck:
     """A secret that is being checked, for all clients that gave it.
 
     Attributes:

@@ -116,7 +116,7 @@ class SqsDoor(Handler):
         return await self._answer(QuerySpeech(request.query if is_url else body, url), request, body, room, id)
 
     def for_head(self, head: RequestHead) -> Handler:
-        """Itself for what is meant for SQS, or may be: of a form its body tells."""
+        """Itself for what is meant for SQS, and for forms, of which only the body tells."""
         return self if self._may_be_meant(head) else self._handler.for_head(head)
 
     def _may_be_meant(self, head: RequestHead | Request) -> bool:
