@@ -376,5 +376,6 @@ class Storage(Protocol):
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
         """What other processes do to the medium, as it happens; None where the medium cannot tell.
 
-        Everything that happens after the block is entered is told, if only as "look again at everything".
+        Everything that happens after the block is entered is told, if only as "look again at everything"; but nothing
+        of what has come and gone before a look.
         """

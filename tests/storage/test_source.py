@@ -168,13 +168,13 @@ async def test_what_arrives_and_leaves_is_told(temp_root: Path) -> None:
         with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
             async with folder.changes() as changes:
                 entry = await disk.done(Write("q", new_id(), b"body"))
+                with trio.fail_after(PATIENCE_SECONDS):
+                    assert await anext(changes) == Change(entry)
                 await folder.commit([Move(entry, State.READY)])
                 with trio.fail_after(PATIENCE_SECONDS):
-                    told = [await anext(changes)]
-                    while told[-1].present:
-                        told.append(await anext(changes))
-                assert {change for change in told if change.present} == {Change(entry)}
-                assert told[-1] == Change(entry, present=False)
+                    while (told := await anext(changes)).present:
+                        assert told == Change(entry), "a file that was closed since"
+                assert told == Change(entry, present=False)
 
 
 def test_a_folder_that_is_none_is_one_clear_line(apart: Path) -> None:

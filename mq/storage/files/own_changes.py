@@ -64,7 +64,7 @@ class OwnChanges:
         return noted
 
     def withdraw(self, changes: Sequence[tuple[str, bool]]) -> None:
-        """Take back notes of changes that were not made."""
+        """Take back notes of changes that were not made, as far as they were noted."""
         for path, appears in changes:
             self.take(path, appears=appears)
 
@@ -129,11 +129,12 @@ class _NotedNative:
         self.read_files = inner.read_files
 
     def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
-        noted = [self._own.note(_changes_of(step)) for step in steps]
+        changes = [_changes_of(step) for step in steps]
+        self._own.note([change for each in changes for change in each])
         results = self._inner.do_steps(steps, keep)
-        for changes, result in zip(noted, results, strict=True):
+        for each, result in zip(changes, results, strict=True):
             if result < 0:
-                self._own.withdraw(changes)
+                self._own.withdraw(each)
         return results
 
 

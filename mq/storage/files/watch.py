@@ -3,7 +3,7 @@
 :func:`watch_folders` tells of the four folders. A file is told when it is complete: when its name has been moved in, or
 when its writer has closed it. Where moves are links (no atomic rename) a new name is complete at once. Queues that come
 and go, and an overflow of the kernel's queue, are told as "look again at everything". What this process does itself is
-not told.
+not told, nor a name of others' that came and went between two looks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import inotify_simple
 import trio
@@ -30,12 +30,17 @@ from mq.storage.interface import Change, Entry
 logger = logging.getLogger("mq.storage")
 
 _PAUSE_SECONDS: Final = 1.0
-_GATHER_SECONDS: Final = 0.002
-"""The shortest time between two reads of events. Those of a batch come one by one: each would wake the event loop, and
-hold up the thread that makes the next."""
+_GATHER_SECONDS: Final = 0.01
+"""The shortest time between two looks, and so the longest until what happens is told. Events of a batch come one by
+one: each would wake the event loop, and hold up the thread that makes the next. And of a name that has come and gone in
+that time nothing has to be told."""
 _FLAGS: Final = inotify_simple.flags
-_APPEARED: Final = _FLAGS.MOVED_TO | _FLAGS.CLOSE_WRITE
-_VANISHED: Final = _FLAGS.MOVED_FROM | _FLAGS.DELETE
+_ARRIVED: Final = int(_FLAGS.MOVED_TO | _FLAGS.CREATE)
+"""The name was not there before."""
+_APPEARED: Final = int(_FLAGS.MOVED_TO | _FLAGS.CLOSE_WRITE)
+_VANISHED: Final = int(_FLAGS.MOVED_FROM | _FLAGS.DELETE)
+_OVERFLOW: Final = int(_FLAGS.Q_OVERFLOW)
+_IS_FOLDER: Final = int(_FLAGS.ISDIR)
 _LOOK_AGAIN: Final = Change(None)
 
 
@@ -66,6 +71,36 @@ async def watch_folders(
         notifier.close()
 
 
+class _Place(NamedTuple):
+    """What a watch looks at."""
+
+    state: State
+    queue: str | None
+    folder: str
+
+
+class _Name:
+    """What happened to a name in a watched folder since the last look.
+
+    Attributes:
+        present: it is there now.
+        is_folder: it names a folder.
+        is_own: the last change was this process's.
+        passed: it was not there before, and others alone have changed it.
+    """
+
+    def __init__(self) -> None:
+        self.present = self.is_folder = self.is_own = False
+        self.passed = True
+
+    def changed(self, mask: int, *, is_own: bool) -> None:
+        """Note one more change; the first says whether it was there before."""
+        self.present = not mask & _VANISHED
+        self.is_folder = bool(mask & _IS_FOLDER)
+        self.is_own = is_own
+        self.passed = self.passed and not is_own
+
+
 class _Watch:
     def __init__(
         self, notifier: inotify_simple.INotify, folders: Folders, states: frozenset[State], own: OwnChanges
@@ -73,7 +108,7 @@ class _Watch:
         self._notifier = notifier
         self._folders = folders
         self._own = own
-        self._places: dict[int, tuple[State, str | None]] = {}
+        self._places: dict[int, _Place] = {}
         self._queues: dict[str, int] = {}
         self._appeared = _APPEARED if folders.mount.atomic_rename else _APPEARED | _FLAGS.CREATE
         for state in states - {State.READY}:
@@ -88,54 +123,60 @@ class _Watch:
 
     async def changes(self) -> AsyncGenerator[Change]:
         while True:
-            for event in self._notifier.read(timeout=0):
-                with _no_watch_is_unusable():
-                    changes = list(self._translate(event))
-                for change in changes:
+            with _no_watch_is_unusable():
+                names = self._look(self._notifier.read(timeout=0))
+            if self._stale:
+                await self._add_queues_in_time()
+                yield _LOOK_AGAIN
+            for (descriptor, name), seen in names.items():
+                place = self._places.get(descriptor)
+                change = None if place is None else self._change(place, name, seen)
+                if change is not None:
                     yield change
-                if self._stale:
-                    await self._add_queues_in_time()
-                    yield _LOOK_AGAIN
             await trio.sleep(_GATHER_SECONDS)
             await trio.lowlevel.wait_readable(self._notifier.fileno())
 
-    def _translate(self, event: inotify_simple.Event) -> Iterator[Change]:
-        if event.mask & _FLAGS.Q_OVERFLOW:
-            for queue in list(self._queues):
-                self._forget_queue(queue)  # it may have been deleted and made again
-            self._own.forget()
-            self._stale = True
-        elif event.wd == self._queues_watch:
-            if event.mask & _VANISHED:
-                self._forget_queue(event.name)  # its folder is still watched, in remove/
-            self._stale = True
-        elif event.wd in self._places:
-            present = bool(event.mask & self._appeared)
-            if self._own.take(f"{self._folder(event.wd)}/{event.name}", appears=present):
-                return
-            entry = self._entry(event)
-            if entry is not None and not (present and self._is_foreign(entry)):
-                yield Change(entry, present)
-            elif present:
-                self._skip(event)
+    def _look(self, events: Sequence[inotify_simple.Event]) -> dict[tuple[int, str], _Name]:
+        """What happened to each name, in the order of its last change."""
+        names: dict[tuple[int, str], _Name] = {}
+        for descriptor, mask, _, name in events:
+            place = self._places.get(descriptor)
+            if place is not None:
+                seen = names.pop((descriptor, name), None)
+                if seen is None:
+                    seen = _Name()
+                    seen.passed = bool(mask & _ARRIVED)
+                is_own = self._own.take(f"{place.folder}/{name}", appears=bool(mask & self._appeared))
+                seen.changed(mask, is_own=is_own)
+                names[descriptor, name] = seen
+            elif mask & _OVERFLOW:
+                for queue in list(self._queues):
+                    self._forget_queue(queue)  # it may have been deleted and made again
+                self._own.forget()
+                self._stale = True
+            elif descriptor == self._queues_watch:
+                if mask & _VANISHED:
+                    self._forget_queue(name)  # its folder is still watched, in remove/
+                self._stale = True
+        return names
 
-    def _entry(self, event: inotify_simple.Event) -> Entry | None:
-        state, queue = self._places[event.wd]
-        if queue is not None:
-            return parse_leaf(event.name, queue, state)
-        return parse_flat(event.name, state)
+    def _change(self, place: _Place, name: str, seen: _Name) -> Change | None:
+        """What there is to tell of a name."""
+        if seen.is_own or (seen.passed and not seen.present):
+            return None
+        state, queue, folder = place
+        entry = parse_flat(name, state) if queue is None else parse_leaf(name, queue, state)
+        if entry is not None and not (seen.present and self._is_foreign(entry, is_folder=seen.is_folder)):
+            return Change(entry, seen.present)
+        if seen.present:
+            self._folders.skip(folder, name, "not a message")
+        return None
 
-    def _folder(self, descriptor: int) -> str:
-        state, queue = self._places[descriptor]
-        return self._folders.layout.folder(state, queue or "")
-
-    def _skip(self, event: inotify_simple.Event) -> None:
-        self._folders.skip(self._folder(event.wd), event.name, "not a message")
-
-    def _is_foreign(self, entry: Entry) -> bool:
+    def _is_foreign(self, entry: Entry, *, is_folder: bool) -> bool:
         """Whether something else lies there under a message's name; not when it has left already."""
-        kind = self._folders.calls.kind(self._folders.layout.path(entry))
-        return kind is FileKind.OTHER or (kind is FileKind.FOLDER and entry.state is not State.REMOVED)
+        if is_folder:
+            return entry.state is not State.REMOVED
+        return self._folders.calls.kind(self._folders.layout.path(entry)) is FileKind.OTHER
 
     async def _add_queues_in_time(self) -> None:
         """Watch the queues that are there now; without file handles, once there are some."""
@@ -160,8 +201,7 @@ class _Watch:
     def _forget_queue(self, queue: str) -> None:
         descriptor = self._queues.pop(queue, None)
         if descriptor is not None:
-            self._own.ignore(self._folder(descriptor))
-            del self._places[descriptor]
+            self._own.ignore(self._places.pop(descriptor).folder)
             with contextlib.suppress(OSError):  # it went with its folder
                 self._notifier.rm_watch(descriptor)
 
@@ -169,7 +209,7 @@ class _Watch:
         mask = self._appeared | _VANISHED | _FLAGS.ONLYDIR | _FLAGS.DONT_FOLLOW
         folder = self._folders.layout.folder(state, queue or "")
         descriptor: int = self._notifier.add_watch(folder, mask)
-        self._places[descriptor] = (state, queue)
+        self._places[descriptor] = _Place(state, queue, folder)
         self._own.watch(folder)  # not before: of a change that is noted an event has to come
         return descriptor
 
