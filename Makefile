@@ -102,7 +102,7 @@ screenshots: $(READY) ## make the pictures of docs/page.md anew, in Chromium
 crowd: $(READY) ## 2,000 clients over HTTP and 500 over AMQP at once: make crowd SECONDS=60
 	$(BIN)/python -m tests.hostile.crowd --seconds $(or $(SECONDS),60)
 
-shared: $(READY) ## two brokers on a GlusterFS volume while copies die and cables are pulled, as root: make shared MESSAGES=5000
+shared: $(READY) ## two brokers on GlusterFS, CephFS and NFS while copies die and cables are pulled, as root: make shared MESSAGES=5000
 	$(BIN)/pytest tests/hosts/test_shared_root.py -m proof --shared-messages=$(or $(MESSAGES),5000)
 
 chaos: $(READY) ## kill, cut off and pause the nodes of a cluster at random, as root: make chaos MINUTES=60

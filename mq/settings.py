@@ -196,7 +196,10 @@ class Settings:
     no_log: bool = _line(False, _SWITCHED, "make changes durable file by file, not by a log, on ext4 and xfs", "")
     no_native: bool = _line(False, _SWITCHED, "call the kernel file by file, though mq-native is installed", "")
     untested_fs: bool = _line(
-        False, _SWITCHED, "serve a root on ZFS, NFS, CephFS or another file system on which mq was never tested", ""
+        False,
+        _SWITCHED,
+        "serve a root on ZFS, NFS 3 or another file system on which mq was never tested",
+        "",
     )
     strict_seeds: bool = _line(
         False, _SWITCHED, "the seed MQ to the letter: six endpoints, no AMQP, every step a move between its folders", ""

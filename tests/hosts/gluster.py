@@ -74,11 +74,11 @@ class Gluster:
         """Where the volume is mounted on a host. To be looked at from there alone."""
         return self._place(name) / "mount"
 
-    def kill_brick(self, name: str) -> None:
+    def kill_copy(self, name: str) -> None:
         """kill -9 of the server of a host's copy."""
         self._hosts[name].run("bash", "-c", "kill -9 $(cat /run/gluster/vols/*/*.pid)")
 
-    def revive_brick(self, name: str) -> None:
+    def revive_copy(self, name: str) -> None:
         """Start the server of a host's copy again; what it has missed is brought to it by and by."""
         self._gluster(self._hosts[name], "volume", "start", VOLUME, "force")
 

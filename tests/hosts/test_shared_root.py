@@ -1,4 +1,5 @@
-"""Several brokers on one root that is a GlusterFS volume with three copies, while copies die and cables are pulled.
+"""Several brokers on one root that is a GlusterFS volume or a CephFS with three copies, or on NFS, while copies die
+and cables are pulled.
 
 Nothing acknowledged is lost, whatever happens. While nothing happens nothing is handed out twice; what is, is counted.
 ``--shared-messages=5000`` is the long run, ``make shared``.
@@ -18,13 +19,16 @@ import pytest
 
 from tests.e2e.clients import QUEUE, Caller, Clients
 from tests.e2e.through import Through
-from tests.hosts import gluster
+from tests.hosts import ceph, gluster, nfs
 from tests.hosts.brokers import HostDaemon, on
+from tests.hosts.ceph import Ceph
 from tests.hosts.gluster import Gluster
 from tests.hosts.network import Network, made_network
+from tests.hosts.nfs import Nfs
 
 LEASE_SECONDS: Final = 20.0
-PING_SECONDS: Final = 3
+SILENT_SECONDS: Final = 3
+"""A copy that does not answer for so long is gone."""
 CUT_SECONDS: Final = 8.0
 SILENCE_SECONDS: Final = 15.0
 HEARD_TIMES: Final = 9
@@ -33,30 +37,39 @@ QUIET_SECONDS: Final = 2.0
 pytestmark = [pytest.mark.root, pytest.mark.cluster, pytest.mark.proof]
 
 
-class Volume:
-    """A volume, a broker on each of two of its hosts, and a host for their clients."""
+HOSTS: Final = ("n1", "n2", "n3")
 
-    def __init__(self, network: Network, folder: Path) -> None:
+
+class Volume:
+    """A shared file system, a broker on each of two of its hosts, and a host for their clients."""
+
+    def __init__(self, network: Network, folder: Path, copies: Gluster | Ceph | Nfs) -> None:
         self.network = network
         self.client = network["client"]
-        self.gluster = Gluster(network, folder, ("n1", "n2", "n3"), ping_seconds=PING_SECONDS)
-        self.gluster.start()
+        self.copies = copies
+        copies.start()
         flags = ("--peers", "1", "--delay", str(LEASE_SECONDS))
         self.daemons = [
-            HostDaemon(network[name], self.client, self.gluster.root(name) / "q", folder / f"{name}.log", *flags)
+            HostDaemon(network[name], self.client, copies.root(name) / "q", folder / f"{name}.log", *flags)
             for name in ("n1", "n2")
         ]
         for daemon in self.daemons:
             daemon.start()
 
 
-@pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Volume]:
-    reason = gluster.missing()
+@pytest.fixture(params=["gluster", "ceph", "nfs"])
+def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Volume]:
+    reason = {"gluster": gluster, "ceph": ceph, "nfs": nfs}[request.param].missing()
     if reason:
         pytest.skip(f"no volume can be made here: {reason}")
-    with made_network("n1", "n2", "n3", "client") as network:
-        yield Volume(network, tmp_path / "volume")
+    with made_network(*HOSTS, "client") as network:
+        folder = tmp_path / "volume"
+        made: dict[str, Callable[[], Gluster | Ceph | Nfs]] = {
+            "gluster": lambda: Gluster(network, folder, HOSTS, ping_seconds=SILENT_SECONDS),
+            "ceph": lambda: Ceph(network, folder, HOSTS, "client", silent_seconds=SILENT_SECONDS),
+            "nfs": lambda: Nfs(network, folder, HOSTS),
+        }
+        yield Volume(network, folder, made[request.param]())
 
 
 def test_nothing_is_lost_when_a_copy_dies_and_a_cable_is_pulled(
@@ -77,15 +90,21 @@ def test_nothing_is_lost_when_a_copy_dies_and_a_cable_is_pulled(
     begin, began = len(run.clients.history), time.monotonic()
     with run.at_work(shared_messages - quiet):
         run.go_on(share)
-        volume.gluster.kill_brick("n3")
-        run.go_on(share)
-        volume.gluster.revive_brick("n3")
-        run.wait_until(lambda: volume.gluster.is_healed("n1"), "a healed volume")
+        volume.copies.kill_copy("n3")
+        time.sleep(CUT_SECONDS) if isinstance(volume.copies, Nfs) else run.go_on(share)  # which has no other copy
+        volume.copies.revive_copy("n3")
+        run.wait_until(lambda: volume.copies.is_healed("n1"), "a healed volume")
         run.go_on(share)
         cut_off.host.cut()
         run.go_on(share)
         time.sleep(CUT_SECONDS)
         cut_off.host.mend()
+        if isinstance(volume.copies, Ceph):  # which has shut it out for good
+            run.go_on(share)
+            assert "the medium failed" in cut_off.log.read_text()
+            cut_off.process.kill()
+            volume.copies.mount_again(cut_off.host.name)
+            cut_off.start()
         run.go_on(share)
         run.wait_until(cut_off.is_ready, "the broker that was cut off")
         run.go_on(share)

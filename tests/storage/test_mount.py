@@ -149,6 +149,15 @@ def test_volatile_means_nothing_elsewhere(machine: Machine) -> None:
     assert machine.mount_of().flaw == ""
 
 
+@pytest.mark.parametrize("kind", ["nfs", "nfs4"])
+@pytest.mark.parametrize(("lock", "is_refused"), [("all", True), ("flock", True), ("posix", False), ("none", False)])
+def test_locks_that_no_other_machine_hears_of_are_refused(
+    machine: Machine, kind: str, lock: str, *, is_refused: bool
+) -> None:
+    machine.mount(kind, "10.0.0.1:/", more=f"rw,vers=4.2,hard,local_lock={lock},addr=10.0.0.1")
+    assert ("locks are this machine's alone" in machine.mount_of().flaw) is is_refused
+
+
 @pytest.mark.parametrize(
     ("kind", "option"),
     [
@@ -186,7 +195,22 @@ def test_what_is_in_memory_is_not_durable(machine: Machine) -> None:
 
 
 REMOTE: Final = (
-    *("nfs", "nfs4", "ceph", "cifs", "smb3", "smbfs", "lustre", "beegfs", "gpfs", "ocfs2", "gfs2", "9p", "virtiofs"),
+    *(
+        "nfs",
+        "nfs4",
+        "ceph",
+        "fuse.ceph-fuse",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "beegfs",
+        "gpfs",
+        "ocfs2",
+        "gfs2",
+        "9p",
+        "virtiofs",
+    ),
     *(
         "afs",
         "orangefs",
@@ -230,7 +254,7 @@ def test_only_what_is_known_to_be_local_is_not_remote(machine: Machine, kind: st
 def test_what_was_never_measured_is_known_for_that(machine: Machine, kind: str) -> None:
     """Where nothing is known of a local one, its names are moved in the way that was measured without a journal."""
     machine.mount(kind)
-    is_measured = kind == "fuse.glusterfs" or (kind in LOCAL and kind != "zfs")
+    is_measured = kind in ("fuse.glusterfs", "fuse.ceph-fuse", "nfs4") or (kind in LOCAL and kind != "zfs")
     assert machine.mount_of().assumed == (not is_measured)
 
 
@@ -356,7 +380,7 @@ def rows() -> dict[str, tuple[bool, bool, bool, bool]]:
     """The page's table: file system -> (persistent, atomic_rename, ordered, syncfs)."""
     found = {}
     for names, way, ordered, syncfs, why in ROW.findall(PAGE.read_text()):
-        for name in re.findall(r"`([\w.]+)`", names):
+        for name in re.findall(r"`([\w.-]+)`", names):
             without = " without a journal" if "without a journal" in names else ""
             found[name + without] = (
                 "gone with the power" not in why,

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 import trio
@@ -241,7 +241,7 @@ async def test_where_moves_are_renames_links_need_not_be_possible() -> None:
 FAR: Final = Mount("fuse.far", atomic_rename=True, remote=True)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF])
 @pytest.mark.parametrize(("verb", "call"), [("fsync", "fsync"), ("rename", "rename"), ("lock", "flock")])
 async def test_what_a_file_system_cannot_do_is_named(verb: str, call: str, number: int) -> None:
     disk = Disk(FAR)
@@ -249,6 +249,27 @@ async def test_what_a_file_system_cannot_do_is_named(verb: str, call: str, numbe
     told = await line(disk)
     assert f"is on fuse.far, where {call} fails: {os.strerror(number)}" in told
     assert disk.files("state/stage") == set()
+
+
+async def test_a_file_system_that_locks_only_what_is_open_for_writing_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS does: it was refused with "Bad file descriptor"."""
+    disk = Disk(FAR)
+    open_, lock, writable = disk.calls.open, disk.calls.lock, {}
+
+    def opened(path: str, flags: int, *rest: Any, **options: Any) -> int:
+        fd = open_(path, flags, *rest, **options)
+        writable[fd] = bool(flags & (os.O_WRONLY | os.O_RDWR))
+        return fd
+
+    def locked(fd: int, *, exclusive: bool) -> None:
+        if exclusive and not writable[fd]:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(fd, exclusive=exclusive)
+
+    monkeypatch.setattr(disk.calls, "open", opened)
+    monkeypatch.setattr(disk.calls, "lock", locked)
+    await disk.open()
+    await disk.check_whole()
 
 
 @pytest.mark.parametrize("lie", ["rename", "lock"])

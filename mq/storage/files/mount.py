@@ -61,8 +61,9 @@ _KNOWN: Final = {
     "tmpfs": Mount("tmpfs", persistent=False, atomic_rename=True, ordered=True, syncfs=True),
     "ramfs": Mount("ramfs", persistent=False, atomic_rename=True, ordered=True, syncfs=True),
     "nfs": Mount("nfs", atomic_rename=True, remote=True, assumed=True),
-    "nfs4": Mount("nfs4", atomic_rename=True, remote=True, assumed=True),
+    "nfs4": Mount("nfs4", atomic_rename=True, remote=True),
     "ceph": Mount("ceph", atomic_rename=True, remote=True, assumed=True),
+    "fuse.ceph-fuse": Mount("fuse.ceph-fuse", atomic_rename=True, remote=True),
     "fuse.glusterfs": Mount("fuse.glusterfs", atomic_rename=True, remote=True, folder_syncs=False),
     "fuse.mfs": Mount("fuse.mfs", atomic_rename=True, remote=True, assumed=True),
 }
@@ -108,6 +109,9 @@ _UNFLUSHED: Final = frozenset(
 )
 """Mount options by which a sync ends while its bytes are in a cache that needs power: the disk's, or a server's."""
 
+_LOCAL_LOCKS: Final = frozenset(("local_lock=all", "local_lock=flock"))
+"""How NFS shows that no other machine hears of a lock; with ``nolock``, too."""
+
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 """How the kernel writes space, tab, newline and backslash in a path."""
 
@@ -126,6 +130,13 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
     kind, source, options = _find(f"{os.major(device)}:{os.minor(device)}", path, mounts)
     if kind == "overlay" and "volatile" in options:
         return Mount(kind, flaw="is an overlay mounted 'volatile', which ignores every sync; mount it without")
+    if not _LOCAL_LOCKS.isdisjoint(options):
+        return Mount(
+            kind,
+            remote=True,
+            flaw="is on NFS mounted so that locks are this machine's alone, and another could serve it at the same "
+            "time; mount it without 'nolock' and 'local_lock'",
+        )
     is_strange = kind not in _LOCAL
     found = _KNOWN.get(kind, Mount(kind, remote=is_strange, assumed=is_strange))
     if kind in ("ext3", "ext4"):

@@ -18,7 +18,6 @@ from mq.storage.files.calls import (
     NO_HANDLES,
     NO_ROOM,
     OPEN_NEW,
-    OPEN_READ,
     Calls,
     FileKind,
     UnsyncedCalls,
@@ -43,8 +42,12 @@ logger = logging.getLogger("mq.storage")
 
 _PROBE: Final = "user.mq.probe"
 LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_WRITABLE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+"""NFS gives an exclusive lock on a file that is open for writing alone (EBADF)."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
-_NO_SUCH_CALL: Final = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EXDEV})
+_NO_SUCH_CALL: Final = frozenset(
+    {errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EXDEV, errno.EBADF}
+)
 """Errors of a file system for a call that it does not have."""
 
 
@@ -456,7 +459,7 @@ def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount
             raise StorageUnusable(f"root {shorten(root)} is on {mount.kind}, where rename does not move a name")
         with _named(root, mount, "flock"):
             calls.lock(handles[0], exclusive=True)
-            handles.append(calls.open(moved, OPEN_READ))
+            handles.append(calls.open(moved, _WRITABLE))
             if not is_locked(calls, handles[1]):
                 raise StorageUnusable(
                     f"root {shorten(root)} is on {mount.kind}, where flock gives one lock twice: two daemons would "
