@@ -14,10 +14,10 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pamqp import base, commands, frame, header
 
@@ -47,9 +47,18 @@ class Turn(NamedTuple):
 
 
 class Client:
-    """One connection with one channel."""
+    """One connection with one channel.
 
-    def __init__(self, port: int) -> None:
+    Args:
+        port: of 127.0.0.1.
+        window: how many confirms are outstanding, and how many messages unacknowledged.
+        arguments: of its queue.
+    """
+
+    def __init__(self, port: int, window: int = WINDOW, arguments: Mapping[str, Any] | None = None) -> None:
+        self._window = window
+        self._together = min(TOGETHER, max(1, window // 10))
+        self._declaration = commands.Queue.Declare(queue="q", durable=True, arguments=dict(arguments or {}))
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._data = b""
@@ -62,7 +71,7 @@ class Client:
         self._say(commands.Connection.TuneOk(2047, 131072, 0), 0)
         self._call(commands.Connection.Open("/"), 0)
         self._call(commands.Channel.Open())
-        self._call(commands.Queue.Declare(queue="q", durable=True))
+        self._call(self._declaration)
 
     def publish(self, count: int) -> float:
         """Seconds until all of them are confirmed."""
@@ -76,15 +85,15 @@ class Client:
         self._published += count
         begin = time.perf_counter()
         while confirmed < self._published:
-            while sent < self._published and sent - confirmed <= WINDOW - TOGETHER:
-                self._socket.sendall(one * TOGETHER)
-                sent += TOGETHER
+            while sent < self._published and sent - confirmed <= self._window - self._together:
+                self._socket.sendall(one * self._together)
+                sent += self._together
             confirmed = self._confirmed(confirmed)
         return time.perf_counter() - begin
 
     def consume(self, count: int) -> float:
         """Seconds until all of them are delivered and acknowledged."""
-        self._call(commands.Basic.Qos(prefetch_count=WINDOW))
+        self._call(commands.Basic.Qos(prefetch_count=self._window))
         begin = time.perf_counter()
         self._call(commands.Basic.Consume(queue="q", consumer_tag="c"))
         left, acks = count, []
@@ -94,11 +103,11 @@ class Client:
                 tag = payload[4 + 2 : 4 + 2 + 8]
                 acks.append(struct.pack(">BHI", 1, 1, 13) + b"\0\x3c\0\x50" + tag + b"\0\xce")
                 left -= 1
-                if len(acks) == TOGETHER or not left:
+                if len(acks) == self._together or not left:
                     self._socket.sendall(b"".join(acks))
                     acks = []
         self._call(commands.Basic.Cancel("c"))
-        found = self._call(commands.Queue.Declare(queue="q", durable=True))
+        found = self._call(self._declaration)
         seconds = time.perf_counter() - begin
         assert not found, f"{found} messages are left"
         return seconds

@@ -1,4 +1,4 @@
-"""RabbitMQ: one node without plugins, with an epmd of its own."""
+"""RabbitMQ: one node, or three, without plugins, with an epmd of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ class RabbitClassic(System):
     package = "rabbitmq-server"
     durability = "persistent messages, confirmed after the fsync of a group; acknowledgements are not answered"
     codec = AmqpCodec
+    size = 1
 
     def absence(self) -> str:
         """As in System."""
@@ -38,31 +39,43 @@ class RabbitClassic(System):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        held, names, distribution = HeldPort(), HeldPort(), HeldPort()
-        port = held.number
+        held = [(HeldPort(), HeldPort()) for _ in range(self.size)]
+        nodes = [f"bench{listens}@localhost" for listens, _ in held]
+        names, environments = HeldPort(), []
         (folder / "home").mkdir()
         (folder / "plugins").write_text("[].\n")
-        (folder / "rabbitmq.conf").write_text(f"listeners.tcp.default = 127.0.0.1:{port}\n")
-        environment = {
-            "HOME": str(folder / "home"),
-            "ERL_EPMD_PORT": str(names),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"bench{port}@localhost",
-            "RABBITMQ_DIST_PORT": str(distribution),
-            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-            "RABBITMQ_LOG_BASE": str(folder / "logs"),
-            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
-            "RABBITMQ_PID_FILE": str(folder / "pid"),
-        }
-        epmd = shutil.which("epmd") or "epmd"
-        with (
-            process([epmd, "-port", str(names)], folder / "epmd.log", environment) as epmd_running,
-            process([self._program()], folder / "log", environment) as running,
-        ):
-            wait_for_port(epmd_running, names.number, folder / "epmd.log")
-            wait_for_port(running, port, folder / "log")
-            yield Server([port], [running.pid])
+        for (listens, distribution), node in zip(held, nodes, strict=True):
+            place = folder / node
+            place.mkdir()
+            (place / "rabbitmq.conf").write_text(
+                f"listeners.tcp.default = 127.0.0.1:{listens}\n"
+                "cluster_formation.peer_discovery_backend = rabbit_peer_discovery_classic_config\n"
+                + "".join(f"cluster_formation.classic_config.nodes.{at} = {each}\n" for at, each in enumerate(nodes, 1))
+            )
+            environments.append(
+                {
+                    "HOME": str(folder / "home"),
+                    "ERL_EPMD_PORT": str(names),
+                    "ERL_EPMD_ADDRESS": "127.0.0.1",
+                    "RABBITMQ_NODENAME": node,
+                    "RABBITMQ_DIST_PORT": str(distribution),
+                    "RABBITMQ_MNESIA_BASE": str(place / "data"),
+                    "RABBITMQ_LOG_BASE": str(place / "logs"),
+                    "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq.conf"),
+                    "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+                    "RABBITMQ_PID_FILE": str(place / "pid"),
+                }
+            )
+        epmd, pids = shutil.which("epmd") or "epmd", []
+        with ExitStack() as stack:
+            named = stack.enter_context(process([epmd, "-port", str(names)], folder / "epmd.log", environments[0]))
+            wait_for_port(named, names.number, folder / "epmd.log")
+            for (listens, _), environment in zip(held, environments, strict=True):
+                log = folder / f"log-{listens}"
+                running = stack.enter_context(process([self._program()], log, environment))
+                wait_for_port(running, listens.number, log)
+                pids.append(running.pid)
+            yield Server([listens.number for listens, _ in held], pids)
 
     def _program(self) -> str:
         """The script itself: what Debian puts in its place changes the user first."""
@@ -77,3 +90,12 @@ class RabbitQuorum(RabbitClassic):
     title = "RabbitMQ, quorum"
     durability = "one node; its log is synced in groups before the confirm; acknowledgements are not answered"
     codec = AmqpQuorumCodec
+
+
+class RabbitCluster(RabbitQuorum):
+    """A quorum queue of three nodes."""
+
+    name = "rabbitmq-cluster"
+    title = "RabbitMQ, quorum, three nodes"
+    durability = "two of three nodes have it in their synced logs before the confirm"
+    size = 3
