@@ -129,7 +129,7 @@ def step(number: int, operation: Operation, keys: Keys, lives: Mapping[str, int]
     """
     match operation:
         case Write():
-            return _write(number, operation, keys, mark)
+            return _write(number, operation, keys, lives, mark)
         case Move():
             return _move(number, operation, keys, lives, mark)
         case Unlink(entry):
@@ -138,13 +138,15 @@ def step(number: int, operation: Operation, keys: Keys, lives: Mapping[str, int]
             return Step(number, operation, keys.place(entry, 0), None, before, b"", mark, b"", None)
 
 
-def _write(number: int, write: Write, keys: Keys, mark: str) -> Step | Outcome:
+def _write(number: int, write: Write, keys: Keys, lives: Mapping[str, int], mark: str) -> Step | Outcome:
+    if write.state is State.READY and write.queue not in lives:
+        return _NO_QUEUE
     body = bytes_of(write.body)
     if body is None:
         return _GONE
-    entry = Entry(write.queue, write.id, State.NEW, write.meta)
+    entry = Entry(write.queue, write.id, write.state, write.meta)
     value = pack(body, write.attributes)
-    place = keys.place(entry, 0)
+    place = keys.place(entry, lives.get(write.queue, 0))
     return Step(number, write, keys.body(write.id, mark), place, b"", encode_meta(write.meta, mark), mark, value, entry)
 
 

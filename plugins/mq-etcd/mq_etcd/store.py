@@ -77,7 +77,9 @@ class EtcdStorage:
     @property
     def description(self) -> Description:
         """What it is."""
-        return Description(self._name, durable=True, shared=False, ordered=True, max_body=LARGEST_BODY, journaled=True)
+        return Description(
+            self._name, durable=True, shared=False, ordered=True, max_body=LARGEST_BODY, journaled=True, places=True
+        )
 
     async def open(self) -> None:
         """Take the store, and see to it that nothing lands any more that was sent before.

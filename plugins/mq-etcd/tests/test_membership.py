@@ -44,16 +44,17 @@ async def test_the_oldest_comes_first_and_who_left_is_the_youngest(coordinator: 
 
 async def test_a_member_tells_how_far_it_is_and_stays_as_old(coordinator: Coordinator) -> None:
     first, second = await coordinator.join("a"), await coordinator.join("b")
-    await first.note(7)
+    await first.note(7, is_draining=True)
     await first.renew()
-    assert [(member.node, member.seen) for member in await coordinator.members()] == [("a", 7), ("b", 0)]
+    found = [(member.node, member.seen, member.is_draining) for member in await coordinator.members()]
+    assert found == [("a", 7, True), ("b", 0, False)]
     store = first.storage()
     await store.open()
     assert await store.put_record(QUEUE, "q", {"created": 0}), "the fence holds"
     await store.aclose()
     await first.leave()
     with pytest.raises(CandidacyEnded):
-        await first.note(8)
+        await first.note(8, is_draining=False)
     assert await names(coordinator) == ["b"]
     await second.leave()
 

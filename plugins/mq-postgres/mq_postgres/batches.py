@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from mq.errors import StorageFailed, StorageFenced
-from mq.lifecycle import State
 from mq.message import MessageId, checksum
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
 from mq_postgres.bodies import StagedBody
@@ -49,7 +48,7 @@ def target_of(operation: Operation) -> Entry | None:
     """Where a message is when the operation is done."""
     match operation:
         case Write():
-            return Entry(operation.queue, operation.id, State.NEW, operation.meta)
+            return Entry(operation.queue, operation.id, operation.state, operation.meta)
         case Move(entry):
             return Entry(operation.queue or entry.queue, entry.id, operation.state, operation.meta)
         case Unlink():
@@ -98,7 +97,7 @@ def _parts(writes: Sequence[tuple[int, Write]]) -> Iterator[list[tuple[int, Writ
 
 
 def _write(writes: Sequence[tuple[int, Write]]) -> Statement:
-    entries = [(n, Entry(write.queue, write.id, State.NEW, write.meta)) for n, write in writes]
+    entries = [(n, Entry(write.queue, write.id, write.state, write.meta)) for n, write in writes]
     return Statement(WRITE, entry_columns(entries) + columns([_body_row(write) for _, write in writes]))
 
 

@@ -35,16 +35,21 @@ WITH given AS (
     FROM unnest({_ENTRIES}, %s::bigint[], %s::bigint[], %s::text[], %s::bytea[], %s::bigint[])
         AS g({_ENTRY_COLUMNS}, size, checksum, attributes, data, staged)
 ), judged AS MATERIALIZED (
-    SELECT g.*, CASE
-        WHEN EXISTS (SELECT FROM place p WHERE p.queue = g.queue AND p.id = g.id AND p.state = g.state) THEN 'exists'
+    SELECT g.*, target.life, CASE
+        WHEN g.state = 'ready' AND target.life IS NULL THEN 'no queue'
+        WHEN EXISTS (
+            SELECT FROM place p WHERE p.queue = g.queue AND p.id = g.id AND p.state = g.state
+                AND (p.state <> 'ready' OR p.life = target.life)
+        ) THEN 'exists'
         WHEN g.staged IS NOT NULL AND NOT EXISTS (SELECT FROM staged s WHERE s.number = g.staged) THEN 'gone'
         ELSE 'done' END AS result
-    FROM given g
+    FROM given g LEFT JOIN queue target ON target.name = g.queue
 ), numbered AS MATERIALIZED (
     SELECT j.*, coalesce(j.staged, nextval('number')) AS number FROM judged j WHERE j.result = 'done'
 ), placed AS (
     INSERT INTO place (number, life, deadline_ms, joined, expires_ms, id, receives, queue, state, receipt)
-    SELECT number, 0, deadline_ms, joined, expires_ms, id, receives, queue, state, receipt FROM numbered
+    SELECT number, CASE state WHEN 'ready' THEN life ELSE 0 END, deadline_ms, joined, expires_ms, id, receives, queue,
+        state, receipt FROM numbered
 ), kept AS (
     INSERT INTO body (number, size, checksum, attributes, data)
     SELECT number, size, checksum, attributes, data FROM numbered
@@ -55,7 +60,7 @@ WITH given AS (
 )
 SELECT n, result FROM judged WHERE result <> 'done'
 """
-"""Messages into NEW."""
+"""Messages into the states where they rest, or into NEW."""
 
 MOVE: Final = f"""
 WITH given AS (

@@ -83,7 +83,9 @@ class PostgresStorage:
     @property
     def description(self) -> Description:
         """What it is."""
-        return Description(self._name, durable=True, shared=False, ordered=True, max_body=None, journaled=True)
+        return Description(
+            self._name, durable=True, shared=False, ordered=True, max_body=None, journaled=True, places=True
+        )
 
     async def open(self) -> None:
         """Make the tables where there are none, and take the store.
