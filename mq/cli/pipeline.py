@@ -40,22 +40,23 @@ def main() -> None:
 @main.command()
 @click.argument("journals", metavar="FOLDER...", nargs=-1, required=True)
 @click.option("--out", metavar="FOLDER", required=True, help="Where the tables and the page go.")
+@click.option("--doctor", metavar="FILE", help="What mq doctor --json has printed: lists damaged messages, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the audit as an object.")
 @_master
-def insight(journals: tuple[str, ...], out: str, *, as_json: bool, master: str | None) -> None:
+def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json: bool, master: str | None) -> None:
     """Tell what the journal in FOLDER says: traffic, latency, poison, and whether every message is somewhere.
 
-    Writes tables as Parquet, and report.html. Ends with status 5 when a message is in no place or in two.
+    Writes tables as Parquet, and report.html. Ends with status 5 when a message is in no place, in two, or damaged.
     """
     with _session(master) as (spark, load), _bar() as progress:
         module = load("mq.spark.pipelines.insight")
-        found = module.insight(spark, journals, out, progress)
+        found = module.insight(spark, journals, out, progress, doctor=doctor)
     exceptions = found.report.tables.get("exceptions", [])
     if as_json:
         click.echo(module.summary(found))
     else:
         for row in exceptions:
-            click.echo(f"{row['what']}\t{row['id']}\t{row['queue']}\t{row['detail']}")
+            click.echo(f"{row['what']}\t{row['id']}\t{row['queue'] or ''}\t{row['detail']}")
         click.echo(f"mq-pipeline: see {found.page}", err=True)
     sys.exit(FOUND_SOMETHING if exceptions else 0)
 

@@ -16,10 +16,23 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from mq.cli import main as mq_main
 from mq.cli.pipeline import FOUND_SOMETHING, main
 from mq.errors import InvalidSetting
 from mq.lifecycle import Kind
-from mq.spark.pipelines.audit import CAME_BACK, DELETED, EXPIRED, LOST, NOWHERE, REMOVED, TWICE, TWO_PLACES, UNSURE
+from mq.spark.pipelines.audit import (
+    CAME_BACK,
+    DAMAGED,
+    DELETED,
+    EXPIRED,
+    LOST,
+    NOWHERE,
+    REMOVED,
+    TWICE,
+    TWO_PLACES,
+    UNSURE,
+    read_damaged,
+)
 from mq.spark.pipelines.insight import insight
 from mq.spark.pipelines.session import open_session
 from tests.e2e.clients import QUEUE, Clients
@@ -91,8 +104,21 @@ def test_the_audit_finds_what_is_wrong_and_nothing_else(spark: SparkSession, tmp
     third.ready()
     third.stop()
 
-    found = insight(spark, [str(journal)], str(tmp_path / "out"))
+    unknown = first.ids.new()
+    wrong |= {(DAMAGED, stays), (DAMAGED, unknown)}
+    told = tmp_path / "doctor"
+    lines = [
+        {"finding": "damaged", "path": "/r", "detail": f"<{number}>", "id": i}
+        for number, i in enumerate((stays, unknown))
+    ]
+    lines += [{"finding": "torn", "path": "/r", "detail": "", "id": first.ids.new()}, {"messages": 9, "unchecked": 0}]
+    told.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = insight(spark, [str(journal)], str(tmp_path / "out"), doctor=str(told))
     tables = found.report.tables
+    damaged = [
+        (row["queue"], row["detail"], row["time"] is None) for row in tables["exceptions"] if row["what"] == DAMAGED
+    ]
+    assert sorted(damaged, key=str) == [("q", "<0>", False), (None, "<1>", True)]
     assert exceptions_in(tables) == wrong
     assert places_in(tables) == {
         ("grave", "ready"): 1,
@@ -110,20 +136,30 @@ def test_the_audit_finds_what_is_wrong_and_nothing_else(spark: SparkSession, tmp
     assert (q["leased"], q["redelivered"], q["redelivery_rate"]) == (61, 2, 2 / 61)
     [waited] = [row for row in tables["latency"] if row["queue"] == "q" and row["what"] == "in queue"]
     assert (waited["messages"], waited["p50"], waited["longest"]) == (59, 1.0, 61.0)  # two of them straight from NEW
-    told = "\n".join(found.report.complaints)
-    assert "7 transitions are missing" in told
-    assert "a broker was killed" in told
+    complaints = "\n".join(found.report.complaints)
+    assert "7 transitions are missing" in complaints
+    assert "a broker was killed" in complaints
     for name, rows in tables.items():
         assert pq.read_table(tmp_path / "out" / f"{name}.parquet").to_pylist() == rows
     page = found.page.read_text()
     assert all(id in page for _, id in wrong)
     assert "<svg" in page
+    assert "&lt;1&gt;" in page
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]\n", '{"finding": "damaged"}\n{"messages": 1}\n', '{"id": "1"}\n'])
+def test_what_no_doctor_has_printed_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidSetting, match="cannot read it"):
+        read_damaged(str(tmp_path / "nowhere"))
+    (tmp_path / "found").write_text(text)
+    with pytest.raises(InvalidSetting, match="not what mq doctor --json has printed"):
+        read_damaged(str(tmp_path / "found"))
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The journal of a daemon under load that was killed twice, stopped, and robbed of one message; another one came
-    back from the dead."""
+    back from the dead, and the body of a third was cut."""
     place = tmp_path_factory.mktemp("killed")
     root, journal = place / "root", place / "journal"
     daemon = Daemon(root, place / "log", "--delay", "1", "--journal", str(journal))
@@ -147,7 +183,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         clients.stop.clear()
         begun = len(clients.history)
         publish(clients, "late", 4)
-        back, lost, *_ = [event.id for event in clients.history[begun:] if isinstance(event, Published)]
+        back, lost, cut, *_ = [event.id for event in clients.history[begun:] if isinstance(event, Published)]
         daemon.stop()
         (file,) = root.glob(f"*/{QUEUE}/{back}")
         shutil.copy2(file, place / "copy")
@@ -159,6 +195,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (root / "queues" / QUEUE / lost).unlink()
         daemon.start()
         daemon.stop()
+        os.truncate(root / "queues" / QUEUE / cut, 1)
+        doctor = place / "doctor"
+        doctor.write_text(CliRunner().invoke(mq_main, ["doctor", str(root), "--json"]).stdout)
     acknowledged = {event.id for event in clients.history if isinstance(event, Published) and event.id}
     there = [name.partition(",")[0].rpartition(":")[2] for name in os.listdir(root / "delay")]
     there += [name.partition(",")[0] for name in os.listdir(root / "queues" / QUEUE)]
@@ -167,6 +206,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "journal": journal,
         "back": back,
         "lost": lost,
+        "cut": cut,
+        "doctor": doctor,
         "acknowledged": acknowledged,
         "there": set(there),
         "removed before a kill": removed,
@@ -184,11 +225,12 @@ def test_a_planted_loss_and_a_planted_duplicate_are_found_among_kills(
 ) -> None:
     monkeypatch.setattr("mq.spark.pipelines.session.open_session", lambda master: NotStopped(spark))
     out = tmp_path / "out"
-    result = CliRunner().invoke(main, ["insight", str(killed["journal"]), "--out", str(out), "--json"])
+    asked = ["insight", str(killed["journal"]), "--out", str(out), "--doctor", str(killed["doctor"]), "--json"]
+    result = CliRunner().invoke(main, asked)
     assert result.exit_code == FOUND_SOMETHING, result.output
     told = json.loads(result.stdout)
     wrong = {(row["what"], row["id"]) for row in told["exceptions"]}
-    assert wrong == {(LOST, killed["lost"]), (CAME_BACK, killed["back"])}
+    assert wrong == {(LOST, killed["lost"]), (CAME_BACK, killed["back"]), (DAMAGED, killed["cut"])}
     assert sum("killed" in text for text in told["incomplete"]) == 2
     places = told["places"]
     assert places[LOST] == 1

@@ -1,17 +1,22 @@
 """The conservation audit: each accepted message is in exactly one place, or is listed by its id.
 
-It rests on two things. Each transition of a message has to leave the place that the one before entered. And each life
-of a broker has noted what it found in its store when it began. Where the journal has a gap, a missing row proves
-nothing: such messages count as unsure.
+The audit rests on two things. Each transition of a message has to leave the place that the one before entered. And
+each life of a broker has noted what it found in its store when it began. Where the journal has a gap, a missing row
+proves nothing: such messages count as unsure. The journal does not know the bytes of a message: damaged ones come from
+what ``mq doctor`` has found.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from mq.errors import InvalidSetting
 from mq.lifecycle import Kind, State
 from mq.observers.journal_rows import CENSUS, FOUND, QUEUE, START
 from mq.spark.pipelines.journal import ReadJournal
@@ -21,6 +26,7 @@ CAME_BACK: Final = "came back"
 TWO_PLACES: Final = "in two places"
 TWICE: Final = "published twice"
 NOWHERE: Final = "out of nowhere"
+DAMAGED: Final = "damaged"
 
 MEANINGS: Final = {
     LOST: "in its queue when a broker stopped in order, and not there when the next one started",
@@ -28,6 +34,7 @@ MEANINGS: Final = {
     TWO_PLACES: "left a place in which it was not, by what is known of it",
     TWICE: "one id, given to two messages",
     NOWHERE: "there, and no publish of it is known",
+    DAMAGED: "there, but its bytes are not those that were published, as mq doctor has found",
 }
 """What each exception means, for people."""
 
@@ -68,8 +75,41 @@ def steps_of(journal: ReadJournal) -> DataFrame:
     )
 
 
-def audit(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> Audit:
-    """Audit all steps."""
+def read_damaged(path: str) -> dict[str, str]:
+    """The messages that ``mq doctor --json`` has found to be damaged.
+
+    Args:
+        path: the file with its output.
+
+    Returns:
+        The id of each, and the details, in words.
+
+    Raises:
+        InvalidSetting: the file cannot be read, or is not the output of ``mq doctor --json``.
+    """
+    try:
+        found = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+        if not found or "messages" not in found[-1]:
+            raise ValueError("its last line does not say how many messages there are")
+        return {each["id"]: each["detail"] for each in found if each.get("finding") == DAMAGED and each["id"]}
+    except OSError as error:
+        raise InvalidSetting(f"--doctor {path}: cannot read it: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidSetting(
+            f"--doctor {path}: this is not what mq doctor --json has printed ({error}). Make it by "
+            "mq doctor ROOT --json > FILE"
+        ) from error
+
+
+def audit(spark: SparkSession, journal: ReadJournal, steps: DataFrame, damaged: Mapping[str, str]) -> Audit:
+    """Audit all steps.
+
+    Args:
+        spark: a session.
+        journal: the journal.
+        steps: as :func:`steps_of` makes them.
+        damaged: messages that are exceptions for their bytes: the details by id.
+    """
     notes = journal.rows.where(F.col("kind").isin(START, QUEUE, CENSUS)).persist()
     censuses = _censuses(spark, journal, notes)
     judged = _broken(steps.join(censuses, "ordinal"))
@@ -90,8 +130,18 @@ def audit(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> Audit:
     located = last.withColumn("place", place)
     places = located.groupBy(F.col("queue_after").alias("queue"), "place").agg(F.count("*").alias("messages"))
     lost = located.where(F.col("place") == LOST).withColumn("wrong", F.lit(LOST))
-    broken = judged.where("wrong IS NOT NULL")
-    return Audit(places.orderBy("queue", "place"), _listed(broken).unionByName(_listed(lost)).orderBy("what", "id"))
+    exceptions = _listed(judged.where("wrong IS NOT NULL")).unionByName(_listed(lost))
+    if damaged:
+        exceptions = exceptions.unionByName(_damaged(spark, last, damaged))
+    return Audit(places.orderBy("queue", "place"), exceptions.orderBy("what", "id"))
+
+
+def _damaged(spark: SparkSession, last: DataFrame, damaged: Mapping[str, str]) -> DataFrame:
+    """Damaged messages as exceptions, each with where and when the journal saw it last; both null where it did not."""
+    seen = last.select("id", F.col("queue_after").alias("queue"), "time")
+    table = spark.createDataFrame(sorted(damaged.items()), "id string, detail string")
+    found = F.broadcast(table).join(seen, "id", "left")
+    return found.select(F.lit(DAMAGED).alias("what"), "id", "queue", "time", "detail")
 
 
 def _broken(steps: DataFrame) -> DataFrame:

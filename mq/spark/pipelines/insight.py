@@ -6,7 +6,7 @@ Results are tables in Parquet, and one page for people. Only the journal is read
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from mq.errors import InvalidSetting
 from mq.lifecycle import Kind, State
-from mq.spark.pipelines.audit import audit, steps_of
+from mq.spark.pipelines.audit import audit, read_damaged, steps_of
 from mq.spark.pipelines.journal import ReadJournal, read_journal
 from mq.spark.pipelines.report import Report, as_page
 
@@ -44,7 +44,14 @@ class Insight(NamedTuple):
     page: Path
 
 
-def insight(spark: SparkSession, folders: Sequence[str], out: str, progress: Progress | None = None) -> Insight:
+def insight(
+    spark: SparkSession,
+    folders: Sequence[str],
+    out: str,
+    progress: Progress | None = None,
+    *,
+    doctor: str | None = None,
+) -> Insight:
     """Read the journals of one store, and write tables and a page.
 
     Args:
@@ -52,19 +59,21 @@ def insight(spark: SparkSession, folders: Sequence[str], out: str, progress: Pro
         folders: those with the segments, one for each broker.
         out: a folder of the driver's; made when missing, and its tables are replaced.
         progress: called as it goes.
+        doctor: a file with the output of ``mq doctor --json``, whose damaged messages are exceptions, too.
 
     Raises:
-        InvalidSetting: there is no journal, it is of several stores, or `out` cannot be written.
+        InvalidSetting: there is no journal, it is of several stores, `out` cannot be written, or `doctor` not read.
     """
     target = Path(out)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSetting(f"cannot write to {out}: {error.strerror}") from error
+    damaged = {} if doctor is None else read_damaged(doctor)
     journal = read_journal(spark, folders)
     steps = steps_of(journal).persist()
     try:
-        tables = _tables(spark, journal, steps)
+        tables = _tables(spark, journal, steps, damaged)
         rows: dict[str, list[dict[str, Any]]] = {}
         for number, (name, table) in enumerate(tables.items()):
             if progress is not None:
@@ -82,7 +91,9 @@ def insight(spark: SparkSession, folders: Sequence[str], out: str, progress: Pro
     return Insight(report, page)
 
 
-def _tables(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> dict[str, DataFrame]:
+def _tables(
+    spark: SparkSession, journal: ReadJournal, steps: DataFrame, damaged: Mapping[str, str]
+) -> dict[str, DataFrame]:
     tables = {
         "queues": queues_of(steps),
         "throughput": throughput_of(steps),
@@ -96,7 +107,7 @@ def _tables(spark: SparkSession, journal: ReadJournal, steps: DataFrame) -> dict
         ).orderBy("ordinal"),
     }
     if not journal.shared:
-        places, exceptions = audit(spark, journal, steps)
+        places, exceptions = audit(spark, journal, steps, damaged)
         tables |= {"places": places, "exceptions": exceptions}
     return tables
 

@@ -176,7 +176,7 @@ _PLACES: Final[Cells] = [
 _EXCEPTIONS: Final[Cells] = [
     ("what", _text("what")),
     ("id", _text("id")),
-    ("queue", _text("queue")),
+    ("queue", lambda row: row["queue"] or "—"),
     ("seen", _instant("time")),
     ("", _text("detail")),
 ]
