@@ -83,7 +83,8 @@ def _journal(folder: str, options: argparse.Namespace) -> list[Figure]:
 
 
 def _spark(folder: str, options: argparse.Namespace) -> list[Figure]:
-    figures: list[Figure] = import_module("benchmarks.spark").measure(folder, options.rounds, options.messages)
+    spark = import_module("benchmarks.spark")
+    figures: list[Figure] = spark.measure(folder, options.rounds, options.messages, options.backlog)
     return figures
 
 
