@@ -89,7 +89,12 @@ class Heads:
 
     def _find(self, head: bytes, _: int) -> tuple[RequestHead, Handler] | None:
         parsed = parse_head(head)
-        return None if parsed is None else (parsed, self._handler.for_head(parsed))
+        if parsed is None:
+            return None
+        try:
+            return parsed, self._handler.for_head(parsed)
+        except Exception:  # noqa: BLE001 - a bug of ours, which is met again, logged and answered where requests are
+            return parsed, self._handler
 
 
 class FastHttp1:

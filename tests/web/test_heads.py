@@ -18,7 +18,7 @@ from mq.doors.budget import Budget
 from mq.sqs.door import SqsDoor
 from mq.web.authorizer import Auditor
 from mq.web.endpoints import Endpoints
-from mq.web.exchange import Handler, Request
+from mq.web.exchange import Handler, Reply, Request, RequestHead
 from mq.web.fast_http1 import LONGEST_REMEMBERED, Heads, parse_head
 from mq.web.front import BrowserGuard, RequestLog
 from tests.web.talking import http1
@@ -161,3 +161,15 @@ async def test_a_head_that_is_known_is_written_down_once_that_is_wanted(
         caplog.clear()
         await answer(who_answers(heads, PLAIN), PLAIN)
         assert [record.name for record in caplog.records] == ["mq.requests"] * is_on
+
+
+async def test_a_bug_in_finding_out_is_met_where_it_is_answered() -> None:
+    class Faulty(Handler):
+        async def handle(self, request: Request) -> Reply:
+            return await self.for_head(RequestHead(*request[:4])).handle(request)
+
+        def for_head(self, head: RequestHead) -> Handler:
+            raise RuntimeError
+
+    faulty = Faulty()
+    assert who_answers(Heads(faulty), PLAIN) is faulty
