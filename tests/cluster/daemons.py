@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -52,13 +53,15 @@ class Nodes:
 
 
 @contextmanager
-def three_daemons(etcd: str, folder: Path, store: str = "") -> Iterator[Nodes]:
+def three_daemons(etcd: str, folder: Path, store: str = "", users: str = "", password: str = "") -> Iterator[Nodes]:
     """Nodes a, b and c, which are up.
 
     Args:
         etcd: the endpoint of one that keeps members and names.
         folder: for their roots and logs.
         store: the address of the store of their messages; empty for etcd.
+        users: a file of users, of which each node gets a copy; empty for none.
+        password: of the cluster; empty for none.
     """
     ports = {name: HeldPort() for name in "abc"}
     with ExitStack() as stack:
@@ -69,8 +72,12 @@ def three_daemons(etcd: str, folder: Path, store: str = "") -> Iterator[Nodes]:
             file.write_text(
                 f'name = "{name}"\nneighbor_1 = "{first}"\nneighbor_2 = "{second}"\nlease_seconds = 2\n'
                 f'coordinator = "etcd:{etcd}?prefix=/mq"\nstore = "{store}"\n'
+                + (f'password = "{password}"\n' if password else "")
             )
             flags = ("--cluster", str(file), "--amqp-port", str(ports[name]))
+            if users:
+                own = shutil.copy(users, folder / f"{name}-users.toml")
+                flags += ("--users", str(own))
             daemons[name] = stack.enter_context(Daemon(folder / name, folder / f"{name}.log", *flags))
         nodes = Nodes(daemons)
         stack.callback(nodes.client.close)

@@ -1,4 +1,4 @@
-"""A node is drained and stopped, and then another machine takes its place, by the verbs that an operator types."""
+"""By the verbs that an operator types: a node is drained, stopped and replaced; users are made and removed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mq.testing.ports import HeldPort
+from tests.access.files import PASSWORD, TOKEN, write_users
 from tests.cluster.daemons import Nodes, three_daemons
 from tests.cluster.test_rolling import Publisher, wait_until_safe
 from tests.e2e.daemon import Daemon
@@ -77,3 +78,43 @@ def test_a_master_is_drained_stopped_and_replaced_while_clients_go_on(tmp_path: 
         while (reply := nodes.ask(lost, "GET", "/q/messages?visibility=600")).status_code == 200:
             found.append(reply.content)
         assert found == publisher.confirmed
+
+
+def test_a_user_that_is_removed_at_one_node_is_refused_at_the_others(tmp_path: Path) -> None:
+    from mq_etcd.testing.cluster import running
+
+    rights = 'publish = ["mq.cluster.requests"]\nconsume = ["mq.cluster.replies.*"]\n'
+    text = f'[users.root]\ntokens = ["TOKEN"]\nadminister = ["*"]\n[users.cluster]\npassword = "PASSWORD"\n{rights}'
+    users = write_users(tmp_path / "users.toml", text)
+    (tmp_path / "token").write_text(TOKEN)
+    credentials = ("--cluster", "--credentials", str(tmp_path / "token"))
+    with running() as etcd, three_daemons(etcd.endpoints[0], tmp_path, users=users, password=PASSWORD) as nodes:
+        nodes.client.headers["authorization"] = f"Bearer {TOKEN}"
+        nodes.master()
+        assert nodes.ask("a", "PUT", "/orders.new?store=cluster").status_code == 201
+
+        def statuses(token: str) -> dict[str, int]:
+            headers = {"authorization": f"Bearer {token}"}
+            where = {name: f"{url(nodes, name)}/orders.new/messages" for name in "abc"}
+            return {
+                name: nodes.client.post(at, content=b"x", headers=headers).status_code for name, at in where.items()
+            }
+
+        rights_flags = ("--right", "publish=orders.*", "--right", "consume=orders.*")
+        made = user(nodes, "a", "add", "shop", *rights_flags, *credentials)
+        assert made.returncode == 0, made.stderr
+        token = made.stdout.strip()
+        assert statuses(token) == {"a": 201, "b": 201, "c": 201}, "at once, and without SIGHUP"
+        nodes.daemons["c"].stop()
+        nodes.daemons["c"].start()
+        assert statuses(token)["c"] == 201
+        removed = user(nodes, "a", "remove", "shop", *credentials)
+        assert removed.returncode == 0, removed.stderr
+        assert statuses(token) == {"a": 401, "b": 401, "c": 401}
+        assert user(nodes, "b", "list", *credentials).stdout == ""
+
+
+def user(nodes: Nodes, at: str, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A verb of ``mq user`` for the node `at`."""
+    command = [sys.executable, "-m", "mq", "user", verb, *arguments, "--url", url(nodes, at)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
