@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.hosts.network import Host, HostsFailed, Network, Process
+from tests.hosts.network import Host, HostsFailed, Network, Process, until_done
 
 _TOOLS: Final = ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph-authtool", "monmaptool")
-_START_SECONDS: Final = 90.0
-_POLL_SECONDS: Final = 0.2
 _ASKED_AGAIN: Final = 5
 _DISK_BYTES: Final = 4 << 30
 """Of each store of objects: a sparse file."""
@@ -109,13 +105,13 @@ class Ceph:
         for name in self._hosts:
             self._make_store(name)
             self.revive_copy(name)
-            self._until(lambda name=name: self._check_up(name))
-        self._until(lambda: self._ask("osd", "pool", "create", "names", "8"))
-        self._until(lambda: self._ask("osd", "pool", "create", "bodies", "8"))
-        self._until(lambda: self._ask("fs", "new", "mq", "names", "bodies"))
-        self._until(lambda: self._ask("fs", "set", "mq", "session_timeout", str(SHUT_OUT_SECONDS)))
+            until_done(lambda name=name: self._check_up(name))
+        until_done(lambda: self._ask("osd", "pool", "create", "names", "8"))
+        until_done(lambda: self._ask("osd", "pool", "create", "bodies", "8"))
+        until_done(lambda: self._ask("fs", "new", "mq", "names", "bodies"))
+        until_done(lambda: self._ask("fs", "set", "mq", "session_timeout", str(SHUT_OUT_SECONDS)))
         self._others.append(self._run(self._keeper, "ceph-mds", "-f", "-i", "a"))
-        self._until(self._check_active)
+        until_done(self._check_active)
         for name in self._hosts:
             self._mount(name)
 
@@ -152,7 +148,7 @@ class Ceph:
         config = ("-c", str(self._config), "-i", "a")
         self._keeper.run("ceph-mon", *config, "--mkfs", "--monmap", known, "--keyring", keys)
         self._others.append(self._run(self._keeper, "ceph-mon", "-f", "-i", "a"))
-        self._until(lambda: self._ask("status"))
+        until_done(lambda: self._ask("status"))
         self._others.append(self._run(self._keeper, "ceph-mgr", "-f", "-i", "a"))
 
     def _make_store(self, name: str) -> None:
@@ -178,8 +174,8 @@ class Ceph:
         host, target = self._hosts[name], self.root(name)
         target.mkdir(parents=True, exist_ok=True)
         self._mounts[name] = self._run(host, "ceph-fuse", "-f", str(target))
-        self._until(lambda: host.run("mountpoint", "-q", str(target)))
-        self._until(lambda: host.run("ls", str(target)))
+        until_done(lambda: host.run("mountpoint", "-q", str(target)))
+        until_done(lambda: host.run("ls", str(target)))
 
     def _run(self, host: Host, program: str, *arguments: str) -> Process:
         log = self._folder / "log" / f"{host.name}-{program}.out"
@@ -196,15 +192,3 @@ class Ceph:
                 if "problem getting command descriptions" not in str(error):
                     raise
         return self._keeper.run(*command)
-
-    def _until(self, does: Callable[[], object]) -> None:
-        """Do it until Ceph does not say no."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                does()
-                return
-            except HostsFailed:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_SECONDS)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.hosts.network import Host, HostsFailed, Network, Process
+from tests.hosts.network import Host, Network, Process, until_done
 
 VOLUME: Final = "mq"
 _TOOLS: Final = ("glusterd", "gluster", "glusterfs")
-_START_SECONDS: Final = 60.0
-_POLL_SECONDS: Final = 0.2
 _PREPARE: Final = """
 set -e
 mount -t tmpfs tmpfs /run
@@ -59,12 +55,12 @@ class Gluster:
             log = self._place(name) / "glusterd.log"
             self._managers[name] = host.start("glusterd", "-N", "-p", "/run/glusterd.pid", log=log)
         first, *others = self._hosts.values()
-        self._until(lambda: self._gluster(first, "pool", "list"))
+        until_done(lambda: self._gluster(first, "pool", "list"))
         for host in others:
-            self._until(lambda host=host: self._gluster(first, "peer", "probe", host.address))
+            until_done(lambda host=host: self._gluster(first, "peer", "probe", host.address))
         bricks = [f"{host.address}:{self._place(name)}/brick" for name, host in self._hosts.items()]
         replicas = ("replica", str(len(bricks)))
-        self._until(lambda: self._gluster(first, "volume", "create", VOLUME, *replicas, *bricks, "force"))
+        until_done(lambda: self._gluster(first, "volume", "create", VOLUME, *replicas, *bricks, "force"))
         self._gluster(first, "volume", "set", VOLUME, "network.ping-timeout", str(self._ping_seconds))
         self._gluster(first, "volume", "start", VOLUME)
         for name in self._hosts:
@@ -93,23 +89,11 @@ class Gluster:
         servers = [f"--volfile-server={other.address}" for other in self._hosts.values()]
         flags = ("--no-daemon", f"--volfile-id={VOLUME}", f"--log-file={log}")
         self._mounts[name] = host.start("glusterfs", *flags, *servers, str(self.root(name)), log=log)
-        self._until(lambda: host.run("mountpoint", "-q", str(self.root(name))))
-        self._until(lambda: host.run("ls", str(self.root(name))))
+        until_done(lambda: host.run("mountpoint", "-q", str(self.root(name))))
+        until_done(lambda: host.run("ls", str(self.root(name))))
 
     def _place(self, name: str) -> Path:
         return self._folder / name
 
     def _gluster(self, host: Host, *arguments: str) -> str:
         return host.run("gluster", "--mode=script", *arguments)
-
-    def _until(self, does: Callable[[], object]) -> None:
-        """Do it until GlusterFS does not say no."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                does()
-                return
-            except HostsFailed:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_SECONDS)

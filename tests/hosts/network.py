@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +40,9 @@ from typing import Final
 import pytest
 
 LIFE_SECONDS: Final = 4 * 3600
+SERVER_SECONDS: Final = 90.0
+"""How long servers on hosts may take until they do what they are asked for."""
+_ASK_SECONDS: Final = 0.2
 _TOOLS: Final = ("ip", "unshare", "nsenter", "setpriv")
 _FIRST_PROCESS: Final = """
 import signal, socket, sys, time
@@ -91,6 +94,23 @@ def missing() -> str:
             return ""
     except HostsFailed as error:
         return str(error)
+
+
+def until_done(does: Callable[[], object]) -> None:
+    """Do it again and again, until it does not raise HostsFailed.
+
+    Raises:
+        HostsFailed: it still does after `SERVER_SECONDS`.
+    """
+    deadline = time.monotonic() + SERVER_SECONDS
+    while True:
+        try:
+            does()
+            return
+        except HostsFailed:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_ASK_SECONDS)
 
 
 class Network:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.hosts.network import Host, HostsFailed, Network
+from tests.hosts.network import Host, Network, until_done
 
 _TOOLS: Final = ("rpc.nfsd", "rpc.mountd", "nfsdcld", "exportfs", "mount.nfs4")
 _SILENT_SECONDS: Final = 10
 """A client that is not heard for so long loses its locks, and a server that comes back waits so long for clients."""
-_START_SECONDS: Final = 60.0
-_POLL_SECONDS: Final = 0.2
 _PREPARE: Final = """
 set -e
 mkdir -p "$0/export"
@@ -66,7 +62,7 @@ class Nfs:
         self.revive_copy(self._server.name)
         for name, host in self._clients.items():
             self.root(name).mkdir(parents=True)
-            self._until(lambda host=host, name=name: self._mount(host, self.root(name)))
+            until_done(lambda host=host, name=name: self._mount(host, self.root(name)))
 
     def root(self, name: str) -> Path:
         """Where it is mounted on a host. To be looked at from there alone."""
@@ -87,15 +83,3 @@ class Nfs:
 
     def _mount(self, host: Host, target: Path) -> None:
         host.run("mount", "-t", "nfs4", "-o", "vers=4.2", f"{self._server.address}:/", str(target))
-
-    def _until(self, does: Callable[[], object]) -> None:
-        """Do it until NFS does not say no."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                does()
-                return
-            except HostsFailed:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_SECONDS)
