@@ -59,7 +59,7 @@ VERBS: Final = {
     "export": CliVerb("mq.cli.archive:export_command", "Write all messages of a queue to FILE; they stay."),
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of FILE to a queue."),
     "top": CliVerb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),
-    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster, or check whether a node can be stopped."),
+    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster, or check, drain and replace its nodes."),
     "connections": CliVerb(
         "mq.cli.daemon:connections_command", "Show who is connected and who consumes, or close a connection."
     ),
