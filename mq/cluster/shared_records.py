@@ -163,6 +163,10 @@ class SharedRecords:
             await trio.sleep(RETRY_SECONDS)
 
     async def _take_up(self, now: Sequence[SharedRecord]) -> None:
+        users = {each.key: each.value for each in now if each.kind == USER and each.value is not None}
+        if self.users != users:
+            self.users = users
+            self._tell_users()  # once: each time all of them are read
         there = {(each.kind, each.key) for each in now}
         gone = [SharedRecord(kind, key, None) for kind, key in self.records if (kind, key) not in there]
         # Bindings go before their exchanges, and come after them. The number comes last.

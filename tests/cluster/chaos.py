@@ -162,11 +162,11 @@ def hit(machines: Machines, chance: random.Random, fault: Callable[[Machines, Ma
     time.sleep(chance.uniform(0.0, LONGEST_PAUSE_SECONDS))
 
 
-def run(folder: Path, minutes: float, rounds: int, confirmed: int, seed: int) -> int:
+def run(folder: Path, minutes: float, rounds: int, confirmed: int, seed: int, *, has_postgres: bool = False) -> int:
     """How many promises were broken."""
     chance = random.Random(seed)
     print(f"seed {seed}; what everybody said is in {folder}")
-    with three_machines(folder, wrong_by={"b": 3600.0}) as machines:
+    with three_machines(folder, wrong_by={"b": 3600.0}, has_postgres=has_postgres) as machines:
         machines.start_newcomers(seed)
         ends = time.monotonic() + minutes * 60
         faults: list[Callable[[Machines, Machine], Undo]] = []
@@ -192,11 +192,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, help="faults at the least")
     parser.add_argument("--confirmed", type=int, default=0, help="messages confirmed at the least")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--postgres", action="store_true", help="messages in a PostgreSQL on a host of its own")
     given = parser.parse_args()
     if missing():
         sys.exit(f"no hosts can be made here: {missing()}")
     folder = Path(tempfile.mkdtemp(prefix="mq-chaos-"))
-    sys.exit(1 if run(folder, given.minutes, given.rounds, given.confirmed, given.seed) else 0)
+    wanted = (given.minutes, given.rounds, given.confirmed, given.seed)
+    sys.exit(1 if run(folder, *wanted, has_postgres=given.postgres) else 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -32,6 +32,7 @@ class Machine:
     Attributes:
         name: of the node.
         host: where it is.
+        store: the address of the store of the cluster's messages; empty for etcd.
     """
 
     def __init__(self, name: str, network: Network, folder: Path, mq: tuple[str, ...], wrong_by: float) -> None:
@@ -45,6 +46,7 @@ class Machine:
         self.etcd: Process
         self.node: Process
         self.clients: Process
+        self.store = ""
 
     @property
     def http(self) -> str:
@@ -81,7 +83,7 @@ class Machine:
         file.write_text(
             f'name = "{self.name}"\nneighbor_1 = "{first}"\nneighbor_2 = "{second}"\n'
             f'coordinator = "etcd:{endpoints}?prefix={PREFIX}"\npassword = "{PASSWORD}"\n'
-            f"lease_seconds = {LEASE_SECONDS}\n"
+            f'lease_seconds = {LEASE_SECONDS}\nstore = "{self.store}"\n'
         )
         self.node = self.host.start(
             *self._mq,
@@ -251,11 +253,21 @@ class Machines:
 
 @contextmanager
 def three_machines(
-    folder: Path, mq: tuple[str, ...] = MQ, wrong_by: Mapping[str, float] = {}, *, has_clients: bool = True
+    folder: Path,
+    mq: tuple[str, ...] = MQ,
+    wrong_by: Mapping[str, float] = {},
+    *,
+    has_clients: bool = True,
+    has_postgres: bool = False,
 ) -> Iterator[Machines]:
-    """A cluster that serves the queue, with clients at work on each node, for the length of the block."""
-    with made_network(*NAMES, "w") as network:
+    """A cluster that serves the queue, with clients at work on each node, for the length of the block; its messages in
+    etcd, or in a PostgreSQL on a host of its own."""
+    with made_network(*NAMES, "w", "p") as network, ExitStack() as stack:
         machines = Machines(network, folder, mq, wrong_by)
+        if has_postgres:
+            store = stack.enter_context(_postgres_at(network["p"]))
+            for machine in machines.by_name.values():
+                machine.store = store
         machines.start()
         first = machines.by_name["a"]
         with first.host.inside(), httpx.Client(timeout=10) as client:
@@ -263,3 +275,18 @@ def three_machines(
         for machine in machines.by_name.values() if has_clients else ():
             machine.start_clients()
         yield machines
+
+
+@contextmanager
+def _postgres_at(host: Host) -> Iterator[str]:
+    """The address of a store on a PostgreSQL of that host."""
+    from mq_postgres.testing.server import ROLE, running
+
+    with ExitStack() as stack:
+        with host.inside():  # its processes are of the host where they are started
+            server = stack.enter_context(running("-c", "listen_addresses=*"))
+        with (server.folder / "data" / "pg_hba.conf").open("a") as rules:
+            rules.write(f"host {ROLE} all {host.address}/24 trust\n")
+        with server.admin() as admin:
+            admin.execute("SELECT pg_reload_conf()")
+        yield f"postgres://{ROLE}@{host.address}:{server.port}/{ROLE}?schema=chaos&sslmode=disable"

@@ -15,6 +15,7 @@ from mq.access import Right, UserDirectory
 from mq.access.hashes import token_hash
 from mq.cluster.shared_records import KNOWN_USER
 from mq.errors import StorageFailed
+from mq.storage.memory import MemoryStorage
 from tests.access.files import OTHER_TOKEN, TOKEN, write_users
 from tests.cluster.nodes import Host, three_nodes
 
@@ -135,6 +136,33 @@ async def test_a_removal_that_the_root_does_not_take_is_in_effect_all_the_same(
         monkeypatch.setattr(cluster.roots["c"], "drop_record", drop)
         assert (await a.http("DELETE", "/-/users/shop")).status == 200
         assert await cluster.roots["c"].records(KNOWN_USER) == {}
+
+
+async def test_a_node_that_joins_reads_the_users_once(autojump_clock: MockClock, users_of: Made) -> None:
+    async with three_nodes(users_of) as cluster:
+        for number in range(5):
+            await put(cluster.hosts["a"], f"user{number}", {"publish": [f"{number}"]})
+        await cluster.hosts["c"].kill()
+        cluster.roots["c"] = MemoryStorage()
+        told: list[int] = []
+
+        def counting(name: str) -> UserDirectory | None:
+            made = users_of(name)
+            assert made is not None
+            share = made.share
+
+            def shared(tables: Mapping[str, Mapping[str, Any]]) -> None:
+                told.append(len(tables))
+                share(tables)
+
+            made.share = shared  # type: ignore[method-assign]
+            return made
+
+        cluster.users_of = counting
+        c = await cluster.start("c")
+        await c.wait_for_master()
+        await trio.sleep(1)
+        assert told == [0, 5], "what its root knew, and then all of them together"
 
 
 async def test_users_outlive_their_master(autojump_clock: MockClock, users_of: Made) -> None:
