@@ -28,11 +28,11 @@ class LoginLine(NamedTuple):
     """An address and a name, under which failures and successes are counted.
 
     Attributes:
-        place: its address, as :func:`place_of` has it.
+        source: its address, as :func:`source_of` has it.
         name: the user name that it gives.
     """
 
-    place: str
+    source: str
     name: str
 
 
@@ -40,20 +40,20 @@ class Rank(NamedTuple):
     """The order of checks: the smallest rank is next.
 
     Attributes:
-        is_untrusted: there was no login from this place under this name lately.
+        is_untrusted: there was no login from this source under this name lately.
         is_unknown: no user has that name.
-        of_line, of_place, of_name: wrong secrets of the same line, place and name.
+        of_line, of_source, of_name: wrong secrets of the same line, source and name.
     """
 
     is_untrusted: bool
     is_unknown: bool
     of_line: int
-    of_place: int
+    of_source: int
     of_name: int
 
-    def behind(self, of_line: int, of_place: int, of_name: int) -> Rank:
-        """The rank of a login that came while others of the same line, place and name waited."""
-        return Rank(*self[:2], self.of_line + of_line, self.of_place + of_place, self.of_name + of_name)
+    def behind(self, of_line: int, of_source: int, of_name: int) -> Rank:
+        """The rank of a login that came while others of the same line, source and name waited."""
+        return Rank(*self[:2], self.of_line + of_line, self.of_source + of_source, self.of_name + of_name)
 
 
 class _Failures(NamedTuple):
@@ -67,7 +67,7 @@ class Guesses:
     def __init__(self) -> None:
         self._failures: OrderedDict[LoginLine, _Failures] = OrderedDict()  # the one that failed last is the last
         self._successes: OrderedDict[LoginLine, float] = OrderedDict()
-        self._of_place: Counter[str] = Counter()
+        self._of_source: Counter[str] = Counter()
         self._of_name: Counter[str] = Counter()
 
     def wait_seconds(self, line: LoginLine, now: float) -> float:
@@ -86,7 +86,7 @@ class Guesses:
             line not in self._successes or now >= trusted_until,
             not is_known,
             0 if failures is None else failures.times,
-            self._of_place[line.place],
+            self._of_source[line.source],
             self._of_name[line.name],
         )
 
@@ -95,7 +95,7 @@ class Guesses:
         self._forget(now)
         count = self._failures.pop(line, _Failures(0, now)).times
         self._failures[line] = _Failures(count + 1, now)
-        self._of_place[line.place] += 1
+        self._of_source[line.source] += 1
         self._of_name[line.name] += 1
         if len(self._failures) > MOST_LINES:
             self._drop_oldest()
@@ -118,7 +118,7 @@ class Guesses:
     def _drop(self, line: LoginLine) -> None:
         failures = self._failures.pop(line, None)
         if failures is not None:
-            _subtract(self._of_place, line.place, failures.times)
+            _subtract(self._of_source, line.source, failures.times)
             _subtract(self._of_name, line.name, failures.times)
 
 
@@ -128,9 +128,9 @@ def _subtract(counts: Counter[str], key: str, count: int) -> None:
         del counts[key]
 
 
-def place_of(address: str) -> str:
-    """The place of an address: itself, or for IPv6 its network of 64 bits. A text that is no address is its own
-    place."""
+def source_of(address: str) -> str:
+    """The source of an address: itself, or for IPv6 its network of 64 bits. A text that is no address is its own
+    source."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import trio
 
 from mq.access.exposure import is_loopback
-from mq.access.guesses import place_of
+from mq.access.guesses import source_of
 from mq.errors import StorageUnsure
 
 logger = logging.getLogger(__name__)
@@ -87,29 +87,29 @@ class Crowd:
     def room(self, address: str) -> Iterator[bool]:
         """Whether there is room for one more connection of an address. If so, it counts for as long as the block
         runs; if not, close it."""
-        place = place_of(address)
-        if not self._most or not address or is_loopback(place):
+        source = source_of(address)
+        if not self._most or not address or is_loopback(source):
             yield True
             return
-        if self._counts[place] >= self._most:
-            self._refuse(place)
+        if self._counts[source] >= self._most:
+            self._refuse(source)
             yield False
             return
-        self._counts[place] += 1
+        self._counts[source] += 1
         try:
             yield True
         finally:
-            self._counts[place] -= 1
-            if not self._counts[place]:
-                del self._counts[place]
+            self._counts[source] -= 1
+            if not self._counts[source]:
+                del self._counts[source]
 
-    def _refuse(self, place: str) -> None:
+    def _refuse(self, source: str) -> None:
         self._refused += 1
         now = trio.current_time()
         if now < self._tell_at:
             return
         text = "%d connections were closed at once, the last one of %s, which has %d (--connections-per-address)"
-        logger.warning(text, self._refused, place, self._most)
+        logger.warning(text, self._refused, source, self._most)
         self._refused = 0
         self._tell_at = now + QUIET_SECONDS
 

@@ -13,7 +13,7 @@ import trio
 
 from mq.access import SecretRefused, User, UserDirectory
 from mq.access.exposure import is_loopback
-from mq.access.guesses import Guesses, LoginLine, Rank, place_of
+from mq.access.guesses import Guesses, LoginLine, Rank, source_of
 from mq.access.users_file import is_user_name
 from mq.doors.audit import LoginNotes
 from mq.doors.connections import uid_of
@@ -97,7 +97,7 @@ class Logins:
         user = self.access.recall(name, secret)
         if user is not None:
             return user
-        line = LoginLine(place_of(address), name)
+        line = LoginLine(source_of(address), name)
         asked = self._asked.get((line, secret))
         if asked is None:
             return await self._ask(line, secret)
@@ -181,11 +181,11 @@ class Logins:
     def _rank(self, waiting: _Waiting) -> Rank:
         """The rank of a waiting login. Among equals the first that came is next, for the list is in that order."""
         rank = self._guesses.rank(waiting.line, trio.current_time(), is_known=self.access.knows(waiting.line.name))
-        return rank.behind(waiting.of_line, waiting.of_place, waiting.of_name)
+        return rank.behind(waiting.of_line, waiting.of_source, waiting.of_name)
 
 
 def _is_this_machine(address: str) -> bool:
-    return uid_of(address) is not None or is_loopback(place_of(address))
+    return uid_of(address) is not None or is_loopback(source_of(address))
 
 
 class _SecretCheck:
@@ -209,8 +209,8 @@ class _Waiting:
     """A login that waits for its turn.
 
     Attributes:
-        line: its place and name.
-        of_line, of_place, of_name: how many waited of the same line, place and name when it came.
+        line: its source and name.
+        of_line, of_source, of_name: how many waited of the same line, source and name when it came.
         is_over: the wait has ended.
         is_next: its turn has come; else it is refused.
     """
@@ -218,7 +218,7 @@ class _Waiting:
     def __init__(self, line: LoginLine, others: list[_Waiting]) -> None:
         self.line = line
         self.of_line = sum(other.line == line for other in others)
-        self.of_place = sum(other.line.place == line.place for other in others)
+        self.of_source = sum(other.line.source == line.source for other in others)
         self.of_name = sum(other.line.name == line.name for other in others)
         self.is_over = trio.Event()
         self.is_next = False

@@ -12,7 +12,7 @@ from mq.access.guesses import (
     TRUSTED_SECONDS,
     Guesses,
     LoginLine,
-    place_of,
+    source_of,
 )
 
 ANNA = LoginLine("192.0.2.1", "anna")
@@ -34,7 +34,7 @@ def test_each_failure_doubles_the_wait(guesses: Guesses) -> None:
 
 def test_only_the_line_itself_waits(guesses: Guesses) -> None:
     guesses.failed(ANNA, 0)
-    for other in (LoginLine(ANNA.place, "bob"), LoginLine("192.0.2.2", ANNA.name)):
+    for other in (LoginLine(ANNA.source, "bob"), LoginLine("192.0.2.2", ANNA.name)):
         assert guesses.wait_seconds(other, 0) <= 0
 
 
@@ -75,10 +75,10 @@ def test_both_tables_are_bounded_and_nothing_is_left_of_what_is_forgotten(
         guesses.failed(LoginLine(f"192.0.2.{number}", f"u{number}"), number)
         guesses.succeeded(LoginLine(f"198.51.100.{number}", "anna"), number)
     assert len(guesses._failures) == len(guesses._successes) == 10
-    assert len(guesses._of_place) == len(guesses._of_name) == 10
+    assert len(guesses._of_source) == len(guesses._of_name) == 10
     guesses.wait_seconds(ANNA, 29 + FORGOTTEN_SECONDS)
     assert not guesses._failures
-    assert not guesses._of_place
+    assert not guesses._of_source
     assert not guesses._of_name
 
 
@@ -87,7 +87,7 @@ def test_what_a_guesser_can_check_before_its_lines_are_forgotten_fits_the_table(
 
 
 @pytest.mark.parametrize(
-    ("address", "place"),
+    ("address", "source"),
     [
         ("192.0.2.1", "192.0.2.1"),
         ("::1", "::1"),
@@ -99,5 +99,5 @@ def test_what_a_guesser_can_check_before_its_lines_are_forgotten_fits_the_table(
         ("uid 1000", "uid 1000"),
     ],
 )
-def test_an_address_of_ipv6_counts_as_its_network(address: str, place: str) -> None:
-    assert place_of(address) == place
+def test_an_address_of_ipv6_counts_as_its_network(address: str, source: str) -> None:
+    assert source_of(address) == source
