@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,9 @@ import trio
 from click.testing import CliRunner
 
 from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
-from mq.broker.commit import BatchChannel
+from mq.broker.commit import BatchChannel, Begun
+from mq.broker.jobs import Job
+from mq.broker.publishing import SaveWorker
 from mq.cli import main
 from mq.cli.mover import main as mover
 from mq.cli.reaper import main as reaper
@@ -249,12 +251,19 @@ async def test_workers_come_in_pairs(temp_root: Path, monkeypatch: pytest.Monkey
         return taken
 
     monkeypatch.setattr(BatchChannel, "drain", noted)
+    begin = SaveWorker.begin
+
+    def begun(worker: SaveWorker, jobs: Sequence[Job]) -> Begun:
+        worked.add(f"SaveWorker.begin {id(worker)}")
+        return begin(worker, jobs)
+
+    monkeypatch.setattr(SaveWorker, "begin", begun)
     async with open_at(temp_root, workers=3) as broker:
         for number in range(12):  # a worker that has worked goes to the end of the line, so each has its turn
             await broker.create_queue(f"queue{number}")
             await broker.publish(f"queue{number}", BODY)
             assert await broker.fetch(f"queue{number}") is not None
-    for worker in ("FetchWorker.run", "SaveWorker.run"):
+    for worker in ("FetchWorker.run", "SaveWorker.begin"):
         assert sum(worker in name for name in worked) == 3
 
 

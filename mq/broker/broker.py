@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, C
 from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
-from mq.broker.commit import BatchChannel, Committer, InFlight
+from mq.broker.commit import Begun, Committer, InFlight, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
@@ -545,10 +546,10 @@ class Wiring:
     ) -> None:
         writer = f"{random.getrandbits(48) | 1 << 40:012x}"
         ids = MessageIds(clock_ns, int(writer, 16))
-        jobs: BatchChannel[Sequence[Job]] = BatchChannel()
         self._leases = leases = Leases(config.delay_seconds, clock_ns, random)
         self.catalog = Catalog(observers, clock_ns)
         self.committer = Committer(storage, partial(self.catalog.tell_took, Span.BARRIER))
+        jobs = Together(self.committer, self._begin_jobs)
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock_ns, random, writer)
         self.waiters = waiters = Waiters(config.workers)
         self.watcher = watcher = StoreWatcher(core, waiters)
@@ -562,15 +563,16 @@ class Wiring:
         recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
         self._deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
-        self._handover = Handover(core, waiters, leases, self._deliverers[0])
+        handover = Handover(core, waiters, leases, self._deliverers[0])
+        self._save_workers = cycle([SaveWorker(handover) for _ in range(config.workers)])
         loader = BodyLoader(core)
         self.queues = Queues(core, watcher, upkeep, dead, loader)
         self.declarations = Declarations(core, self.queues, sinks)
         keys = self._keys
         self._keyed = KeyedJobs(core, keys) if keys is not None and storage.description.groups else None
-        self.publishing = Publisher(core, loader, self._keys, self._keyed, self._handover, recent)
+        self.publishing = Publisher(core, loader, self._keys, self._keyed, handover, recent)
         self._holds = holds = Holds(core, waiters, dead, leases, recent)
-        self._remover = remover = Remover(core)
+        remover = Remover(core)
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, holds, remover)
         self.unacked = Unacked(core, waiters, holds, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
@@ -606,8 +608,6 @@ class Wiring:
         if self._keyed is not None:
             nursery.start_soon(self._keyed.run)
         for calls, deliverer in zip(self.waiters.channels, self._deliverers[1:], strict=True):
-            nursery.start_soon(SaveWorker(self.committer, self._core.jobs, self._handover).run)
-            nursery.start_soon(self._remover.run)
             nursery.start_soon(deliverer.run)
             worker = FetchWorker(self._core, calls, deliverer, self._holds, self.watcher.refresh)
             nursery.start_soon(worker.run)
@@ -620,6 +620,10 @@ class Wiring:
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)
         await self.writes.start(nursery)
+
+    def _begin_jobs(self, jobs: Sequence[Job]) -> Begun:
+        """Let the next save worker do the jobs of a batch."""
+        return next(self._save_workers).begin(jobs)
 
     async def _get_caught_up(self, queue: str) -> QueueIndex:
         """A queue's index, with all messages in it that were published before, or whose write job was committed."""

@@ -1,5 +1,6 @@
-"""Group commit: operations of many tasks share one durability barrier. With it the two ways there and back:
-:class:`BatchChannel` brings many items to a worker at once, :class:`Future` one answer to one task.
+"""Group commit: operations of many tasks share one durability barrier. With it the ways there and back:
+:class:`Together` makes one submission of what many calls bring, :class:`BatchChannel` brings many items to a worker at
+once, :class:`Future` one answer to one task.
 
 :class:`InFlight` counts the requests that the broker has accepted and not finished: it ends only after the last.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Generic, NamedTuple, TypeVar, cast
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import trio
 from trio_util import AsyncBool
@@ -57,9 +58,10 @@ class Committer:
         self._storage = storage
         self._told = told
         self._gathers = storage.description.durable  # without a barrier there is nothing to share
-        self._waiting: deque[_Submission] = deque()
+        self._waiting: deque[Submission] = deque()
         self._size = 0  # messages that wait
-        self._last_taken = 0  # submissions in the batch before
+        self._calls = 0  # calls that have brought them
+        self._last_taken = 0  # calls in the batch before
         self._idle = trio.lowlevel.ParkingLot()
         self.failure = ""
         self._shut_out: StorageFenced | None = None
@@ -73,7 +75,7 @@ class Committer:
         """
         await groups.redo(self._storage)
 
-    def submit(self, make: Make, messages: int, then: Then) -> None:
+    def submit(self, make: Make, messages: int, then: Then) -> Submission:
         """Commit operations in one batch, together with others that wait. Answers come in order of arrival.
 
         Args:
@@ -81,9 +83,19 @@ class Committer:
             messages: how many messages they are about.
             then: called with one outcome for each operation, in order, and with the times of the batch.
         """
-        self._waiting.append(_Submission(make, messages, then))
+        submission = Submission(make, messages, then)
+        self._waiting.append(submission)
         self._size += messages
+        self._calls += 1
         self._idle.unpark()
+        return submission
+
+    def join(self, submission: Submission, messages: int) -> None:
+        """Note that another call has brought something to a submission that waits: so many messages more."""
+        submission.messages += messages
+        submission.calls += 1
+        self._size += messages
+        self._calls += 1
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Commit operations in one batch, together with others that wait; their outcomes, in order."""
@@ -127,7 +139,7 @@ class Committer:
             for each in submissions:
                 each.then([next(outcomes) for _ in each.operations], barrier)
 
-    async def _gathered(self) -> list[_Submission]:
+    async def _gathered(self) -> list[Submission]:
         """The next batch, once no more operations come for a few steps of the event loop."""
         # Tasks that one barrier answered come back one by one, and one that just misses a batch waits for two barriers.
         quiet = steps = 0
@@ -138,18 +150,20 @@ class Committer:
         return self._take()
 
     def _is_enough(self) -> bool:
-        if not self._gathers or max(len(self._waiting), self._last_taken) <= 1:
+        if not self._gathers or max(self._calls, self._last_taken) <= 1:
             return True
         return self._size >= LARGEST_BATCH
 
-    def _take(self) -> list[_Submission]:
-        taken: list[_Submission] = []
-        size = 0
+    def _take(self) -> list[Submission]:
+        taken: list[Submission] = []
+        size = calls = 0
         while self._waiting and size < LARGEST_BATCH:
             taken.append(self._waiting.popleft())
             size += taken[-1].messages
-        self._last_taken = len(taken)
+            calls += taken[-1].calls
+        self._last_taken = calls
         self._size -= size
+        self._calls -= calls
         return taken
 
     async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
@@ -181,14 +195,67 @@ Make = Callable[[], Sequence[AnyOperation]]
 Then = Callable[[list[Outcome], BatchTimes], None]
 
 
-class _Submission:
-    __slots__ = ("make", "messages", "operations", "then")
+class Submission:
+    """What waits for a batch: as :meth:`Committer.submit` was told, and how many calls have brought it."""
+
+    __slots__ = ("calls", "make", "messages", "operations", "then")
 
     def __init__(self, make: Make, messages: int, then: Then) -> None:
         self.make = make
         self.operations: Sequence[AnyOperation] = ()
         self.messages = messages
+        self.calls = 1
         self.then = then
+
+
+class Begun(Protocol):
+    """Items that are being committed."""
+
+    @property
+    def operations(self) -> Sequence[AnyOperation]:
+        """What is to be done for them."""
+
+    def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
+        """Answer them. There is an outcome for each operation, in order."""
+
+
+class Together(Generic[T]):
+    """Items of one kind: what many calls bring until a batch begins is one submission of it.
+
+    Args:
+        committer: commits their operations.
+        begin: called with the items of a batch, just before the store.
+    """
+
+    def __init__(self, committer: Committer, begin: Callable[[Sequence[T]], Begun]) -> None:
+        self._committer = committer
+        self._begin = begin
+        self._items: list[T] = []
+        self._submission: Submission | None = None
+
+    def put(self, items: Sequence[T], messages: int | None = None) -> None:
+        """Commit these, in the caller's own step as far as that goes.
+
+        Args:
+            items: in order.
+            messages: how many they are about; one each by default.
+        """
+        size = len(items) if messages is None else messages
+        if self._submission is not None and self._submission.messages + size <= LARGEST_BATCH:
+            self._items += items
+            self._committer.join(self._submission, size)
+            return
+        self._items = taken = list(items)
+        begun: Begun
+
+        def make() -> Sequence[AnyOperation]:
+            nonlocal begun
+            if self._items is taken:  # what comes from now on goes into the next batch
+                self._submission = None
+            begun = self._begin(taken)
+            return begun.operations
+
+        self._submission = self._committer.submit(make, size, lambda outcomes, barrier: begun.done(outcomes, barrier))
 
 
 class BatchChannel(Generic[T]):

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import trio
 
 from mq.broker.bodies import close
-from mq.broker.commit import LARGEST_BATCH, BatchChannel, BatchTimes, Future, error_of
+from mq.broker.catalog import Catalog
+from mq.broker.commit import BatchTimes, Future, Together, error_of
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
 from mq.broker.dispatch import Holds
@@ -29,9 +30,6 @@ from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMisma
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import Message, MessageId, shorten
 from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result, Unlink
-
-LARGEST_GROUP: Final = 1024
-"""Calls that a remover takes up in one turn."""
 
 
 class Removal(NamedTuple):
@@ -367,7 +365,7 @@ class Consumption:
 
 
 class Remover:
-    """Removes messages that stand in the index, batch by batch. Start :meth:`run`.
+    """Removes messages that stand in the index.
 
     Args:
         core: what every part has.
@@ -375,9 +373,8 @@ class Remover:
 
     def __init__(self, core: Core) -> None:
         self._catalog = core.catalog
-        self._committer = core.committer
         self._reaps = core.config.joins_reaping
-        self._waiting: BatchChannel[Sequence[_RemovalBatch]] = BatchChannel()  # those of each call
+        self._batches: Together[_RemovalBatch] = Together(core.committer, partial(_Removals, core.catalog))
 
     def remove(self, entries: Sequence[Entry], *, durable: bool, strict: bool = False) -> Future[None]:
         """Remove messages, whether or not the caller waits for the answer.
@@ -392,7 +389,7 @@ class Remover:
         """
         batch = self._batch(entries, durable=durable, strict=strict)
         if entries:
-            self._waiting.put([batch])
+            self._batches.put([batch], len(entries))
         else:
             batch.future.set(None)
         return batch.future
@@ -401,7 +398,7 @@ class Remover:
         """Remove messages under one barrier, durably and strictly; an answer for each."""
         batches = [self._batch([entry], durable=True, strict=True) for entry in entries]
         if batches:
-            self._waiting.put(batches)
+            self._batches.put(batches)
         return [batch.future for batch in batches]
 
     def _batch(self, entries: Sequence[Entry], *, durable: bool, strict: bool) -> _RemovalBatch:
@@ -411,35 +408,23 @@ class Remover:
         unlinks = [Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries] if self._reaps else []
         return _RemovalBatch(moves, unlinks, strict, DOOR.get(), Future())
 
-    async def run(self) -> None:
-        """Remove for ever."""
-        while True:
-            batches: list[_RemovalBatch] = []
-            size = 0
-            calls = await self._waiting.drain(LARGEST_GROUP)
-            for call in calls:
-                batches += call
-                size += sum(len(batch.moves) for batch in call)
-                if size >= LARGEST_BATCH:
-                    self._do(batches)
-                    batches, size = [], 0
-            if batches:
-                self._do(batches)
 
-    def _do(self, batches: Sequence[_RemovalBatch]) -> None:
-        operations: list[Operation] = []
-        messages = 0
-        for batch in batches:
-            operations += batch.moves
-            operations += batch.unlinks
-            messages += len(batch.moves)
-        self._committer.submit(lambda: operations, messages, partial(self._answer, batches))
+class _Removals:
+    """The removals of one batch."""
 
-    def _answer(self, batches: Sequence[_RemovalBatch], done: list[Outcome], barrier: BatchTimes) -> None:
-        outcomes = iter(done)
+    def __init__(self, catalog: Catalog, batches: Sequence[_RemovalBatch]) -> None:
+        self._catalog = catalog
+        self._batches = batches
+        self.operations: list[Operation] = []
         for batch in batches:
-            moved = list(islice(outcomes, len(batch.moves)))
-            error = self._end(batch, moved, list(islice(outcomes, len(batch.unlinks))))
+            self.operations += batch.moves
+            self.operations += batch.unlinks
+
+    def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
+        each = iter(outcomes)
+        for batch in self._batches:
+            moved = list(islice(each, len(batch.moves)))
+            error = self._end(batch, moved, list(islice(each, len(batch.unlinks))))
             if error is None:
                 batch.future.set(None)
             else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
 from mq.broker.catalog import Catalog
-from mq.broker.commit import BatchChannel, Committer
+from mq.broker.commit import Committer, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.jobs import Job
 from mq.message import MessageId, MessageIds
@@ -29,7 +29,7 @@ class Core:
         config: how the broker works.
         catalog: the queues, and the messages under way.
         committer: commits operations in batches.
-        jobs: the channel to the save workers.
+        jobs: has jobs done by the save workers.
         ids: makes message ids.
         clock_ns: wall clock, nanoseconds since 1970.
         random: makes random choices.
@@ -42,7 +42,7 @@ class Core:
     config: BrokerConfig
     catalog: Catalog
     committer: Committer
-    jobs: BatchChannel[Sequence[Job]]
+    jobs: Together[Job]
     ids: MessageIds
     clock_ns: Callable[[], int]
     random: Random

@@ -569,7 +569,9 @@ class Handover:
         is_transient: bool,
     ) -> bool:
         """Whether a message that is about to be written is handed over. If so, :meth:`collect` includes it."""
-        if not self._is_open or index.writing or self.under_way + len(self._assignments) >= MOST_MOVED_ON:
+        if not self._is_open or index.writing:
+            return False
+        if not self.is_placed and self.under_way + len(self._assignments) >= MOST_MOVED_ON:
             return False
         if not isinstance(body, bytes) or len(body) > LARGEST_BODY or meta != FRESH or is_transient:
             return False
@@ -585,14 +587,15 @@ class Handover:
         self._assignments.append(Assignment(request, entry, stored))
         return True
 
-    def collect(self) -> HandoverBatch | None:
-        """The messages handed over since the last call; None without any."""
+    def collect(self, writes: Sequence[Operation]) -> HandoverBatch | None:
+        """The messages handed over since the last call, of those that are written; None without any. Just before the
+        store, so that the leases are named as late as can be."""
         if not self._assignments:
             return None
         assignments, self._assignments = self._assignments, []
         self._unsated.clear()
         self.under_way += len(assignments)
-        return HandoverBatch(self, assignments, self._leases)
+        return HandoverBatch(self, assignments, writes, self._leases)
 
     def _next_request(self, index: QueueIndex) -> FetchRequest | None:
         """The request that gets the queue's next message; None without one."""
@@ -614,30 +617,31 @@ class HandoverBatch:
     Args:
         handover: counts what is under way.
         assignments: the messages and their requests.
+        writes: the operations of the batch, which write them.
         leases: names the leases.
+
+    Attributes:
+        operations: all of the batch.
     """
 
-    def __init__(self, handover: Handover, assignments: Sequence[Assignment], leases: Leases) -> None:
+    def __init__(
+        self, handover: Handover, assignments: Sequence[Assignment], writes: Sequence[Operation], leases: Leases
+    ) -> None:
         self._handover = handover
         self._assignments = assignments
-        self._leases = leases
         self._allowance = leases.allowance
         self._positions: list[int] = []  # of the operations that give the messages to their requests
-
-    def complete(self, writes: Sequence[Operation]) -> list[Operation]:
-        """The operations of the batch. Called just before the store, so that the leases are named as late as can be."""
-        operations = list(writes)
+        self.operations = operations = list(writes)
         position_of = {write.id: at for at, write in enumerate(writes) if isinstance(write, Write)}
-        for each in self._assignments:
-            move = self._leases.move(each.request, each.entry, self._allowance)
+        for each in assignments:
+            move = leases.move(each.request, each.entry, self._allowance)
             at, write = position_of[each.entry.id], operations[position_of[each.entry.id]]
-            if self._handover.is_placed and not each.request.takes and isinstance(write, Write):
+            if handover.is_placed and not each.request.takes and isinstance(write, Write):
                 operations[at] = write._replace(state=move.state, meta=move.meta)
             else:
                 at = len(operations)
                 operations.append(move)
             self._positions.append(at)
-        return operations
 
     def done(self, outcomes: Sequence[Outcome], barrier: BatchTimes) -> None:
         """Answer the requests whose messages were written. The others go back to their wait queues.

@@ -1,4 +1,4 @@
-"""Publishing: :class:`Publisher` turns drafts into jobs, and save workers give these to the store.
+"""Publishing: :class:`Publisher` turns drafts into jobs, and save workers do these.
 
 The publisher checks a queue's limits, its uniqueness, and the client's idempotency keys. Drafts that are published
 together keep their order and share one barrier. A large body is staged in the store first (:class:`Upload`).
@@ -12,16 +12,16 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import trio
 
 from mq.broker.bodies import BodyStats, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import LARGEST_BATCH, BatchChannel, BatchTimes, Committer, Future, error_of
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Begun, Future, error_of
 from mq.broker.core import Core
-from mq.broker.dispatch import Handover, HandoverBatch
+from mq.broker.dispatch import Handover
 from mq.broker.index import RANK_TICKS, QueueIndex
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
@@ -42,8 +42,6 @@ from mq.lifecycle import DOOR, Kind, State
 from mq.message import MessageId
 from mq.storage.interface import FRESH, Group, Meta, Operation, Outcome, Result, Staged, Storage, Write
 
-LARGEST_GROUP: Final = 1024
-"""Calls whose jobs a save worker takes up in one turn."""
 _LEDGER_RECORDS: Final = 2
 """Records of a ledger that one write changes at the most: the one that is full with it, and the next."""
 _BYTES_OF_KEY: Final = 200
@@ -711,49 +709,34 @@ class _KeyedGroup:
 
 
 class SaveWorker:
-    """Gives jobs to the committer as they come. Those of one call share a barrier.
+    """Does jobs. Those of one batch share its handovers.
 
     Args:
-        committer: commits their operations.
-        calls: the jobs of each call.
         handover: gives messages to waiting requests as they are written.
     """
 
-    def __init__(self, committer: Committer, calls: BatchChannel[Sequence[Job]], handover: Handover) -> None:
-        self._committer = committer
-        self._calls = calls
+    def __init__(self, handover: Handover) -> None:
         self._handover = handover
 
-    async def run(self) -> None:
-        """Do jobs for ever."""
-        while True:
-            jobs: list[Job] = []
-            calls = await self._calls.drain(LARGEST_GROUP)
-            for call in calls:
-                jobs += call
-                if len(jobs) >= LARGEST_BATCH:
-                    self._do(jobs)
-                    jobs = []
-            if jobs:
-                self._do(jobs)
-
-    def _do(self, jobs: Sequence[Job]) -> None:
-        operations = [job.operation() for job in jobs]
-        handed_over = self._handover.collect()
-
-        def make() -> Sequence[Operation]:
-            return operations if handed_over is None else handed_over.complete(operations)
-
-        self._committer.submit(make, len(jobs), partial(_answer, jobs, handed_over))
+    def begin(self, jobs: Sequence[Job]) -> Begun:
+        """Begin the jobs of one batch, in order."""
+        return _JobBatch(jobs, self._handover)
 
 
-def _answer(
-    jobs: Sequence[Job], handed_over: HandoverBatch | None, outcomes: list[Outcome], barrier: BatchTimes
-) -> None:
-    for job, outcome in zip(jobs, outcomes, strict=False):  # the outcomes of handed over messages come after theirs
-        job.done(outcome, barrier)
-    if handed_over is not None:
-        handed_over.done(outcomes, barrier)
+class _JobBatch:
+    def __init__(self, jobs: Sequence[Job], handover: Handover) -> None:
+        self._jobs = jobs
+        self.operations: Sequence[Operation] = [job.operation() for job in jobs]
+        self._handed_over = handover.collect(self.operations)
+        if self._handed_over is not None:
+            self.operations = self._handed_over.operations
+
+    def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
+        # The outcomes of messages that were handed over may come after those of their jobs.
+        for job, outcome in zip(self._jobs, outcomes, strict=False):
+            job.done(outcome, barrier)
+        if self._handed_over is not None:
+            self._handed_over.done(outcomes, barrier)
 
 
 def _ignore(id: MessageId | None) -> None:

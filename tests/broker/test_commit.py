@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from mq.broker.commit import Committer
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Committer, Together
 from mq.errors import StorageFenced
 from mq.message import MessageIds
 from mq.storage.interface import Description, Operation, Outcome, Result, Write
@@ -94,6 +95,89 @@ async def test_what_comes_while_a_batch_is_done_is_the_next_batch(autojump_clock
         nursery.cancel_scope.cancel()
     assert disk.sizes == [1, 10]
     assert disk.most_under_way == 1
+
+
+class Items:
+    """What a batch has of one kind.
+
+    Attributes:
+        begun: the items of each batch.
+        answered: those of each that is done.
+    """
+
+    begun: ClassVar[list[list[int]]] = []
+    answered: ClassVar[list[list[int]]] = []
+
+    def __init__(self, items: Sequence[int]) -> None:
+        self.items = list(items)
+        self.begun.append(self.items)
+        self.operations = writes(len(items))
+
+    def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
+        assert len(outcomes) == len(self.items)
+        self.answered.append(self.items)
+
+
+@pytest.fixture
+def kind(monkeypatch: pytest.MonkeyPatch) -> type[Items]:
+    monkeypatch.setattr(Items, "begun", [])
+    monkeypatch.setattr(Items, "answered", [])
+    return Items
+
+
+async def test_what_many_calls_bring_is_begun_together_and_as_late_as_can_be(
+    autojump_clock: MockClock, kind: type[Items]
+) -> None:
+    disk = Disk()
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        together = Together(committer, kind)
+        for number in range(3):
+            together.put([number, number + 10])
+        assert kind.begun == []
+        await trio.sleep(1)
+        assert kind.begun == [[0, 10, 1, 11, 2, 12]]
+        together.put([3])  # the batch under way takes nothing more along
+        await trio.sleep(1)
+        together.put([4])
+        assert (len(kind.begun), kind.answered) == (1, [])
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert kind.begun == kind.answered == [[0, 10, 1, 11, 2, 12], [3, 4]]
+    assert disk.sizes == [6, 2]
+
+
+async def test_what_is_more_than_a_batch_begins_another(autojump_clock: MockClock, kind: type[Items]) -> None:
+    disk = Disk()
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        together = Together(committer, kind)
+        together.put([1], messages=LARGEST_BATCH)
+        together.put([2])
+        together.put([3], messages=LARGEST_BATCH - 1)
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert kind.begun == kind.answered == [[1], [2, 3]]
+    assert disk.sizes == [1, 2]
+
+
+async def test_calls_that_joined_are_waited_for_as_others_are(autojump_clock: MockClock, kind: type[Items]) -> None:
+    """Not as one call: of a batch that answers several it is known that they come back one by one."""
+    disk = Disk()
+
+    async def come_later() -> None:
+        await trio.lowlevel.checkpoint()
+        together.put([3])
+
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        together = Together(committer, kind)
+        together.put([1])
+        together.put([2])
+        nursery.start_soon(come_later)
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert kind.begun == [[1, 2, 3]]
 
 
 async def test_who_is_shut_out_while_batches_are_under_way_ends_when_they_have(autojump_clock: MockClock) -> None:
