@@ -258,7 +258,7 @@ class Queues:
 
     def status(self, index: QueueIndex) -> QueueStatus:
         """The queue's settings and counts."""
-        held_back = sum(entry.meta.deadline_ms is not None for entry in index.new.values()) if index.new else 0
+        held_back = _held_back(index)
         first = index.first(1) if index.ready else None
         return QueueStatus(
             index.name,
@@ -465,6 +465,11 @@ def check_groups(config: BrokerConfig) -> None:
         )
 
 
+def _held_back(index: QueueIndex) -> int:
+    """Messages in NEW that are to be delayed."""
+    return sum(entry.meta.deadline_ms is not None for entry in index.new.values()) if index.new else 0
+
+
 class Declarations:
     """What a door keeps in the store beyond messages: declared queues, records, a sink for dead letters.
 
@@ -495,7 +500,7 @@ class Declarations:
     def ready(self, queue: str) -> int:
         """How many messages of a queue can be handed out now, or in a moment; 0 without the queue. Answers at once."""
         index = self._catalog.queues.get(queue)
-        return 0 if index is None else self._queues.status(index).ready
+        return 0 if index is None else index.ready + index.delivering + len(index.new) - _held_back(index)
 
     async def look(self, queue: str) -> None:
         """Bring :meth:`ready` up to date on a queue that lives on another node. Here it always is."""

@@ -48,7 +48,6 @@ from mq.sqs.messages import (
 )
 from mq.sqs.names import is_fifo
 from mq.sqs.shapes import BLOB, SWITCH, TEXT, WHOLE, ListOf, MapOf, Shape, Struct, needed, number
-from mq.web.http_connection import waiting_for
 
 logger = logging.getLogger(__name__)
 
@@ -224,14 +223,10 @@ async def receive(call: ActionCall) -> Mapping[str, Any]:
     if attempt is not None and (again := await _again(call, queue, attempt, seconds)):
         return {"Messages": [shown_message(message, body, wanted, call.names) for message, body in again]}
 
-    async def fetch() -> list[Message]:
+    async def fetch(wait: float) -> list[Message]:
         return await broker.fetch_many(queue, most, wait=wait, visibility=seconds)
 
-    if wait:
-        with waiting_for(queue):
-            found = await call.desk.waits.unless_gone(call.request.on_hang_up, fetch, broker.give_back) or []
-    else:
-        found = await fetch()
+    found = await call.desk.waits.fetch(broker, queue, wait, call.request.on_hang_up, fetch)
     read = await _read(call, found)
     if attempt is not None and read:
         call.desk.attempts.note(queue, attempt, [ReceiptHandle.of(message) for message, _ in read])

@@ -15,15 +15,18 @@ import select
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
 
 import trio
 
+from mq.broker.api import BrokerAPI
 from mq.doors.connections import Peer
 from mq.doors.listeners import TLSStream, plain_socket
 from mq.doors.open_connections import ConnectionStatus, ConsumerStatus, traffic_of
 from mq.errors import MQError
+from mq.message import Message, QueueName
 from mq.web.exchange import OnHangUp
 
 LINGERING_SECONDS: Final = 30
@@ -356,6 +359,31 @@ class WaitingRequests:
         self._are_over = True
         for scope in self._scopes:
             scope.cancel()
+
+    async def fetch(
+        self,
+        broker: BrokerAPI,
+        queue: QueueName,
+        wait: float,
+        on_hang_up: OnHangUp,
+        fetch: Callable[[float], Awaitable[list[Message]]],
+    ) -> list[Message]:
+        """Messages of a queue, leased to a request: none when none came in time, or the wait ended first.
+
+        Args:
+            broker: has the queue.
+            queue: the queue.
+            wait: seconds to wait for the first.
+            on_hang_up: that of the request.
+            fetch: leases them, and waits for so many seconds.
+        """
+        # To prepare for a wait costs as much as a lease, so what is there is leased without: as with a fetch that does
+        # not wait, the lease of a client that goes in that moment runs out.
+        found = await fetch(0) if not wait or broker.declarations.ready(queue) else []
+        if wait and not found:
+            with waiting_for(queue):
+                found = await self.unless_gone(on_hang_up, partial(fetch, wait), broker.give_back) or []
+        return found
 
     async def unless_gone(
         self,

@@ -103,16 +103,11 @@ async def fetch(context: RequestContext) -> Reply:
     """Lease a message, or several."""
     queue, most = QueueName(context.queue), context.query["max"]
 
-    async def fetch() -> list[Message]:
-        query = context.query
-        return await context.broker.fetch_many(queue, most or 1, wait=query["wait"], visibility=query["visibility"])
+    async def fetch(wait: float) -> list[Message]:
+        return await context.broker.fetch_many(queue, most or 1, wait=wait, visibility=context.query["visibility"])
 
-    if context.query["wait"]:
-        with waiting_for(queue):
-            found = await context.waits.unless_gone(context.request.on_hang_up, fetch, context.broker.give_back)
-        messages = found or []
-    else:
-        messages = await fetch()
+    wait, on_hang_up = context.query["wait"], context.request.on_hang_up
+    messages = await context.waits.fetch(context.broker, queue, wait, on_hang_up, fetch)
     if not messages:
         return empty(204, NOT_CACHED)
     return await message_reply(messages[0]) if most is None else await _batch(context, messages)
