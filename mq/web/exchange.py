@@ -33,6 +33,20 @@ def _nobody_hangs_up(tell: Tell) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
+class SharedHeaders(dict[str, str]):
+    """Headers that many requests share, and that change no more: what was read of them once is kept.
+
+    Attributes:
+        read: what a reader has made of them; None so far.
+    """
+
+    __slots__ = ("read",)
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__(headers)
+        self.read: Any = None
+
+
 class RequestHead(NamedTuple):
     """A request's line and headers, which tell who answers it (:meth:`Handler.for_head`).
 

@@ -24,7 +24,17 @@ from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestE
 from mq.doors.connections import Turns
 from mq.errors import BodyIncomplete, CorruptMessage, StorageError
 from mq.log_lines import REQUESTS
-from mq.web.exchange import BUG, DISCARD_SECONDS, BodyTooSlow, Handler, OutgoingBody, Reply, Request, RequestHead
+from mq.web.exchange import (
+    BUG,
+    DISCARD_SECONDS,
+    BodyTooSlow,
+    Handler,
+    OutgoingBody,
+    Reply,
+    Request,
+    RequestHead,
+    SharedHeaders,
+)
 from mq.web.http_connection import HangUps, WatchedStream
 from mq.web.refusals import AMBIGUOUS_LINE, refusal_of_head
 from mq.web.replies import without_body
@@ -91,6 +101,7 @@ class Heads:
         parsed = parse_head(head)
         if parsed is None:
             return None
+        parsed = parsed._replace(headers=SharedHeaders(parsed.headers))
         try:
             return parsed, self._handler.for_head(parsed)
         except Exception:  # noqa: BLE001 - a bug of ours, which is met again, logged and answered where requests are

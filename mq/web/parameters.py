@@ -16,7 +16,8 @@ from mq.broker.peek import DELAYED, LEASED, READY
 from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value, count, seconds
 from mq.errors import InvalidId, InvalidRequest, MQError
 from mq.log_lines import LEVELS
-from mq.message import LONGEST_GROUP, MESSAGE_ID_PATTERN, Message, MessageId, shorten
+from mq.message import LONGEST_GROUP, MESSAGE_ID_PATTERN, Message, MessageId, SharedAttributes, shorten
+from mq.web.exchange import SharedHeaders
 from mq.web.operations import Parameter
 
 LARGEST_BATCH: Final = 1000
@@ -416,10 +417,19 @@ def draft_of(headers: Mapping[str, str]) -> Draft:
     Raises:
         InvalidRequest: one of them makes no sense.
     """
+    if not isinstance(headers, SharedHeaders):
+        return _draft_of(headers)
+    if headers.read is None:
+        headers.read = _draft_of(headers)
+    draft: Draft = headers.read
+    return draft
+
+
+def _draft_of(headers: Mapping[str, str]) -> Draft:
     group = read_header(headers, MESSAGE_GROUP)
     return Draft(
         b"",
-        with_trace(with_group(attributes_of(headers), group), trace_of(headers)),
+        SharedAttributes(with_trace(with_group(attributes_of(headers), group), trace_of(headers))),
         read_header(headers, MESSAGE_DELAY),
         read_header(headers, MESSAGE_TTL),
         read_header(headers, IDEMPOTENCY_KEY),
