@@ -13,14 +13,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mq import log_lines
-from mq.broker import Broker
+from mq.broker import Broker, Draft
 from mq.doors.budget import Budget
+from mq.errors import InvalidRequest
 from mq.sqs.door import SqsDoor
 from mq.web.authorizer import Auditor
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Handler, Reply, Request, RequestHead
 from mq.web.fast_http1 import LONGEST_REMEMBERED, Heads, parse_head
 from mq.web.front import BrowserGuard, RequestLog
+from mq.web.parameters import draft_of
 from tests.web.talking import http1
 
 names = st.one_of(
@@ -173,3 +175,36 @@ async def test_a_bug_in_finding_out_is_met_where_it_is_answered() -> None:
 
     faulty = Faulty()
     assert who_answers(Heads(faulty), PLAIN) is faulty
+
+
+def said_of_a_message(heads: Heads, line: str) -> Draft:
+    found = heads.find(f"POST /q/messages HTTP/1.1\r\nhost: mq\r\ncontent-length: 1\r\n{line}\r\n\r\n".encode())
+    assert found is not None
+    return draft_of(found[0].headers)
+
+
+async def test_what_a_head_says_of_its_message_is_read_once(handler: Handler) -> None:
+    heads = Heads(handler)
+    first = said_of_a_message(heads, "x-message-delay: 5")
+    assert (first.delay, first.attributes) == (5, {})
+    assert said_of_a_message(heads, "x-message-delay: 5") is first
+    other = said_of_a_message(heads, "x-message-attribute-a: b")
+    assert (other.delay, other.attributes) == (None, {"attributes": {"a": "b"}})
+
+
+async def test_a_head_that_makes_no_sense_is_refused_each_time(handler: Handler) -> None:
+    heads = Heads(handler)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="unknown header"):
+            said_of_a_message(heads, "x-message-oddity: 1")
+
+
+async def test_messages_of_one_head_have_their_own_bodies(handler: Handler, broker: Broker) -> None:
+    await broker.create_queue("q")
+    heads = Heads(handler)
+    head = b"POST /q/messages HTTP/1.1\r\nhost: mq\r\ncontent-length: 1\r\nx-message-attribute-a: b\r\n\r\n"
+    for body in (b"1", b"2"):
+        assert (await answer(who_answers(heads, head + body), head + body))[0] == 201
+    found = await broker.fetch_many("q", 2)
+    assert [await message.body.read() for message in found] == [b"1", b"2"]
+    assert [message.properties.attributes for message in found] == [{"attributes": {"a": "b"}}] * 2
