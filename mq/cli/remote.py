@@ -86,6 +86,8 @@ def remote_of(flags: dict[str, Any]) -> Remote:
     return Remote(access, Retry(patience=patience))
 
 
+REMOTE_NAMES: Final = ("url", "credentials", "ca", "certificate", "patience")
+"""What :func:`remote_flags` gives a command."""
 _REMOTE_FLAGS: Final = (
     click.option("--url", envvar="MQ_URL", default=DEFAULT_URL, show_default=True, help="The daemon's address."),
     click.option(

@@ -19,7 +19,7 @@ from mq.access.hashes import check_password, time_text
 from mq.access.rights import Right
 from mq.access.users_editor import UsersEditor, UsersFile
 from mq.access.users_file import Account, is_pattern, shared_account, warn_if_open
-from mq.cli.remote import Remote, remote_flags, remote_of, told
+from mq.cli.remote import REMOTE_NAMES, Remote, remote_flags, remote_of, told
 from mq.errors import InvalidSetting
 from mq.programs import CANNOT_START
 from mq.settings import load_settings
@@ -71,9 +71,9 @@ def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_editor(*args: Any, users: str | None, is_cluster: bool, **rest: Any) -> Any:
         if is_cluster and users is not None:
             raise click.UsageError("--users is a file's, --cluster a cluster's: give one of them")
-        daemon = remote_of(rest)
+        daemon = {name: rest.pop(name) for name in REMOTE_NAMES}  # what is wrong with them is no matter of a file
         with _refusing(), told():
-            editor: UsersFile | ClusterUsers = ClusterUsers(daemon) if is_cluster else _file(users)
+            editor: UsersFile | ClusterUsers = ClusterUsers(remote_of(daemon)) if is_cluster else _file(users)
             return command(editor, *args, **rest)
 
     return with_editor
