@@ -1,6 +1,7 @@
 """Insight: figures of each queue from a lifecycle journal, and the conservation audit.
 
-Results are tables in Parquet, and one page for people. Only the journal is read.
+Results are tables in Parquet, and one page for people. They come from the journal; which messages are damaged
+``mq doctor`` has to tell.
 """
 
 from __future__ import annotations
