@@ -50,7 +50,7 @@ VERBS: Final = {
     "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change when a delayed message can be fetched."),
     "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue that nobody holds."),
     "queues": CliVerb("mq.cli.queues:queues_command", "List all queues and what is in them."),
-    "queue": CliVerb("mq.cli.queues:queue_command", "Make, show, set and delete a queue."),
+    "queue": CliVerb("mq.cli.queues:queue_command", "Make, show, set and delete a queue; mq queues lists all."),
     "pause": CliVerb("mq.cli.queues:pause_command", "Pause delivery from a queue, or publishing to it."),
     "resume": CliVerb("mq.cli.queues:resume_command", "End the pauses of a queue."),
     "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead messages back to the queues they died in."),

@@ -73,6 +73,8 @@ def told(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return text
+    if text.startswith("no such command") and isinstance(context.command, click.Group) and not text.endswith("?"):
+        text += f": there are {', '.join(context.command.list_commands(context))}"
     return f"{text}{'' if text.endswith('?') else '.'} See {context.command_path} --help"
 
 

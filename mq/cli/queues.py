@@ -39,7 +39,7 @@ def queues_command(remote: Remote, as_json: bool) -> None:
 
 @click.group("queue")
 def queue_command() -> None:
-    """Make, show, set and delete a queue."""
+    """Make, show, set and delete a queue; mq queues lists all."""
 
 
 @queue_command.command("create")

@@ -18,6 +18,7 @@ from tests.cli.conftest import Mq
         (["send"], "missing argument 'QUEUE'.", "mq send"),
         (["send", "q", "--lnies"], "no such option '--lnies': did you mean", "mq send"),
         (["queue", "craete"], "no such command 'craete': did you mean", "mq queue"),
+        (["queue", "list"], "no such command 'list': there are create, delete, set, show.", "mq queue"),
         (["--prot", "1"], "no such option '--prot': did you mean", "mq"),
         (["send", "q", "--message", "x", "--lines"], "give --message, or files, or lines of these.", "mq send"),
         (["bench", "--seconds", "x"], "invalid value for '--seconds':", "mq bench"),
