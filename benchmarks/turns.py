@@ -125,7 +125,11 @@ async def _take_turn(
         published = await phase(PUBLISH, publish, most, least=load.clients)
         if CONSUME in load.workloads:
             await session.each(lambda codec: codec.subscribe())
-            await phase(CONSUME, consume, there.count + published.count - load.clients)
+            waiting = there.count + published.count - load.clients
+            consumed = await phase(CONSUME, consume, waiting)
+            # so that what is consumed next was published just before, and not when the files of a backlog were written
+            rest = waiting - consumed.count
+            await session.run(consume, 0.0, least=rest, most=rest)
         if MIXED in load.workloads:
             await phase(MIXED, publish_and_consume, most)
     for queue in queues:
