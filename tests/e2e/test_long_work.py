@@ -37,7 +37,7 @@ def daemon(tmp_path: Path, free_port: int) -> Iterator[Daemon]:
 @pytest.fixture
 def lease(daemon: Daemon) -> float:
     """Of each job: a second, or what outlives a start on a machine as busy as this one is now."""
-    seconds = max(1.0, 1.5 * started(daemon))
+    seconds = max(1.0, 3 * started(daemon))
     give_out(daemon, seconds, JOBS)
     return seconds
 
