@@ -8,6 +8,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ class Machine:
         self.failures: list[OSError] = []
         self.synced = 0
         self.calls: Calls = LinuxCalls()
+        self.is_spare = True
 
     def log(self, *, in_thread: bool = False, largest: int = SEGMENT) -> Log:
         return Log(
@@ -39,6 +41,7 @@ class Machine:
             smallest=SEGMENT,
             largest=largest,
             in_thread=in_thread,
+            spare_room=lambda: nullcontext(self.is_spare),
         )
 
     def begun(self, *, in_thread: bool = False, largest: int = SEGMENT) -> Log:
@@ -300,6 +303,18 @@ def test_a_checkpoint_that_fails_ends_all_changes_and_frees_nothing(machine: Mac
         log.empty()
     assert machine.payloads() == [b"kept"]
     assert len(machine.failures) == 1
+
+
+def test_no_segment_takes_up_room_that_others_need(machine: Machine) -> None:
+    log = machine.begun(largest=2 * SEGMENT)
+    machine.is_spare = False
+    append(log, *[b"x"] * 31)
+    sizes = [(machine.folder / "log" / name).stat().st_size for name in "01"]
+    assert sizes == [SEGMENT, SEGMENT]
+    machine.is_spare = True
+    append(log, *[b"x"] * 15)
+    assert 2 * SEGMENT in [(machine.folder / "log" / name).stat().st_size for name in "01"]
+    log.close()
 
 
 def test_no_room_to_grow_is_no_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

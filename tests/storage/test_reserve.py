@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -322,3 +323,33 @@ async def test_one_that_fails_while_it_is_taken_back_fails_the_store() -> None:
         assert await disk.one(Write("q", new_id(), b"body")) is Result.FAILED
         with pytest.raises(StorageFailed):
             await disk.storage.stage(chunks())
+
+
+# Beside what takes up all room
+
+
+async def test_it_is_not_released_while_something_takes_up_all_room() -> None:
+    """Which would get its room, too, and not the one that it is for."""
+    async with open_disk(SIZED["rename"]) as disk:
+        reserve, released = disk.folders.reserve, threading.Event()
+
+        def release() -> None:
+            reserve.release()
+            released.set()
+
+        with reserve.held() as is_spare:
+            assert is_spare
+            thread = threading.Thread(target=release)
+            thread.start()
+            assert not released.wait(0.05)
+            assert size(disk) == BYTES
+        thread.join()
+        assert size(disk) is None
+        with reserve.held() as is_spare:
+            assert not is_spare
+
+
+async def test_without_a_reserve_there_is_nothing_to_spare_for() -> None:
+    async with open_disk(MOUNTS["rename"]._replace(size=0)) as disk:
+        with disk.folders.reserve.held() as is_spare:
+            assert is_spare

@@ -34,7 +34,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, NamedTuple
 
 from mq.storage.files.barrier import close_all, sync_folder
@@ -61,6 +61,10 @@ _ZEROS: Final = bytes(1 << 20)
 _LOOKS: Final = 100
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def _no_reserve() -> AbstractContextManager[bool]:
+    return nullcontext(True)
 
 
 class LogDamaged(Exception):
@@ -174,6 +178,7 @@ class Log:
         in_thread: whether checkpoints are made in a thread, while commits go on. Else each is made where it is due, and
             none because of its age.
         clock: seconds from anywhere.
+        spare_room: a context that gives whether a segment may take up all room that there is.
 
     Attributes:
         lock: held from before a record until its file calls are made.
@@ -196,6 +201,7 @@ class Log:
         largest: int = LARGEST,
         in_thread: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        spare_room: Callable[[], AbstractContextManager[bool]] = _no_reserve,
     ) -> None:
         self.lock = threading.RLock()
         self.waited = 0
@@ -209,6 +215,7 @@ class Log:
         self._largest = largest
         self._in_thread = in_thread
         self._clock = clock
+        self._spare_room = spare_room
         self._changed = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
         self._failure: OSError | None = None
@@ -429,8 +436,10 @@ class Log:
 
     def _grow(self, segment: Segment) -> None:
         try:
-            segment.grow(min(segment.size * 2, self._largest))
-            self._note_size()
+            with self._spare_room() as is_spare:
+                if is_spare:
+                    segment.grow(min(segment.size * 2, self._largest))
+                    self._note_size()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

@@ -241,6 +241,7 @@ def _repair(
             in_thread=in_thread,
             smallest=options.log_bytes or SMALLEST,
             largest=options.log_bytes or LARGEST,
+            spare_room=folders.reserve.held,
         )
         unless_opened.callback(log.close, failed=True)
         redo(folders, records, log.read(), survived=log.survived)

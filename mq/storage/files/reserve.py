@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, ParamSpec
 
 from mq.storage.files.calls import NO_ROOM, Calls, FileKind, write_all
@@ -81,6 +82,13 @@ class Reserve:
                 raise
             self.release()
             verb(*args, **kwargs)
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Keep it for the length of the block: :meth:`release` waits. Gives whether it is in place, so that what the
+        block takes up is not its room."""
+        with self._lock:
+            yield self._in_place or not self.size
 
     def release(self) -> None:
         """Make room, unless another process has done so.
