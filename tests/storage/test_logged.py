@@ -78,12 +78,12 @@ LOGGED: Final = MOUNTS["rename"]._replace(logged=True)
 class CutDisk(Disk):
     """A store with a log, on a disk whose power can be cut."""
 
-    def __init__(self, seed: int = 0, *, ordered: bool = True, log: bool = True) -> None:
+    def __init__(self, seed: int = 0, *, ordered: bool = True, log: bool = True, room: int = 0) -> None:
         random = Random(seed)
         medium = simulated.Medium.ORDERED if ordered else simulated.Medium.UNORDERED
         self.odds = Faults(random, lambda told: None)
         self.power = simulated.Disk(medium, random, self.odds)
-        mount = MOUNTS["rename" if ordered else "unordered"]._replace(logged=True)
+        mount = MOUNTS["rename" if ordered else "unordered"]._replace(logged=True, size=room)
         super().__init__(mount, self.power, "/root", syncfs=True, log=log, log_bytes=LOG_BYTES)
 
     @property
@@ -113,8 +113,8 @@ class CutDisk(Disk):
 
 
 @asynccontextmanager
-async def begun(seed: int = 0, *, ordered: bool = True) -> AsyncIterator[CutDisk]:
-    disk = CutDisk(seed, ordered=ordered)
+async def begun(seed: int = 0, *, ordered: bool = True, room: int = 0) -> AsyncIterator[CutDisk]:
+    disk = CutDisk(seed, ordered=ordered, room=room)
     await disk.open()
     await disk.make_queue()
     disk.calls.log.clear()
@@ -418,13 +418,15 @@ async def test_the_mark_of_a_group_may_be_taken_away_by_hand(before: str) -> Non
 
 
 async def test_a_full_disk_refuses_groups_that_it_cannot_mark_and_nothing_else() -> None:
-    async with begun() as disk:
+    async with begun(room=1 << 20) as disk:
         entry = await disk.bring(State.READY)
         disk.calls.fail("rename", errno.ENOSPC, path="state/log/*", times=None)
         group = Group((Put("ledger", "new", {}), Write("q", new_id(), b"new")))
         outcomes = await disk.storage.commit([Unlink(entry), group, Put("other", "beside", {})])
         disk.heal()
         assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.FULL, Result.DONE]
+        given_up = [call for call in disk.calls.log if call[:2] == ("unlink", "state/ballast")]
+        assert given_up == [], "it is for fetches and removals"
         [outcome] = await disk.storage.commit([group])
         assert outcome.result is Result.DONE
         assert HALF not in disk.tree()

@@ -205,12 +205,12 @@ def _mark_half(folders: Folders) -> Outcome | None:
     Raises:
         OSError: the medium has failed.
     """
-    calls, layout, reserve = folders.calls, folders.layout, folders.reserve
-    try:
+    calls, layout = folders.calls, folders.layout
+    try:  # not at the cost of the reserve: what a group keeps or writes is new, and has to leave it alone
         try:
-            reserve.give_way(calls.rename, layout.whole, layout.half)
+            calls.rename(layout.whole, layout.half)
         except FileNotFoundError:  # the first one, or the file was taken away by hand
-            reserve.give_way(lambda: calls.close(calls.open(layout.half, _MAKE_MARK)))
+            calls.close(calls.open(layout.half, _MAKE_MARK))
     except OSError as error:
         return refusal(error)
     return None
