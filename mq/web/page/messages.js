@@ -1,6 +1,6 @@
 // A table of messages that can be chosen, looked into, and have something done with them.
 
-import { button, h, say, setText, show } from "./dom.js";
+import { arrange, button, h, say, setText, show } from "./dom.js";
 import { age, bytes, many, why } from "./format.js";
 import { beginning, openMessage } from "./message.js";
 
@@ -40,8 +40,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
   const buttons = actions.map(({ text, act }) => button(text, () => run(act)));
   bar.append(...buttons, count);
   const element = h("div", { class: isDead ? "deaths" : null }, bar, scroll, nothing);
-  let messages = [];
-  const ages = [];
+  let messages = [], rows = new Map();
   update();
 
   function titles() {
@@ -50,37 +49,41 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
 
   function fill(found) {
     messages = found;
-    const there = new Set(messages.map((message) => message.id));
-    for (const id of chosen) if (!there.has(id)) chosen.delete(id);
-    const focused = document.activeElement?.dataset?.key;
-    ages.length = 0;
-    body.replaceChildren(...messages.map(row));
-    if (focused) body.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+    // A message keeps its row: a click that was meant for a row must not be lost because the row was made anew under it.
+    rows = new Map(messages.map((message) => [message.id, rows.get(message.id) ?? newRow(message)]));
+    for (const id of chosen) if (!rows.has(id)) chosen.delete(id);
+    for (const message of messages) rows.get(message.id).tell(message);
+    arrange(body, [...rows.values()].map(({ element }) => element));
     update();
   }
 
-  function row(message) {
+  function newRow(message) {
     const choice = h("input", {
-      type: "checkbox", "aria-label": `Choose ${message.id}`, "data-key": `choose ${message.id}`,
-      on: { change: () => choose(message.id, choice.checked) },
+      type: "checkbox", "aria-label": `Choose ${message.id}`, on: { change: () => choose(message.id, choice.checked) },
     });
-    choice.checked = chosen.has(message.id);
-    const look = button(beginning(message), () => open(message), {
-      class: "look", "data-key": `open ${message.id}`, title: message.id,
-    });
-    const death = deathOf(message);
-    const cells = isDead
-      ? [death?.queue ?? "—", death ? why(death) : "unknown", age(death?.time && death.time * 1000), bytes(message.size)]
-      : [age(message.published_ms), String(message.receives), bytes(message.size), death ? why(death) : ""];
-    const shown = cells.map((text) => h("td", {}, text));
-    const [since, place] = isDead ? [death?.time && death.time * 1000, 2] : [message.published_ms, 0];
-    ages.push(() => setText(shown[place], age(since)));
-    return h(
+    const look = button(beginning(message), () => open(message), { class: "look", title: message.id });
+    const shown = titles().slice(1).map(() => h("td"));
+    const row = h(
       "tr", {},
       actions.length > 0 && h("td", {}, choice),
       h("td", { class: "message" }, look),
       shown,
     );
+    const ageCell = shown[isDead ? 2 : 0];
+    let since = null;
+
+    function tell(now) {
+      message = now;
+      choice.checked = chosen.has(message.id);
+      const death = deathOf(message);
+      since = isDead ? death?.time && death.time * 1000 : message.published_ms;
+      const cells = isDead
+        ? [death?.queue ?? "—", death ? why(death) : "unknown", age(since), bytes(message.size)]
+        : [age(since), String(message.receives), bytes(message.size), death ? why(death) : ""];
+      cells.forEach((text, place) => setText(shown[place], text));
+    }
+
+    return { element: row, tell, tick: () => setText(ageCell, age(since)) };
   }
 
   async function open(message) {
@@ -123,5 +126,5 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
     setText(count, chosen.size ? `${many(chosen.size, "message")} chosen` : "");
   }
 
-  return { element, fill, tick: () => ages.forEach((write) => write()) };
+  return { element, fill, tick: () => rows.forEach((row) => row.tick()) };
 }

@@ -68,7 +68,9 @@ export function queueView(name, { onState }) {
   }
 
   function tell(now) {
+    const isFirst = view === null;
     view = now;
+    if (isFirst) fill(); // an opened form that is empty would be saved as no settings at all
     for (const each of STATES) setText(tiles.get(each), number(now[each]));
     setText(tiles.get("oldest"), age(now.oldest_ms));
     setText(marks, pausedText(now.settings));

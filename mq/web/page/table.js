@@ -1,6 +1,6 @@
-// A table that is filled anew every now and then, and keeps the focus.
+// A table that is filled anew every now and then, and keeps its rows, so neither focus nor clicks are lost.
 
-import { h, setText, show } from "./dom.js";
+import { arrange, h, setText, show } from "./dom.js";
 import { number } from "./format.js";
 
 const MOST_ROWS = 200;
@@ -21,21 +21,38 @@ export function makeTable(caption, columns, keyOf, empty) {
     h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, heads)), body),
   );
 
+  let rows = new Map();
+
   function fill(items) {
-    const focused = document.activeElement?.closest?.("[data-key]")?.dataset.key;
-    body.replaceChildren(...items.slice(0, MOST_ROWS).map((item) => h(
-      "tr", { "data-key": keyOf(item) },
-      columns.map(([, shown, isNumber], place) => h(
-        place ? "td" : "th", { class: isNumber ? "number" : null, scope: place ? null : "row" }, shown(item),
-      )),
-    )));
-    if (focused !== undefined) body.querySelector(`[data-key="${CSS.escape(focused)}"] button`)?.focus();
+    const before = rows;
+    rows = new Map();
+    for (const item of items.slice(0, MOST_ROWS)) {
+      let key = keyOf(item);
+      while (rows.has(key)) key += "+"; // two requests of one connection may wait for one queue
+      rows.set(key, kept(before.get(key), cellsOf(item)));
+    }
+    arrange(body, [...rows.values()]);
     show(scroll, items.length > 0);
     show(nothing, items.length === 0);
     const left = items.length - MOST_ROWS;
     setText(rest, left > 0 ? `and ${number(left)} more: filter to find them` : "");
   }
 
+  function cellsOf(item) {
+    return columns.map(([, shown, isNumber], place) => h(
+      place ? "td" : "th", { class: isNumber ? "number" : null, scope: place ? null : "row" }, shown(item),
+    ));
+  }
+
   fill([]);
   return { element: h("div", {}, scroll, rest, nothing), fill };
+}
+
+/** The row with these cells. Those of the row before stay where they say the same: a click on a button is not lost. */
+function kept(row, cells) {
+  if (!row) return h("tr", {}, cells);
+  cells.forEach((cell, place) => {
+    if (!row.children[place].isEqualNode(cell)) row.children[place].replaceWith(cell);
+  });
+  return row;
 }
