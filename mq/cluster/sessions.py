@@ -248,12 +248,16 @@ class LinkSessions:
         try:
             rest = _excess(value)
             if rest:
-                await _undo(leadership, holder, rest)
+                await _undo(leadership, holder, method, rest)
                 value = value[: len(value) - len(rest)]
-            return await _in_memory(value)
+            value = await _in_memory(value)
+            # What was handed out in the very step that ended the link could not be cancelled any more, and what the
+            # link held may have been put back before: only this sees that no client gets it.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return value
         except BaseException:
             with trio.CancelScope(shield=True):
-                await _undo(leadership, holder, value)
+                await _undo(leadership, holder, method, value)
             raise
 
     def _end(self, session: LinkSession) -> None:
@@ -301,8 +305,10 @@ def _excess(value: Any) -> list[Any]:
     return []
 
 
-async def _undo(leadership: Leadership, holder: Holder, value: Any) -> None:
-    """Give back messages that were handed out in vain."""
+async def _undo(leadership: Leadership, holder: Holder, method: str, value: Any) -> None:
+    """Take back what a method gave in vain: an exclusion, or messages."""
+    if method == "exclude":
+        holder.end_exclusion(value)
     handed = [each for each in value if isinstance(each, Handed)] if isinstance(value, list) else []
     leased = [each for each in value if isinstance(each, Message)] if isinstance(value, list) else []
     with suppress(MQError):  # or else they come back by themselves

@@ -24,7 +24,7 @@ from mq.broker import Draft, Held
 from mq.doors.budget import PATIENCE_SECONDS as SLOW_SECONDS
 from mq.doors.budget import Budget
 from mq.doors.connections import PATIENCE_SECONDS
-from mq.errors import MQError, QueueHeld
+from mq.errors import MQError, NotServed, QueueHeld
 from mq.message import QueueName
 from mq.storage.interface import Operation, Outcome, Result
 from mq.storage.memory import MemoryStorage
@@ -184,6 +184,23 @@ async def test_a_get_sees_what_its_connection_has_published_just_before(
     await client.publish("q", *(b"%d" % n for n in range(50)))
     assert await client.count() == 50
     assert await client.bodies() == [b"%d" % n for n in range(50)]
+
+
+async def test_what_a_get_that_fails_has_taken_goes_back(
+    autojump_clock: MockClock, house: House, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.declare(durable=True)
+    await client.publish("q", b"x")
+
+    async def look(queue: str) -> None:
+        raise NotServed("the node that counts it is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.broker.declarations, "look", look)
+        await client.say(Basic.Get(queue="q"))
+        await client.hear()
+    status = await house.broker.status("q")
+    assert (status.ready, status.leased) == (1, 0)
 
 
 async def test_a_publish_is_confirmed_once_it_is_stored(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from mq.broker import Published, open_broker
+from mq.broker import Broker, Published, open_broker
 from mq.cli.cluster import dangers
 from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed, Unavailable
@@ -213,6 +216,75 @@ async def test_what_a_link_held_goes_back_when_it_ends(autojump_clock: MockClock
             await b.kill()
             await trio.sleep(5)
             assert await left_in(c, "q") == [b"one"]
+
+
+def _losing(verb: Callable[..., Awaitable[Any]], master: Host, lost: Host) -> Callable[..., Awaitable[Any]]:
+    """The same verb. Before its caller goes on with what it gave, a node has died, and what that held is put back."""
+
+    async def perform(*args: Any, **named: Any) -> Any:
+        value = await verb(*args, **named)
+        if value and lost.name in master.node.sessions.nodes:
+            with trio.CancelScope(shield=True):
+                await lost.kill()
+                while lost.name in master.node.sessions.nodes:
+                    await trio.sleep(0.01)
+                await wait_all_tasks_blocked()
+        return value
+
+    return perform
+
+
+@pytest.mark.parametrize("door", ["AMQP", "HTTP"])
+async def test_what_is_handed_out_in_the_step_in_which_its_link_ends_goes_back(
+    door: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        await a.http("PUT", "/q?store=cluster")
+        monkeypatch.setattr(Broker, "hold", _losing(Broker.hold, a, b))
+        monkeypatch.setattr(Broker, "fetch_many", _losing(Broker.fetch_many, a, b))
+
+        async def wait_over_amqp() -> None:
+            async with b.amqp() as client, client.consume("q") as deliveries:
+                await anext(deliveries)
+
+        async def wait_over_http() -> None:
+            await b.http("GET", "/q/messages?wait=20&visibility=600")
+
+        async def ignore_its_end(wait: Callable[[], Awaitable[None]]) -> None:
+            with suppress(Exception):
+                await wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ignore_its_end, wait_over_amqp if door == "AMQP" else wait_over_http)
+            await trio.sleep(1)
+            await a.http("POST", "/q/messages", b"one")
+            await trio.sleep(1)
+            assert "b" not in a.node.sessions.nodes
+            reply = await c.http("GET", "/q/messages")
+            nursery.cancel_scope.cancel()
+        assert (reply.status, reply.body) == (200, b"one")
+
+
+async def test_a_queue_is_not_left_to_a_consumer_whose_link_ends_in_that_step(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three_nodes() as cluster:
+        a, b, c = (cluster.hosts[name] for name in "abc")
+        await a.http("PUT", "/q?store=cluster")
+        monkeypatch.setattr(Broker, "exclude", _losing(Broker.exclude, a, b))
+
+        async def consume_alone() -> None:
+            with suppress(Exception):
+                async with b.amqp() as client, client.consume("q", exclusive=True) as deliveries:
+                    await anext(deliveries)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(consume_alone)
+            await trio.sleep(2)
+            assert "b" not in a.node.sessions.nodes
+            assert (await c.http("GET", "/q/messages")).status == 204
+            nursery.cancel_scope.cancel()
 
 
 async def test_one_consumer_alone_over_all_nodes(autojump_clock: MockClock) -> None:

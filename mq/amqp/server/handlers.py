@@ -289,29 +289,28 @@ class Handlers:
 
         async def do() -> Result:
             self._state.unused.note_use(queue)
-            damaged: list[Held] = []
+            unsent: list[Held] = []
             try:
                 while held := await self._hold(queue):
                     try:
                         arrival = await read(held[0], queue)
+                        if command.no_ack:
+                            await self._broker.acknowledge(held)
+                        await self._broker.declarations.look(queue.key)
+                        return commands.Got(arrival, self._broker.declarations.ready(queue.key))
                     except CorruptMessage as error:
                         logger.error("message %s of %s is not delivered: %s", held[0].message.id, queue.name, error)
-                        damaged += held  # passed over while the next one is looked at
-                        continue
-                    except MQError:
-                        damaged += held
+                        unsent += held  # passed over while the next one is looked at
+                    except BaseException:
+                        unsent += held
                         raise
-                    if command.no_ack:
-                        await self._broker.acknowledge(held)
-                    await self._broker.declarations.look(queue.key)
-                    return commands.Got(arrival, self._broker.declarations.ready(queue.key))
                 return None
             finally:
-                if damaged:
+                if unsent:
                     with shielded():
-                        for each in damaged:
+                        for each in unsent:
                             await each.message.body.aclose()
-                        await self._broker.put_back(damaged, redelivered=False)
+                        await self._broker.put_back(unsent, redelivered=False)
 
         await self._room()
         return await self._in_order(do)
