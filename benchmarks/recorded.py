@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 from mq.lifecycle import State
 from mq.storage.files.batch import JoinedRemovals
 from mq.storage.files.calls import Calls, LinuxCalls
-from mq.storage.files.posix import FolderStorage, load_native, mount_of_root
+from mq.storage.files.mount import mount_of_root
+from mq.storage.files.posix import FolderStorage, load_native
 from mq.storage.interface import Entry, Move, Operation, Outcome, Stored, Unlink, Write
 from mq.storage.options import StorageOptions
 

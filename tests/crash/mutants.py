@@ -11,7 +11,7 @@ import pytest
 from mq.broker.catalog import Catalog
 from mq.lifecycle import State
 from mq.message import MessageIds
-from mq.storage.files import barrier, posix, recovery
+from mq.storage.files import barrier, mount, posix, recovery
 from mq.storage.files.barrier import Barrier
 from mq.storage.files.batch import Batch
 from mq.storage.files.calls import LinuxCalls
@@ -129,7 +129,7 @@ def _leave_new_folders_unsynced(patch: Patch) -> None:
 
 def _syncfs_everywhere(patch: Patch) -> None:
     """syncfs is trusted where there is no journal."""
-    patch.setattr(posix, "mount_of", lambda path: Mount("ext4", syncfs=True))
+    patch.setattr(mount, "mount_of", lambda path: Mount("ext4", syncfs=True))
 
 
 def _sync_again(patch: Patch) -> None:
@@ -150,7 +150,7 @@ def _twice(call: Callable[..., None]) -> Callable[..., None]:
 
 def _rename_everywhere(patch: Patch) -> None:
     """A file system without a journal is taken for one whose renames are atomic and ordered."""
-    patch.setattr(posix, "mount_of", lambda path: Mount("ext4", atomic_rename=True, ordered=True))
+    patch.setattr(mount, "mount_of", lambda path: Mount("ext4", atomic_rename=True, ordered=True))
 
 
 def _compare_clocks(patch: Patch) -> None:

@@ -249,7 +249,7 @@ OF_THE_LOG: Final = {
     "a key stands for a message that was refused": Bug(
         "_KeyedGroup.done", "self._keys.give_up(each.job.index, each.key)", "pass"
     ),
-    "half of a group that was refused is done": Bug("Doing.undo", "step.do()", "pass"),
+    "half of a group that was refused is done": Bug("_Doing.undo", "step.do()", "pass"),
     "the log is not flushed": Bug("Log.flush", "self._calls.fdatasync(self._current.fd)", "pass"),
     "a segment is freed before what it speaks of is on the medium": Bug("Log._checkpoint", "self._sync()", "pass"),
     "a record of an earlier epoch is believed": Bug(

@@ -9,17 +9,15 @@ In reading order, the verbs first:
 * ``folders``: what is in the four folders, and how a message is read.
 * ``batch``: one commit: writes, moves and unlinks, with mq-native where it is installed.
 * ``barrier``: which syncs make a batch durable, and what they cost here.
-* ``logged``: one commit by the log: a record, a flush, then the batch without any sync.
-* ``sayings``: what a record of the log says. ``together``: that is done, groups as a whole.
-* ``log``: the log of a root: its two segments, its records, its checkpoints.
+* ``logged``: one commit by the log: a record, a flush, then the batch without any sync, groups as a whole.
+* ``log``: the log of a root: its two segments, its records and what they say, its checkpoints.
 * ``format``: which versions may serve a root as it is: while its log is in use, only those that know it.
 * ``redo``: what the log says is done again, after a crash.
 * ``staging``: large bodies on their way to the medium, and read from it.
 * ``records``: small JSON files that are never half there.
 * ``reserve``: room that is given up for removals when the disk is full.
-* ``watch``: what other processes do to the folders, by inotify, or by when each was changed; ``own_changes``: what this
-  one does, which is not told.
-* ``opening``: a root is checked, locked, made and repaired before it is served; ``turn``: by which of several daemons.
+* ``watch``: what other processes do to the folders, by inotify, or by when each was changed; not what this one does.
+* ``opening``: a root is checked, locked, made and repaired before it is served, and by which of several daemons.
 * ``ownership``: refuses a root that a stranger could change.
 * ``recovery``: brings every state that a crash can leave back to one that mq knows.
 * ``peers``: processes that share a root: which of them live, and the alarm when its medium failed.

@@ -1,34 +1,56 @@
 """A commit by the log (:mod:`mq.storage.files.log`): one record, one flush, then the file calls without any sync.
 
-The record says what the file calls will do (:mod:`mq.storage.files.sayings`). An operation may be refused after its
-record, such as a move into a folder that cannot grow on a full disk. Another record takes it back, before it is
-answered. A group stands in one record, with the records that it keeps and forgets.
+The record says what the file calls will do. An operation may be refused after its record, such as a move into a folder
+that cannot grow on a full disk. Another record takes it back, before it is answered. A group stands in one record, with
+the records that it keeps and forgets; of one that is refused half-way, what was done is taken back, and the log says so
+before (:attr:`_Doing.undoing`), so that a power cut leaves it all or not at all.
+
+A backup sees the files and not the log. As long as a group may be half done, the name of a file tells it so
+(:attr:`~mq.storage.files.layout.Layout.half`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
+from mq.lifecycle import State
 from mq.message import SharedAttributes
 from mq.storage.files.barrier import Barrier
 from mq.storage.files.batch import Batch, Planned, plan, refusal
+from mq.storage.files.calls import FileKind, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.layout import Layout, encode_attributes
-from mq.storage.files.log import Log
+from mq.storage.files.log import (
+    Forgotten,
+    Kept,
+    Log,
+    Moved,
+    Refused,
+    Removed,
+    Saying,
+    Wrote,
+    encode,
+)
 from mq.storage.files.records import Records
-from mq.storage.files.sayings import Forgotten, Kept, Moved, Refused, Removed, Saying, Wrote, encode
 from mq.storage.files.staging import StagedBody, StagedFile
-from mq.storage.files.together import NOT_DONE, Doing, Unit, is_gone, refused_before
-from mq.storage.interface import AnyOperation, Drop, Group, Move, Outcome, Put, Result, Unlink, Write
+from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Outcome, Put, Result, Unlink, Write
 
 LARGEST_INLINE: Final = 1 << 16
 """Bytes of a body that goes into the log. A larger one is brought to the medium by its own file."""
 _LINE_BYTES: Final = 600
 """More than any line of an operation takes, but for a record's key."""
+_NOT_DONE: Final = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})
+"""What a record said would be done, and was not."""
+_DONE: Final = Outcome(Result.DONE)
+_MAKE_MARK: Final = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_Unit = tuple[AnyOperation, ...]
+"""One operation, or those of a group."""
 
 
 def most_together(log: Log) -> tuple[int, int]:
@@ -113,9 +135,9 @@ def _record_and_do(
         raise
 
 
-def _portions(units: Sequence[Unit], largest: int) -> Iterator[list[Unit]]:
+def _portions(units: Sequence[_Unit], largest: int) -> Iterator[list[_Unit]]:
     """The units in order, as many at a time as one record holds."""
-    portion: list[Unit] = []
+    portion: list[_Unit] = []
     size = 0
     for unit in units:
         more = sum(_bytes(operation, largest) for operation in unit)
@@ -189,7 +211,7 @@ def _commit_plain(folders: Folders, log: Log, planned: Sequence[Planned]) -> lis
 
 
 class _DoingPlain:
-    """As :class:`Doing`, for operations of which none is taken back."""
+    """As :class:`_Doing`, for operations of which none is taken back."""
 
     undoing: Sequence[Saying] = ()
 
@@ -199,7 +221,7 @@ class _DoingPlain:
         self.refused = [
             number
             for number, outcome in enumerate(self.outcomes)
-            if outcome.result in NOT_DONE and not is_gone(operations[number], outcome)
+            if outcome.result in _NOT_DONE and not _is_gone(operations[number], outcome)
         ]
 
     def undo(self) -> None:
@@ -226,7 +248,7 @@ def _saying(layout: Layout, planned: Planned) -> Saying:
 # All else: groups and records, and large bodies
 
 
-def _commit(folders: Folders, records: Records, log: Log, units: Sequence[Unit], largest: int) -> list[Outcome]:
+def _commit(folders: Folders, records: Records, log: Log, units: Sequence[_Unit], largest: int) -> list[Outcome]:
     """Do what one record holds."""
     large = _LargeBodies(folders, largest)
     try:
@@ -247,9 +269,9 @@ def _failed(folders: Folders, units: Sequence[object]) -> list[Outcome]:
     return [Outcome(Result.FAILED, reason=folders.failure)] * len(units)
 
 
-def _commit_units(folders: Folders, records: Records, log: Log, units: Sequence[Unit]) -> list[Outcome]:
+def _commit_units(folders: Folders, records: Records, log: Log, units: Sequence[_Unit]) -> list[Outcome]:
     try:
-        early = [refused_before(folders, unit) if len(unit) > 1 else None for unit in units]
+        early = [_refused_before(folders, unit) if len(unit) > 1 else None for unit in units]
     except OSError as error:
         folders.fail(error)
         return _failed(folders, units)
@@ -259,7 +281,7 @@ def _commit_units(folders: Folders, records: Records, log: Log, units: Sequence[
     operations = [operation for unit in doing for operation in unit]
     sayings = [_saying_of(folders.layout, operation) for operation in operations]
     flushes = any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations)
-    done = _record_and_do(folders, log, sayings, partial(Doing, folders, records, doing), flushes=flushes)
+    done = _record_and_do(folders, log, sayings, partial(_Doing, folders, records, doing), flushes=flushes)
     outcomes = iter(_failed(folders, doing) if done is None else done.outcomes)
     return [next(outcomes) if refused is None else refused for refused in early]
 
@@ -287,7 +309,7 @@ class _LargeBodies:
         self._made: list[StagedFile | None] = []
         self._files: list[StagedFile] = []
 
-    def staged_all(self, unit: Unit) -> Unit | Outcome:
+    def staged_all(self, unit: _Unit) -> _Unit | Outcome:
         """A unit as it can be recorded, or why it is refused.
 
         Raises:
@@ -357,3 +379,215 @@ class _LargeBodies:
         file = self._made[number]
         if file is not None:
             file.discard()
+
+
+# What a record has said is done: each unit as a whole
+
+
+def _is_gone(operation: AnyOperation, outcome: Outcome) -> bool:
+    """Whether something was to be taken away that is not there. That changes nothing, also when it is done again."""
+    return outcome.result is Result.GONE and isinstance(operation, Unlink | Drop)
+
+
+class _Step(NamedTuple):
+    """How something that was done is taken back, or ended for good."""
+
+    saying: Callable[[], Saying]
+    do: Callable[[], object]
+    end: Callable[[], object] = lambda: None
+
+
+class _Doing:
+    """Does units that a record has said.
+
+    Args:
+        folders: of the root.
+        records: of the root.
+        units: in order.
+
+    Attributes:
+        outcomes: one of each unit.
+        refused: the numbers of operations, counted through all units, that were not done.
+        undoing: what the log has to say before :meth:`undo`.
+    """
+
+    def __init__(self, folders: Folders, records: Records, units: Sequence[_Unit]) -> None:
+        self._folders = folders
+        self._records = records
+        self._undo: list[_Step] = []
+        self._is_marked = any(len(unit) > 1 for unit in units)
+        self.outcomes: list[Outcome] = []
+        self.refused: list[int] = []
+        self._unmarked = _mark_half(folders) if self._is_marked else None
+        kept = [self._keep_all(unit) for unit in units]  # first: they are what a full disk refuses
+        messages = [
+            each
+            for unit, (_, refused) in zip(units, kept, strict=True)
+            for each in unit
+            if refused is None and isinstance(each, Write | Move | Unlink)
+        ]
+        done = iter(Batch(folders, messages).run() if messages else ())
+        first = 0
+        for unit, (steps, refused) in zip(units, kept, strict=True):
+            self.outcomes.append(self._end(unit, first, steps, refused, done))
+            first += len(unit)
+
+    @property
+    def undoing(self) -> list[Saying]:
+        """What :meth:`undo` does."""
+        return [step.saying() for step in self._undo]
+
+    def undo(self) -> None:
+        """Take back what was done of groups that were refused.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        for step in self._undo:
+            step.do()
+
+    def end(self) -> None:
+        """Tell that all groups are whole.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        if self._is_marked:
+            mark_whole(self._folders)
+
+    def _keep_all(self, unit: _Unit) -> tuple[dict[int, _Step], Outcome | None]:
+        """Do the records of a unit: how each is taken back, by its place; and why one is refused, which ends that. What
+        a group forgets is there until all else is done."""
+        steps: dict[int, _Step] = {}
+        if len(unit) > 1 and self._unmarked is not None:
+            return steps, self._unmarked
+        outcome: Outcome | None = None
+        for place, operation in enumerate(unit):
+            if isinstance(operation, Put | Drop):
+                try:
+                    if len(unit) > 1:
+                        steps[place] = self._keep_for_now(operation)
+                    else:
+                        outcome = self._keep(operation)
+                except OSError as error:
+                    return steps, refusal(error)
+        return steps, outcome if len(unit) == 1 else None
+
+    def _keep(self, operation: Put | Drop) -> Outcome:
+        if isinstance(operation, Drop):
+            return _DONE if self._records.drop(*operation) else Outcome(Result.GONE)
+        self._folders.reserve.ensure()
+        self._records.put(*operation)
+        return _DONE
+
+    def _end(
+        self, unit: _Unit, first: int, steps: dict[int, _Step], refused: Outcome | None, done: Iterator[Outcome]
+    ) -> Outcome:
+        """The outcome of a unit whose records are done, and whose messages may be."""
+        if refused is None:
+            for place, operation in enumerate(unit):
+                if isinstance(operation, Write | Move | Unlink):
+                    outcome = next(done)
+                    if len(unit) == 1 or outcome.result is not Result.DONE:
+                        refused = refused or outcome
+                    else:
+                        steps[place] = self._taking_back(operation)
+        if refused is None:
+            for step in steps.values():
+                step.end()
+            return _DONE
+        if refused.result in _NOT_DONE and not _is_gone(unit[0], refused):
+            self._undo += [steps[place] for place in sorted(steps, reverse=True)]
+            self.refused += [first + place for place in range(len(unit)) if place not in steps]
+        return refused
+
+    def _keep_for_now(self, operation: Put | Drop) -> _Step:
+        kind, key = operation.kind, operation.key
+        before = self._records.reading(kind, key)
+
+        def saying() -> Saying:
+            value = before()
+            return Forgotten(kind, key) if value is None else Kept(kind, key, value)
+
+        # both ways by unlinks alone, which need no room: what a full disk refuses could not be put back, either
+        if isinstance(operation, Drop):
+            return _Step(saying, lambda: None, self._forgetting(operation, self._records.versions(kind, key)))
+        self._folders.reserve.ensure()
+        made, older = self._records.put_beside(*operation)
+        return _Step(saying, self._forgetting(operation, [made]), self._forgetting(operation, older))
+
+    def _forgetting(self, operation: Put | Drop, versions: Sequence[int]) -> Callable[[], None]:
+        forget, reserve = self._records.forget, self._folders.reserve
+        return partial(reserve.give_way, forget, operation.kind, operation.key, versions)
+
+    def _taking_back(self, operation: AnyOperation) -> _Step:
+        layout, reserve, calls = self._folders.layout, self._folders.reserve, self._folders.calls
+        if isinstance(operation, Move):
+            old, new = layout.path(operation.entry), layout.path(operation.target)
+            saying = Moved(layout.below_root(new), layout.below_root(old))
+            return _Step(lambda: saying, partial(reserve.give_way, calls.rename, new, old))
+        assert isinstance(operation, Write), "a group has no other operations on messages"
+        path = layout.path(operation.entry)
+        removed = Removed(layout.below_root(path))
+        return _Step(lambda: removed, partial(self._take_away, operation.entry, path))
+
+    def _take_away(self, entry: Entry, path: str) -> None:
+        self._folders.reserve.give_way(self._folders.calls.unlink, path)
+        with suppress(FileNotFoundError):
+            self._folders.calls.unlink(f"{self._folders.layout.properties}/{entry.id}")
+
+
+def mark_whole(folders: Folders) -> None:
+    """Tell that no group is half done.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    calls, layout = folders.calls, folders.layout
+    with suppress(FileNotFoundError):  # it is told, or the file was taken away by hand
+        try:
+            calls.rename(layout.half, layout.whole)  # cheaper than a file that comes and goes
+        except OSError as error:
+            if not is_transient(error):
+                raise
+            calls.unlink(layout.half)  # which needs no room
+
+
+def _mark_half(folders: Folders) -> Outcome | None:
+    """Tell that a group may be half done. Returns why no group can be done, if a full disk does not let it tell.
+
+    Raises:
+        OSError: the medium has failed.
+    """
+    calls, layout = folders.calls, folders.layout
+    try:  # not at the cost of the reserve: what a group keeps or writes is new, and has to leave it alone
+        try:
+            calls.rename(layout.whole, layout.half)
+        except FileNotFoundError:  # the first one, or the file was taken away by hand
+            calls.close(calls.open(layout.half, _MAKE_MARK))
+    except OSError as error:
+        return refusal(error)
+    return None
+
+
+def _refused_before(folders: Folders, unit: _Unit) -> Outcome | None:
+    """Why a group cannot be done, as far as that shows before; None where it can.
+
+    Raises:
+        OSError: the medium has failed.
+    """
+    kind, path = folders.calls.kind, folders.layout.path
+    for operation in unit:
+        if not isinstance(operation, Write | Move):
+            continue
+        target = operation.target if isinstance(operation, Move) else operation.entry
+        if isinstance(operation, Move) and kind(path(operation.entry)) is not FileKind.FILE:
+            return Outcome(Result.GONE)
+        if kind(path(target)) is not None:
+            return Outcome(Result.EXISTS)
+        if (
+            target.state is State.READY
+            and kind(folders.layout.folder(target.state, target.queue)) is not FileKind.FOLDER
+        ):
+            return Outcome(Result.NO_QUEUE)
+    return None

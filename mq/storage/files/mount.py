@@ -146,6 +146,13 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
     return found._replace(size=size, flushes=_UNFLUSHED.isdisjoint(options))
 
 
+def mount_of_root(root: str) -> Mount:
+    """The traits of the file system that holds, or will hold, a root."""
+    while not os.path.lexists(root):
+        root = os.path.dirname(root.rstrip("/")) or "."
+    return mount_of(root)
+
+
 def syncfs_reports_errors(release: str | None = None) -> bool:
     """Whether syncfs(2) tells of write errors: since Linux 5.8."""
     parts = (release or platform.release()).split(".")

@@ -18,8 +18,10 @@ from mq.storage.files.calls import (
     NO_HANDLES,
     NO_ROOM,
     OPEN_NEW,
+    OPEN_READ,
     Calls,
     FileKind,
+    LinuxCalls,
     UnsyncedCalls,
     is_transient,
 )
@@ -27,21 +29,22 @@ from mq.storage.files.folders import Folders
 from mq.storage.files.format import WITH_LOG, check_format, is_in_use, open_moves_lock, put_to_rest, take_in_use
 from mq.storage.files.layout import Layout
 from mq.storage.files.log import LARGEST, SMALLEST, Log, LogDamaged, life_of
-from mq.storage.files.mount import Mount
+from mq.storage.files.logged import mark_whole
+from mq.storage.files.mount import Mount, mount_of_root
 from mq.storage.files.ownership import Guard, open_folders
 from mq.storage.files.peers import Heartbeat, PeerLease
 from mq.storage.files.records import Records
 from mq.storage.files.recovery import recover
 from mq.storage.files.redo import redo
 from mq.storage.files.reserve import Reserve
-from mq.storage.files.together import mark_whole
 from mq.storage.interface import Sharing
 from mq.storage.options import StorageOptions
 
 logger = logging.getLogger("mq.storage")
 
 _PROBE: Final = "user.mq.probe"
-LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_TURN_SOCKET: Final = "turn"
+_LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _WRITABLE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 """NFS gives an exclusive lock on a file that is open for writing alone (EBADF)."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -149,9 +152,9 @@ def _open(
     peer_lease = PeerLease(calls, layout, expires=mount.remote)
     unless_opened = contextlib.ExitStack()
     try:
-        opened = open_checked(calls, layout, root, Guard(calls, root, options, mount))
+        opened = _open_checked(calls, layout, root, Guard(calls, root, options, mount))
         handles += opened.values()
-        handles.append(lock := calls.open(layout.lock, LOCK_FILE))
+        handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
         with _named(root, mount, "flock"):
             alone = _lock(calls, lock, root, shared=options.sharing is Sharing.PEERS)
         needed = check_format(calls, layout, root)
@@ -301,7 +304,7 @@ def explain(error: OSError) -> str:
     return f"{error.strerror or error}{advice.get(error.errno or 0, '')}"
 
 
-def open_checked(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict[str, int]:
+def _open_checked(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict[str, int]:
     """Make the root and its folders where they are missing, and check them. Open handles by path: the caller closes
     them.
 
@@ -461,7 +464,7 @@ def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount
         with _named(root, mount, "flock"):
             calls.lock(handles[0], exclusive=True)
             handles.append(calls.open(moved, _WRITABLE))
-            if not is_locked(calls, handles[1]):
+            if not _is_locked(calls, handles[1]):
                 raise StorageUnusable(
                     f"root {shorten(root)} is on {mount.kind}, where flock gives one lock twice: two daemons would "
                     "think that each serves the root alone. Choose a --root on a local disk"
@@ -473,7 +476,7 @@ def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount
                 calls.unlink(name)
 
 
-def is_locked(calls: Calls, fd: int) -> bool:
+def _is_locked(calls: Calls, fd: int) -> bool:
     """Whether another open file has the lock of this one. If not, this one has it now."""
     try:
         calls.lock(fd, exclusive=True)
@@ -492,3 +495,92 @@ def has_xattrs(calls: Calls, lock: int) -> bool:
             raise
         return False
     return True
+
+
+# Turns: of several daemons one serves a root, as if it were alone, and the next takes it when that one ends. Whose turn
+# it is holds a lock of the kernel's, which ends with its process, however that ends. So it is only for file systems of
+# this machine: elsewhere a daemon may lose its lock, and live.
+
+
+class Turn:
+    """This daemon's turn on a root. Made by :func:`open_turn`.
+
+    Args:
+        calls: the system.
+        layout: the root's folders.
+        state: the open folder of what is no message.
+
+    Attributes:
+        socket: the path at which the daemon in turn listens, for those that wait. It is short, wherever the
+            root is, and only of use in this process.
+    """
+
+    def __init__(self, calls: Calls, layout: Layout, state: int) -> None:
+        self._calls = calls
+        self._layout = layout
+        self._state = state
+        self._lock = calls.open(layout.turn_lock, _LOCK_FILE)
+        self.socket = f"/proc/self/fd/{state}/{_TURN_SOCKET}"  # a Unix socket's path has 107 bytes at the most
+
+    def take(self) -> bool:
+        """Whether it is this daemon's turn: from then on, until :meth:`close`. Returns at once.
+
+        Raises:
+            StorageUnusable: locks are not kept here.
+        """
+        try:
+            self._calls.lock(self._lock, exclusive=True)
+        except BlockingIOError:
+            return False
+        self._prove()
+        return True
+
+    def close(self) -> None:
+        """Let the next daemon have its turn."""
+        close_all(self._calls, [self._lock, self._state])
+
+    def _prove(self) -> None:
+        """See that no other open file gets the lock, too."""
+        other = self._calls.open(self._layout.turn_lock, OPEN_READ)
+        try:
+            if not _is_locked(self._calls, other):
+                raise StorageUnusable(
+                    f"daemons cannot take turns on {shorten(self._layout.state)}: flock gives one lock twice there. "
+                    "Choose a --root on a local disk"
+                )
+        finally:
+            self._calls.close(other)
+
+
+def open_turn(root: str, options: StorageOptions, calls: Calls | None = None, mount: Mount | None = None) -> Turn:
+    """Wait in line for a root: its folders are made and checked as they are for serving it.
+
+    Args:
+        root: its path.
+        options: how it will be served.
+        calls: the system; where not given, this machine's.
+        mount: the traits of its file system; where not given, they are looked up.
+
+    Raises:
+        StorageUnusable: in one line, why not and what to do.
+    """
+    calls = calls or LinuxCalls(None)
+    root = os.path.abspath(root)
+    layout = Layout.under(root)
+    try:
+        mount = mount or mount_of_root(root)
+        if mount.remote:
+            raise StorageUnusable(
+                f"daemons cannot take turns on root {shorten(root)}: it is on {mount.kind}, where one may lose its "
+                "lock and live. Start them with --peers instead"
+            )
+        opened = _open_checked(calls, layout, root, Guard(calls, root, options, mount))
+        state = opened.pop(layout.state)
+        close_all(calls, opened.values())
+        try:
+            return Turn(calls, layout, state)
+        except OSError:
+            close_all(calls, [state])
+            raise
+    except OSError as error:
+        raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(error)}") from error

@@ -37,13 +37,12 @@ from mq.storage.files.folders import Opened
 from mq.storage.files.format import need
 from mq.storage.files.hop import Hop, OwnThread, inline_hop
 from mq.storage.files.layout import flat_name
+from mq.storage.files.log import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.logged import commit, most_together, said
-from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
+from mq.storage.files.mount import Mount, mount_of_root, syncfs_reports_errors
 from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
-from mq.storage.files.own_changes import NotedCalls, OwnChanges
-from mq.storage.files.sayings import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
-from mq.storage.files.watch import KeptLook, watch_folders
+from mq.storage.files.watch import KeptLook, NotedCalls, OwnChanges, watch_folders
 from mq.storage.interface import (
     NEEDS,
     QUEUE,
@@ -87,13 +86,6 @@ def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
     return FolderStorage(
         f"posix:{rest}", rest, LinuxCalls(load_native() if options.native else None), options, mount=mount_of_root
     )
-
-
-def mount_of_root(root: str) -> Mount:
-    """The traits of the file system that holds, or will hold, a root."""
-    while not os.path.lexists(root):
-        root = os.path.dirname(root.rstrip("/")) or "."
-    return mount_of(root)
 
 
 def load_native() -> Native | None:

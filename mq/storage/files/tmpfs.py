@@ -6,8 +6,8 @@ Address: ``tmpfs:/dev/shm/mq``. Anything else below the root is refused: ``posix
 from __future__ import annotations
 
 from mq.storage.files.calls import LinuxCalls
-from mq.storage.files.mount import Mount
-from mq.storage.files.posix import FolderStorage, load_native, mount_of_root
+from mq.storage.files.mount import Mount, mount_of_root
+from mq.storage.files.posix import FolderStorage, load_native
 from mq.storage.options import StorageOptions
 
 
