@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol
 
-from mq.errors import CorruptMessage, InvalidId, InvalidName
+from mq.errors import CorruptMessage, InvalidId, InvalidName, NoSuchQueue
 
 QUEUE_NAME_BYTES: Final = 100
 """The longest queue name, in bytes. With the id's 36 it leaves 118 of a file name's 255 for the suffix."""
@@ -292,6 +292,11 @@ class Message(NamedTuple):
 
 checksum: Final = zlib.crc32
 """CRC-32 of some bytes, going on from a second argument, that of the bytes before them."""
+
+
+def no_such_queue(queue: str) -> NoSuchQueue:
+    """The refusal of a request for a queue that does not exist, in one text for all doors' callers."""
+    return NoSuchQueue(f"queue {shorten(queue)} does not exist. Create it with PUT /{queue}")
 
 
 def shorten(text: str, limit: int = 60) -> str:

@@ -32,7 +32,7 @@ from mq.errors import (
     StorageFull,
 )
 from mq.lifecycle import Kind, State
-from mq.message import MessageId, QueueName, shorten
+from mq.message import MessageId, QueueName, no_such_queue, shorten
 from mq.storage.interface import QUEUE, WRITE_JOBS, Entry, Move, Sharing
 
 logger = logging.getLogger("mq.broker")
@@ -136,7 +136,7 @@ class Queues:
         """
         index = await self.look_up(queue)
         if index is None:
-            raise NoSuchQueue(f"queue {shorten(queue)} does not exist. Create it with PUT /{queue}")
+            raise no_such_queue(queue)
         return index
 
     async def look_up(self, queue: str, *, surely: bool = False) -> QueueIndex | None:

@@ -23,7 +23,7 @@ import trio
 from mq.broker import Draft, Published
 from mq.broker.api import BrokerAPI
 from mq.errors import Conflict, MQError, NoSuchMessage, NoSuchQueue
-from mq.message import shorten
+from mq.message import no_such_queue, shorten
 from mq.schedules.schedule import KIND, Instants, Never, Schedule, check_schedule
 
 LOOK_SECONDS: Final = 60.0
@@ -175,7 +175,7 @@ class Scheduler:
             raise Conflict(self._refusal)
         check_schedule(schedule, self._now_ms())
         if not await self._broker.has_queue(schedule.queue):
-            raise NoSuchQueue(f"no queue named {schedule.queue}: create it with PUT /{schedule.queue}")
+            raise no_such_queue(schedule.queue)
         async with self._changing:
             old = self._plans.get(schedule.name)
             if old is None and len(self._plans) >= MOST_SCHEDULES:
@@ -311,7 +311,7 @@ class Scheduler:
         schedule = plan.schedule
         try:
             if not await self._broker.has_queue(schedule.queue):
-                raise NoSuchQueue(f"there is no queue {schedule.queue}: create it with PUT /{schedule.queue}")
+                raise no_such_queue(schedule.queue)
             if last is not None and not last.is_done and last.instant_ms == instant_ms:
                 window = (await self._broker.status(schedule.queue)).settings.key_window
                 if self._now_ms() - last.begun_ms >= window * 1000:

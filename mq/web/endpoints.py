@@ -19,8 +19,8 @@ from mq.broker.api import BrokerAPI
 from mq.doors.budget import Budget
 from mq.doors.exchanges import Exchanges
 from mq.doors.open_connections import OpenConnections
-from mq.errors import InvalidRequest, MQError, NoSuchQueue
-from mq.message import QueueName, shorten
+from mq.errors import InvalidRequest, MQError
+from mq.message import QueueName, no_such_queue, shorten
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
@@ -343,7 +343,7 @@ class _Routed(Handler):
         # What no queue takes need not be sent. And a cluster's broker publishes to names of its own that are no queues.
         broker, queue = self._shared[0], self._names[0]
         if not await broker.has_queue(queue):
-            raise NoSuchQueue(f"no queue named {queue}: create it with PUT /{queue}")
+            raise no_such_queue(queue)
 
 
 class _Refused(Handler):

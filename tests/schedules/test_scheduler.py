@@ -221,7 +221,7 @@ async def test_a_queue_that_is_deleted_is_told_until_it_is_there_again(served: S
         await scheduler.put(every(60, queue="other"))
         await broker.delete_queue("other")
         await trio.sleep(3 * 60)
-        assert scheduler.status("s").error == "there is no queue other: create it with PUT /other"
+        assert scheduler.status("s").error == 'queue "other" does not exist. Create it with PUT /other'
         await broker.create_queue("other")
         await trio.sleep(RETRY_SECONDS)
         assert await instants(broker, "other") == ["2023-11-14T22:16:20Z"]

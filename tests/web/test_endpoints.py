@@ -89,7 +89,7 @@ async def test_a_missing_queue_is_404_and_is_not_made(
     reply = await ask(endpoints, method, path, b"body")
     assert reply.status in (404, 405)
     if reply.status == 404:
-        assert "nowhere" in detail(reply)
+        assert detail(reply) == 'queue "nowhere" does not exist. Create it with PUT /nowhere'
     assert await contents(store) == ([], 0)
 
 

@@ -100,7 +100,7 @@ async def test_it_fires(autojump_clock: MockClock, door: Door) -> None:
     assert told == ["mq_schedules 1.0"] + [
         f'mq_schedule_firings_total{{fate="{fate}"}} {count}' for fate, count in counts.items()
     ]
-    assert "there is no queue q" in (await door.ask("GET /-/schedules/s"))[1]["error"]
+    assert 'queue "q" does not exist' in (await door.ask("GET /-/schedules/s"))[1]["error"]
 
 
 @pytest.mark.parametrize(
