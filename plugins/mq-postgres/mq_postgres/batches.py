@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from mq.errors import StorageFailed, StorageFenced
+from mq.lifecycle import State
 from mq.message import MessageId, checksum
-from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink, Write
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Staged, Unlink, Write
 from mq_postgres.bodies import StagedBody
 from mq_postgres.changes import Changes, InDoubt, Refusals, Statement
 from mq_postgres.link import NotNow
@@ -22,12 +23,14 @@ from mq_postgres.statements import MOVE, NAMES, UNLINK, WRITE, columns, entry_co
 MOST_BYTES: Final = 1 << 24
 """Of bodies in one statement, which PostgreSQL holds in memory more than once."""
 
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
+
 Numbered = tuple[int, Operation]
 
 
 def commit(changes: Changes, operations: Sequence[Operation]) -> list[Outcome]:
     """Do a batch in one transaction."""
-    numbered = list(enumerate(operations))
+    numbered, unlinked = _joined(operations)
     try:
         refusals = changes.change(_statements(numbered), lambda refused: _undoing(numbered, refused))
     except InDoubt as error:
@@ -38,9 +41,10 @@ def commit(changes: Changes, operations: Sequence[Operation]) -> list[Outcome]:
         return [Outcome(Result.FENCED, reason=str(error))] * len(operations)
     except StorageFailed as error:
         return [Outcome(Result.FAILED, reason=str(error))] * len(operations)
+    refusals |= {n: refusals[move] for n, move in unlinked.items() if move in refusals}
     return [
         Outcome(Result(refusals[n])) if n in refusals else Outcome(Result.DONE, target_of(operation))
-        for n, operation in numbered
+        for n, operation in enumerate(operations)
     ]
 
 
@@ -53,6 +57,29 @@ def target_of(operation: Operation) -> Entry | None:
             return Entry(operation.queue or entry.queue, entry.id, operation.state, operation.meta)
         case Unlink():
             return None
+
+
+def _joined(operations: Sequence[Operation]) -> tuple[list[Numbered], dict[int, int]]:
+    """The operations, where a Move to REMOVED and the Unlink behind it are one Unlink from where the message is; and
+    which Unlinks went into which of them."""
+    numbered: dict[int, Operation] = {}
+    moves: dict[MessageId, tuple[int, Move]] = {}
+    unlinked: dict[int, int] = {}
+    for n, operation in enumerate(operations):
+        id = _id(operation)
+        n_move, move = moves.pop(id, (0, None))
+        if move is not None and isinstance(operation, Unlink) and operation.entry == move.target:
+            numbered[n_move] = Unlink(move.entry)
+            unlinked[n] = n_move
+            continue
+        if isinstance(operation, Move) and operation.state is State.REMOVED:
+            moves[id] = n, operation
+        numbered[n] = operation
+    return list(numbered.items()), unlinked
+
+
+def _id(operation: Operation) -> MessageId:
+    return operation.id if isinstance(operation, Write) else operation.entry.id
 
 
 def _statements(numbered: Sequence[Numbered]) -> list[Statement]:
@@ -74,7 +101,7 @@ def _rounds(numbered: Sequence[Numbered]) -> list[list[Numbered]]:
     rounds: list[list[Numbered]] = []
     counts: defaultdict[MessageId, int] = defaultdict(int)
     for n, operation in numbered:
-        id = operation.id if isinstance(operation, Write) else operation.entry.id
+        id = _id(operation)
         if counts[id] == len(rounds):
             rounds.append([])
         rounds[counts[id]].append((n, operation))
@@ -98,16 +125,22 @@ def _parts(writes: Sequence[tuple[int, Write]]) -> Iterator[list[tuple[int, Writ
 
 def _write(writes: Sequence[tuple[int, Write]]) -> Statement:
     entries = [(n, Entry(write.queue, write.id, write.state, write.meta)) for n, write in writes]
-    return Statement(WRITE, entry_columns(entries) + columns([_body_row(write) for _, write in writes]))
+    rows, bodies, start = [], [], 1
+    for _, write in writes:
+        size, crc, data, number = _body(write.body)
+        rows.append((size, crc, _JSON.encode(write.attributes), None if data is None else start, number))
+        if data is not None:
+            bodies.append(data)
+            start += size
+    return Statement(WRITE, [*entry_columns(entries), *columns(rows), b"".join(bodies)])
 
 
-def _body_row(write: Write) -> tuple[Any, ...]:
-    attributes = json.dumps(write.attributes, separators=(",", ":"))
-    body = write.body
+def _body(body: bytes | Staged) -> tuple[int, int, bytes | None, int | None]:
+    """Its length, its checksum, its bytes or None, and the number under which it is staged, or None."""
     if isinstance(body, bytes):
-        return len(body), checksum(body), attributes, body, None
+        return len(body), checksum(body), body, None
     assert isinstance(body, StagedBody), "a body that another store staged"
-    return body.size, body.checksum, attributes, body.data, body.number
+    return body.size, body.checksum, body.data, body.number
 
 
 def _move(moves: Sequence[tuple[int, Move]]) -> Statement:
