@@ -129,7 +129,13 @@ class Keys:
 
     def note_beside(self, index: QueueIndex, key: str, id: MessageId) -> None:
         """Let a key stand for a message that is written in one group with what the ledger writes next."""
+        self._noted.pop(id, None)
         self._add(index, {key: id}, is_sure=True)
+
+    def doubt(self, index: QueueIndex, key: str, id: MessageId) -> None:
+        """Let a key stand, unsure, for a message that may be there: :meth:`landed` or :meth:`drop` ends that."""
+        self._noted[id] = _name(index, key)
+        self._add(index, {key: id}, is_sure=False)
 
     def give_up(self, index: QueueIndex, key: str) -> None:
         """Let a key stand for nothing: its group was refused."""

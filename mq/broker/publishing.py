@@ -20,6 +20,7 @@ import trio
 from mq.broker.bodies import BodyStats, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.commit import LARGEST_BATCH, BatchTimes, Begun, Future, error_of
+from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import Handover
 from mq.broker.index import RANK_TICKS, QueueIndex
@@ -48,6 +49,8 @@ _BYTES_OF_KEY: Final = 200
 """More than a ledger keeps of a key, besides the key itself."""
 _OF_ONE: Final = frozenset({Result.GONE, Result.EXISTS, Result.NO_QUEUE})
 """Why a group is refused for one of its messages, and does not tell for which."""
+_TELLS_NOTHING: Final = frozenset({Result.UNKNOWN, Result.FULL})
+"""Outcomes that do not tell what became of an earlier try."""
 
 
 class Draft(NamedTuple):
@@ -163,7 +166,8 @@ class Publisher:
                 self._jobs.put(jobs)
         outcomes = [_answered(entry) or await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
-            if entry.job is not None and not entry.is_new and isinstance(outcomes[number], MQError):
+            outcome = outcomes[number]
+            if entry.job is not None and not entry.is_new and isinstance(outcome, MQError) and not outcome.is_unsure:
                 # The earlier draft that it waited for failed, perhaps for a reason of its own.
                 [outcomes[number]] = await self.publish(index, [drafts[number]])
         return await self._note_known(index, drafts, outcomes) if has_keys else outcomes
@@ -195,7 +199,7 @@ class Publisher:
             if earlier is not None:
                 return earlier
             self._check(index, draft)
-            return _Prepared(self._new_job(index, draft, digest), is_new=True)
+            return _waiting_for(self._new_job(index, draft, digest), is_new=True)
         except MQError as error:
             return _Prepared(None, is_new=False, answer=error)
 
@@ -205,13 +209,13 @@ class Publisher:
             if self._keys is None:
                 raise Conflict("idempotency keys cannot be kept among peers: publish without one")
             if (index, draft.key) in self._by_key:
-                return _Prepared(self._by_key[index, draft.key], is_new=False)
+                return _waiting_for(self._by_key[index, draft.key], is_new=False)
             id = self._keys.find(index, draft.key)
             if id is not None:
                 return _Prepared(None, is_new=False, answer=Published(id, is_new=False))
         if digest is not None and index.settings.unique and index.bodies is not None:
             if (index, digest) in self._by_digest:
-                return _Prepared(self._by_digest[index, digest], is_new=False)
+                return _waiting_for(self._by_digest[index, digest], is_new=False)
             id = index.bodies.find(digest)
             if id is not None:
                 return _Prepared(None, is_new=False, answer=Published(id, is_new=False))
@@ -416,21 +420,26 @@ class _Prepared(NamedTuple):
     job: PublishJob | None
     is_new: bool
     answer: Published | MQError | None = None
+    future: Future[MessageId] | None = None
+
+
+def _waiting_for(job: PublishJob, *, is_new: bool) -> _Prepared:
+    return _Prepared(job, is_new, future=job.future)  # as it is now: a job in doubt gets another one
 
 
 def _answered(entry: _Prepared) -> Published | None:
     """The message that an entry stands for, once it is stored: of a batch one is waited for, and all are."""
-    if entry.job is None or entry.job.future.value is None:
+    if entry.future is None or entry.future.value is None:
         return None
-    return Published(entry.job.future.value, entry.is_new)
+    return Published(entry.future.value, entry.is_new)
 
 
 async def _outcome(entry: _Prepared) -> Published | MQError:
-    if entry.job is None:
+    if entry.future is None:
         assert entry.answer is not None
         return entry.answer
     try:
-        return Published(await entry.job.future.get(), entry.is_new)
+        return Published(await entry.future.get(), entry.is_new)
     except MQError as error:
         return error
 
@@ -559,6 +568,11 @@ class PublishJob:
         else:
             self.future.set(entry.id)
 
+    def doubt(self, error: Exception) -> None:
+        """Fail those who wait by now: whether the message is written is not known. `future` is another one then."""
+        future, self.future = self.future, Future()
+        future.fail(error)
+
     def give_up(self, error: Exception) -> None:
         """Fail: the message is not written."""
         self._release()
@@ -594,18 +608,25 @@ class KeyedJob:
 
     Attributes:
         write: the job's operation, once it was asked for it.
+        is_doubtful: whether the message may be there: the store did not answer for it.
     """
 
     def __init__(self, job: PublishJob, key: str | None) -> None:
         self.job = job
         self.key = key
         self.write: Write | None = None
+        self.is_doubtful = False
         self.bytes = job.bytes_in_group + (0 if key is None else len(json.dumps(key)) + _BYTES_OF_KEY)
 
 
 class KeyedJobs:
     """Jobs whose messages have keys: as many as one group takes are written with what the ledger keeps of the keys, all
     or none. Start :meth:`run`.
+
+    A group for which the store did not answer is in doubt, and is done again, with the same ids, until it is known what
+    became of it. Those who wait are told each time; who publishes with such a key again waits for the next time. So
+    nothing is stored twice, and no key stands for a message that is not there. The ledger has such a key as unsure,
+    which is what a start finds when the process ends before.
 
     Args:
         core: what every part has.
@@ -614,6 +635,7 @@ class KeyedJobs:
 
     def __init__(self, core: Core, keys: Keys) -> None:
         description = core.storage.description
+        self._storage = core.storage
         self._committer = core.committer
         self._keys = keys
         self._most = min(LARGEST_BATCH, description.groups - _LEDGER_RECORDS)
@@ -628,7 +650,7 @@ class KeyedJobs:
         return job.bytes <= self._most_bytes
 
     def put(self, jobs: Sequence[KeyedJob]) -> None:
-        """Save what these write."""
+        """Save what these write; and ask once more for those that are in doubt."""
         self._waiting += jobs
         self._arrived.unpark()
 
@@ -637,6 +659,9 @@ class KeyedJobs:
         while True:
             while not self._waiting:
                 await self._arrived.park()
+            if all(each.is_doubtful for each in self._waiting) and not self._one_by_one:
+                with trio.move_on_after(RETRY_SECONDS):
+                    await self._arrived.park()
             async with self._keys.ledger.writing:  # a record that is written twice at a time would end as either
                 group = _KeyedGroup(self._keys)
 
@@ -644,12 +669,29 @@ class KeyedJobs:
                     return [group.make(self._taken())]
 
                 self._committer.submit(make, len(self._waiting), group.done)
-                if await group.future.get():
+                left = await group.future.get()
+                if not left:
                     with suppress(StorageError):  # what the jobs asked for is done
                         await self._keys.ledger.drop_empty(group.kept)
-                else:
-                    self._waiting.extendleft(reversed(group.jobs))
-                    self._one_by_one = len(group.jobs)
+            if group.refusal is None:
+                self._waiting += left
+            elif len(left) == 1:
+                await self._decide(left[0], group.refusal, group.barrier)
+            else:
+                self._waiting.extendleft(reversed(left))
+                self._one_by_one = len(left)
+
+    async def _decide(self, each: KeyedJob, refusal: Outcome, barrier: BatchTimes) -> None:
+        """End a job in doubt, which is refused when it is tried again: perhaps because its message is there."""
+        assert each.write is not None, "it was made"
+        job, entry = each.job, each.write.entry
+        try:
+            # What a deleted queue had is looked for where that is removed.
+            is_there = job.index.deleted or await self._storage.find(entry.queue, entry.id) is not None
+        except StorageError:
+            self._waiting.append(each)
+            return
+        job.done(Outcome(Result.DONE, entry) if is_there else refusal, barrier)
 
     def _taken(self) -> list[KeyedJob]:
         """The first of those that wait, as many as one group takes."""
@@ -668,14 +710,18 @@ class _KeyedGroup:
     Attributes:
         jobs: whose messages it has.
         kept: what the ledger writes with it.
-        future: answered when the jobs are; False where each has to be tried alone, for one of them is refused.
+        future: answered when the jobs are, with those that are not.
+        refusal: why these are not, where one of them is refused; None where they are in doubt.
+        barrier: the times of its batch.
     """
 
     kept: LedgerWrite[Any]
+    barrier: BatchTimes
 
     def __init__(self, keys: Keys) -> None:
         self.jobs: list[KeyedJob] = []
-        self.future: Future[bool] = Future()
+        self.future: Future[list[KeyedJob]] = Future()
+        self.refusal: Outcome | None = None
         self._keys = keys
 
     def make(self, jobs: list[KeyedJob]) -> Group:
@@ -692,20 +738,43 @@ class _KeyedGroup:
         return Group((*self.kept.puts, *writes))
 
     def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
-        """Answer the jobs."""
+        """Answer the jobs, but for those that are in doubt or have to be tried alone."""
         [outcome] = outcomes
+        self.barrier = barrier
         is_done = outcome.result is Result.DONE
         self._keys.ledger.end(self.kept, is_done=is_done)
+        if outcome.result is Result.UNKNOWN:
+            for each in self.jobs:
+                each.is_doubtful = True
+        if not is_done:
+            self._take_back_keys(outcome)
+        self.future.set(self._answered_not(outcome))
+
+    def _take_back_keys(self, outcome: Outcome) -> None:
+        """Let the keys of the group stand for nothing, or for what is perhaps there."""
         for each in self.jobs:
-            if each.key is not None and not is_done:
+            if each.key is None or each.write is None:
+                continue
+            if each.is_doubtful and outcome.result is not Result.FAILED:
+                self._keys.doubt(each.job.index, each.key, each.write.id)
+            else:
                 self._keys.give_up(each.job.index, each.key)
-        if outcome.result in _OF_ONE and len(self.jobs) > 1:
-            self.future.set(False)
-            return
+
+    def _answered_not(self, outcome: Outcome) -> list[KeyedJob]:
+        """Answer all jobs that can be; the others."""
+        if outcome.result in _OF_ONE and (len(self.jobs) > 1 or self.jobs[0].is_doubtful):
+            self.refusal = outcome
+            return self.jobs
+        # Without room, say, the store has not even looked whether what was tried before is there.
+        left = [each for each in self.jobs if each.is_doubtful] if outcome.result in _TELLS_NOTHING else []
         for each in self.jobs:
             assert each.write is not None, "it was made"
-            each.job.done(outcome._replace(entry=each.write.entry) if is_done else outcome, barrier)
-        self.future.set(True)
+            if each in left:
+                each.job.doubt(error_of(outcome._replace(result=Result.UNKNOWN), "store the message"))
+            else:
+                done = outcome._replace(entry=each.write.entry) if outcome.result is Result.DONE else outcome
+                each.job.done(done, self.barrier)
+        return left
 
 
 class SaveWorker:

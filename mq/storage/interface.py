@@ -232,7 +232,8 @@ class Result(enum.Enum):
     FAILED = "failed"
     """The medium failed; whether the operation is on it will be known when the store is opened anew."""
     UNKNOWN = "unknown"
-    """May have landed (network stores). Repeating it is safe."""
+    """May have landed (network stores); not later than the answer to another change. Repeating it is safe: a Write that
+    had landed is answered EXISTS then, where the store has not taken it back."""
     FENCED = "fenced"
     """Another writer is in charge now; nothing was changed."""
 

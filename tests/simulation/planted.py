@@ -247,7 +247,7 @@ OF_THE_LOG: Final = {
         "_KeyedGroup.make", "Group((*self.kept.puts, *writes))", "Group(tuple(writes))"
     ),
     "a key stands for a message that was refused": Bug(
-        "_KeyedGroup.done", "self._keys.give_up(each.job.index, each.key)", "pass"
+        "_KeyedGroup._take_back_keys", "self._keys.give_up(each.job.index, each.key)", "pass"
     ),
     "half of a group that was refused is done": Bug("_Doing.undo", "step.do()", "pass"),
     "the log is not flushed": Bug("Log.flush", "self._calls.fdatasync(self._current.fd)", "pass"),
