@@ -5,7 +5,7 @@
 * ``endpoints``: the table of all operations, the router, and :class:`Endpoints`: a request in, a reply out. It finds
   the operation of a head once; guards that have nothing to say to a head leave themselves out of its way. The
   handlers and their lines: ``admin_operations``, ``queue_operations``, ``message_operations``, ``consumer_operations``,
-  ``write_operations``, ``exchange_operations``, ``schedule_operations``, ``user_operations``, ``page_operations``.
+  ``write_operations``, ``exchange_operations``, ``schedule_operations``, ``cluster_operations``, ``page_operations``.
 * ``prometheus``: what Prometheus scrapes.
 * ``page_operations``: what the page for people asks for. ``page_files``: the page itself, from ``page/``;
   ``overview``, ``events``: what it shows, and what changes of that; ``sessions``: the users that have logged in.

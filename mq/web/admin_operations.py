@@ -1,4 +1,4 @@
-"""Operations on the broker as a whole, under ``/-/``: health, queues, stats, the cluster, connections."""
+"""Operations on the broker as a whole, under ``/-/``: health, queues, stats, connections."""
 
 from __future__ import annotations
 
@@ -111,35 +111,6 @@ async def change_logging(context: RequestContext) -> Reply:
         requests=None if requests is None else check_value("requests", requests, SWITCH),
     )
     return await logging_now(context)
-
-
-async def cluster(context: RequestContext) -> Reply:
-    """The nodes of the cluster, and which is master."""
-    found = context.broker.membership
-    nodes, links = ([each._asdict() for each in some] for some in (found.nodes, found.links))
-    return document(200, {**found._asdict(), "nodes": nodes, "links": links})
-
-
-async def drain_node(context: RequestContext) -> Reply:
-    """Hand over mastership, and take no new clients."""
-    await context.broker.node_control.drain()
-    return await cluster(context)
-
-
-async def resume_node(context: RequestContext) -> Reply:
-    """Take clients again."""
-    await context.broker.node_control.resume()
-    return await cluster(context)
-
-
-async def replace_node(context: RequestContext) -> Reply:
-    """Look for a neighbour elsewhere."""
-    wanted = await read_object(context.request)
-    values = [wanted.pop(key, None) for key in ("node", "address")]
-    if wanted or not all(isinstance(value, str) for value in values):
-        raise InvalidRequest('this takes {"node": NAME, "address": "ADDRESS:PORT"}')
-    await context.broker.node_control.replace(*map(str, values))
-    return await cluster(context)
 
 
 # Connections
@@ -312,45 +283,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         body=as_json(reference("LoggingChange")),
         needs_body=False,
         audited={200: "logging-changed"},
-    ),
-    Operation(
-        "GET",
-        "/-/cluster",
-        Right.MONITOR,
-        cluster,
-        "the nodes of the cluster, and which of them is master",
-        {200: Success("as this node sees it", as_json(reference("Cluster")))},
-    ),
-    Operation(
-        "POST",
-        "/-/cluster/drain",
-        Right.ADMINISTER,
-        drain_node,
-        "this node hands over mastership and takes no new clients, until it is stopped",
-        {200: Success("it does", as_json(reference("Cluster")))},
-        refusals=(409, 503),
-        audited={200: "node-drained"},
-    ),
-    Operation(
-        "DELETE",
-        "/-/cluster/drain",
-        Right.ADMINISTER,
-        resume_node,
-        "this node takes clients again",
-        {200: Success("it does", as_json(reference("Cluster")))},
-        refusals=(409, 503),
-        audited={200: "node-resumed"},
-    ),
-    Operation(
-        "POST",
-        "/-/cluster/replace",
-        Right.ADMINISTER,
-        replace_node,
-        "this node looks for a neighbor at another address, also after a start",
-        {200: Success("from now on", as_json(reference("Cluster")))},
-        refusals=(408, 409, 413, 503),
-        body=as_json(reference("NodeMove")),
-        audited={200: "node-replaced"},
     ),
     Operation(
         "GET",

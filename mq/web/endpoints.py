@@ -26,13 +26,13 @@ from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
 from mq.web import (
     admin_operations,
+    cluster_operations,
     consumer_operations,
     exchange_operations,
     message_operations,
     page_operations,
     queue_operations,
     schedule_operations,
-    user_operations,
     write_operations,
 )
 from mq.web.exchange import Handler, Reply, Request, RequestHead, document, problem
@@ -80,7 +80,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *write_operations.OPERATIONS,
     *exchange_operations.OPERATIONS,
     *schedule_operations.OPERATIONS,
-    *user_operations.OPERATIONS,
+    *cluster_operations.OPERATIONS,
     *page_operations.OPERATIONS,
 )
 """All operations of the HTTP door."""
