@@ -95,7 +95,6 @@ TRIO_FREE: Final = (
     "mq.access.user_directory",
     "mq.access.certificates",
     "mq.access.users_editor",
-    "mq.access.exposure",
     "mq.access.guesses",
     "mq.access.hashes",
     "mq.access.rights",

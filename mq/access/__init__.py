@@ -7,7 +7,6 @@
 * ``user_directory``: finds the user by a token, a password, a certificate or a login on this machine.
 * ``guesses``: wrong secrets of late, which decide whose password :mod:`mq.doors.logins` checks next.
 * ``certificates``: a door's own certificate, and the authorities of its clients.
-* ``exposure``: which addresses may be listened on, with how much protection.
 
 A door finds the user by :class:`mq.doors.logins.Logins`, then asks :meth:`User.may`.
 """

@@ -1,5 +1,5 @@
-"""The guards between a daemon's doors and the network, made from the files that the settings name, and again on SIGHUP.
-A file that is wrong then changes nothing."""
+"""The guards between a daemon's doors and the network: which addresses need them, and how they are made from the files
+that the settings name, and again on SIGHUP. A file that is wrong then changes nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,52 @@ import trio
 
 from mq.access import UserDirectory
 from mq.access.certificates import Certificates, TLSFiles
-from mq.access.exposure import Protection, check_exposure
 from mq.doors.audit import AuditFile
+from mq.doors.connections import is_loopback
 from mq.doors.logins import Logins
 from mq.errors import InvalidSetting
+from mq.message import shorten
 from mq.settings import Settings
 from mq.web.serve import PROTOCOLS
 
 logger = logging.getLogger("mq")
+
+
+class Protection(NamedTuple):
+    """What stands between a door and its clients.
+
+    Attributes:
+        has_users: it lets in users alone.
+        has_tls: nothing can be read on the way.
+        has_client_ca: over TLS, it lets in only clients with a certificate.
+    """
+
+    has_users: bool
+    has_tls: bool
+    has_client_ca: bool
+
+
+def check_exposure(address: str, protection: Protection, *, insecure: bool) -> None:
+    """Refuse to listen where strangers could read along or log in.
+
+    Args:
+        address: IP address or host name.
+        protection: what there is.
+        insecure: allow it all the same.
+
+    Raises:
+        InvalidSetting: the network could reach it, and it lacks TLS, or users.
+    """
+    if insecure or is_loopback(address):
+        return
+    lacking = []
+    if not protection.has_tls:
+        lacking.append("without TLS (--tls-cert, --tls-key)")
+    if not protection.has_users and not protection.has_client_ca:
+        lacking.append("without users (--users)")
+    if lacking:
+        what = " and ".join(lacking)
+        raise InvalidSetting(f"listening on {shorten(address)} {what} is refused: add that, or say --insecure")
 
 
 class Guards(NamedTuple):

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import trio
 
 from mq.access import UserDirectory
-from mq.access.exposure import is_loopback
 from mq.broker import Broker, BrokerConfig
 from mq.broker.api import BrokerAPI
 from mq.cluster.config import ClusterConfig, load_cluster
 from mq.cluster.coordinator import find_coordinator
 from mq.cluster.node import ClusterNode
+from mq.doors.connections import is_loopback
 from mq.errors import InvalidSetting
 from mq.lifecycle import Observer
 from mq.schedules.cluster_schedules import ClusterSchedules

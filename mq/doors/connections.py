@@ -3,6 +3,7 @@ connection's end does not cut off."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 import socket as sockets
@@ -14,7 +15,6 @@ from typing import Final, NamedTuple
 
 import trio
 
-from mq.access.exposure import is_loopback
 from mq.access.guesses import source_of
 from mq.errors import StorageUnsure
 
@@ -68,6 +68,16 @@ def uid_of(address: str) -> int | None:
     """The number of the user in the address of a Unix socket's peer; None for an address of a network."""
     matched = _UID.fullmatch(address)
     return None if matched is None else int(matched[1])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach it. Of names only ``localhost`` counts: others may lead anywhere."""
+    if address.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 class Crowd:

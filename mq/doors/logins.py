@@ -12,11 +12,10 @@ from typing import Final
 import trio
 
 from mq.access import SecretRefused, User, UserDirectory
-from mq.access.exposure import is_loopback
 from mq.access.guesses import Guesses, LoginLine, Rank, source_of
 from mq.access.users_file import is_user_name
 from mq.doors.audit import LoginNotes
-from mq.doors.connections import uid_of
+from mq.doors.connections import is_loopback, uid_of
 from mq.errors import MQError
 
 MOST_WAITING: Final = 64

@@ -21,9 +21,10 @@ from hpack import Encoder
 from hyperframe.frame import HeadersFrame, SettingsFrame
 
 from mq.access.certificates import Certificates, TLSFiles
-from mq.cli.guards import make_guards
+from mq.cli.guards import Protection, check_exposure, make_guards
 from mq.client import Access as ClientAccess
 from mq.client import Client, NotAllowed
+from mq.doors.connections import is_loopback
 from mq.errors import InvalidSetting
 from mq.settings import Settings
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
@@ -336,3 +337,40 @@ def test_no_secret_is_in_the_log_the_errors_or_the_list_of_processes(
     for secret in (PASSWORD, TOKEN, GIVEN_AWAY):
         for form in (secret.encode(), base64.b64encode(f"alice:{secret}".encode()), base64.b64encode(secret.encode())):
             assert not [text for text in read if form in text], form
+
+
+# Which addresses may be listened on
+
+NOTHING = Protection(has_users=False, has_tls=False, has_client_ca=False)
+WITH_USERS = NOTHING._replace(has_users=True)
+WITH_TLS = NOTHING._replace(has_tls=True)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.10", "::1", "localhost", "LOCALHOST"])
+def test_on_this_machine_nothing_is_asked_for(address: str) -> None:
+    assert is_loopback(address)
+    check_exposure(address, NOTHING, insecure=False)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["0.0.0.0", "::", "192.0.2.1", "10.0.0.1", "2001:db8::1", "example.org", "localhost.example.org", "0", "127.1"],
+)
+@pytest.mark.parametrize(
+    ("protection", "lacks"),
+    [(NOTHING, ("--tls-cert", "--users")), (WITH_USERS, ("--tls-cert",)), (WITH_TLS, ("--users",))],
+)
+def test_elsewhere_what_is_lacking_is_told(address: str, protection: Protection, lacks: tuple[str, ...]) -> None:
+    assert not is_loopback(address)
+    with pytest.raises(InvalidSetting) as caught:
+        check_exposure(address, protection, insecure=False)
+    text = str(caught.value)
+    assert address in text
+    assert tuple(flag for flag in ("--tls-cert", "--users") if flag in text) == lacks
+    assert "--insecure" in text
+    check_exposure(address, protection, insecure=True)
+
+
+@pytest.mark.parametrize("protection", [WITH_TLS._replace(has_users=True), WITH_TLS._replace(has_client_ca=True)])
+def test_tls_and_somebody_who_is_known_will_do(protection: Protection) -> None:
+    check_exposure("0.0.0.0", protection, insecure=False)
