@@ -1,4 +1,4 @@
-"""What the programs have in common: how they start, stop and say no."""
+"""What the programs have in common: how they start, stop and say no, and what they tell a service manager."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Final, NoReturn
 
 import click
@@ -22,6 +24,11 @@ CANNOT_START: Final = 2
 """The exit status when a setting, the store or the port does not let a program start."""
 LAST_SECONDS: Final = 30.0
 """How long a program that has stopped serving may take to let go of its store."""
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+ALIVE: Final = "WATCHDOG=1"
+_SIGNS: Final = 3
+"""Signs of life in the watchdog's time: two may be late."""
 _YOUNG_OBJECTS: Final = 10_000
 _YOUNG_ROUNDS: Final = 20
 
@@ -86,6 +93,59 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+@asynccontextmanager
+async def supervised(environment: Mapping[str, str]) -> AsyncIterator[Callable[[str], None]]:
+    """Give the service manager signs of life until the end of the block, also while a store is slow to open or close.
+
+    The messages of sd_notify(3), without a library: that the program is ready, that it stops and, as often as the
+    manager wants, that its event loop still turns. A manager with a watchdog starts a program that hangs anew, and
+    starting is recovery.
+
+    Args:
+        environment: what the manager has set: NOTIFY_SOCKET, WATCHDOG_USEC (microseconds), WATCHDOG_PID.
+
+    Yields:
+        A function that sends a message, such as :data:`READY`. Without a manager it does nothing.
+    """
+    address = environment.get("NOTIFY_SOCKET", "")
+
+    def tell(message: str) -> None:
+        if address:
+            _send(address, message)
+
+    async with trio.open_nursery() as nursery:
+        interval = _interval(environment)
+        if address and interval:
+            nursery.start_soon(_live, tell, interval)
+        yield tell
+        nursery.cancel_scope.cancel()
+
+
+def _interval(environment: Mapping[str, str]) -> float:
+    """Seconds between two signs of life; 0 where the manager wants none of this process."""
+    wanted = environment.get("WATCHDOG_USEC", "")
+    if not wanted.isdecimal() or environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return 0.0
+    return int(wanted) / 1e6 / _SIGNS
+
+
+async def _live(tell: Callable[[str], None], interval: float) -> None:
+    while True:
+        tell(ALIVE)
+        await trio.sleep(interval)
+
+
+def _send(address: str, message: str) -> None:
+    """Send a message. Only warns where the manager does not listen: clients are served all the same."""
+    name = "\0" + address[1:] if address.startswith("@") else address  # an abstract name
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            sender.sendto(message.encode(), name)
+    except OSError as error:
+        logger.warning("the service manager at %s was not told %s: %s", address, message, error.strerror)
 
 
 def collect_seldom() -> None:

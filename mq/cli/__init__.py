@@ -4,8 +4,7 @@ A verb is a line of :data:`VERBS`. Its module is imported when the verb is calle
 only for what it uses: only serving loads an event loop and a web server. The flags that stood before the verb are the
 context's ``obj``: text by field name, None for "not given". The files:
 
-* ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS), and tells
-  the ``service_manager``.
+* ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS).
 * ``commands``: how a verb says no, and the flags of the settings. ``remote``: what the verbs share that speak to a
   daemon; ``send``, ``receive``, ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``,
   ``cluster``, ``daemon`` (connections, logging), ``bench``.

@@ -25,7 +25,6 @@ from mq.cli.commands import settings_options
 from mq.cli.guards import Guards, make_guards, reloading
 from mq.cli.journal import journaling
 from mq.cli.node import cluster_of, clustered
-from mq.cli.service_manager import READY, STOPPING, supervised
 from mq.cli.turns import Doorways, check_turns, in_turn
 from mq.cluster.config import ClusterConfig
 from mq.doors.budget import Budget
@@ -38,7 +37,7 @@ from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
 from mq.lifecycle import DOOR
 from mq.message import shorten
 from mq.observers.metrics import Metrics
-from mq.programs import CANNOT_START, collect_seldom, leave_in_time, run_program
+from mq.programs import CANNOT_START, READY, STOPPING, collect_seldom, leave_in_time, run_program, supervised
 from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
 from mq.settings import AMQP_PORT, Settings, load_settings

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.cli.service_manager import READY, supervised
+from mq.programs import READY, supervised
 
 PATIENCE_SECONDS = 60
 
