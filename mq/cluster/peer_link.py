@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from pamqp import commands as methods
 
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties
+from mq.broker.queues import Declarations
 from mq.client.amqp.connection import connect_link
 from mq.client.amqp.link import ClientChannel, Why
 from mq.client.amqp.link import Link as Connection
@@ -37,6 +38,8 @@ HEARTBEAT_SECONDS: Final = 1
 """A neighbour that is silent for two of these is gone."""
 MEASURE_SECONDS: Final = 1.0
 """Between two looks at how long a neighbour takes to answer."""
+MOVED: Final = "cluster-moved"
+"""The kind of the records of moved neighbours; their keys are the addresses of the file."""
 LOST: Final = "the link to the master broke before its answer came: it may have been done"
 
 
@@ -276,3 +279,44 @@ class PeerLink:
         if news != self._was_told:
             self._was_told = news
             logger.info(news)
+
+
+class MovedNeighbors:
+    """The new places of neighbours that were replaced, and serve elsewhere than the cluster's file says. Kept in this
+    node's root.
+
+    Args:
+        local: has this node's root.
+    """
+
+    def __init__(self, local: Declarations) -> None:
+        self._local = local
+
+    async def load(self, filed: Collection[Neighbor]) -> Mapping[Neighbor, Neighbor]:
+        """New places by those of the file. What was said of places that the file has no more is forgotten.
+
+        Args:
+            filed: the places in the file.
+
+        Raises:
+            StorageError: the root cannot be read.
+        """
+        places = {str(neighbor): neighbor for neighbor in filed}
+        found = {}
+        for key, value in (await self._local.records(MOVED)).items():
+            if key in places:
+                found[places[key]] = Neighbor(value["host"], value["port"])
+            else:
+                await self._local.drop(MOVED, key)
+        return found
+
+    async def put(self, filed: Neighbor, now: Neighbor) -> None:
+        """Keep a new place.
+
+        Raises:
+            StorageError: not now.
+        """
+        if filed == now:
+            await self._local.drop(MOVED, str(filed))
+        else:
+            await self._local.put(MOVED, str(filed), now._asdict())

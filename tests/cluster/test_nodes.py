@@ -18,9 +18,8 @@ from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed, Unavailable
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
-from mq.cluster.moved_neighbors import MovedNeighbors
 from mq.cluster.node import SILENT_LEASES
-from mq.cluster.peer_link import PeerLink
+from mq.cluster.peer_link import MovedNeighbors, PeerLink
 from mq.lifecycle import State
 from mq.storage.interface import Move
 from mq.storage.memory import MemoryStorage
