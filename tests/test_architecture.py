@@ -110,7 +110,7 @@ TRIO_FREE: Final = (
     "mq.client",
     *(f"mq.client.{part}" for part in ("async_client", "calls", "codec", "errors", "leases", "requests")),
     *(f"mq.client.{part}" for part in ("retries", "spans", "sync_client", "values")),
-    *(f"mq.client.{part}" for part in ("webhook", "wire")),
+    *(f"mq.client.{part}" for part in ("transport", "webhook")),
     "mq.client.amqp",
     *(
         f"mq.client.amqp.{part}"

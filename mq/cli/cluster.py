@@ -23,7 +23,7 @@ ONE_MACHINE: Final = (
 ONE_NODE: Final = "one node is a member: when it is lost, nobody serves the queues. Start the two others"
 LOOK_SECONDS: Final = 0.25
 LINK_REPLIES: Final = "mq.cluster.replies."
-"""What a link of a neighbour consumes from (:data:`mq.cluster.sessions.REPLIES`)."""
+"""What a link of a neighbour consumes from (:data:`mq.cluster.link_sessions.REPLIES`)."""
 _HEADER: Final = ("NODE", "ROLE", "MEMBER FOR", "LINK TO IT", "ITS LINK", "ANSWERS AFTER")
 
 

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from mq.cli.commands import INTERRUPTED
 from mq.client import Access, Client, ClientError, Interrupted, QueueFull, Retry, Unavailable, Unreachable
-from mq.client.wire import DEFAULT_URL
+from mq.client.transport import DEFAULT_URL
 
 REFUSED: Final = 1
 """The exit status when a daemon says no, or a part of the work was not done."""

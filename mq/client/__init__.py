@@ -3,7 +3,7 @@
 * ``values``: what goes in and comes out; ``errors``: what can go wrong.
 * ``calls``: a request, its body and its answer, and when it may be sent again; ``requests``: each verb of the protocol
   as such a call, and long lists as batches; ``codec``: headers and lines.
-* ``retries``: pauses between tries; ``wire``: what httpx is told.
+* ``retries``: pauses between tries; ``transport``: what httpx is told.
 * ``leases``: when the lease of a message at hand is extended, and the task or the thread that does it.
 * ``spans``: what OpenTelemetry hears of it all, where that is installed.
 * ``async_client``: the client for asyncio and Trio; ``sync_client``: the one for threads, generated from it.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from mq.client.async_client import AsyncClient, AsyncStream
     from mq.client.leases import AsyncLease, Lease
     from mq.client.sync_client import Client, Stream
-    from mq.client.wire import Access
+    from mq.client.transport import Access
 
 __all__ = [
     "Access",
@@ -98,7 +98,7 @@ __all__ = [
 ]
 
 _WITH_TRANSPORT: Final = {
-    "Access": "mq.client.wire",
+    "Access": "mq.client.transport",
     "AsyncClient": "mq.client.async_client",
     "AsyncLease": "mq.client.leases",
     "AsyncStream": "mq.client.async_client",

@@ -25,6 +25,7 @@ from mq.client.leases import MAX_HANDLING_SECONDS, Lease
 from mq.client.requests import PublishBatch, cut, outcome_alone
 from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Retry, Tries
 from mq.client.spans import Spans
+from mq.client.transport import Access, answer_of, is_sent, translated
 from mq.client.values import (
     Head,
     Outcome,
@@ -36,7 +37,6 @@ from mq.client.values import (
     Received,
     Redriven,
 )
-from mq.client.wire import Access, answer_of, is_sent, translated
 
 T = TypeVar("T")
 

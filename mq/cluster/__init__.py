@@ -14,7 +14,7 @@ files, in reading order:
 * ``names``: the one name space of the cluster, as this node knows it.
 * ``record_keeper``: exchanges and bindings that all nodes share, as the leader keeps them; ``shared_records``: as each
   node knows them, and how far the others are.
-* ``peer_link``: a neighbour, over AMQP, and where one is found that was replaced; ``sessions``: answers such links;
-  ``wire``: makes bytes of values.
+* ``peer_link``: a neighbour, over AMQP, and where one is found that was replaced; ``link_sessions``: answers such
+  links; ``link_codec``: makes bytes of values.
 * ``coordinator``: the interface to what keeps members and names, found by entry point; ``config``: the cluster's file.
 """

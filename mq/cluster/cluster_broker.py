@@ -26,9 +26,9 @@ from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.declarations import ClusterDeclarations
 from mq.cluster.directory import Directory
+from mq.cluster.link_sessions import LinkSessions
 from mq.cluster.names import Names
 from mq.cluster.remote_broker import RemoteBroker, RemoteHeld
-from mq.cluster.sessions import LinkSessions
 from mq.cluster.shared_records import SharedRecords
 from mq.errors import BodyTooLarge, Conflict, MQError, NotServed
 from mq.message import Message, MessageId, QueueName

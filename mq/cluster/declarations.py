@@ -15,9 +15,9 @@ from mq.amqp.model.topology import PREDECLARED
 from mq.broker import Broker
 from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.queues import Record, TellShared
+from mq.cluster.link_sessions import LinkSessions
 from mq.cluster.names import Names
 from mq.cluster.remote_broker import RemoteBroker
-from mq.cluster.sessions import LinkSessions
 from mq.cluster.shared_records import SharedRecords
 from mq.errors import CallerError, Conflict, StorageError
 from mq.message import QueueName

@@ -18,8 +18,8 @@ import trio
 from mq.broker import Broker, Draft, Exclusion, Held, Precedence, Published
 from mq.broker.verbs import VERBS
 from mq.cluster.grace_storage import GraceStorage
+from mq.cluster.link_codec import Handed
 from mq.cluster.record_keeper import RecordKeeper
-from mq.cluster.wire import Handed
 from mq.errors import BrokerClosed, CallerError, MQError, NotServed, QueueHeld, ServiceLost
 from mq.message import MessageId, QueueName
 

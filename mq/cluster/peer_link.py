@@ -1,6 +1,6 @@
 """The link to a neighbour: one connection of AMQP, opened again whenever it ends, with requests and events over it.
 
-The other end is in :mod:`mq.cluster.sessions`.
+The other end is in :mod:`mq.cluster.link_sessions`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from mq.client.amqp.protocol import Arrived
 from mq.client.errors import ClientError
 from mq.cluster.config import ClusterConfig, Neighbor
 from mq.cluster.directory import Directory
-from mq.cluster.sessions import REPLIES, REQUESTS, VERSION
-from mq.cluster.wire import Handed, Malformed, decode, encode
+from mq.cluster.link_codec import Handed, Malformed, decode, encode
+from mq.cluster.link_sessions import REPLIES, REQUESTS, VERSION
 from mq.errors import MQError, NotServed, ServiceLost
 from mq.message import BytesBody, Message
 

@@ -18,7 +18,7 @@ from mq.broker.api import BrowsingAPI, ClaimsAPI, WritesAPI
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
-from mq.cluster.wire import Handed
+from mq.cluster.link_codec import Handed
 from mq.errors import MQError, NoSuchQueue, NotServed
 from mq.lifecycle import State
 from mq.message import BytesBody, Message, MessageIds

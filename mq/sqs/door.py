@@ -23,7 +23,7 @@ from mq.doors.logins import Logins
 from mq.errors import MQError
 from mq.lifecycle import DOOR
 from mq.sqs import message_actions, queue_actions
-from mq.sqs.calls import Action, ActionCall, Attempts, Desk
+from mq.sqs.actions import Action, ActionCall, Attempts, Desk
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.move_tasks import MoveTasks
 from mq.sqs.names import REGION, QueueNames, queue_of_path

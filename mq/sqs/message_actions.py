@@ -15,6 +15,7 @@ from mq.broker import Draft, Removal
 from mq.broker.bodies import close
 from mq.errors import CorruptMessage, MQError, NoSuchMessage, NotLeased, ReceiptMismatch
 from mq.message import BytesBody, Message, MessageId, QueueName, shorten
+from mq.sqs.actions import Action, ActionCall
 from mq.sqs.attributes import (
     BY_CONTENT,
     LARGEST_MESSAGE,
@@ -28,7 +29,6 @@ from mq.sqs.attributes import (
     lease_seconds,
 )
 from mq.sqs.attributes import noted as noted_attribute
-from mq.sqs.calls import Action, ActionCall
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.messages import (
     SYSTEM_ATTRIBUTES,

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from mq.errors import InvalidRequest
 from mq.message import shorten
-from mq.sqs.calls import Action
+from mq.sqs.actions import Action
 from mq.sqs.errors import SqsError
 from mq.sqs.shapes import from_form, from_json, in_base64, to_xml, tree_of, written
 from mq.web.exchange import Reply

@@ -12,6 +12,7 @@ from typing import Any, Final
 from mq.access import Right
 from mq.errors import Conflict, InvalidSetting
 from mq.message import QueueName, shorten
+from mq.sqs.actions import ANY_RIGHT, Action, ActionCall
 from mq.sqs.attributes import (
     AttributeChange,
     allows_source,
@@ -23,7 +24,6 @@ from mq.sqs.attributes import (
     wanted_attributes,
     with_defaults,
 )
-from mq.sqs.calls import ANY_RIGHT, Action, ActionCall
 from mq.sqs.errors import SqsError
 from mq.sqs.move_tasks import MOST_SHOWN, MoveTask
 from mq.sqs.names import is_fifo, known_name, new_name, queue_of_arn

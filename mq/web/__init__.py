@@ -8,7 +8,7 @@
   ``write_operations``, ``exchange_operations``, ``schedule_operations``, ``cluster_operations``, ``page_operations``.
 * ``prometheus``: what Prometheus scrapes.
 * ``page_operations``: what the page for people asks for. ``page_files``: the page itself, from ``page/``;
-  ``overview``, ``events``: what it shows, and what changes of that; ``sessions``: the users that have logged in.
+  ``overview``, ``events``: what it shows, and what changes of that; ``login_sessions``: the users that have logged in.
 * ``openapi``: the table described for programs; ``schemas``: what goes in and out as JSON.
 * ``parameters``: query and headers, checked, and the trace of a publish; ``request_body``: the body, as it arrives.
 * ``batches``: many messages in one body, parsed and written; its formats: ``json_lines``, ``multipart``.

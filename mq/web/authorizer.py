@@ -23,11 +23,11 @@ from mq.web.endpoints import ROUTER, join_path, split_path
 from mq.web.events import CONTENT_TYPE
 from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, RequestHead, document, empty, problem
 from mq.web.http_connection import CONNECTION
+from mq.web.login_sessions import CSRF_HEADER, Sessions, cookie_of, credentials, set_cookie, shown_user
 from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT, Operation
 from mq.web.page_operations import log_in, log_out
 from mq.web.page_operations import session as show_session
 from mq.web.replies import NOT_CACHED
-from mq.web.sessions import CSRF_HEADER, Sessions, cookie_of, credentials, set_cookie, shown_user
 
 LONGEST_JSON: Final = 256 * 1024
 """In bytes, of the bodies that name a queue."""

@@ -18,6 +18,7 @@ from mq.observers.metrics import Metrics
 from mq.observers.rates import Flow
 from mq.web.events import CONTENT_TYPE, LONGEST_SECONDS, Look, View, events_reply
 from mq.web.exchange import Reply, document, empty
+from mq.web.login_sessions import credentials, shown_user
 from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.page_files import file_reply, index_reply
 from mq.web.parameters import FILTER, ID, MOST, SKIP, STATE, SWITCH, content_type_of, group_of, one_of, texts_of
@@ -25,7 +26,6 @@ from mq.web.queue_operations import SORTS, sort_queues
 from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
 from mq.web.schemas import BYTES, COUNT, TEXT, as_json, record, reference
-from mq.web.sessions import credentials, shown_user
 
 PREVIEW_BYTES: Final = 200
 """Of a body that are shown."""

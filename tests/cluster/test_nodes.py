@@ -384,7 +384,7 @@ async def test_a_fetch_that_is_given_up_leases_nothing(autojump_clock: MockClock
 async def test_large_batches_over_a_link_come_in_parts(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.cluster.sessions.LARGEST_REPLY", 1000)
+    monkeypatch.setattr("mq.cluster.link_sessions.LARGEST_REPLY", 1000)
     async with three_nodes() as cluster:
         a, c = cluster.hosts["a"], cluster.hosts["c"]
         await a.http("PUT", "/q?store=cluster")

@@ -151,7 +151,7 @@ def test_every_line_is_found_by_a_request_of_its_own() -> None:
         assert operation.line == line
 
 
-@pytest.mark.parametrize("line", sorted(RIGHTS.keys() - {"POST /-/session"}))  # tests/web/test_sessions.py
+@pytest.mark.parametrize("line", sorted(RIGHTS.keys() - {"POST /-/session"}))  # tests/web/test_login_sessions.py
 async def test_a_line_lets_in_whom_it_names_and_nobody_else(
     as_user, gate: Authorizer, behind: Behind, line: str
 ) -> None:

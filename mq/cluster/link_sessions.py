@@ -25,7 +25,7 @@ from mq.amqp.wire.properties import BasicProperties as AmqpProperties
 from mq.broker import Browsed, Draft, Exclusion, Held, Published, Seen
 from mq.broker.bodies import close
 from mq.cluster.leadership import Holder, Leadership
-from mq.cluster.wire import Handed, Malformed, decode, encode
+from mq.cluster.link_codec import Handed, Malformed, decode, encode
 from mq.errors import BatchTooLarge, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties

@@ -1,4 +1,4 @@
-"""A call: one request for one action, and what all calls of the door share."""
+"""An action, which is a line of the table, a call of it, and what all calls of the door share."""
 
 from __future__ import annotations
 

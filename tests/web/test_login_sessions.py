@@ -16,7 +16,7 @@ from mq.doors.logins import Logins
 from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Handler, Reply
-from mq.web.sessions import LASTS_SECONDS, MOST_SESSIONS, Sessions
+from mq.web.login_sessions import LASTS_SECONDS, MOST_SESSIONS, Sessions
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.web.talking import ask, detail
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker import Draft, Published, QueueSettings, QueueStatus, Removal, Seen
-from mq.cluster.wire import Handed, Malformed, decode, encode
+from mq.cluster.link_codec import Handed, Malformed, decode, encode
 from mq.errors import MQError, NoSuchQueue, NotServed, ReceiptMismatch, ServiceLost
 from mq.message import BytesBody, DamagedBody, Message, MessageId, MessageIds, Properties
 
