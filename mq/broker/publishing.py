@@ -41,6 +41,7 @@ from mq.errors import (
 )
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import MessageId
+from mq.storage.groups import bytes_of_body
 from mq.storage.interface import FRESH, Group, Meta, Operation, Outcome, Result, Staged, Storage, Write
 
 _LEDGER_RECORDS: Final = 2
@@ -298,7 +299,7 @@ class Publisher:
         if self._keyed is None:
             return False
         jobs = [
-            KeyedJob(entry.job, draft.key)
+            KeyedJob(entry.job, draft.key, counts_staged=self._storage.description.counts_staged)
             for draft, entry in zip(drafts, prepared, strict=True)
             if entry.job is not None and entry.is_new
         ]
@@ -527,11 +528,9 @@ class PublishJob:
         assert isinstance(write, Write), "what has an id is not handed over"
         return write
 
-    @property
-    def bytes_in_group(self) -> int:
+    def bytes_in_group(self, *, counts_staged: bool) -> int:
         """How many bytes the Write takes of a group."""
-        body = len(self._body) if isinstance(self._body, bytes) else 0
-        return body + len(json.dumps(dict(self._attributes)))
+        return bytes_of_body(self._body, counts_staged=counts_staged) + len(json.dumps(dict(self._attributes)))
 
     def choose_id(self) -> None:
         """Make the id now, unless there is one."""
@@ -605,18 +604,20 @@ class KeyedJob:
     Args:
         job: writes the message.
         key: the client's; None without one.
+        counts_staged: whether a staged body counts in a group.
 
     Attributes:
         write: the job's operation, once it was asked for it.
         is_doubtful: whether the message may be there: the store did not answer for it.
     """
 
-    def __init__(self, job: PublishJob, key: str | None) -> None:
+    def __init__(self, job: PublishJob, key: str | None, *, counts_staged: bool) -> None:
         self.job = job
         self.key = key
         self.write: Write | None = None
         self.is_doubtful = False
-        self.bytes = job.bytes_in_group + (0 if key is None else len(json.dumps(key)) + _BYTES_OF_KEY)
+        self.bytes = job.bytes_in_group(counts_staged=counts_staged)
+        self.bytes += 0 if key is None else len(json.dumps(key)) + _BYTES_OF_KEY
 
 
 class KeyedJobs:

@@ -30,6 +30,7 @@ from mq.storage.interface import (
     Outcome,
     Put,
     Result,
+    Staged,
     Storage,
     Unlink,
     Write,
@@ -99,18 +100,26 @@ def _can(description: Description, operation: AnyOperation) -> bool:
         return description.groups > 0 or not isinstance(operation, BEYOND)
     if len(operation.operations) > description.groups:
         return False
-    return description.group_bytes is None or sum(map(_bytes, operation.operations)) <= description.group_bytes
+    if description.group_bytes is None:
+        return True
+    counts = description.counts_staged
+    return sum(_bytes(each, counts_staged=counts) for each in operation.operations) <= description.group_bytes
 
 
-def _bytes(operation: AnyOperation) -> int:
+def _bytes(operation: AnyOperation, *, counts_staged: bool) -> int:
     """About how many bytes an operation has besides its place."""
     if isinstance(operation, Put):
         return len(json.dumps(operation.value))
     if isinstance(operation, Write):
-        return len(json.dumps(dict(operation.attributes))) + (
-            len(operation.body) if isinstance(operation.body, bytes) else 0
-        )
+        return bytes_of_body(operation.body, counts_staged=counts_staged) + len(json.dumps(dict(operation.attributes)))
     return 0
+
+
+def bytes_of_body(body: bytes | Staged, *, counts_staged: bool) -> int:
+    """How many bytes a body takes of a group."""
+    if isinstance(body, bytes):
+        return len(body)
+    return body.size if counts_staged else 0
 
 
 async def _do(storage: Storage, operation: AnyOperation) -> Outcome:

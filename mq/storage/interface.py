@@ -292,8 +292,10 @@ class Description(NamedTuple):
         places: a Write can make its message in READY or DELAYED. Where False it makes it in NEW, and a Move of its own
             brings it there.
         groups: operations that a Group may have at the most; 0 where it takes no Group, no Put and no Drop. Where it
-            takes them, nothing is durable before what was done before it.
+            takes them, nothing is durable before what an earlier batch did, and of one message or record nothing before
+            what was done before it.
         group_bytes: of the bodies, attributes and values in a Group at the most; None for no limit.
+        counts_staged: among these are the bodies that were staged.
     """
 
     name: str
@@ -306,6 +308,7 @@ class Description(NamedTuple):
     places: bool = False
     groups: int = 0
     group_bytes: int | None = None
+    counts_staged: bool = False
 
 
 class Storage(Protocol):

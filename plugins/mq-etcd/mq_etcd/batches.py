@@ -1,9 +1,11 @@
 """A batch: its operations in as few transactions as etcd takes, several of them on their way at once.
 
-Operations on one message go one after the other, for a transaction looks at its conditions before it does anything.
+Operations on one message or record go one after the other, for a transaction looks at its conditions before it does
+anything.
 
 What was sent and not answered until the deadline is in doubt, and its outcome is UNKNOWN. Before anything else is
-changed it is withdrawn, and undone where it was done: then what the broker believes, that nothing happened, is so.
+changed it is withdrawn, and undone where it was done: then what the broker believes, that nothing happened, is so. What
+was in a record before is read as etcd had it one revision earlier.
 """
 
 from __future__ import annotations
@@ -15,21 +17,26 @@ from typing import Final
 import trio
 
 from mq.errors import StorageFailed, StorageFenced
-from mq.message import MessageId
-from mq.storage.interface import Operation, Outcome, Result, Write
+from mq.storage.interface import AnyOperation, Drop, Group, Outcome, Put, Result, Write
 from mq_etcd.bodies import LARGEST_VALUE
 from mq_etcd.client import Client
-from mq_etcd.errors import EtcdError, NoSpace, TooLarge, Unavailable, Uncertain
+from mq_etcd.errors import Compacted, EtcdError, NoSpace, TooLarge, Unavailable, Uncertain
 from mq_etcd.keys import Keys
 from mq_etcd.lanes import Lane
-from mq_etcd.steps import Step, step
+from mq_etcd.steps import AnyStep, Mark, step
 from mq_etcd.values import Nested
 from mq_etcd.values import Outcome as EtcdOutcome
 
 MOST_STEPS: Final = 96
-"""In one transaction. etcd takes 128 operations, those of the deepest nested one included."""
+"""In one transaction."""
+MOST_OPERATIONS: Final = 128
+"""That etcd takes in one transaction, those of the widest nested one included."""
+MOST_IN_GROUP: Final = (MOST_OPERATIONS - 2) // 2
+"""Operations of a group: each takes two of etcd's, beside the lane's and the group itself."""
 MOST_BYTES: Final = 1 << 19
 """In one transaction, if it has more than one step. etcd takes 1.5 MiB."""
+MOST_GROUP_BYTES: Final = 1 << 20
+"""Of the bodies, attributes and values of a group."""
 
 
 class Batches:
@@ -50,10 +57,15 @@ class Batches:
         self._keys = keys
         self._lives = lives
         self._lanes = lanes
-        self._sent: dict[Lane, list[Step]] = {}
+        self._sent: dict[Lane, list[AnyStep]] = {}
         self.met_no_space = False
 
-    async def commit(self, numbered: Sequence[tuple[int, Operation]]) -> dict[int, Outcome]:
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether something that was sent may have been done."""
+        return any(lane.is_in_doubt for lane in self._lanes)
+
+    async def commit(self, numbered: Sequence[tuple[int, AnyOperation]]) -> dict[int, Outcome]:
         """Do all of them; their outcomes, by number.
 
         Raises:
@@ -92,31 +104,44 @@ class Batches:
             if lane.is_in_doubt:
                 revision = await lane.withdraw()
                 if revision:
-                    undoing = [each.undoing(revision) for each in self._sent.get(lane, ())]
-                    await lane.undo([each for each in undoing if each is not None])
+                    await lane.undo(await self._undoing(self._sent.get(lane, ()), revision))
+
+    async def _undoing(self, steps: Sequence[AnyStep], revision: int) -> list[Nested]:
+        """What takes back steps that were done at that revision."""
+        before: dict[str, bytes | None] = {}
+        for key in [key for each in steps for key in each.record_keys()]:
+            try:
+                found = (await self._client.range(key, revision=revision - 1)).found
+            except Compacted as error:
+                raise StorageFailed(
+                    f"etcd has thrown away what record {key} was before a change that is in doubt: start mq again, "
+                    "which takes the change as it is there"
+                ) from error
+            before[key] = found[0].value if found else None
+        return [nested for each in steps for nested in each.undoing(revision, before)]
 
     def _steps(
-        self, numbered: Sequence[tuple[int, Operation]], outcomes: dict[int, Outcome], marks: Mapping[int, str]
-    ) -> list[Step]:
+        self, numbered: Sequence[tuple[int, AnyOperation]], outcomes: dict[int, Outcome], marks: Mapping[int, Mark]
+    ) -> list[AnyStep]:
         steps = []
         for number, operation in numbered:
             made = step(number, operation, self._keys, self._lives, marks.get(number, ""))
             if isinstance(made, Outcome):
                 outcomes[number] = made
-            elif len(made.body) > LARGEST_VALUE:
+            elif made.longest_body > LARGEST_VALUE:
                 outcomes[number] = Outcome(Result.FULL, reason="the message's attributes are longer than etcd takes")
             else:
                 steps.append(made)
         return steps
 
-    async def _send(self, steps: Sequence[Step], outcomes: dict[int, Outcome]) -> dict[int, str]:
+    async def _send(self, steps: Sequence[AnyStep], outcomes: dict[int, Outcome]) -> dict[int, Mark]:
         """Send them; the marks with which some have to be tried again. Nothing follows a change in doubt, which may be
         taken back."""
-        if any(lane.is_in_doubt for lane in self._lanes):
+        if self.is_in_doubt:
             _tell(steps, Result.FULL, "etcd has not answered for what came before it", outcomes)
             return {}
         parts = iter(_parts(steps))
-        marks: dict[int, str] = {}
+        marks: dict[int, Mark] = {}
         failures: list[StorageFenced | StorageFailed] = []
 
         async def drive(lane: Lane) -> None:
@@ -138,11 +163,11 @@ class Batches:
         return marks
 
     async def _carry(
-        self, lane: Lane, part: Sequence[Step], outcomes: dict[int, Outcome], marks: dict[int, str]
+        self, lane: Lane, part: Sequence[AnyStep], outcomes: dict[int, Outcome], marks: dict[int, Mark]
     ) -> None:
         self._sent[lane] = list(part)
         try:
-            done = await lane.send([each.txn(self._keys) for each in part])
+            done = await lane.send([each.txn() for each in part])
             answers = done.answers or await self._look(lane, part)
         except Uncertain as error:
             _tell(part, Result.UNKNOWN, str(error), outcomes)
@@ -154,15 +179,15 @@ class Batches:
         else:
             for each, answer in zip(part, answers, strict=True):
                 if done.answers is None:
-                    verdict = each.landed(answer, done.revision)
+                    verdict = each.landed(answer.answers, done.revision)
                 else:
-                    verdict = each.done() if answer.succeeded else each.refused(answer)
+                    verdict = each.done() if answer.succeeded else each.refused(answer.answers)
                 if isinstance(verdict, Outcome):
                     outcomes[each.number] = verdict
                 else:
                     marks[each.number] = verdict
 
-    async def _look(self, lane: Lane, part: Sequence[Step]) -> list[EtcdOutcome]:
+    async def _look(self, lane: Lane, part: Sequence[AnyStep]) -> list[EtcdOutcome]:
         """What stands where these steps, which have been tried, were to change something."""
         try:
             seen = await self._client.txn([], [Nested([], each.looks()) for each in part])
@@ -172,32 +197,53 @@ class Batches:
         return [answer for answer in seen.answers if isinstance(answer, EtcdOutcome)]
 
 
-def _rounds(numbered: Sequence[tuple[int, Operation]]) -> list[list[tuple[int, Operation]]]:
-    """In each, no message is changed twice."""
-    rounds: list[list[tuple[int, Operation]]] = []
-    counts: defaultdict[MessageId, int] = defaultdict(int)
+def _rounds(numbered: Sequence[tuple[int, AnyOperation]]) -> list[list[tuple[int, AnyOperation]]]:
+    """In each, no message and no record is changed twice."""
+    rounds: list[list[tuple[int, AnyOperation]]] = []
+    counts: defaultdict[object, int] = defaultdict(int)
     for number, operation in numbered:
-        id = operation.id if isinstance(operation, Write) else operation.entry.id
-        if counts[id] == len(rounds):
+        things = _things(operation)
+        at = max((counts[thing] for thing in things), default=0)
+        if at == len(rounds):
             rounds.append([])
-        rounds[counts[id]].append((number, operation))
-        counts[id] += 1
+        rounds[at].append((number, operation))
+        counts.update(dict.fromkeys(things, at + 1))
     return rounds
 
 
-def _parts(steps: Sequence[Step]) -> list[list[Step]]:
+def _things(operation: AnyOperation) -> list[object]:
+    """What an operation changes: ids of messages, and records."""
+    match operation:
+        case Group(operations):
+            return [thing for each in operations for thing in _things(each)]
+        case Put() | Drop():
+            return [(operation.kind, operation.key)]
+        case Write():
+            return [operation.id]
+        case _:
+            return [operation.entry.id]
+
+
+def _parts(steps: Sequence[AnyStep]) -> list[list[AnyStep]]:
     """What goes into one transaction each."""
-    parts: list[list[Step]] = []
-    size = 0
+    parts: list[list[AnyStep]] = []
+    size = widest = 0
     for each in steps:
-        if not parts or len(parts[-1]) == MOST_STEPS or size + each.size > MOST_BYTES:
+        width = _width(each.txn())
+        is_full = not parts or len(parts[-1]) == MOST_STEPS or size + each.size > MOST_BYTES
+        if is_full or 2 + len(parts[-1]) + max(width, widest) > MOST_OPERATIONS:
             parts.append([])
-            size = 0
+            size = widest = 0
         parts[-1].append(each)
         size += each.size
+        widest = max(widest, width)
     return parts
 
 
-def _tell(part: Sequence[Step], result: Result, reason: str, outcomes: dict[int, Outcome]) -> None:
+def _width(txn: Nested) -> int:
+    return max(len(txn.compares), len(txn.then), len(txn.otherwise))
+
+
+def _tell(part: Sequence[AnyStep], result: Result, reason: str, outcomes: dict[int, Outcome]) -> None:
     for each in part:
         outcomes[each.number] = Outcome(result, reason=reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from mq.errors import Conflict, StorageFull
 from mq.storage.interface import QUEUE, Entry, Outcome, Result
@@ -12,12 +12,10 @@ from mq_etcd.batches import MOST_STEPS, Batches
 from mq_etcd.client import Client
 from mq_etcd.keys import Keys, buried, life_of, record_key
 from mq_etcd.names import reserved_by
+from mq_etcd.steps import LARGEST_RECORD, encode_record, too_long
 from mq_etcd.values import Delete, Get, KeyValue, Nested, Page, Put, absent, end_of_prefix, present
 from mq_etcd.values import Operation as EtcdOperation
 from mq_etcd.values import Outcome as EtcdOutcome
-
-LARGEST_RECORD: Final = 1 << 20
-"""Bytes of JSON."""
 
 
 class Records:
@@ -56,9 +54,9 @@ class Records:
             StorageFull: it is longer than etcd takes.
         """
         name = self._keys.record(kind, key)
-        data = json.dumps(value, separators=(",", ":")).encode("ascii")
+        data = encode_record(value)
         if len(data) > LARGEST_RECORD:
-            raise StorageFull(f"a record of {len(data)} bytes: etcd takes {LARGEST_RECORD}. Keep less in it")
+            raise StorageFull(too_long(data))
         putting = Nested([], [Put(name, data), Get(name, keys_only=True)])
         reserving = reserved_by(self._reserved, key) if kind == QUEUE and self._reserved is not None else None
         if reserving is not None:

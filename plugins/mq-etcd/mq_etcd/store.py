@@ -15,10 +15,22 @@ import trio
 from mq.errors import StorageFailed, StorageFenced, StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
-from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Sharing, Staged, Stored, Unlink, Write
+from mq.storage.interface import (
+    AnyOperation,
+    Description,
+    Entry,
+    Group,
+    Outcome,
+    Result,
+    Sharing,
+    Staged,
+    Stored,
+    Unlink,
+    Write,
+)
 from mq.storage.options import StorageOptions
 from mq_etcd.address import Address, parse_address
-from mq_etcd.batches import Batches
+from mq_etcd.batches import MOST_GROUP_BYTES, MOST_IN_GROUP, Batches
 from mq_etcd.bodies import LARGEST_BODY, StagedBytes, bytes_of
 from mq_etcd.client import Client
 from mq_etcd.errors import EtcdError, NoSpace, Unavailable, Uncertain
@@ -78,7 +90,16 @@ class EtcdStorage:
     def description(self) -> Description:
         """What it is."""
         return Description(
-            self._name, durable=True, shared=False, ordered=True, max_body=LARGEST_BODY, journaled=True, places=True
+            self._name,
+            durable=True,
+            shared=False,
+            ordered=True,
+            max_body=LARGEST_BODY,
+            journaled=True,
+            places=True,
+            groups=MOST_IN_GROUP,
+            group_bytes=MOST_GROUP_BYTES,
+            counts_staged=True,
         )
 
     async def open(self) -> None:
@@ -142,7 +163,7 @@ class EtcdStorage:
                 raise StorageFull(_too_long(self._name))
         return StagedBytes([bytes(data)], len(data), checksum(bytes(data)))
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do a batch. Once begun it is not cancelled: it ends by itself, within the deadline and a little."""
         await trio.lowlevel.checkpoint()
         async with self._changing:
@@ -203,10 +224,11 @@ class EtcdStorage:
             await self._records.load()
             self._is_stale = False
 
-    async def _commit(self, operations: Sequence[Operation]) -> dict[int, Outcome]:
+    async def _commit(self, operations: Sequence[AnyOperation]) -> dict[int, Outcome]:
+        await self._ready_batches.settle()  # before room is made: what was there before can be read until then
         await self._refresh()
         outcomes: dict[int, Outcome] = {}
-        numbered: list[tuple[int, Operation]] = []
+        numbered: list[tuple[int, AnyOperation]] = []
         for number, operation in enumerate(operations):
             if isinstance(operation, Unlink) and life_of(operation.entry) is not None:
                 outcomes[number] = await self._records.level(self._ready_batches, operation.entry)
@@ -218,19 +240,20 @@ class EtcdStorage:
                 numbered.append((number, operation))
         batches = self._ready_batches
         outcomes |= await batches.commit(numbered)
-        if batches.met_no_space and self._room is not None:
+        if batches.met_no_space and self._room is not None and not batches.is_in_doubt:
             batches.met_no_space = False
             await self._room.mend()
         return outcomes
 
-    async def _refusal(self, operation: Operation) -> str:
-        """Why a Write is not even tried; empty where it is."""
-        if not isinstance(operation, Write) or self._room is None:
+    async def _refusal(self, operation: AnyOperation) -> str:
+        """Why what writes messages is not even tried; empty where it is."""
+        parts = operation.operations if isinstance(operation, Group) else (operation,)
+        sizes = [len(bytes_of(each.body) or b"") for each in parts if isinstance(each, Write)]
+        if not sizes or self._room is None:
             return ""
-        size = len(bytes_of(operation.body) or b"")
-        if size > LARGEST_BODY:
+        if max(sizes) > LARGEST_BODY:
             return _too_long(self._name)
-        return await self._room.refusal(size)
+        return await self._room.refusal(sum(sizes))
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

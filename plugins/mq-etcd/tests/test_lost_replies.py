@@ -12,11 +12,27 @@ from mq_etcd.testing.wire import Times, Wire, is_txn, wire_to
 from mq_etcd.values import end_of_prefix
 
 from mq.broker import open_broker
-from mq.errors import NoSuchMessage, StorageError, StorageFull
+from mq.errors import NoSuchMessage, StorageError, StorageFull, StorageUnsure
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_whole
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Storage, Unlink, Write
+from mq.storage.groups import commit
+from mq.storage.interface import (
+    QUEUE,
+    AnyOperation,
+    Drop,
+    Entry,
+    Group,
+    Meta,
+    Move,
+    Operation,
+    Outcome,
+    Put,
+    Result,
+    Storage,
+    Unlink,
+    Write,
+)
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -45,8 +61,8 @@ def giving_up_soon(storage: Storage) -> Iterator[None]:
     members._deadline = before
 
 
-async def one(storage: Storage, operation: Operation) -> Outcome:
-    [outcome] = await storage.commit([operation])
+async def one(storage: Storage, operation: AnyOperation) -> Outcome:
+    [outcome] = await commit(storage, [operation])
     return outcome
 
 
@@ -134,6 +150,123 @@ async def test_what_lands_late_changes_nothing(place, number: int) -> None:
         async with open_client(place.cluster.endpoints) as client:
             bodies = f"{place.prefix}/body/"
             assert (await client.range(bodies, end_of_prefix(bodies))).found == []
+
+
+async def a_group(storage: Storage, *others: Write | Move) -> Group:
+    """One that does all that a group may."""
+    ready, old = Entry("orders", IDS.new(), State.READY), {"old": True}
+    await storage.commit([Write("orders", ready.id, b"ready", state=State.READY)])
+    await commit(storage, [Put("ledger", "changed", old), Put("ledger", "gone", old), Drop("ledger", "made")])
+    records = (Put("ledger", "changed", {}), Put("ledger", "made", {}), Drop("ledger", "gone"), Drop("ledger", "never"))
+    return Group((Write("orders", IDS.new(), b"new"), Move(ready, State.DELAYED, LEASED), *records, *others))
+
+
+async def all_of(storage: Storage) -> tuple[set[Entry], object]:
+    return set(await everything(storage)), await storage.records("ledger")
+
+
+async def test_a_lost_reply_changes_no_outcome_of_a_group(place) -> None:
+    async with wired(place, "lost-group") as (wire, storage):
+        group = await a_group(storage)
+        wire.loses = Times(1)
+        assert await one(storage, group) == Outcome(Result.DONE)
+        entries, records = await all_of(storage)
+        assert {entry.state for entry in entries} == {State.NEW, State.DELAYED}
+        assert records == {"changed": {}, "made": {}}
+        for refused, result in (
+            (Move(Entry("orders", IDS.new(), State.READY), State.DELAYED, LEASED), Result.GONE),
+            (Write("orders", next(entry.id for entry in entries if entry.state is State.NEW), b""), Result.EXISTS),
+        ):
+            group = await a_group(storage, refused)
+            before = await all_of(storage)
+            wire.loses = Times(1)
+            assert (await one(storage, group)).result is result
+            assert await all_of(storage) == before
+        for operation in (Put("ledger", "alone", {}), Drop("ledger", "alone")):
+            wire.loses = Times(1)
+            assert (await one(storage, operation)).result is Result.DONE
+        assert wire.lost == 5
+        assert await all_of(storage) == before
+
+
+async def test_a_group_that_lands_late_changes_nothing(place) -> None:
+    async with wired(place, "late-group") as (wire, storage):
+        group = await a_group(storage)
+        wire.holds = Times(1)
+        assert await one(storage, group) == Outcome(Result.DONE)
+        entries, _ = await all_of(storage)
+        for entry in entries:
+            await storage.commit([Move(entry, State.REMOVED, entry.meta), Unlink(entry._replace(state=State.REMOVED))])
+        await commit(storage, [Drop("ledger", "made"), Put("ledger", "changed", {"later": True})])
+        assert len(wire.held) == 1
+        assert b'"succeeded":true' not in (await wire.release())[0]
+        assert await all_of(storage) == (set(), {"changed": {"later": True}})
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_a_group_in_doubt_is_undone_as_a_whole(place, lands: bool) -> None:
+    """What was in its records before is there again, too; and it can be done again."""
+    async with wired(place, f"doubt-group{lands}") as (wire, storage):
+        group = await a_group(storage)
+        before = await all_of(storage)
+        wire.holds = is_txn
+        with giving_up_soon(storage):
+            assert (await one(storage, group)).result is Result.UNKNOWN
+        wire.holds = Times(0)
+        if lands:
+            assert b'"succeeded":true' in (await wire.release())[0]
+            assert await all_of(storage) != before
+        await one(storage, Put("other", "k", {}))
+        assert await all_of(storage) == before
+        await wire.release()
+        assert await all_of(storage) == before
+        assert await one(storage, group) == Outcome(Result.DONE)
+
+
+async def test_a_group_in_doubt_whose_past_is_thrown_away_stops_the_store(place) -> None:
+    """It cannot be undone. A start takes it as it is: as a whole."""
+    async with wired(place, "compacted") as (wire, storage):
+        group = await a_group(storage)
+        wire.holds = is_txn
+        with giving_up_soon(storage):
+            assert (await one(storage, group)).result is Result.UNKNOWN
+        wire.holds = Times(0)
+        await wire.release()
+        async with open_client(place.cluster.endpoints) as client:
+            await client.compact((await client.status()).revision)
+        for _ in range(2):
+            outcome = await one(storage, Write("orders", IDS.new(), b""))
+            assert outcome.result is Result.FAILED
+            assert "start mq again" in outcome.reason
+        assert (await all_of(storage))[1] == {"changed": {}, "made": {}}
+    async with place.reopen() as storage:
+        assert (await one(storage, group)).result is Result.EXISTS
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_a_publish_with_a_key_in_doubt_is_stored_once(place, lands: bool) -> None:
+    """By the broker that asked, which says meanwhile that it does not know, and by the next one."""
+    async with wired(place, f"key{lands}") as (wire, storage):
+        async with open_broker(storage) as broker:
+            for key in ("first", "second"):
+                wire.holds = is_txn
+                with giving_up_soon(storage):
+                    for _ in range(2):
+                        with pytest.raises(StorageUnsure, match="or with the same key"):
+                            await broker.publish("orders", key.encode(), key=key)
+                wire.holds = Times(0)
+                if lands:
+                    await wire.release()
+                if key == "first":
+                    id = await broker.publish("orders", b"again", key=key)
+                    assert await broker.publish("orders", b"and again", key=key) == id
+            left = [entry.id for entry in await storage.scan(State.READY, "orders")]
+        await wire.release()
+    async with open_broker(place.address) as broker:
+        second = await broker.publish("orders", b"second", key="second")
+        assert await broker.publish("orders", b"first", key="first") == id
+        there = {message.id for message in await broker.fetch_many("orders", 10)}
+        assert there == {id, second} >= set(left)
 
 
 @pytest.mark.parametrize("lands", [True, False])
