@@ -30,12 +30,11 @@ from benchmarks import (
     many,
     memcached,
     postgres,
-    report,
     sqs,
     suite,
     vsqs,
 )
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, as_json, as_markdown
 from benchmarks.machine import facts
 
 Benchmark = Callable[[str, argparse.Namespace], list[Figure]]
@@ -137,9 +136,9 @@ def main() -> None:
         where = facts(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(report.as_markdown(where, figures))
+    print(as_markdown(where, figures))
     if options.json:
-        Path(options.json).write_text(report.as_json(where, figures), "utf-8")
+        Path(options.json).write_text(as_json(where, figures), "utf-8")
 
 
 def _options() -> argparse.Namespace:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, table_of_facts, table_of_figures
 from benchmarks.plots import Medians
-from benchmarks.report import table_of_facts, table_of_figures
 from benchmarks.systems import SYSTEMS
 from benchmarks.turns import CONSUME, PUBLISH, WORKLOADS
 

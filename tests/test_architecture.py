@@ -346,6 +346,14 @@ def test_a_room_has_a_map_of_its_files(room: str) -> None:
     assert [name for name in files if f"``{name}``" not in told] == []
 
 
+def test_the_benchmarks_have_a_map_of_their_files() -> None:
+    folder = TREE / "benchmarks"
+    told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")]
+    assert files
+    assert [name for name in files if f":mod:`.{name}`" not in told] == []
+
+
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
     """Every class, with its module."""
     for module in modules():
