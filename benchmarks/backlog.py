@@ -1,7 +1,6 @@
 """What a fetch costs in front of a short and of a long backlog: one from this and one from that, on one broker.
 
-The messages that were fetched are requeued afterwards, out of the measured time, so that the backlogs keep their
-lengths.
+Fetched messages are requeued afterwards, out of the measured time, so the backlogs keep their lengths.
 """
 
 from __future__ import annotations

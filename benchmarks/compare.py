@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
 
 
 def present(names: Sequence[str] = ()) -> tuple[list[System], dict[str, str]]:
-    """The systems that can be measured, and of those that cannot, why."""
+    """The systems that can be measured, and why the others cannot."""
     reasons = {name: SYSTEMS[name].absence() for name in names or SYSTEMS}
     absent = {name: why for name, why in reasons.items() if why}
     return [SYSTEMS[name] for name in reasons if name not in absent], absent

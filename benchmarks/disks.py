@@ -40,7 +40,8 @@ def in_memory() -> AbstractContextManager[Path]:
 
 @contextmanager
 def own(parent: str | None) -> Iterator[Path]:
-    """A file system of its own, over a file in `parent` that is written once before, so that it is really there."""
+    """A file system of its own, over a file in `parent`. The file is written once before, so its blocks are really
+    there."""
     with plain(parent) as folder:
         image = folder / "image"
         _run("dd", "if=/dev/zero", f"of={image}", "bs=1M", f"count={MEBIBYTES}", "conv=fsync", "status=none")

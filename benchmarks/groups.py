@@ -1,8 +1,8 @@
 """``python -m benchmarks.groups``: what a fetch costs in a queue with message groups, against one without.
 
 Both queues have the same messages, in memory, and turns alternate between them in one run: in each turn 64 consumers
-fetch and remove some messages one by one. Of the queue with groups it is checked that each group comes in order, that
-no two of a group are out at once, and that no consumer goes away empty while a free group has messages.
+fetch and remove some messages one by one. The run checks the queue with groups: each group comes in order, no two
+messages of a group are out at once, and no consumer goes away empty while a free group has messages.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ async def _share(store: str, folder: str, messages: int) -> float:
 
 
 class _Timed:
-    """An observer that passes on what it is told to the journal, and knows how long that works.
+    """An observer that passes everything on to the journal, and measures how long the journal takes.
 
     Attributes:
         calls: how often it was told something.

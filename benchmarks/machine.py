@@ -55,7 +55,7 @@ def is_compiled() -> bool:
 
 
 def write_back(folder: str) -> None:
-    """Let the file system that holds `folder` write everything that waits, so that nobody later pays for it."""
+    """Write what waits on the file system of `folder`, so no later measurement pays for it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         LinuxCalls().syncfs(handle)

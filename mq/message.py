@@ -167,7 +167,7 @@ def group_number(name: str) -> int:
 
 
 class SharedAttributes(dict[str, Any]):
-    """Attributes that many messages share, and that change no more: a store may keep what it makes of them.
+    """Attributes that many messages share, and that never change: a store may keep what it makes of them.
 
     Attributes:
         written: what a store has made of them; None so far.

@@ -1,5 +1,5 @@
-"""The daemon's settings: one table, four sources. A flag beats the environment, which beats the file, which beats
-the default. A wrong value is refused with the name of the place it came from.
+"""The daemon's settings: one table, four sources. A flag beats the environment, the environment the file, the file the
+default. A wrong value is refused with the name of the place it came from.
 
 A field of :class:`Settings` is a line of the table; its flag and its environment variable follow from its name.
 """
@@ -306,7 +306,7 @@ _NEAR: Final = 0.8
 
 
 def near_misses(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that are none of mq's and look like a mistake, each with the name that was probably meant.
+    """Variables that look like misspelt ones of mq's, each with the probable name.
 
     They are told, not refused: other programs have variables that begin so, too.
     """

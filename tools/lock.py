@@ -2,8 +2,8 @@
 
 Usage: python tools/lock.py
 
-``locked/dist.txt`` has what mq needs on every Python and machine that the one-file program serves, ``locked/dev.txt``
-what its developers and CI need on the Python and the machine that ran this. Versions are those of constraints.txt.
+``locked/dist.txt`` has what mq needs on every Python and machine of the one-file program. ``locked/dev.txt`` has what
+developers and CI need on the Python and the machine that ran this. Versions are those of constraints.txt.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def write(page: Path, locked: Locked, what_for: str) -> None:
 
 
 def this_machine() -> str:
-    """The Python and the machine that run this, in the words that setup.sh compares."""
+    """The Python and the machine that run this, as setup.sh compares them."""
     return f"Python {sys.version_info.major}.{sys.version_info.minor} {platform.system()} {platform.machine()}"
 
 

@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def relinked(markdown: str, place: str) -> str:
-    """The text of the page that is at `place` on the site, with links that lead there."""
+    """The text of the page at `place` on the site, with links that fit there."""
     origin = _ORIGIN.get(place, f"docs/{place}")
 
     def put_right(found: re.Match[str]) -> str:

@@ -76,7 +76,7 @@ class Walk(NamedTuple):
 
 
 class Tracer:
-    """Follows every thread that is started after :meth:`install`, and the one that calls it."""
+    """Follows the thread that calls :meth:`install`, and every thread started after that."""
 
     def __init__(self) -> None:
         self._is_on = False

@@ -6,8 +6,8 @@ plugin. Each is named by its folder, so that ``pip install .`` finds it here and
 mq-client needs.
 
 It compiles the hot modules where ``MQ_COMPILED=1`` says so. The source stays what it is, plain Python with types: mypyc
-makes of each module a C extension that does the same, and Python prefers that to the module beside it. A wheel without
-it differs in speed only.
+makes a C extension of each module. It does the same, and Python prefers it to the module beside it. A wheel without it
+differs in speed only.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class MqCluster(Mq):
 
 
 class MqClusterPostgres(MqCluster):
-    """Three nodes, whose messages are in PostgreSQL, of which one of two standbys has what is confirmed."""
+    """Three nodes with their messages in PostgreSQL. One of its two standbys has each confirmed message."""
 
     name = "mq-cluster-postgres"
     title = "mq, three nodes, PostgreSQL"

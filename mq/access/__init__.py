@@ -5,7 +5,7 @@
 * ``users_file``: the file of users, read; ``users_editor``: changes it.
 * ``aws_keys``: the file of AWS keys beside it.
 * ``user_directory``: finds the user by a token, a password, a certificate or a login on this machine.
-* ``guesses``: wrong secrets of late, which decide whose password :mod:`mq.doors.logins` checks next.
+* ``guesses``: wrong secrets of late; they decide whose password :mod:`mq.doors.logins` checks next.
 * ``certificates``: a door's own certificate, and the authorities of its clients.
 
 A door finds the user by :class:`mq.doors.logins.Logins`, then asks :meth:`User.may`.

@@ -31,7 +31,7 @@ class TLSFiles(NamedTuple):
 
     @classmethod
     def of(cls, certificate: str, key: str, client_ca: str, crl: str = "") -> TLSFiles | None:
-        """Those that settings name; None when they name none.
+        """The files that settings name; None when they name none.
 
         Raises:
             InvalidSetting: some are named, but not enough.

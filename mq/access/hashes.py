@@ -62,7 +62,7 @@ class PasswordHash(NamedTuple):
 
     @classmethod
     def of(cls, password: str, cost: Cost = COST) -> PasswordHash:
-        """That of a password, with a salt of its own. It takes as long as a check does."""
+        """The hash of a password, with a salt of its own. Making it takes as long as a check does."""
         salt = secrets.token_bytes(16)
         return cls(cost, salt, _scrypt(password, salt, cost))
 

@@ -84,8 +84,8 @@ def restore_command(
 
     ROOT is made where it is not there.
 
-    What was acknowledged after the backup is undone: messages that were removed since then come back, and those that
-    were published since then are not there.
+    What was acknowledged after the backup is undone: messages removed since then come back, and messages published
+    since then are not there.
     """
     bar = _Bar()
     try:

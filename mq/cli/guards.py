@@ -1,5 +1,5 @@
 """The guards between a daemon's doors and the network: which addresses need them, and how they are made from the files
-that the settings name, and again on SIGHUP. A file that is wrong then changes nothing."""
+in the settings, and again on SIGHUP. A file that is wrong then changes nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Guards(NamedTuple):
     Attributes:
         logins: finds users; None allows everything to all. The same for all doors.
         certificates: for TLS of the HTTP door; None speaks without it.
-        amqp_certificates: the same files for AMQP, which has no name that ALPN could offer.
+        amqp_certificates: the same files for AMQP, for which ALPN has no name.
         audit: takes the audit log; None leaves it in the program's.
     """
 

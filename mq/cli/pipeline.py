@@ -62,7 +62,7 @@ def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json:
 
 
 def _source(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags that say which daemon."""
+    """The flags that name the daemon."""
     url = click.option("--url", envvar="MQ_URL", metavar="URL", help="The daemon's address.  [MQ_URL]")
     more = click.option("--option", "given", metavar="NAME=VALUE", multiple=True, help="Of the data source.")
     return url(more(_master(command)))

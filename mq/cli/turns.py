@@ -1,4 +1,4 @@
-"""A daemon that waits for its turn on a root which another one serves, when its settings say so."""
+"""A daemon that waits for its turn on a root served by another, when its settings say so."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ class ClientError(MQError):
 
 
 class GiveBack(Exception):
-    """Raised by a program in a block that handles a message, which goes back then. No error: the block ends there.
+    """A program raises this in the block that handles a message: the block ends there, without an error, and the
+    message goes back.
 
     Args:
         delay: seconds before it can be fetched again; None for as long as its queue says of failures.

@@ -31,7 +31,7 @@ _UNKNOWN_SECONDS: Final = 30.0
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _GRACE_SECONDS: Final = 2.0
 """For how long after its lease a message counts as ours while no daemon answers: a daemon that restarts prolongs leases
-by as much, and hands out nothing before that."""
+by as much, and hands out nothing until then."""
 _PAUSES: Final = 20
 """How often a daemon that is away is asked within one lease."""
 _LOST: Final = frozenset({404, 409, 412})
@@ -81,7 +81,7 @@ class Renewal:
         )
 
     def extended(self, sent: float) -> None:
-        """Note that an extension succeeded that was sent at this instant."""
+        """Note that the extension sent at this instant succeeded."""
         self._due, self._ends = sent + self.seconds / _PARTS, sent + self.seconds + _GRACE_SECONDS
 
     def failed(self, error: ClientError, now: float) -> LeaseLost | None:

@@ -14,7 +14,7 @@ from mq.client.calls import Again, Answer, Call, Source, changed_nothing
 _BUSY: Final = frozenset({429, 502, 503, 504})
 """Statuses that may pass. 502 and 504 are not mq's: a proxy could not reach it."""
 _NOT_SERVED: Final = frozenset({429})
-"""Statuses that prove that nothing was changed, from mq or from a proxy. A 503 may come from a write whose outcome is
+"""Statuses, from mq or from a proxy, after which nothing was changed. A 503 may come from a write whose outcome is
 unknown."""
 _LARGEST_EXPONENT: Final = 30
 

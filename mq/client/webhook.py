@@ -16,7 +16,7 @@ from mq.client.sync_client import Client, Stream
 
 _NAMES: Final = {"user-agent": "mq", "accept-encoding": "identity"}
 _LARGEST_ANSWER: Final = 64 * 1024
-"""Bytes of an answer's body that are read, and dropped, so that its connection can be used again."""
+"""Bytes of an answer's body that are read and dropped: then its connection can be used again."""
 
 
 class Webhook:
@@ -26,7 +26,7 @@ class Webhook:
         url: where to.
         timeout: seconds that connecting, sending and the answer may take each, none longer than `max_handling`.
         max_handling: seconds after which the lease is renewed no more.
-        retry_delay: seconds after which a message comes back whose work failed; None for as long as its queue says.
+        retry_delay: seconds until a message whose work failed comes back; None for as long as its queue says.
         transport: another way to connect (tests).
 
     Raises:

@@ -318,7 +318,7 @@ class ClusterBroker(Forwarding):
         return await getattr(has, verb.method)(queue, *args, **named)
 
     async def _at(self, queue: str) -> Broker | RemoteBroker:
-        """The broker that has a queue. Where no queue of that name exists it is the local one, which then refuses.
+        """The broker that has a queue. Where no queue of that name exists it is the local one, and refuses.
 
         Raises:
             NotServed: that could not be found out in time.

@@ -151,7 +151,7 @@ class NameRegistry(Protocol):
         """Which of these queues the cluster has, at an instant after the call."""
 
     def follow(self) -> AbstractAsyncContextManager[tuple[Snapshot, AsyncIterator[NameChange]]]:
-        """All queues that the cluster has, and each change of them after that, in order. The iterator may raise
+        """All queues of the cluster, and each change of them after that, in order. The iterator may raise
         CoordinatorError, and may end: then enter anew."""
 
     async def shared(self, kind: str, key: str) -> Mapping[str, Any] | None:
@@ -201,7 +201,7 @@ def find_coordinator(address: str, lease_seconds: float) -> AbstractAsyncContext
     """The coordinator at an address, such as ``etcd:http://10.9.0.1:2379``.
 
     Raises:
-        InvalidSetting: there is none of that name, or it cannot be used with that address.
+        InvalidSetting: there is none of that name, or it does not take that address.
     """
     name, _, rest = address.partition(":")
     known = entry_points(group=GROUP)

@@ -25,8 +25,8 @@ from mq.message import QueueName
 logger = logging.getLogger("mq.cluster")
 
 SHARING_SECONDS: Final = 15.0
-"""How long a change of what all nodes share may take until it is in effect with them: longer than a lease, after which
-a member that does not hear of it is none."""
+"""How long a change of what all nodes share may take until it is in effect with them. That is longer than a lease: a
+member that has not heard of it by then is none."""
 RETRY_SECONDS: Final = 1.0
 
 

@@ -61,7 +61,7 @@ class GraceStorage:
 
     @property
     def description(self) -> Description:
-        """That of the store below."""
+        """The description of the store below."""
         return self._below.description
 
     async def open(self) -> None:

@@ -143,7 +143,7 @@ class PeerLeader:
             self._give_up(value)
 
     def _give_up(self, value: Any) -> None:
-        """Put messages back that came for a caller that has gone, as if they had not been handed out."""
+        """Put back the messages for a caller that has gone, as if they had not been handed out."""
         if not isinstance(value, list) or not value:
             return
         if isinstance(value[0], Handed):

@@ -1,7 +1,7 @@
 """The records that all nodes of a cluster share, as the leader keeps them: durable exchanges, bindings and users.
 
 They stand in the cluster's store. Every node follows them there, and says up to which change they are in effect with
-it: changes are counted, by a record that is written after those that it counts.
+it: one record counts the changes, and is written after the records it counts.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class LeaderClient:
             method: what is asked.
             args: what it is called with.
             named: the same, by name.
-            was_done: the error of a repeated question that proves that the first one was carried out.
+            was_done: the error of a repeated question by which the first one is known to have been carried out.
             patience: seconds.
 
         Raises:

@@ -1,8 +1,8 @@
 """The records that all nodes of a cluster share, as one of its nodes knows them: durable exchanges,
 bindings and users.
 
-A node keeps the records that it knows in its own root, too, so that a start without the coordinator has the exchanges
-to which its own queues are bound, and knows its users.
+A node keeps these records in its own root, too. So a start without the coordinator knows its users, and has the
+exchanges to which its own queues are bound.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class SplitStorage:
 
     @property
     def description(self) -> Description:
-        """That of the messages' store."""
+        """The description of the messages' store."""
         return self._messages.description
 
     async def open(self) -> None:

@@ -53,7 +53,7 @@ class Budget:
 
     @contextmanager
     def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> Iterator[PacedChunks]:
-        """A block in which a client sends a body for which memory was reserved.
+        """A block in which a client sends a body, after its memory was reserved.
 
         Args:
             chunks: what it sends.

@@ -2,7 +2,7 @@
 
 A server takes a stream of TLS for any other: its guards and limits are the same.
 
-States of the path of a Unix socket, which only users that its mode allows may reach, and what ends them:
+States of the path of a Unix socket, and what ends them. Its mode says which users may reach it:
 
 * nothing, or the socket of a dead daemon (connecting is refused): it is replaced by ours;
 * our socket: it takes connections only once it has its mode, and is taken away when the listener ends, as long as it is
@@ -97,7 +97,7 @@ class PromptListener(trio.abc.Listener[trio.SocketStream]):
                 await trio.lowlevel.wait_readable(self._listener.socket)
             except OSError:
                 break
-        return await self._listener.accept()  # which meets the error again, and knows which of them pass
+        return await self._listener.accept()  # it meets the error again, and knows which errors pass
 
     def _accept_now(self) -> trio.SocketStream:
         """One that waits already.

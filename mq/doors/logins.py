@@ -77,7 +77,7 @@ class Logins:
         self._thread = trio.CapacityLimiter(1)  # beside the store's
 
     async def user(self, address: str, name: str, secret: str) -> User | None:
-        """The user, or None: no user has that name and that secret.
+        """The user, or None: no user has this name with this secret.
 
         Args:
             address: of the client, without its port.
@@ -188,7 +188,7 @@ def _is_this_machine(address: str) -> bool:
 
 
 class _SecretCheck:
-    """A secret that is being checked, for all clients that gave it.
+    """A secret that is being checked, for every client that gave it.
 
     Attributes:
         is_over: the other attributes are valid.

@@ -204,7 +204,7 @@ class OpenConnections:
             del self._by_id[id]
 
     def all(self) -> list[tuple[str, OpenConnection]]:
-        """Those that are open now, with their ids, the oldest first."""
+        """The connections that are open now, with their ids, the oldest first."""
         return list(self._by_id.items())
 
     def by_door(self) -> Counter[str]:

@@ -71,7 +71,7 @@ class Doorway:
         return list(iter(self.first_kept, None))
 
     def first_kept(self) -> trio.SocketStream | None:
-        """The oldest connection that was kept, which is the caller's from now on; None without one."""
+        """The oldest kept connection, the caller's from now on; None without one."""
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             return self._handed.receive_nowait()
         return None
@@ -106,7 +106,7 @@ class _Kept(trio.abc.Listener[trio.SocketStream]):
 
 
 class _Borrowed(trio.abc.Listener[trio.SocketStream]):
-    """A listener that stays open after the server that accepts from it has closed it."""
+    """A listener that stays open when its server closes it."""
 
     def __init__(self, listener: trio.SocketListener) -> None:
         self._listener = PromptListener(listener)
@@ -217,7 +217,7 @@ class Standby:
 
 
 class Owner:
-    """Takes the connections that the daemons that stand by hand over.
+    """Takes the connections that daemons hand over while they stand by.
 
     Args:
         path: of its socket. No other daemon may be the owner.

@@ -230,7 +230,7 @@ class Journal:
 
 
 def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version: str) -> Journal:
-    """The journal of a broker's life that begins now, in a folder that is made when missing. Start it.
+    """The journal of a broker's life, which begins now. Its folder is made when it is missing. Start it.
 
     Args:
         folder: where its segments are. Each broker needs one of its own.

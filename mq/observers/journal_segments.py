@@ -149,7 +149,8 @@ class SegmentWriter:
                 self.close()
 
     def close(self) -> None:
-        """End the segment that is being written, and delete those that are too many or too old.
+        """End the segment that is being written, and delete the oldest where there are too many, or where they are too
+        old.
 
         Raises:
             OSError: the segment does not end in order, or others could not be removed. What was written is there.

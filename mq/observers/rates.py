@@ -89,7 +89,7 @@ class Ring:
         self.counts = array("I", bytes(4 * 8 * (SLOTS + MINUTES)))
 
     def add(self, slot: int, flow: Flow, number: int) -> None:
-        """Count `number` in a slot, which is not before the last one that was written."""
+        """Count `number` in a slot, never one before the last that was written."""
         if slot != self.slot:
             self.advance(slot)
         fine, coarse = places_of(slot, flow)

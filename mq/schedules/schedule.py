@@ -223,7 +223,7 @@ class Schedule(NamedTuple):
 
 
 def check_schedule(schedule: Schedule, now_ms: int) -> Instants:
-    """The instants of a schedule that is to be kept, at least one of which is still to come.
+    """The instants of a schedule that is to be kept; at least one is still to come.
 
     Args:
         schedule: as the client gave it.

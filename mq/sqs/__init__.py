@@ -4,8 +4,8 @@ Its files, in reading order:
 
 * ``door``: takes what is meant for SQS out of the HTTP door's requests, and answers it.
 * ``protocol``: the two ways to ask and to answer, AWS JSON and AWS query; ``shapes``: what goes in and out, in either.
-* ``actions``: an action, which is a line of the table, a call of it, and receives that are asked for again;
-  ``queue_actions``, ``message_actions``: the lines, and what carries them out.
+* ``actions``: an action (a line of the table), a call of it, and receives that are asked for again; ``queue_actions``,
+  ``message_actions``: the lines, and what carries them out.
 * ``attributes``: a queue's attributes as settings of mq; ``notes``: what of them mq has no setting for, and tags.
 * ``messages``: a message between SQS and the broker, its digests and its receipt handles.
 * ``move_tasks``: dead letters on their way back, in the background.

@@ -1,4 +1,4 @@
-"""An action, which is a line of the table, a call of it, and what all calls of the door share."""
+"""An action (a line of the table), a call of it, and the desk that all calls of the door share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_ATTEMPTS: Final = 10_000
 
 
 class Attempts:
-    """The messages that receives of FIFO queues got, by the id that the client gave its attempt.
+    """The messages that receives of FIFO queues got, by the client's id of its attempt.
 
     A client that lost an answer asks again with the same id, and gets the same messages. Until then other messages of
     their groups are blocked, so without this it would wait for the end of its own leases. Kept in memory, as long as
@@ -50,7 +50,7 @@ class Attempts:
             self._kept.popitem(last=False)
 
     def find(self, queue: str, id: str) -> Sequence[ReceiptHandle]:
-        """The handles that an attempt of that id got; none without such an attempt in the last five minutes."""
+        """The handles for an attempt of that id; none without such an attempt in the last five minutes."""
         until, handles = self._kept.get((queue, id), (0.0, ()))
         return handles if until > trio.current_time() else ()
 
@@ -145,7 +145,7 @@ class ActionCall(NamedTuple):
         return queue
 
     async def known_queue(self, right: str) -> QueueName:
-        """The name of the queue that the call is about, which exists.
+        """The name of the call's queue. The queue exists.
 
         Raises:
             SqsError: there is none, none is named, or the user lacks the right on it.

@@ -1,4 +1,4 @@
-"""The attributes of a queue: settings of mq, those that this door keeps, and those that are only shown. Pure.
+"""The attributes of a queue: settings of mq, attributes that this door keeps, and attributes that are only shown. Pure.
 
 A table has the values that each may take. An attribute with a meaning for every door is a setting of the queue; the
 others are kept in the door's notes.
@@ -90,7 +90,7 @@ def read_change(given: Mapping[str, str], *, is_fifo: bool) -> AttributeChange:
 
 
 def check_new(name: str, given: Mapping[str, str], *, is_fifo: bool) -> None:
-    """Check that a queue that is to be made is a FIFO queue by its name and by its attributes, or by neither.
+    """Check that a new queue is a FIFO queue by its name and by its attributes, or by neither.
 
     Raises:
         SqsError: it is one by one of them alone.
@@ -103,7 +103,7 @@ def check_new(name: str, given: Mapping[str, str], *, is_fifo: bool) -> None:
 
 
 def with_defaults(change: AttributeChange, *, is_fifo: bool) -> AttributeChange:
-    """The change that makes a new queue, with AWS's defaults for the attributes that it leaves out."""
+    """The change that makes a new queue, with AWS's defaults where an attribute is left out."""
     fifo = {"groups": True, "key_window": DEDUPLICATION_SECONDS} if is_fifo else {}
     return change._replace(settings={"ttl": float(_DEFAULT_RETENTION), **fifo, **change.settings})
 

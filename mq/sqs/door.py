@@ -230,7 +230,7 @@ def _is_json(head: RequestHead | Request) -> bool:
 
 
 def _region(request: Request) -> str:
-    """The region that a signature names, which is not checked."""
+    """The region that a signature names. It is not checked."""
     matched = _CREDENTIAL.search(request.headers.get("authorization", ""))
     return REGION if matched is None else matched[1]
 

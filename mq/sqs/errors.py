@@ -58,7 +58,7 @@ KINDS: Final[dict[str, ErrorKind]] = {
     "InternalFailure": ErrorKind("InternalFailure", 500),
     "ServiceUnavailable": ErrorKind("ServiceUnavailable", 503),
 }
-"""Those that have another status or code than 400 and their own name."""
+"""The errors with another status than 400, or another code than their own name."""
 
 
 class SqsError(CallerError):

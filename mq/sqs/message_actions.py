@@ -152,7 +152,7 @@ class OutgoingMessage:
         )
 
     def answer(self, id: MessageId) -> dict[str, Any]:
-        """What the client gets for it, once it is stored."""
+        """The answer to the client, once the message is stored."""
         said = {"MessageId": str(id), "MD5OfMessageBody": self._md5}
         if self._is_fifo:
             said["SequenceNumber"] = sequence_number(id)
@@ -363,7 +363,7 @@ async def change_visibility(call: ActionCall) -> Mapping[str, Any]:
 
 
 async def change_visibility_batch(call: ActionCall) -> Mapping[str, Any]:
-    """The same for up to ten messages, side by side."""
+    """Change the leases of up to ten messages, side by side."""
     queue = await call.known_queue(Right.CONSUME)
     entries, batch = _entries(call), _Batch()
 
@@ -449,7 +449,7 @@ class _Batch:
         return _Noting(self, id)
 
     def answer(self, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What the client gets: the entries in their order."""
+        """The answer to the client: the entries in their order."""
         ids = [entry["Id"] for entry in entries]
         lists = {
             "Successful": [{"Id": id, **self._successful[id]} for id in ids if id in self._successful],

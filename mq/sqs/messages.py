@@ -24,7 +24,7 @@ MOST_ATTRIBUTES: Final = 10
 LONGEST_TOKEN: Final = 128
 TRACE: Final = "AWSTraceHeader"
 ENCODING: Final = "mq.encoding"
-"""The message attribute that says that a body is in base64: it came by another door, and is no text that SQS takes."""
+"""The message attribute of a body in base64: it came by another door, and is no text that SQS takes."""
 
 _OURS: Final = "sqs"
 _NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
@@ -198,7 +198,7 @@ def _kept(attribute: Attribute) -> list[str]:
 
 
 def _shown(attributes: Mapping[str, Attribute]) -> dict[str, str]:
-    """Those attributes that other doors can show: texts that fit a header of HTTP."""
+    """The attributes that other doors can show: texts that fit a header of HTTP."""
     shown: dict[str, str] = {}
     left = _MOST_SHOWN_BYTES
     for name, each in attributes.items():

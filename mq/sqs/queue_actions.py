@@ -67,7 +67,7 @@ async def _create(call: ActionCall, name: QueueName, change: AttributeChange, ta
     if notes.attributes or notes.tags:
         await call.desk.notes.write(name, notes, None)
     else:
-        await call.desk.notes.drop(name)  # of a queue of that name that was deleted by another door
+        await call.desk.notes.drop(name)  # of a queue of that name, deleted by another door
     await broker.declarations.create(name, change.settings, None, is_transient=False)
     if notes.attributes or notes.tags:
         await call.desk.notes.write(name, notes, (await broker.status(name)).created_ns)
@@ -75,7 +75,7 @@ async def _create(call: ActionCall, name: QueueName, change: AttributeChange, ta
 
 
 async def _check_same(call: ActionCall, name: QueueName, change: AttributeChange) -> None:
-    """Check that a queue has the attributes that a client would make it with.
+    """Check that a queue has the attributes with which a client would make it.
 
     Raises:
         SqsError: it has others.

@@ -217,7 +217,7 @@ def _members(shape: Struct, tree: Tree) -> dict[str, Any]:
 
 
 def _counted(tree: Tree, name: str) -> list[Any]:
-    """What stands below a name, in the order of its numbers."""
+    """The members below a name, in the order of their numbers."""
     group = tree[name]
     if isinstance(group, dict) and all(key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS for key in group):
         return [group[key] for key in sorted(group, key=int)]

@@ -1,7 +1,7 @@
 """Groups in every store: all of a :class:`~mq.storage.interface.Group`, or nothing.
 
 A group that a store cannot do as a whole is done by an *intent*: a record of its operations. The intent is durable
-before the first operation, and dropped, durably, before the answer. So an intent that :func:`redo` finds belongs to a
+before the first operation, and dropped, durably, before the answer. So an intent found by :func:`redo` belongs to a
 group that was not answered. :func:`redo` finishes that group, unless one of its messages was not written: then it
 undoes what was done.
 
@@ -82,7 +82,7 @@ async def redo(storage: Storage) -> None:
 
 
 def undoing(operations: Iterable[Write | Move]) -> Iterator[Move | Unlink]:
-    """The operations that take back those of a group that were done."""
+    """The operations that take back what was done of a group."""
     for operation in reversed(list(operations)):
         if isinstance(operation, Write):
             yield from _removal(operation.entry)

@@ -43,7 +43,7 @@ from mq.storage.options import StorageOptions
 from mq.storage.registry import make_storage
 
 TRANSIENT: Final = "transient"
-"""The key of a queue's record that says that it need not last."""
+"""The key in a queue's record that says: it need not last."""
 
 
 def make_layered(rest: str, options: StorageOptions) -> LayeredStorage:
@@ -74,7 +74,7 @@ class LayeredStorage:
 
     @property
     def description(self) -> Description:
-        """That of the store below."""
+        """The description of the store below."""
         below = self._below.description
         heard_late = below.heard_late if self._went_below else 0.0
         return below._replace(name=f"layered:{below.name}", heard_late=heard_late)

@@ -10,8 +10,8 @@ The entry point names a :data:`Factory`. Its contract:
 
 * ``make_etcd(rest, options)`` returns a :class:`~mq.storage.interface.Storage` that is not open yet. It is a plain
   function and does no I/O: it looks at its arguments and remembers them.
-* A `rest` or an option that the backend cannot serve raises :class:`~mq.errors.StorageUnusable`, in one line that
-  says what to do. In particular, a store that only one process can use refuses any `sharing` but ``ALONE``.
+* A `rest` or an option that the backend cannot serve raises :class:`~mq.errors.StorageUnusable`. Its one line says what
+  to do. In particular, a store that only one process can use refuses any `sharing` but ``ALONE``.
 * ``aclose`` is called once ``open`` has been called, also when that failed or was cancelled, and also while the caller
   is being cancelled: it lets go of everything in either case.
 * A test of the plugin calls :func:`mq.storage.conformance.check_storage`.

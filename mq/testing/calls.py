@@ -252,7 +252,7 @@ class FaultyCalls(RecordingCalls):
         return fault
 
     def just_before(self, verb: str, path: str, act: Callable[[], object]) -> list[str]:
-        """Let another process act just before the next call of that verb, on a path below the root that matches.
+        """Let another process act just before the next call of that verb on a matching path below the root.
 
         Returns:
             A list that is empty until it has happened.

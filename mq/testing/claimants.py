@@ -89,18 +89,18 @@ class ConsumerLedger:
         self._history.violate(text)
 
     def sending(self) -> bytes:
-        """A body like no other is about to be published."""
+        """Note that a body like no other is about to be published."""
         body = b"%d" % next(self._numbers)
         self._bodies[body] = None
         return body
 
     def stored(self, body: bytes, id: str) -> None:
-        """Its publish was acknowledged."""
+        """Note that its publish was acknowledged."""
         self._learn(body, id)
         self._stored.add(id)
 
     def seen(self, holder: str, id: str, body: bytes, asked: float) -> None:
-        """A claimant was handed this, by a call that was begun at `asked`."""
+        """Note that a claimant was handed this, by a call that was begun at `asked`."""
         if body not in self._bodies:
             self.violate(f"P2/P3: {id} of {QUEUE} came with bytes that nobody published")
             return
@@ -114,15 +114,15 @@ class ConsumerLedger:
             )
 
     def holding(self, holder: str, ids: list[str], until: float) -> None:
-        """It has them until then at least."""
+        """Note that a holder has these until then at least."""
         self._holds.update(dict.fromkeys(ids, _Hold(holder, until)))
 
     def leases_end(self) -> None:
-        """The clock was set ahead while no broker served the store: leases end by it."""
+        """Note that the clock was set ahead while no broker served the store: leases end by it."""
         self._holds.clear()
 
     def letting_go(self, holder: str, ids: list[str]) -> None:
-        """From now on it may have them, or not."""
+        """Note that from now on it may have them, or not."""
         for id in ids:
             if id in self._holds and self._holds[id].holder == holder:
                 del self._holds[id]
@@ -133,11 +133,11 @@ class ConsumerLedger:
         return hold is not None and hold.holder == holder and self._now() < hold.until - _TOLERANCE_SECONDS
 
     def removing(self, ids: list[str]) -> None:
-        """They are about to be removed."""
+        """Note that these are about to be removed."""
         self._may_be_gone.update(ids)
 
     def removed(self, holder: str, ids: list[str]) -> None:
-        """They are gone for good."""
+        """Note that these are gone for good."""
         self._gone |= dict.fromkeys(ids, self._now())
         self.letting_go(holder, ids)
 
@@ -146,7 +146,7 @@ class ConsumerLedger:
         return [(QUEUE, id) for id in sorted(self._stored - self._may_be_gone)]
 
     def near_an_end(self, now: float, random: Random) -> float:
-        """An instant, not before `now`, close to which leases end by the names that they have in the store."""
+        """An instant, not before `now`, close to the ends of leases as the store's names have them."""
         ends = {hold.until + MARGIN_SECONDS for hold in self._holds.values()}
         near = random.choice(sorted(end for end in ends if end > now) or [now])
         return max(now, near + random.uniform(-0.2, 0.1))

@@ -339,7 +339,7 @@ class Disk:
         self._change(_Part(*self._parent(path), None))
 
     def names(self, path: str | int) -> list[tuple[str, FileKind]]:
-        """What is in a folder, open or not, in an order that is not that of the names."""
+        """The names in a folder, open or not; never sorted."""
         whole = self._whole(path)
         self._note(f"names {whole}")
         self._enter("names", whole)

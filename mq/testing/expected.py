@@ -96,7 +96,7 @@ class Expected:
     def sending(
         self, queue: str, body: bytes, key: str | None = None, delay: float = 0.0, ttl: float | None = None
     ) -> Sent:
-        """A publish begins."""
+        """Note that a publish begins."""
         sent = Sent(queue, body, key, self._now() + delay, ttl)
         sent.wall = self._wall()
         self.sent.append(sent)
@@ -105,7 +105,7 @@ class Expected:
         return sent
 
     def stored(self, sent: Sent, id: str) -> None:
-        """It was acknowledged, perhaps once more."""
+        """Note that a publish was acknowledged, perhaps once more."""
         self._learn(sent, id)
         sent.is_stored = True
         if sent.ttl is not None and sent.expires is None:
@@ -115,7 +115,7 @@ class Expected:
             self._history.violate(f"limit: {LIMITED} holds {len(limited)} messages, more than {MAX_MESSAGES}")
 
     def found(self, body: bytes, id: str) -> None:
-        """A publish into the unique queue was answered with a message that is there, or was stored."""
+        """Note that a publish into the unique queue was answered with a message that is there, or was stored."""
         before = [each for each in self.sent if each.body == body and each.id not in (None, id)]
         for other in before:
             if other.is_stored and not other.may_be_gone:
@@ -126,7 +126,7 @@ class Expected:
     def fetched(
         self, queue: str, message: Message, body: bytes, asked: float, wall_asked: float
     ) -> SeenDelivery | None:
-        """A fetch that was asked for at `asked` gave this."""
+        """Note that a fetch, asked for at `asked`, gave this."""
         sent = self._by_id.get(message.id) or self._by_body.get(body)
         if sent is None and queue == UNIQUE:
             sent = self.sending(UNIQUE, body)
@@ -142,22 +142,23 @@ class Expected:
         return delivery
 
     def holding(self, delivery: SeenDelivery, begun: float, seconds: float) -> None:
-        """It is held for so long, from `begun` on at the earliest."""
+        """Note that a delivery is held for so long, from `begun` on at the earliest."""
         self._held_until[delivery.message.id] = begun + seconds
 
     def leases_end(self) -> None:
-        """The clock was set ahead while no broker served the store: leases, delays and key windows end by it."""
+        """Note that the clock was set ahead while no broker served the store: leases, delays and key windows end by
+        it."""
         self._held_until.clear()
         for sent in self.sent:
             sent.not_before, sent.key = 0.0, None
 
     def letting_go(self, delivery: SeenDelivery) -> None:
-        """Its lease is about to be changed by its holder, or by one whose lease is over."""
+        """Note that its lease is about to be changed by its holder, or by one whose lease is over."""
         if self._holder.get(delivery.message.id) == delivery.message.receipt:
             self._held_until.pop(delivery.message.id, None)
 
     def removing(self, delivery: SeenDelivery) -> bool:
-        """A removal by receipt begins; whether another delivery of the message is known."""
+        """Note that a removal by receipt begins; whether another delivery of the message is known."""
         is_late = self._holder.get(delivery.message.id) != delivery.message.receipt
         if not is_late:
             delivery.sent.may_be_gone = True
@@ -165,7 +166,7 @@ class Expected:
         return is_late
 
     def removed(self, delivery: SeenDelivery, *, is_late: bool) -> None:
-        """It was acknowledged."""
+        """Note that a removal was acknowledged."""
         delivery.sent.may_be_gone = True
         delivery.sent.is_gone = self._now()
         if is_late:
@@ -183,7 +184,7 @@ class Expected:
             sent.may_be_gone = sent.may_be_gone or (sent.queue == queue and sent.id not in still)
 
     def purged(self, queue: str, ids: Sequence[str], count: int) -> None:
-        """It was answered with `count`; meanwhile the removal of these was reported."""
+        """Note that a purge was answered with `count`; meanwhile the removal of these was reported."""
         if len(ids) < count:
             self._history.violate(f"purge: {count} messages of {queue} are said to be gone, and {len(ids)} are")
         for id in ids:

@@ -51,7 +51,7 @@ REFUSALS: Final[Mapping[str, DiskFault]] = {
     "no quota for moves": DiskFault(errno.EDQUOT, frozenset({"rename", "link"}), 0.9, passes=True),
     "no right to move": DiskFault(errno.EACCES, frozenset({"rename", "link"}), 0.5, passes=True),
 }
-"""Refusals that pass, where ledgers, deliveries, deaths and claims write, so often that the reserve is of no help."""
+"""Refusals that pass, where ledgers, deliveries, deaths and claims write: too many for the reserve to help."""
 
 
 class Faults:

@@ -63,7 +63,7 @@ class GroupLedger:
         self.is_made = False
 
     def sending(self, group: str) -> SentInGroup:
-        """A publish begins. Nothing else is published in its group until it has ended."""
+        """Note that a publish begins. Nothing else is published in its group until it has ended."""
         there = self._groups.setdefault(group, [])
         sent = SentInGroup(group, len(there))
         there.append(sent)
@@ -71,7 +71,7 @@ class GroupLedger:
         return sent
 
     def handed_out(self, bodies: Sequence[bytes], until: float, *, is_fetch: bool) -> list[SentInGroup]:
-        """One call gave these, in this order. They are out until then at least."""
+        """Note that one call gave these, in this order. They are out until then at least."""
         found = [self._by_body[body] for body in bodies if body in self._by_body]
         if len(found) < len(bodies):
             self._history.violate(f"P2/P3: {QUEUE} gave bytes that nobody published: {bodies}")
@@ -82,12 +82,12 @@ class GroupLedger:
         return found
 
     def leases_end(self) -> None:
-        """The clock was set ahead while no broker served the store."""
+        """Note that the clock was set ahead while no broker served the store."""
         for sent in self._by_body.values():
             sent.out_until = -math.inf
 
     def cut_off(self) -> None:
-        """The broker ended: what was held in memory is held no more."""
+        """Note that the broker ended: what was held in memory is held no more."""
         for sent in self._by_body.values():
             if sent.out_until == math.inf:
                 sent.out_until = -math.inf

@@ -75,11 +75,11 @@ class History:
     # What clients do
 
     def sending(self, queue: str, body: bytes) -> None:
-        """A publish begins; `body` is like no other."""
+        """Note that a publish begins; `body` is like no other."""
         self._sent[body] = _Sent(queue, body, self._now())
 
     def published(self, body: bytes, id: MessageId) -> None:
-        """It was acknowledged."""
+        """Note that a publish was acknowledged."""
         sent = self._sent[body]
         if id in self._by_id and self._by_id[id] is not sent:
             self._violate(f"P3: id {id} was given to two messages")
@@ -89,7 +89,7 @@ class History:
             self._never_leased[id] = sent
 
     def fetched(self, queue: str, id: MessageId, body: bytes, asked: float) -> None:
-        """A fetch that was asked for at `asked` gave this."""
+        """Note that a fetch, asked for at `asked`, gave this."""
         self.deliveries += 1
         sent = self._sent.get(body)
         if sent is None:
@@ -106,7 +106,7 @@ class History:
         self._held_until[id] = self._leased_until.get(id, self._now())
 
     def removing(self, id: MessageId) -> None:
-        """A removal begins."""
+        """Note that a removal begins."""
         sent = self._by_id.get(id)
         if sent is None:  # it was handed out against a promise already
             return
@@ -115,25 +115,25 @@ class History:
         self._never_leased.pop(id, None)
 
     def removed(self, id: MessageId) -> None:
-        """It was acknowledged."""
+        """Note that a removal was acknowledged."""
         if id in self._by_id:
             self._by_id[id].removed = self._now()
 
     def requeueing(self, id: MessageId) -> None:
-        """A lease is given up, perhaps by one whose lease has run out and is another's now."""
+        """Note that a lease is given up, perhaps by one whose lease has run out and is another's now."""
         self._held_until.pop(id, None)
         self._requeued_by_hand.add(id)
 
     def queue_making(self, queue: str) -> None:
-        """A queue's creation begins."""
+        """Note that a queue's creation begins."""
         self._queues[queue] = None
 
     def queue_made(self, queue: str) -> None:
-        """It was acknowledged."""
+        """Note that the making of a queue was acknowledged."""
         self._queues[queue] = True
 
     def queue_deleting(self, queue: str) -> int:
-        """A queue's deletion begins; give the result to :meth:`queue_deleted`."""
+        """Note that a queue's deletion begins; give the result to :meth:`queue_deleted`."""
         self._queues[queue] = None
         self._deletions.setdefault(queue, []).append(Deletion(self._now(), None))
         self._never_leased = {id: sent for id, sent in self._never_leased.items() if sent.queue != queue}
@@ -141,16 +141,16 @@ class History:
         return len(self._deletions[queue]) - 1
 
     def queue_deleted(self, queue: str, number: int) -> None:
-        """It was acknowledged."""
+        """Note that the deletion of a queue was acknowledged."""
         self._deletions[queue][number] = self._deletions[queue][number]._replace(done=self._now())
         self._queues[queue] = False
 
     def cut_off(self) -> None:
-        """The brokers ended in the middle of what they did: a lease that no client was told of may stand."""
+        """Note that the brokers ended in the middle of what they did: a lease that no client was told of may stand."""
         self._never_leased.clear()
 
     def leases_end(self) -> None:
-        """The clock was set ahead while no broker served the store: leases end by it."""
+        """Note that the clock was set ahead while no broker served the store: leases end by it."""
         self._held_until.clear()
 
     # What the broker says

@@ -89,7 +89,7 @@ class Plan(NamedTuple):
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
         claims: whether batches are claimed, too.
         groups: whether messages have groups, too.
-        pairs: how many pairs of users, one of which publishes while the other waits for that.
+        pairs: how many pairs of users: one publishes while the other waits for that.
         refuses: whether there is trouble most of the time, with a check of every message once it is over.
         purges: whether users purge queues, and extend most of their leases.
         reschedules: whether users change when delayed messages come.
@@ -165,7 +165,7 @@ def _by_chance(random: Random) -> Plan:
 
 START_NS: Final = 1_700_000_000 * 10**9
 STUCK_SECONDS: Final = 7200.0
-"""Virtual seconds after which a phase that should have ended is stuck (P9). No fault lasts nearly as long."""
+"""Virtual seconds after which a phase counts as stuck (P9). No fault lasts nearly as long."""
 
 STEPS_SECONDS: Final = tuple(years * 365 * 86_400.0 for years in (-30, -2, 0, 0, 2, 30))
 """The steps by which such a clock is set, mostly years."""

@@ -337,7 +337,7 @@ class Users:
             sent.is_gone = trio.current_time()
 
     def _waiting(self) -> Sent | None:
-        """A message that is delayed, as far as its publisher knows, and that no other user changes now."""
+        """A message that is delayed, as far as its publisher knows, while no other user changes it."""
         now = trio.current_time()
         waiting = [
             sent

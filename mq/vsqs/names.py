@@ -8,7 +8,7 @@ A number is a Unix time in milliseconds: decimal, without leading zeros, at most
 
 :class:`FolderNames` changes names so that a crash loses no message. Where a rename survives a crash whole, a move is a
 rename. Elsewhere (no journal, or nothing known) it is link, sync, unlink: the message has a durable name at every
-instant, and of several processes that move it, the one that unlinks the old name wins.
+instant. Where several processes move it, the one that unlinks the old name wins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What VSQS needs of an operating system: system calls and a clock that tests can replace, inotify, and errors.
 
 :class:`FolderWatch` follows the names in one folder by inotify(7), with nothing but the standard library. The kernel
-queues an event while it holds the folder's lock. So a process that has created, moved or removed a name there finds
-everything that happened before among the events.
+queues an event while it holds the folder's lock. So a process finds, among the events, everything that happened before
+its own change of a name there.
 
 :func:`told` translates the system's errors into mq's, by whose fault they are, with what to do.
 """

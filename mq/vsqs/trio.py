@@ -83,8 +83,8 @@ class TrioMessage:
 class TrioQueue:
     """One folder, for any number of tasks. Made by :func:`open_queue`.
 
-    Receiving has a queue object of its own, so that tasks that publish or delete read none of its events. A task that
-    receives leaves nothing ready behind, or its own change of the folder wakes the next that waits.
+    Receiving has a queue object of its own: tasks that publish or delete read none of its events. A task that receives
+    leaves nothing ready behind, or its own change of the folder wakes the next that waits.
     """
 
     def __init__(self, changing: Queue, receiving: Queue) -> None:
@@ -107,7 +107,7 @@ class TrioQueue:
             await self._wait()
 
     async def receive_now(self, visibility_timeout: float = VISIBILITY_SECONDS) -> TrioMessage | None:
-        """The same without waiting: None when there is none."""
+        """Receive without waiting: None when there is no message."""
         async with self._receiving_lock:
             message = await trio.to_thread.run_sync(self._receiving.receive, visibility_timeout, 0)
         return None if message is None else TrioMessage(self, message)

@@ -186,7 +186,7 @@ under ``/-/`` hides none; no id is a word, so ``batch`` and ``delete`` hide none
 ROUTER: Final = Router(ROUTES)
 
 STRICT_ROUTES: Final = _routes((each for each in OPERATIONS if each.line in SEEDS), with_heads=False)
-"""Those of the seed."""
+"""The routes of the seed."""
 _STRICT_ROUTER: Final = Router(STRICT_ROUTES)
 
 

@@ -34,7 +34,7 @@ def _nobody_hangs_up(tell: Tell) -> AbstractAsyncContextManager[None]:
 
 
 class SharedHeaders(dict[str, str]):
-    """Headers that many requests share, and that change no more: what was read of them once is kept.
+    """Headers that many requests share, and that never change: what was read of them once is kept.
 
     Attributes:
         read: what a reader has made of them; None so far.
@@ -130,7 +130,7 @@ class Handler(Protocol):
     def for_head(self, head: RequestHead) -> Handler:
         """What answers all requests with this head, as :meth:`handle` does.
 
-        A guard that has nothing to say to them leaves itself out, so a door that remembers heads passes it by.
+        A guard that has nothing to say to them leaves itself out: doors remember heads, and pass it by.
         """
         return self
 

@@ -1,9 +1,9 @@
 """The fast lane: plain HTTP/1.1 requests, served straight on the stream.
 
 One regular expression says what is plain, and its matches can be read in one way only. At the first other request
-(codings, upgrades, expectations, a repeated header) the connection is handed on to Hypercorn, with all that was read of
-that request. So odd requests have one answer, and this module need not know them. Both lanes answer alike, byte for
-byte; tests/web/test_lanes.py holds them to that.
+(codings, upgrades, expectations, a repeated header) the connection goes on to Hypercorn, with all that was read of that
+request. So odd requests have one answer, and this module need not know them. Both lanes answer alike, byte for byte;
+tests/web/test_lanes.py holds them to that.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The browser guard refuses requests that foreign web pages cause. A browser sends a page's requests from its own machine,
 so any page could use a daemon on a loopback address without users: by a request across sites, or by a name that comes
-    to
-point here (DNS rebinding). Three headers of a browser say where a request comes from (RFC 9110, section 7.2; Fetch,
+to point here (DNS rebinding). Three headers of a browser say where a request comes from (RFC 9110, section 7.2; Fetch,
 sections 3.1 and 4.7; Fetch Metadata). Other clients name the daemon with the first, and leave out the others.
 """
 

@@ -330,12 +330,12 @@ class HttpConnection:
 
     def close(self, why: str) -> None:
         """End it at once, without a reason, for which HTTP has no message. A request that was carried out stays so."""
-        self._stream.socket.close()  # that ends a send, too, which Hypercorn shields
+        self._stream.socket.close()  # this ends a send, too, although Hypercorn shields it
         self.scope.cancel()
 
 
 CONNECTION: Final[ContextVar[HttpConnection | None]] = ContextVar("connection", default=None)
-"""The one over which this task's request came; None where it came over no socket."""
+"""The connection of this task's request; None where that came over no socket."""
 
 
 def waiting_for(queue: str) -> AbstractContextManager[None]:

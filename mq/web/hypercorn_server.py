@@ -201,7 +201,7 @@ class GuardedServer(TCPServer):
             await protocol._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
 
     async def _initiate_server_close(self) -> None:
-        """End a connection that has been idle for too long, or that is idle when mq stops."""
+        """End a connection that has been idle for too long, or is idle when mq stops."""
         protocol = self.protocol.protocol
         if isinstance(protocol, H11Protocol) and not self.context.terminated.is_set() and _has_begun(protocol):
             await protocol._send_error_response(408)

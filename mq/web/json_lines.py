@@ -144,7 +144,7 @@ class _LongLine:
                 raise BatchTooLarge(f"a line has at most {LARGEST_REST} bytes beside its body")
 
     def end(self) -> dict[str, Any]:
-        """It is whole: what it has, the body as bytes.
+        """The whole line: its members, the body as bytes.
 
         Raises:
             InvalidRequest: it is not a JSON object, or its body is there twice.

@@ -21,7 +21,7 @@ QUEUE: Final = "amqp-queue"
 BINDING: Final = "amqp-binding"
 """The kind of record that makes a binding."""
 SHARED: Final = "cluster-record"
-"""The kind of record that repeats an exchange or a binding which all nodes of a cluster share."""
+"""The kind of record that repeats an exchange or a binding shared by all nodes of a cluster."""
 ELSEWHERE: Final = "cluster-queue"
 """The kind of record that marks a queue as the cluster's: all nodes have it, and no root of its own."""
 
@@ -77,7 +77,7 @@ class Exchange:
 
     @property
     def alternate(self) -> str | None:
-        """The exchange that gets the messages which no binding of this one matches."""
+        """The exchange that gets the messages without a matching binding of this one."""
         return self.arguments.get("alternate-exchange")
 
     @property
@@ -87,7 +87,7 @@ class Exchange:
         return self.durable and not self.auto_delete
 
     def record(self) -> DurableRecord:
-        """What is kept of it."""
+        """The durable record of it."""
         value = {"vhost": self.vhost, "name": self.name, "kind": self.kind.value, "auto_delete": self.auto_delete}
         value |= {"internal": self.internal, "arguments": to_json(dict(self.arguments))}
         return DurableRecord(EXCHANGE, encode(self.vhost, self.name), value)
@@ -118,7 +118,7 @@ class Queue:
         vhost, name: what it is called.
         durable: whether it survives a restart.
         auto_delete: whether it goes with its last consumer.
-        owner: the connection to which it is exclusive and with which it goes; None for a queue open to all.
+        owner: the connection that owns it: the queue is exclusive to it and ends with it; None for a queue open to all.
         arguments: as declared, checked.
         is_unsure: whether this node does not know if it exists. A store that knows decides when a message is stored.
     """
@@ -147,7 +147,7 @@ class Queue:
         return self.durable and self.owner is None
 
     def record(self) -> DurableRecord:
-        """What is kept of it."""
+        """The durable record of it."""
         value = {"vhost": self.vhost, "name": self.name, "auto_delete": self.auto_delete}
         return DurableRecord(QUEUE, self.key, value | {"arguments": to_json(dict(self.arguments))})
 
@@ -190,7 +190,7 @@ class Binding:
         return encode(self.vhost, self.to.name) if self.to.is_queue else None
 
     def record(self) -> DurableRecord:
-        """What is kept of it."""
+        """The durable record of it."""
         value = {"vhost": self.vhost, "source": self.source, "is_queue": self.to.is_queue, "to": self.to.name}
         value |= {"routing_key": self.routing_key, "arguments": to_json(dict(self.arguments))}
         digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode())

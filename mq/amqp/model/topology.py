@@ -56,7 +56,7 @@ class Topology:
 
     Args:
         vhosts: their names; ``/`` is there anyway.
-        has_queue: whether mq has a queue of that name that was not declared over AMQP. It is taken for a durable one.
+        has_queue: whether mq has a queue of that name, not declared over AMQP. It is taken for a durable one.
         may_have: whether mq may have one that is not known here.
         is_caught_up: whether the bindings that other nodes have made are known here.
     """
@@ -278,7 +278,7 @@ class Topology:
         return Cascade(place).plan(queues=[place.queues.get(name) or Queue(vhost, name, durable=True)])
 
     def left(self, vhost: str, name: str) -> TopologyChange:
-        """Plan that an auto-delete queue goes, after a consumer has left it, if that was the last one."""
+        """Plan the end of an auto-delete queue whose last consumer has left it."""
         queue = self._vhosts[vhost].queues.get(name)
         if queue is None or not queue.auto_delete or self.consumers.count(queue.key):
             return NOTHING
@@ -411,7 +411,7 @@ class Topology:
 
 
 def _traits(thing: Exchange | Queue) -> dict[str, Any]:
-    """The traits that must be the same when it is declared again, by the names that error texts use."""
+    """The traits that must be the same when it is declared again, by their names in error texts."""
     traits: dict[str, Any] = {"durable": thing.durable, "auto_delete": thing.auto_delete}
     if isinstance(thing, Exchange):
         traits |= {"type": thing.kind.value, "internal": thing.internal}

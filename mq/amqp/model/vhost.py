@@ -38,11 +38,11 @@ class Vhost:
         self._to: dict[Destination, set[Binding]] = {}
 
     def bindings_from(self, exchange: str) -> Set[Binding]:
-        """Those that lead away from an exchange."""
+        """The bindings that lead away from an exchange."""
         return self._from.get(exchange, frozenset())
 
     def bindings_to(self, target: Destination) -> Set[Binding]:
-        """Those that lead to a queue or an exchange."""
+        """The bindings that lead to a queue or an exchange."""
         return self._to.get(target, frozenset())
 
     def add_exchange(self, exchange: Exchange) -> None:

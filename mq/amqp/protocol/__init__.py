@@ -1,8 +1,8 @@
 """A connection of AMQP without a socket or an event loop: bytes in, commands and bytes out.
 
 * ``commands``: what a connection asks of the server, and the results.
-* ``session``: what the channels of a connection share: the user, the vhost, limits, and the two ways out: bytes,
-  and the outbox that joins commands that can share a barrier.
+* ``session``: what the channels of a connection share: the user, the vhost, limits, and the two ways out: bytes, and
+  the outbox, which joins commands for one barrier.
 * ``declare_methods``: methods of a channel that declare, as commands, with the right that each takes.
 * ``publishes``: what a channel publishes: contents put together, routed, confirmed or committed.
 * ``deliveries``: what a channel is sent: consumers, their credit, unsettled deliveries.

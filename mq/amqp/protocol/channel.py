@@ -467,7 +467,7 @@ class Channels:
         self._epoch = 0
 
     def all(self) -> list[Channel]:
-        """Those there are, by number."""
+        """The open channels, by number."""
         return [channel for _, channel in sorted(self._by_number.items())]
 
     def find(self, key: ChannelKey) -> Channel | None:

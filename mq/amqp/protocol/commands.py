@@ -42,7 +42,7 @@ class PublishedMessage(NamedTuple):
         channel: where it came from.
         number: the number of its confirm; None on a channel without confirms.
         exchange, routing_key: as published.
-        queues: where it goes; at least one, which may be unsure, or stand for those that are not known yet.
+        queues: where it goes; at least one. It may be unsure, or stand for queues that are not known yet.
         properties: as they came.
         body: all of it.
         expiration_ms: milliseconds until it expires; None for what the queue says.

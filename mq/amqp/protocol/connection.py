@@ -260,7 +260,7 @@ class Connection:
         return self.session.outbox.take()
 
     def outgoing(self) -> bytes:
-        """What is to be sent now."""
+        """The bytes to send now."""
         self._channels.flush()
         data = b"".join(self._sending)
         self._sending.clear()
@@ -316,7 +316,7 @@ class Connection:
         return self._channels.find(key)
 
     def channels(self) -> list[Channel]:
-        """Those there are, by number."""
+        """The open channels, by number."""
         return self._channels.all()
 
     def credit(self, channel: ChannelKey, tag: str) -> int:

@@ -1,6 +1,6 @@
 """What the channels of a connection share: its user, its vhost, its limits, and the two ways out.
 
-The :class:`Outbox` joins commands that can share a barrier: publishes that follow each other, and settlements that do.
+The :class:`Outbox` joins commands that can share a barrier: publishes in a row, and settlements in a row.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class ConsumerPump:
         return not self._is_single or self._consumers.active(self.queue.key) is self
 
     def feed(self) -> None:
-        """It has credit again, or may be the active one now."""
+        """Go on: the consumer has credit again, or may be the active one now."""
         self._fed.set()
 
     def start(self) -> None:

@@ -276,7 +276,7 @@ class Handlers:
                     await self._state.consumer_ended(consumer)
 
     def consumers(self) -> list[ConsumerPump]:
-        """Those of the connection."""
+        """The consumers of the connection."""
         return list(self._consumers.values())
 
     def forget(self, consumer: ConsumerPump) -> None:

@@ -52,7 +52,7 @@ class Publishable(Protocol):
 
     @property
     def hidden_keys(self) -> tuple[str, ...]:
-        """More keys by which it was routed, of which its consumers do not hear."""
+        """More keys by which it was routed; its consumers do not hear of them."""
 
 
 @lru_cache(maxsize=64)  # a publisher's next message mostly has the same properties

@@ -60,7 +60,7 @@ class PublishPump:
         alarm: told while there is no room.
         dead_letters: gets the refusals of full queues that dead-letter them.
         backlog: bytes that wait, of all connections.
-        told: called with messages that are stored or refused, and those among them that are refused.
+        told: called with messages that are stored or refused, and with the refused ones among them.
 
     Attributes:
         lost: how many messages are not stored, or not known to be, without their publisher having been told.

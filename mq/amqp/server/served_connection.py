@@ -146,11 +146,11 @@ class ServedConnection:
             self._fail(Refusal(Code.CONNECTION_FORCED, f"broker forced connection closure: {why}"))
 
     def status(self) -> ConnectionStatus:
-        """What there is to see of it now."""
+        """The connection as operators see it now."""
         return status_of(self._connection, self._stream, self._peer, self._began)
 
     def consumers(self) -> list[ConsumerStatus]:
-        """What there is to see of its consumers now."""
+        """Its consumers as operators see them now."""
         return consumers_of(self._connection, self._handlers.consumers())
 
     def alarm_changed(self) -> None:
@@ -373,7 +373,7 @@ class ServedConnection:
 
 
 class _Received:
-    """What a client sends, until its end."""
+    """The bytes that a client sends, until its end."""
 
     def __init__(self, stream: trio.SocketStream | TLSStream) -> None:
         self._stream = stream
@@ -391,7 +391,7 @@ class _Received:
 def status_of(
     connection: Connection, stream: trio.SocketStream | TLSStream, peer: Peer, began: float
 ) -> ConnectionStatus:
-    """What there is to see of a connection now.
+    """A connection as operators see it now.
 
     Args:
         connection: which.
@@ -424,7 +424,7 @@ def _traffic(stream: trio.SocketStream | TLSStream) -> Traffic | None:
 
 
 def consumers_of(connection: Connection, pumps: Iterable[ConsumerPump]) -> list[ConsumerStatus]:
-    """What there is to see of a connection's consumers now.
+    """A connection's consumers as operators see them now.
 
     Args:
         connection: which.

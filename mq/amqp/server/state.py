@@ -105,7 +105,7 @@ class AmqpState:
             self.unused.note_use(queue)
 
     async def run(self) -> None:
-        """Run what needs no connection: queues that expire, and those that are deleted over HTTP."""
+        """Run what needs no connection: queues that expire, and queues deleted over HTTP."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.turns.run)
             nursery.start_soon(self.unused.run)
@@ -157,7 +157,7 @@ class AmqpState:
         return now
 
     async def consumer_ended(self, consumer: ConsumerPump) -> None:
-        """Remove a consumer that has ended, and its queue if that is to go with it.
+        """Remove a consumer that has ended, and its queue where the queue goes with it.
 
         Raises:
             Refusal: the store cannot do that now.

@@ -121,7 +121,7 @@ class BasicProperties:
         return shown, hidden
 
     def changed(self, headers: Mapping[str, Any], without: frozenset[str] = frozenset()) -> BasicProperties:
-        """The same with these headers, None for "take it out", and without those properties.
+        """These properties with some headers changed, None for "take it out", and without some properties.
 
         Raises:
             Refusal: 502; the table of headers is malformed.
@@ -132,7 +132,7 @@ class BasicProperties:
         return _joined(parts)
 
     def replying_to(self, queue: str) -> BasicProperties:
-        """The same with another ``reply-to``."""
+        """These properties with another ``reply-to``."""
         parts = {name: self.raw[start:end] for name, (start, end) in self._spans.items()}
         written = queue.encode()
         return _joined({**parts, "reply_to": bytes([len(written)]) + written})

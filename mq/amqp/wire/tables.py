@@ -62,7 +62,7 @@ def entries(table: bytes) -> Iterator[TableEntry]:
 
 
 def check(table: bytes) -> None:
-    """Check that every value ends within the table or array that holds it.
+    """Check that every value ends within its table or array.
 
     Raises:
         Refusal: 502; one does not, or is nested too deeply.
@@ -155,7 +155,7 @@ def _malformed() -> Refusal:
 
 
 def to_json(value: Any) -> Any:
-    """A value of a table as JSON. A type that JSON lacks becomes an object with one key that begins with ``$``."""
+    """A value of a table as JSON. A type that JSON lacks becomes an object with one key, beginning with ``$``."""
     if isinstance(value, dict):
         return {("$" + key if key.startswith("$") else key): to_json(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -255,7 +255,7 @@ class AmqpClient:
             return channel
 
     def _close_idle_getter(self) -> None:
-        """Close the getter that was idle longest, so that a program may get from any number of queues."""
+        """Close the getter that was idle longest. So a program may get from any number of queues."""
         if len(self._getting) < _MOST_GETTING:
             return
         for queue, channel in list(self._getting.items()):

@@ -33,7 +33,7 @@ async def a_batch_keeps_and_forgets_records(storage: Storage) -> None:
 
 
 async def a_group_is_done_as_a_whole(storage: Storage) -> None:
-    """It has one outcome, in its place among the others."""
+    """A group has one outcome, in its place among the others."""
     queue = await make_queue(storage)
     await storage.put_record(KIND, "old", {"old": 1})
     ready, first, second = await bring(storage, queue, State.READY), new_id(), new_id()

@@ -177,7 +177,7 @@ async def of_equal_writes_one_is_done(storage: Storage) -> None:
 
 
 async def reading_finds_only_what_is_there(storage: Storage) -> None:
-    """None for each that is not, in the order that was asked for."""
+    """None for each that is not, in the order of the request."""
     queue = await make_queue(storage)
     kept, moved = await publish(storage, queue, b"kept"), await publish(storage, queue)
     now = await done(storage, Move(moved, State.DELAYED, leased()))

@@ -184,7 +184,7 @@ async def an_orphan_can_be_removed(storage: Storage) -> None:
 
 
 async def an_unlinked_entry_is_gone(storage: Storage) -> None:
-    """For good: a second Unlink is GONE, and so is that of an entry that never was."""
+    """For good: a second Unlink is GONE, and so is the Unlink of an entry that never was."""
     queue = await make_queue(storage)
     entry = await bring(storage, queue, State.REMOVED)
     await refused(storage, Unlink(entry._replace(id=new_id())), Result.GONE)

@@ -54,7 +54,7 @@ async def nothing_is_delivered_to_a_dropped_queue(storage: Storage) -> None:
 
 
 async def messages_may_come_before_their_queue(storage: Storage) -> None:
-    """They are its messages, whenever it was made: that a new queue is empty is the broker's business."""
+    """A queue has them, whenever it was made: that a new queue is empty is the broker's business."""
     entries = [await publish(storage, "orders"), await bring(storage, "orders", State.DELAYED, leased())]
     await storage.put_record(QUEUE, "orders", {"created": new_id().time, "incarnation": 1})
     for entry in entries:

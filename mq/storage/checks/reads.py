@@ -98,7 +98,7 @@ async def scan_stops_at_its_limit(storage: Storage) -> None:
 
 
 async def scan_of_an_unknown_queue_is_empty(storage: Storage) -> None:
-    """It is not an error."""
+    """Asking for it is no error."""
     for state in State:
         listed = await storage.scan(state, "nowhere")
         assert listed == [], f"scan of {state.name} in a queue that is not there: {listed}"

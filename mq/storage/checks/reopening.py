@@ -65,7 +65,7 @@ async def bodies_and_attributes_stay(make: Opener, reopen: Opener) -> None:
 
 
 async def a_message_moved_into_a_younger_queue_stays(make: Opener, reopen: Opener) -> None:
-    """It stands there by when it joined, not by its own age."""
+    """A message stands in a queue by when it joined, not by its own age."""
     async with make() as storage:
         old = await make_queue(storage, "old")
         ready = await done(storage, Move(await publish(storage, old), State.READY))
@@ -77,7 +77,7 @@ async def a_message_moved_into_a_younger_queue_stays(make: Opener, reopen: Opene
 
 
 async def what_left_stays_away(make: Opener, reopen: Opener) -> None:
-    """Unlinked messages, the places that messages left, bodies that were staged and never written."""
+    """Unlinked messages, the former places of messages, and bodies that were staged and never written."""
     async with make() as storage:
         queue = await make_queue(storage)
         unlinked = await bring(storage, queue, State.REMOVED)
