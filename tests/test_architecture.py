@@ -36,7 +36,10 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.spark.pipelines": (*DOMAIN, "mq.spark", "mq.observers.journal_rows", "mq.observers.journal_segments"),
     "mq.storage": (
         *DOMAIN,
-        *(f"mq.storage.{waist}" for waist in ("checks", "groups", "interface", "memory", "options", "registry")),
+        *(
+            f"mq.storage.{waist}"
+            for waist in ("checks", "confirmed", "groups", "interface", "memory", "options", "registry")
+        ),
     ),
     "mq.storage.interface": DOMAIN,
     "mq.storage.files": (*DOMAIN, "mq.storage.files", "mq.storage.interface", "mq.storage.options"),

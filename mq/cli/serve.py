@@ -42,6 +42,7 @@ from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
 from mq.settings import AMQP_PORT, Settings, load_settings
 from mq.sqs.door import SqsDoor
+from mq.storage.confirmed import ConfirmedFile
 from mq.storage.interface import Storage
 from mq.storage.registry import open_storage
 from mq.web.app import WebApp
@@ -104,6 +105,7 @@ def _open_store(settings: Settings, config: BrokerConfig) -> AbstractAsyncContex
         root_owner=settings.root_owner,
         log=not settings.no_log,
         untested=settings.untested_fs,
+        confirmed=ConfirmedFile(Path(settings.root, "state")) if settings.storage else None,
     )
 
 

@@ -8,10 +8,11 @@ opens them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
 from mq.cluster.record_keeper import SHARED_KINDS
+from mq.errors import StorageError
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.interface import (
@@ -26,8 +27,45 @@ from mq.storage.interface import (
     Stored,
 )
 
+CONFIRMED: Final = "confirmed"
+"""The kind of records in the coordinator's store that say how far a store of messages has come."""
 LIFE: Final = ("created", "incarnation")
 """The fields of a queue's record that tell one life of its name from the next."""
+
+
+class ConfirmedRecord:
+    """A :class:`~mq.storage.confirmed.LastConfirmed` in the coordinator's store. What came in the last second before a
+    master died may not be noted.
+
+    Args:
+        names: the store; open when something is recalled.
+    """
+
+    def __init__(self, names: Storage) -> None:
+        self._names = names
+        self._noted: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
+
+    async def recall(self, store: str) -> int:
+        """As in LastConfirmed."""
+        found = (await self._names.records(CONFIRMED)).get(store, {})
+        return int(found.get("number", 0))
+
+    def note(self, store: str, number: int) -> None:
+        """As in LastConfirmed."""
+        self._noted[store] = number
+
+    async def flush(self) -> None:
+        """As in LastConfirmed."""
+        for store, number in list(self._noted.items()):
+            if self._kept.get(store) != number:
+                with suppress(StorageError):  # who leads no more keeps nothing
+                    await self._names.put_record(CONFIRMED, store, {"number": number})
+                    self._kept[store] = number
+
+    def forgetting(self, store: str) -> str:
+        """As in LastConfirmed."""
+        return f"stop the nodes, and delete the key of the record {CONFIRMED} {store} in etcd"
 
 
 class SplitStorage:

@@ -4,6 +4,7 @@ In reading order:
 
 * ``interface``: the verbs of a store, and what each promises.
 * ``groups``: all of some operations or nothing, in every store.
+* ``confirmed``: how far a store has come that others keep alive, noted apart from it.
 * ``options``: how a store will be used, said when it is opened.
 * ``registry``: from an address, such as ``posix:/var/lib/mq``, to an open store.
 * ``memory``: the store of this process's memory.

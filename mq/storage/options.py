@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mq.storage.confirmed import LastConfirmed
 from mq.storage.interface import Sharing
 
 
@@ -23,6 +24,7 @@ class StorageOptions:
         untested: whether a root is served on a file system of which nothing was measured
             (:attr:`mq.storage.files.mount.Mount.assumed`).
         max_memory: bytes of bodies that may be kept in memory, where the store keeps some there.
+        confirmed: where a store that others keep alive notes how far it has come; None where it is not to.
     """
 
     sharing: Sharing = Sharing.ALONE
@@ -34,3 +36,4 @@ class StorageOptions:
     log: bool = True
     log_bytes: int | None = None
     untested: bool = False
+    confirmed: LastConfirmed | None = None

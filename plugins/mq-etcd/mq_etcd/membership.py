@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
 from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
-from mq.cluster.split_storage import SplitStorage
+from mq.cluster.split_storage import ConfirmedRecord, SplitStorage
 from mq.storage.interface import Storage
 from mq.storage.options import StorageOptions
 from mq.storage.registry import make_storage
@@ -234,7 +234,8 @@ class EtcdCandidacy:
         if not messages:
             return names
         term = f"{'&' if '?' in messages else '?'}term={self.number}"
-        return SplitStorage(names, make_storage(messages + term, StorageOptions()))
+        options_of_messages = StorageOptions(confirmed=ConfirmedRecord(names))
+        return SplitStorage(names, make_storage(messages + term, options_of_messages))
 
 
 class _Changes:

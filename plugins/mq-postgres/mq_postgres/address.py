@@ -44,6 +44,11 @@ class Address(NamedTuple):
     deadline: float = DEADLINE_SECONDS
     term: int = 0
 
+    @property
+    def name(self) -> str:
+        """What tells the store from others, whichever server has it."""
+        return f"{self.parameters['dbname']}/{self.schema}"
+
     def password(self) -> str | None:
         """Read the file.
 

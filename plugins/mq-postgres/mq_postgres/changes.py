@@ -141,7 +141,7 @@ class Changes:
                 ended = connection.execute("COMMIT")
             assert ended.statusmessage == "COMMIT", f"a transaction ended with {ended.statusmessage}"
             refusals = {n: result for cursor in given for n, result in cursor}
-        self._link.landed = number
+        self._link.believe(number)
         return refusals
 
     def _withdrawn(self, number: int, ends: float) -> Refusals | None:
@@ -172,7 +172,7 @@ class Changes:
                 refusals = dict(connection.execute(_REFUSALS, (number,)).fetchall())
         self._number += 1
         if row[0]:
-            self._link.landed = number
+            self._link.believe(number)
         return refusals if row[0] else None
 
 

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import errors
 
 from mq.errors import StorageFenced, StorageUnusable
+from mq.storage.confirmed import LastConfirmed
 from mq_postgres.address import Address, connection_parameters
 from mq_postgres.schema import check_server
 
@@ -65,10 +66,12 @@ class Link:
     Args:
         address: of the store.
         session: tells this opening of the store from all others.
+        confirmed: hears of each change whose answer is believed.
     """
 
-    def __init__(self, address: Address, session: str) -> None:
+    def __init__(self, address: Address, session: str, confirmed: LastConfirmed | None = None) -> None:
         self._address = address
+        self._confirmed = confirmed
         self._name = application_name(session)
         self._connection: psycopg.Connection[Any] | None = None
         self._warnings: list[str] = []
@@ -132,6 +135,12 @@ class Link:
             self.close()
             raise Lost(f"PostgreSQL warned: {warning}")
 
+    def believe(self, number: int) -> None:
+        """Note that a change has landed, before its answer is."""
+        self.landed = number
+        if self._confirmed is not None:
+            self._confirmed.note(self._address.name, number)
+
     def _check_landed(self, connection: psycopg.Connection[Any]) -> None:
         """Go on with no standby that was promoted without all that was confirmed."""
         if not self.landed:
@@ -140,8 +149,7 @@ class Link:
         if row is None or row[0] < self.landed:
             raise StorageUnusable(
                 f"this PostgreSQL knows of no change after {row and row[0]}, and {self.landed} was confirmed: "
-                "a standby was promoted that does not hold it. Promote one that does; or start mq again, "
-                "and what is missing is lost"
+                "a standby was promoted that does not hold it. Promote one that does"
             )
 
     def cut(self) -> None:

@@ -59,16 +59,30 @@ class Taken(NamedTuple):
     change: int
 
 
-def take(link: Link, session: str, ended: str = "") -> Taken | Held:
+class Lacking(Exception):
+    """The server knows of no change after `landed`, and a later one was confirmed.
+
+    Attributes:
+        landed: the last change that it has.
+    """
+
+    def __init__(self, landed: int) -> None:
+        super().__init__(landed)
+        self.landed = landed
+
+
+def take(link: Link, session: str, confirmed: int, ended: str = "") -> Taken | Held:
     """Take the store, or say who has it.
 
     Args:
         link: to the server.
         session: tells this opening of the store from all others.
+        confirmed: a change that the server has to have.
         ended: the `until` of a lease that counts as ended, whatever the server's clock says, which may have been set
             back by years.
 
     Raises:
+        Lacking: it does not have it; nothing was changed.
         As :meth:`Link.asking`.
     """
     with link.asking() as connection, connection.transaction():
@@ -81,15 +95,16 @@ def take(link: Link, session: str, ended: str = "") -> Taken | Held:
         [epoch] = _row(connection, "UPDATE fence SET epoch = epoch + 1 RETURNING epoch")
         here = f"{socket.gethostname()}, process {os.getpid()}"
         connection.execute(_TAKE, (here, session, LEASE_SECONDS))
-        [change] = _row(connection, "SELECT number FROM lane FOR UPDATE")
+        change = _last_change(connection, confirmed)
     return Taken(epoch, change)
 
 
-def take_for_term(link: Link, session: str, term: int) -> Taken:
+def take_for_term(link: Link, session: str, confirmed: int, term: int) -> Taken:
     """Take the store for the leader of a cluster, whoever has it: its term is the epoch.
 
     Raises:
         StorageFenced: a later leader has it, or had.
+        Lacking: as :func:`take`.
         As :meth:`Link.asking`.
     """
     with link.asking() as connection, connection.transaction():
@@ -100,7 +115,7 @@ def take_for_term(link: Link, session: str, term: int) -> Taken:
         connection.execute(_END_SESSIONS, (application_name(before),))
         connection.execute("UPDATE fence SET epoch = %s", (term,))
         connection.execute(_TAKE, (f"{socket.gethostname()}, process {os.getpid()}", session, LEASE_SECONDS))
-        [change] = _row(connection, "SELECT number FROM lane FOR UPDATE")
+        change = _last_change(connection, confirmed)
     return Taken(term, change)
 
 
@@ -112,6 +127,13 @@ def renew(link: Link, session: str, seconds: float = LEASE_SECONDS) -> None:
     """
     with link.asking() as connection:
         connection.execute(_RENEW, (seconds, session))
+
+
+def _last_change(connection: psycopg.Connection[Any], confirmed: int) -> int:
+    number, landed = _row(connection, "SELECT number, landed FROM lane FOR UPDATE")
+    if landed < confirmed:
+        raise Lacking(landed)
+    return int(number)
 
 
 def _row(connection: psycopg.Connection[Any], query: str, *values: str) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ import trio
 from mq.errors import StorageError, StorageFailed, StorageFenced, StorageFull, StorageUnsure, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
+from mq.storage.confirmed import LastConfirmed
 from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Sharing, Staged, Stored, Unlink, Write
 from mq.storage.options import StorageOptions
 from mq_postgres import batches, owner, reader, records
@@ -29,6 +30,8 @@ from mq_postgres.schema import make_ready
 _T = TypeVar("_T")
 
 _FAREWELL_SECONDS: Final = 2.0
+_TELL_SECONDS: Final = 1.0
+"""Between two notes, elsewhere, of what was confirmed."""
 _GRACE_SECONDS: Final = 1.0
 """After the deadline, until a session is cut: first it may give up by itself."""
 
@@ -58,7 +61,7 @@ def make_postgres(rest: str, options: StorageOptions) -> PostgresStorage:
             "postgres: serves one broker at a time: run without peers, mover and reaper inside. "
             "Another broker takes over when that one has ended"
         )
-    return PostgresStorage(f"postgres:{rest}", parse_address(rest))
+    return PostgresStorage(f"postgres:{rest}", parse_address(rest), options.confirmed)
 
 
 class PostgresStorage:
@@ -67,13 +70,16 @@ class PostgresStorage:
     Args:
         name: the store's address.
         address: what it says.
+        confirmed: notes how far it has come; None where a start is to believe any server.
     """
 
-    def __init__(self, name: str, address: Address) -> None:
+    def __init__(self, name: str, address: Address, confirmed: LastConfirmed | None = None) -> None:
         self._name = name
         self._address = address
         self._session = secrets.token_hex(6)
-        self._writer, self._reader, self._keeper = (Link(address, self._session) for _ in range(3))
+        self._confirmed = confirmed
+        self._writer = Link(address, self._session, confirmed)
+        self._reader, self._keeper = (Link(address, self._session) for _ in range(2))
         self._one_writes, self._one_reads, self._one_keeps = (trio.CapacityLimiter(1) for _ in range(3))
         self._open_changes: Changes | None = None
         self._keeping: trio.CancelScope | None = None
@@ -119,6 +125,8 @@ class PostgresStorage:
                     self._keeper.cut()
                 await self._kept.wait()
                 self._keeping = None
+                if self._confirmed is not None:
+                    await self._confirmed.flush()
             if self._is_taken:
                 self._is_taken = False
                 await self._renewed(0, _FAREWELL_SECONDS)
@@ -223,11 +231,24 @@ class PostgresStorage:
         """Wait until whoever was killed with the store in hand has lost it, then take it.
 
         Raises:
-            StorageUnusable: somebody has it, and lives.
+            StorageUnusable: somebody has it, and lives; or the server lacks what was confirmed.
         """
+        confirmed = 0 if self._confirmed is None else await self._confirmed.recall(self._address.name)
+        try:
+            return await self._take_from(confirmed)
+        except owner.Lacking as lacking:
+            assert self._confirmed is not None, "nothing was recalled"
+            raise StorageUnusable(
+                f"this PostgreSQL knows of no change after {lacking.landed}, and {confirmed} was confirmed before mq "
+                "was started again: a standby was promoted that does not hold it, or a backup was restored. Promote a "
+                "server that holds it, and demote this one; or, if what is missing is lost for good, "
+                f"{self._confirmed.forgetting(self._address.name)}, and start mq again"
+            ) from None
+
+    async def _take_from(self, confirmed: int) -> owner.Taken:
         if self._address.term:
-            return await self._write(owner.take_for_term, self._writer, self._session, self._address.term)
-        first = found = await self._write(owner.take, self._writer, self._session)
+            return await self._write(owner.take_for_term, self._writer, self._session, confirmed, self._address.term)
+        first = found = await self._write(owner.take, self._writer, self._session, confirmed)
         began = heard = trio.current_time()
         while isinstance(found, owner.Held) and isinstance(first, owner.Held):
             if found.until != first.until:  # whoever renews it lives
@@ -239,17 +260,26 @@ class PostgresStorage:
             now = trio.current_time()
             heard = now if found.has_session else heard
             is_over = now - began > owner.LEASE_SECONDS + 2 or now - heard > owner.SILENT_SECONDS
-            found = await self._write(owner.take, self._writer, self._session, found.until if is_over else "")
+            ended = found.until if is_over else ""
+            found = await self._write(owner.take, self._writer, self._session, confirmed, ended)
         assert isinstance(found, owner.Taken), "neither ours nor anybody else's"
         return found
 
     async def _keep(self, scope: trio.CancelScope) -> None:
         """As a task of the system's, for a store has no nursery. Whether the lease has ended, the fence tells."""
         with scope:
-            while True:
-                await trio.sleep(owner.LEASE_SECONDS / 4)
-                await self._renewed(owner.LEASE_SECONDS, self._address.deadline)
+            async with trio.open_nursery() as nursery:
+                if self._confirmed is not None:
+                    nursery.start_soon(self._tell, self._confirmed)
+                while True:
+                    await trio.sleep(owner.LEASE_SECONDS / 4)
+                    await self._renewed(owner.LEASE_SECONDS, self._address.deadline)
         self._kept.set()
+
+    async def _tell(self, confirmed: LastConfirmed) -> None:
+        while True:
+            await trio.sleep(_TELL_SECONDS)
+            await confirmed.flush()
 
     async def _renewed(self, seconds: float, deadline: float) -> None:
         try:

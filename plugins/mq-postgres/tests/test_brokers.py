@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 import trio
 from mq_postgres.testing.server import ROLE, Server, running, standbys_of
 
 from mq.broker import Broker, open_broker
-from mq.errors import NoSuchMessage, StorageError
+from mq.errors import NoSuchMessage, StorageError, StorageUnusable
+from mq.storage.confirmed import ConfirmedFile
 from mq.storage.registry import open_storage
 
 
@@ -177,6 +179,42 @@ async def test_a_standby_that_is_promoted_under_load_has_all_that_was_confirmed(
             assert await broker.fetch("orders") is None
         assert confirmed < set(load.got) == load.acknowledged
         assert len(load.got) == most, "none was handed out twice: no lease ended"
+
+
+async def test_a_start_at_a_standby_without_what_was_confirmed_is_refused(primary: Server, tmp_path: Path) -> None:
+    """However long mq was down; and what the text says to do helps."""
+
+    @asynccontextmanager
+    async def started(*servers: Server) -> AsyncIterator[Broker]:
+        confirmed = ConfirmedFile(tmp_path)
+        async with open_storage(address_of(*servers), confirmed=confirmed) as storage, open_broker(storage) as broker:
+            yield broker
+
+    async def bodies(broker: Broker) -> list[bytes]:
+        return [await message.body.read() for message in await broker.fetch_many("orders", 10)]
+
+    with trio.fail_after(90), standbys_of(primary, "behind", "whole") as (behind, whole):
+        async with started(primary) as broker:
+            await broker.create_queue("orders")
+            await broker.publish("orders", b"on both")
+            while behind.received() < primary.written():
+                await trio.sleep(0.01)
+            behind.kill()
+            await broker.publish("orders", b"on one")
+        primary.kill()
+        behind.start()
+        behind.promote()
+        with pytest.raises(StorageUnusable, match="before mq was started again: a standby was promoted") as refused:
+            async with started(behind, whole):
+                pytest.fail("what was confirmed is lost, and nothing says so")
+        whole.promote()
+        async with started(whole) as broker:
+            assert await bodies(broker) == [b"on both", b"on one"]
+        (file,) = await trio.Path(tmp_path).iterdir()
+        assert f"remove {file}, and start mq again" in str(refused.value)
+        await file.unlink()
+        async with started(behind) as broker:
+            assert await bodies(broker) == [b"on both"]
 
 
 async def test_a_standby_without_what_was_confirmed_is_not_gone_on_with(primary: Server) -> None:

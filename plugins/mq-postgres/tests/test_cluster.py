@@ -5,10 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
+from mq.cluster.split_storage import ConfirmedRecord, SplitStorage
+from mq.errors import StorageUnusable
+from mq.lifecycle import State
+from mq.message import MessageIds
+from mq.storage.interface import QUEUE, Write
+from mq.storage.memory import MemoryStorage
+from mq.storage.options import StorageOptions
+from mq.storage.registry import make_storage, open_storage
 from tests.cluster.daemons import Nodes, three_daemons
 
 pytestmark = [
@@ -23,6 +34,50 @@ def bodies(nodes: Nodes, node: str) -> list[bytes]:
     while (reply := nodes.ask(node, "GET", "/q/messages?visibility=600")).status_code == 200:
         found.append(reply.content)
     return found
+
+
+async def test_a_node_that_becomes_master_knows_what_was_confirmed_before(place) -> None:
+    """From the coordinator's store: the node before was another one. Here a server comes back without some of it."""
+
+    @asynccontextmanager
+    async def led(term: int) -> AsyncIterator[SplitStorage]:
+        messages = make_storage(f"{place.address}&term={term}", StorageOptions(confirmed=ConfirmedRecord(names)))
+        split = SplitStorage(names, messages)
+        try:
+            await split.open()
+            yield split
+        finally:
+            await messages.aclose()
+
+    names = MemoryStorage()
+    async with led(1) as storage:
+        await storage.put_record(QUEUE, "orders", {"created": 0})
+        for _ in range(3):
+            await storage.commit([Write("orders", MessageIds().new(), b"confirmed")])
+    with place.server.admin() as admin:
+        admin.execute(f"UPDATE {place.schema}.lane SET landed = landed - 1".encode())
+    with pytest.raises(StorageUnusable, match=r"a standby was promoted.* delete the key of the record confirmed mq/"):
+        async with led(2):
+            pytest.fail("what was confirmed is lost, and nothing says so")
+    with place.server.admin() as admin:
+        assert admin.execute(f"SELECT epoch FROM {place.schema}.fence".encode()).fetchone() == (1,), "nothing is taken"
+        admin.execute(f"UPDATE {place.schema}.lane SET landed = landed + 1".encode())
+    async with led(2) as storage:
+        assert len(await storage.scan(State.NEW)) == 3
+
+
+async def test_the_coordinator_hears_what_is_confirmed_while_a_master_lives(place) -> None:
+    names = MemoryStorage()
+    await names.open()
+    noting = ConfirmedRecord(names)
+    async with open_storage(place.address, confirmed=noting) as storage:
+        await storage.put_record("exchange", "a", {})
+        with place.server.admin() as admin:
+            row = admin.execute(f"SELECT landed FROM {place.schema}.lane".encode()).fetchone()
+        assert row is not None
+        with trio.fail_after(30):
+            while await noting.recall(f"mq/{place.schema}") != row[0]:
+                await trio.sleep(0.01)
 
 
 def test_what_was_confirmed_outlives_masters_that_die_or_sleep(place, tmp_path: Path) -> None:

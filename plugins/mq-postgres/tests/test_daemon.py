@@ -43,4 +43,11 @@ def test_a_daemon_that_is_killed_has_lost_nothing(place, tmp_path: Path) -> None
         assert [body for _, body, _ in found[:28]] == [b"%d" % number for number in range(2, 30)]
         assert found[28][0] in (204, 404), "one is leased, one was removed"
         assert ask(daemon, "DELETE", f"/orders/messages/{leased[0][2]}")[0] == 202
+        daemon.kill()
+        with place.server.admin() as admin:  # as on a standby that lacks the last change
+            admin.execute(f"UPDATE {place.schema}.lane SET landed = landed - 1".encode())
+            with pytest.raises(DaemonFailed, match=r"before mq was started again.*remove .*root/state/confirmed-mq"):
+                daemon.start()
+            admin.execute(f"UPDATE {place.schema}.lane SET landed = landed + 1".encode())
+        daemon.start()
         daemon.stop()

@@ -89,6 +89,13 @@ class Server:
         assert row is not None, "a SELECT without a row"
         return int(row[0])
 
+    def written(self) -> int:
+        """How far a primary is, in bytes of its log."""
+        with self.admin() as admin:
+            row = admin.execute("SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn").fetchone()
+        assert row is not None, "a SELECT without a row"
+        return int(row[0])
+
     def start(self, *flags: str) -> None:
         """Start it, or start it again with what it kept, and wait until it answers."""
         settings = {
