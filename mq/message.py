@@ -35,7 +35,7 @@ _GREGORIAN_TO_UNIX_TICKS: Final = 0x01B21DD213814000
 _TAIL_BITS: Final = 64
 """Of an id's key, below its time: the clock sequence and the node."""
 _NODE: Final = (1 << 48) - 1
-_OF_A_PROCESS: Final = 1 << 40
+OF_A_PROCESS: Final = 1 << 40
 """The multicast bit of an id's node: set where the node stands for a process (RFC 9562, section 6.10), not set where it
 is the number of a message group."""
 _LAST_FOLLOWED_TICKS: Final = 1 << 59
@@ -52,6 +52,8 @@ class QueueName(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> QueueName:
+        if type(text) is cls:
+            return text
         if _QUEUE_NAME.fullmatch(text) is None:
             raise InvalidName(
                 f"not a queue name: {shorten(text)}. Use 1 to 100 letters, digits and . _ @ -, "
@@ -96,7 +98,7 @@ class MessageId(str):
     @staticmethod
     def group_in(key: int) -> int | None:
         """The number of the message group to which the message of that :attr:`key` belongs; None for no group."""
-        return None if key & _OF_A_PROCESS else key & _NODE
+        return None if key & OF_A_PROCESS else key & _NODE
 
     @staticmethod
     def time_in(key: int) -> int:
@@ -125,7 +127,7 @@ class MessageIds:
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns, node: int | None = None) -> None:
         if node is None:
-            node = secrets.randbits(48) | _OF_A_PROCESS  # so it is not a network card's address, either
+            node = secrets.randbits(48) | OF_A_PROCESS  # so it is not a network card's address, either
         clock_sequence = 0x8000 | (node ^ node >> 16) & 0x3FFF
         self._clock_ns = clock_ns
         self._process = f"{clock_sequence:04x}"
@@ -163,7 +165,7 @@ class MessageIds:
 def group_number(name: str) -> int:
     """The number by which ids name a message group: 47 bits of a hash. Two groups of one number are served as one."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=6).digest()
-    return int.from_bytes(digest) & ~_OF_A_PROCESS
+    return int.from_bytes(digest) & ~OF_A_PROCESS
 
 
 class SharedAttributes(dict[str, Any]):

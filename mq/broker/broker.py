@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -18,7 +16,7 @@ from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, C
 from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
-from mq.broker.commit import Begun, Committer, InFlight, Together
+from mq.broker.commit import Committer, InFlight, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
@@ -31,7 +29,7 @@ from mq.broker.keys import Keys
 from mq.broker.leases import Leases
 from mq.broker.ledger import Ledger
 from mq.broker.peek import READY, Peek, Seen, SequenceBrowser
-from mq.broker.publishing import Draft, KeyedJobs, Published, Publisher, SaveWorker, Upload
+from mq.broker.publishing import Draft, KeyedJobs, Published, Publisher, SaveWorkers, Upload
 from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, Queues, QueueStatus, Redriven
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
@@ -66,6 +64,8 @@ class Broker:
         self._storage = storage
         self._wiring = wiring = Wiring(storage, config, observers, clock_ns, random)
         self._catalog, self._committer, self._waiters = wiring.catalog, wiring.committer, wiring.waiters
+        self._known = wiring.catalog.queues
+        self._publish_took = wiring.catalog.tellers_of(Span.PUBLISH)
         self._queues, self._publishing, self._consuming = wiring.queues, wiring.publishing, wiring.consuming
         self._unacked = wiring.unacked
         self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
@@ -115,6 +115,8 @@ class Broker:
 
     async def has_queue(self, queue: str) -> bool:
         """Whether the queue exists."""
+        if not self.config.others_move:
+            return queue in self._known
         return await self._queues.look_up(queue, surely=True) is not None
 
     async def create_queue(self, queue: str, place: str | None = None) -> bool:
@@ -228,8 +230,10 @@ class Broker:
         began = trio.current_time()
         try:
             with self._in_flight:
-                outcomes = await self._publishing.publish(await self._queues.get(queue), drafts)
-            self._catalog.tell_took(Span.PUBLISH, trio.current_time() - began)
+                index = self._known.get(queue) or await self._queues.get(queue)
+                outcomes = await self._publishing.publish(index, drafts)
+            for took in self._publish_took:
+                took(trio.current_time() - began)
             return outcomes
         finally:
             for draft in drafts:
@@ -269,7 +273,8 @@ class Broker:
         """As :meth:`fetch`, for up to `most` messages that are there together."""
         if visibility is not None:
             check_value("visibility", visibility, VISIBILITY)
-        return await self._fetch(FetchRequest(await self._queues.get(queue), most, visibility, waits=wait > 0), wait)
+        index = self._known.get(queue) or await self._queues.get(queue)
+        return await self._fetch(FetchRequest(index, most, visibility, waits=wait > 0), wait)
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
@@ -295,7 +300,8 @@ class Broker:
             ReceiptMismatch: another delivery holds it, or none does any more.
         """
         with self._in_flight:
-            await self._consuming.remove(await self._queues.get(queue), Removal(id, receipt))
+            index = self._known.get(queue) or await self._queues.get(queue)
+            await self._consuming.remove(index, Removal(id, receipt))
 
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
         """Remove messages with one barrier; for each, in their order, its error, or None when it was removed."""
@@ -548,8 +554,8 @@ class Wiring:
         ids = MessageIds(clock_ns, int(writer, 16))
         self._leases = leases = Leases(config.delay_seconds, clock_ns, random)
         self.catalog = Catalog(observers, clock_ns)
-        self.committer = Committer(storage, partial(self.catalog.tell_took, Span.BARRIER))
-        jobs = Together(self.committer, self._begin_jobs)
+        self.committer = Committer(storage, self.catalog.tellers_of(Span.BARRIER))
+        jobs: Together[Job] = Together(self.committer)
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock_ns, random, writer)
         self.waiters = waiters = Waiters(config.workers)
         self.watcher = watcher = StoreWatcher(core, waiters)
@@ -564,7 +570,7 @@ class Wiring:
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
         self._deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
         handover = Handover(core, waiters, leases, self._deliverers[0])
-        self._save_workers = cycle([SaveWorker(handover) for _ in range(config.workers)])
+        jobs.begin = SaveWorkers(handover, config.workers).begin
         loader = BodyLoader(core)
         self.queues = Queues(core, watcher, upkeep, dead, loader)
         self.declarations = Declarations(core, self.queues, sinks)
@@ -620,10 +626,6 @@ class Wiring:
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)
         await self.writes.start(nursery)
-
-    def _begin_jobs(self, jobs: Sequence[Job]) -> Begun:
-        """Let the next save worker do the jobs of a batch."""
-        return next(self._save_workers).begin(jobs)
 
     async def _get_caught_up(self, queue: str) -> QueueIndex:
         """A queue's index, with all messages in it that were published before, or whose write job was committed."""

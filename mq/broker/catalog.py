@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import trio
@@ -49,13 +50,20 @@ class Catalog:
         self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "took")]
         self._clock_ns = clock_ns
 
-    def begin(self, entry: Entry, *, is_leaving: bool = False) -> None:
-        """Begin a move: lock the message and take it out of the index. One that leaves its queue counts no more."""
+    def begin(self, entry: Entry, *, is_leaving: bool = False, is_out: bool = False) -> None:
+        """Begin a move: lock the message and take it out of the index. One that leaves its queue counts no more.
+
+        Args:
+            entry: where the message is.
+            is_leaving: whether it leaves its queue.
+            is_out: whether it is not in the index: it was just taken out, or never was there.
+        """
         self.locks.begin(entry.id)
         index = self.queues.get(entry.queue) or self.leaving.get(entry.queue)
         if index is None:
             return
-        index.discard(entry.id)
+        if not is_out:
+            index.discard(entry.id)
         index.under_way += 1
         self._begun[entry.id] = _Begun(index, is_leaving)
         if not is_leaving:
@@ -85,6 +93,13 @@ class Catalog:
             self.events.freed(begun.queue)
         if begun is not None and begun.queue.deleted:
             self.let_go(begun.queue)
+
+    def end_reaped(self, left: Entry, removed: Entry | None, door: str) -> None:
+        """End a removal whose message was unlinked in the same batch."""
+        self.end(left, None, Kind.REMOVE)
+        self.events.departed(left.id)
+        self.tell(Kind.REMOVE, left, removed, door=door)
+        self.tell(Kind.REAP, removed, None)
 
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:
         """The messages of a queue that are being moved."""
@@ -148,10 +163,9 @@ class Catalog:
         for observer in self._observers:
             observer.saw([transition])
 
-    def tell_took(self, span: Span, seconds: float) -> None:
-        """Tell the observers how long something took."""
-        for observer in self._detailed:
-            observer.took(span, seconds)
+    def tellers_of(self, span: Span) -> list[Callable[[float], None]]:
+        """What to call with the seconds that something took: one for each observer that wants to know."""
+        return [partial(observer.took, span) for observer in self._detailed]
 
     def tell_held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
         """Tell the observers of messages that were handed out, or came back, in memory alone."""
@@ -178,32 +192,26 @@ class CatalogEvents:
         """The message was removed."""
 
 
-class MessageLocks:
-    """Locks of the messages that are being moved."""
-
-    def __init__(self) -> None:
-        self._moving: dict[MessageId, trio.lowlevel.ParkingLot | None] = {}
-
-    def __contains__(self, id: MessageId) -> bool:
-        return id in self._moving
+class MessageLocks(dict[MessageId, trio.lowlevel.ParkingLot | None]):
+    """Locks of the messages that are being moved: their ids, each with the tasks that wait for it, if any do."""
 
     def begin(self, id: MessageId) -> None:
         """Lock a message. The caller has to call :meth:`end`."""
-        assert id not in self._moving, "two moves of one message at a time"
-        self._moving[id] = None
+        assert id not in self, "two moves of one message at a time"
+        self[id] = None
 
     def end(self, id: MessageId) -> None:
         """Unlock a message: it has arrived, or is back."""
-        lot = self._moving.pop(id)
+        lot = self.pop(id)
         if lot is not None:
             lot.unpark_all()
 
     async def wait(self, id: MessageId) -> None:
         """Wait until a message is not locked."""
-        while id in self._moving:
-            lot = self._moving[id]
+        while id in self:
+            lot = self[id]
             if lot is None:
-                lot = self._moving[id] = trio.lowlevel.ParkingLot()
+                lot = self[id] = trio.lowlevel.ParkingLot()
             await lot.park()
 
 

@@ -48,15 +48,15 @@ class Committer:
 
     Args:
         storage: the store.
-        told: called with the seconds that each batch took.
+        took: each is called with the seconds that a batch took.
 
     Attributes:
         failure: why the medium failed; empty while it works.
     """
 
-    def __init__(self, storage: Storage, told: Callable[[float], None] = lambda _: None) -> None:
+    def __init__(self, storage: Storage, took: Sequence[Callable[[float], None]] = ()) -> None:
         self._storage = storage
-        self._told = told
+        self._took = took
         self._gathers = storage.description.durable  # without a barrier there is nothing to share
         self._waiting: deque[Submission] = deque()
         self._size = 0  # messages that wait
@@ -135,7 +135,8 @@ class Committer:
             operations = [operation for each in submissions for operation in each.operations]
             outcomes = iter(await self._commit(operations))
             barrier = BatchTimes(began, max(began, trio.current_time() - self._storage.description.heard_late))
-            self._told(barrier.ended - barrier.began)
+            for took in self._took:
+                took(barrier.ended - barrier.began)
             for each in submissions:
                 each.then([next(outcomes) for _ in each.operations], barrier)
 
@@ -224,12 +225,15 @@ class Together(Generic[T]):
 
     Args:
         committer: commits their operations.
-        begin: called with the items of a batch, just before the store.
+
+    Attributes:
+        begin: called with the items of a batch, just before the store. Set it before the first :meth:`put`.
     """
 
-    def __init__(self, committer: Committer, begin: Callable[[Sequence[T]], Begun]) -> None:
+    begin: Callable[[Sequence[T]], Begun]
+
+    def __init__(self, committer: Committer) -> None:
         self._committer = committer
-        self._begin = begin
         self._items: list[T] = []
         self._submission: Submission | None = None
 
@@ -252,7 +256,7 @@ class Together(Generic[T]):
             nonlocal begun
             if self._items is taken:  # what comes from now on goes into the next batch
                 self._submission = None
-            begun = self._begin(taken)
+            begun = self.begin(taken)
             return begun.operations
 
         self._submission = self._committer.submit(make, size, lambda outcomes, barrier: begun.done(outcomes, barrier))
@@ -413,7 +417,8 @@ class InFlight:
             )
 
     def __enter__(self) -> None:
-        self.check()
+        if self.is_closed or self._committer.failure:
+            self.check()
         self._running += 1
 
     def __exit__(self, *_: object) -> None:

@@ -330,12 +330,14 @@ class Consumption:
             NoSuchMessage: it is not in the queue.
             ReceiptMismatch: another delivery holds it.
         """
+        locks = self._catalog.locks
         while True:
-            await self._catalog.locks.wait(id)
+            if id in locks:
+                await locks.wait(id)
             entry = index.find(id)
             if entry is None and self._others_move:
                 entry = await self._storage.find(index.name, id)
-            if id not in self._catalog.locks:
+            if id not in locks:
                 break
         return _checked(index, id, entry, receipt)
 
@@ -374,7 +376,8 @@ class Remover:
     def __init__(self, core: Core) -> None:
         self._catalog = core.catalog
         self._reaps = core.config.joins_reaping
-        self._batches: Together[_RemovalBatch] = Together(core.committer, partial(_Removals, core.catalog))
+        self._batches: Together[_RemovalBatch] = Together(core.committer)
+        self._batches.begin = partial(_Removals, core.catalog)
 
     def remove(self, entries: Sequence[Entry], *, durable: bool, strict: bool = False) -> Future[None]:
         """Remove messages, whether or not the caller waits for the answer.
@@ -444,10 +447,7 @@ class _Removals:
                 self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "remove the message")
             elif left.id in gone:
-                self._catalog.end(left, None, Kind.REMOVE)
-                self._catalog.events.departed(left.id)
-                self._catalog.tell(Kind.REMOVE, left, now, door=batch.door)
-                self._catalog.tell(Kind.REAP, now, None)
+                self._catalog.end_reaped(left, now, batch.door)
             else:
                 self._catalog.end(left, now, Kind.REMOVE, door=batch.door)
         return error

@@ -142,6 +142,7 @@ class FetchWorker:
         self._recent = deliverer.recent
         self._holds = holds
         self._peers = core.config.peers
+        self._others_move = core.config.others_move
         self._random = core.random
         self._refresh = refresh
 
@@ -271,7 +272,7 @@ class FetchWorker:
             taken = self._take(index, messages[-1].id if messages else None)
             if taken is None:
                 break
-            self._catalog.begin(taken)
+            self._catalog.begin(taken, is_out=not self._others_move)
             messages.append(taken)
         return messages
 
@@ -543,6 +544,7 @@ class Handover:
     Attributes:
         catalog: the core's.
         deliverer: as given.
+        assignments: what the batch that is being made hands over.
         under_way: messages that are handed over in batches that have not ended.
         is_placed: whether a message is written where its lease leaves it, and not moved there.
     """
@@ -555,7 +557,7 @@ class Handover:
         self._waiters = waiters
         self._leases = leases
         self._is_open = core.config.skips_steps
-        self._assignments: list[Assignment] = []
+        self.assignments: list[Assignment] = []
         self._unsated: dict[QueueIndex, tuple[FetchRequest, int]] = {}
 
     def takes(
@@ -569,9 +571,11 @@ class Handover:
         is_transient: bool,
     ) -> bool:
         """Whether a message that is about to be written is handed over. If so, :meth:`collect` includes it."""
+        if index not in self._waiters.queues and index not in self._unsated:  # nearly always, under load
+            return False
         if not self._is_open or index.writing:
             return False
-        if not self.is_placed and self.under_way + len(self._assignments) >= MOST_MOVED_ON:
+        if not self.is_placed and self.under_way + len(self.assignments) >= MOST_MOVED_ON:
             return False
         if not isinstance(body, bytes) or len(body) > LARGEST_BODY or meta != FRESH or is_transient:
             return False
@@ -584,15 +588,13 @@ class Handover:
             index.groups.block(id)
         entry = Entry(index.name, id, State.NEW)
         stored = Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
-        self._assignments.append(Assignment(request, entry, stored))
+        self.assignments.append(Assignment(request, entry, stored))
         return True
 
-    def collect(self, writes: Sequence[Operation]) -> HandoverBatch | None:
-        """The messages handed over since the last call, of those that are written; None without any. Just before the
-        store, so that the leases are named as late as can be."""
-        if not self._assignments:
-            return None
-        assignments, self._assignments = self._assignments, []
+    def collect(self, writes: Sequence[Operation]) -> HandoverBatch:
+        """The messages handed over since the last call, of those that are written. Just before the store, so that the
+        leases are named as late as can be."""
+        assignments, self.assignments = self.assignments, []
         self._unsated.clear()
         self.under_way += len(assignments)
         return HandoverBatch(self, assignments, writes, self._leases)

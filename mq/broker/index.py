@@ -15,7 +15,7 @@ from mq.broker.bodies import BodyStats
 from mq.broker.message_groups import GroupTurns, MessageGroups, heaps_of
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.lifecycle import State
-from mq.message import MessageId
+from mq.message import OF_A_PROCESS, MessageId
 from mq.storage.interface import FRESH, NEEDS, WITH_GROUPS, Entry, Meta
 
 _KEY_BITS: Final = 128
@@ -330,10 +330,13 @@ class QueueIndex:
 
     def find(self, id: MessageId) -> Entry | None:
         """Where the message is, as far as the index knows; None without it."""
+        delayed = self.delayed.get(id)  # first, for a message is mostly looked for while it is leased
+        if delayed is not None:
+            return delayed
         key = self._key(id)
         if key is not None:
             return self._entry(key)
-        return self.new.get(id) or self.delayed.get(id) or self.held.get(id) or self.far_off.find(id)
+        return self.new.get(id) or self.held.get(id) or self.far_off.find(id)
 
     def hold(self, entry: Entry) -> None:
         """Note that a connection holds a message that was just taken out."""
@@ -391,14 +394,14 @@ class QueueIndex:
         """
         if id in self.held:
             return self.held.pop(id)
+        if id in self.delayed:
+            entry = self.delayed.pop(id)
+            self.leased -= entry.meta.receipt is not None
+            return entry
         key = self._key(id)
         if key is not None:
             entry = self._take_key(key)
             self._compact()
-            return entry
-        if id in self.delayed:
-            entry = self.delayed.pop(id)
-            self.leased -= entry.meta.receipt is not None
             return entry
         return self.new.pop(id, None) or self.far_off.discard(id)
 
@@ -429,7 +432,7 @@ class QueueIndex:
 
     def _note_turn(self, key: int) -> None:
         """Note a message that is about to be READY, where groups take turns or begin to with it."""
-        if self._turns is None and MessageId.group_in(key) is not None:
+        if self._turns is None and not key & OF_A_PROCESS:
             self._turns = GroupTurns(self._ready, {None: list(self._heap)} if self._heap else {})
         if self._turns is not None:
             self._turns.ready(key)

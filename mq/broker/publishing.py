@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import cached_property
+from itertools import cycle
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -549,7 +550,8 @@ class PublishJob:
             self.give_up(error_of(outcome, "store the message"))
             return
         if self._is_handed_over:
-            self._catalog.begin(entry)  # it has left NEW in the same batch: HandoverBatch.done ends this move
+            # it leaves NEW in the same batch: HandoverBatch.done ends this move
+            self._catalog.begin(entry, is_out=True)
         elif self.index.deleted:
             self._catalog.events.orphaned(entry)
         self._release()  # only now: a deleted queue is not made anew while a message of it is under way
@@ -778,6 +780,22 @@ class _KeyedGroup:
         return left
 
 
+class SaveWorkers:
+    """The save workers, which take turns.
+
+    Args:
+        handover: gives messages to waiting requests as they are written.
+        count: how many there are.
+    """
+
+    def __init__(self, handover: Handover, count: int) -> None:
+        self._turns = cycle([SaveWorker(handover) for _ in range(count)])
+
+    def begin(self, jobs: Sequence[Job]) -> Begun:
+        """Let the next one do the jobs of a batch."""
+        return next(self._turns).begin(jobs)
+
+
 class SaveWorker:
     """Does jobs. Those of one batch share its handovers.
 
@@ -797,7 +815,7 @@ class _JobBatch:
     def __init__(self, jobs: Sequence[Job], handover: Handover) -> None:
         self._jobs = jobs
         self.operations: Sequence[Operation] = [job.operation() for job in jobs]
-        self._handed_over = handover.collect(self.operations)
+        self._handed_over = handover.collect(self.operations) if handover.assignments else None
         if self._handed_over is not None:
             self.operations = self._handed_over.operations
 

@@ -263,7 +263,8 @@ class Upkeep(CatalogEvents):
     def _ready_add(self, index: QueueIndex, entry: Entry) -> None:
         self._expiry.add(entry)
         self.trim(index)
-        self._waiters.call(index)
+        if index in self._waiters.queues:
+            self._waiters.call(index)
 
     def _expire(self, queue: str, id: MessageId) -> None:
         index = self._catalog.queues.get(queue)

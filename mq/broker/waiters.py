@@ -220,11 +220,15 @@ class Waiters:
 
     Args:
         workers: how many there are. Each queue has one of them for good.
+
+    Attributes:
+        channels: by which the workers are called.
+        queues: the wait queues that requests are in, or that a worker was called for, by the index of their queue.
     """
 
     def __init__(self, workers: int) -> None:
         self.channels: list[BatchChannel[QueueIndex]] = [BatchChannel() for _ in range(workers)]
-        self._queues: dict[QueueIndex, WaitQueue] = {}
+        self.queues: dict[QueueIndex, WaitQueue] = {}
         self._is_closed = False
 
     def ask(self, request: FetchRequest, *, first: bool = False) -> None:
@@ -235,12 +239,12 @@ class Waiters:
             return
         if request.precedence is not None:
             request.precedence.step_aside()
-        self._queues.setdefault(request.index, WaitQueue()).join(request, first=first)
+        self.queues.setdefault(request.index, WaitQueue()).join(request, first=first)
         self.call(request.index)
 
     def withdraw(self, request: FetchRequest) -> bool:
         """Remove a request from its wait queue. False when it is being served, or was answered."""
-        wait_queue = self._queues.get(request.index)
+        wait_queue = self.queues.get(request.index)
         left = wait_queue is not None and wait_queue.leave(request)
         self._tidy(request.index)
         return left
@@ -248,17 +252,17 @@ class Waiters:
     def keep_place(self, request: FetchRequest) -> None:
         """Keep the place of a request that is being served, for the next one of its consumer."""
         if request.precedence is not None:
-            self._queues[request.index].keep_place(request.priority)
+            self.queues[request.index].keep_place(request.priority)
             request.precedence.keep_place(partial(self._give_up_place, request.index, request.priority))
 
     def _give_up_place(self, index: QueueIndex, priority: int) -> None:
-        if self._queues[index].give_up_place(priority):
+        if self.queues[index].give_up_place(priority):
             self.call(index)
         self._tidy(index)
 
     def call(self, index: QueueIndex) -> None:
         """Call the queue's worker, if requests wait: something has changed for them."""
-        wait_queue = self._queues.get(index)
+        wait_queue = self.queues.get(index)
         if wait_queue is not None and wait_queue.wanted and not wait_queue.is_called:
             wait_queue.is_called = True
             self.channels[zlib.crc32(index.name.encode()) % len(self.channels)].put(index)
@@ -266,7 +270,7 @@ class Waiters:
     def next_to_lease(self, index: QueueIndex) -> FetchRequest | None:
         """The first request, removed from its wait queue to be served; None without one, or if the first holds
         messages in memory."""
-        wait_queue = self._queues.get(index)
+        wait_queue = self.queues.get(index)
         request = wait_queue.first() if wait_queue is not None else None
         if request is None or request.holds:
             return None
@@ -276,11 +280,11 @@ class Waiters:
 
     def waited_for(self) -> list[QueueIndex]:
         """The queues that requests wait for."""
-        return [index for index, wait_queue in self._queues.items() if wait_queue.wanted]
+        return [index for index, wait_queue in self.queues.items() if wait_queue.wanted]
 
     def refuse(self, index: QueueIndex, error: Exception) -> None:
         """Let every request that waits for the queue fail with `error`."""
-        wait_queue = self._queues.get(index)
+        wait_queue = self.queues.get(index)
         for request in wait_queue.requests if wait_queue is not None else ():
             self.withdraw(request)
             request.future.fail(error)
@@ -288,7 +292,7 @@ class Waiters:
     def close(self) -> None:
         """Answer every waiting request with no message, now and from now on."""
         self._is_closed = True
-        for wait_queue in self._queues.values():
+        for wait_queue in self.queues.values():
             for request in wait_queue.requests:
                 if request.waits:
                     wait_queue.leave(request)
@@ -296,7 +300,7 @@ class Waiters:
 
     def answer_call(self, index: QueueIndex) -> WaitQueue:
         """The wait queue that a called worker is to look at."""
-        wait_queue = self._queues.setdefault(index, WaitQueue())
+        wait_queue = self.queues.setdefault(index, WaitQueue())
         wait_queue.is_called = False
         return wait_queue
 
@@ -305,6 +309,6 @@ class Waiters:
         self._tidy(index)
 
     def _tidy(self, index: QueueIndex) -> None:
-        wait_queue = self._queues.get(index)
+        wait_queue = self.queues.get(index)
         if wait_queue is not None and wait_queue.is_empty and not wait_queue.is_called:
-            del self._queues[index]
+            del self.queues[index]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -19,7 +20,7 @@ from mq.broker.api import BrokerAPI
 from mq.doors.budget import Budget
 from mq.doors.exchanges import Exchanges
 from mq.doors.open_connections import OpenConnections
-from mq.errors import InvalidRequest, MQError
+from mq.errors import InvalidName, InvalidRequest, MQError
 from mq.message import QueueName, no_such_queue, shorten
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
@@ -291,6 +292,9 @@ class Endpoints(Handler):
             names = (QueueName(names[0]), *names[1:])
         elif not route.is_of_queue:
             names = ("", *names[-1:])
+        else:
+            with suppress(InvalidName):  # the operation refuses it; a valid one is checked once for all such requests
+                names = (QueueName(names[0]), *names[1:])
         return _Routed(operation, self._shared, query, names, without_traces=self._is_strict)
 
 
@@ -317,6 +321,7 @@ class _Routed(Handler):
         *,
         without_traces: bool,
     ) -> None:
+        self._operation = operation
         self._carry_out = operation.handle
         self._needs_queue = operation.needs_queue
         self._shared = shared
@@ -329,8 +334,9 @@ class _Routed(Handler):
         if self._without_traces:
             request = request._replace(headers=without_trace(request.headers))
         try:
-            if self._needs_queue:
-                await self._check_queue()
+            if self._needs_queue and not await self._shared[0].has_queue(self._names[0]):
+                # What no queue takes need not be sent. And a cluster's broker publishes to names that are no queues.
+                raise no_such_queue(self._names[0])
             reply = await self._carry_out(RequestContext(*self._shared, request, self._query, *self._names))
         except MQError as error:
             reply = refusal_of(error)
@@ -339,11 +345,10 @@ class _Routed(Handler):
             reply = reply._replace(is_last=True)  # its next request may go to another node
         return await without_body(reply) if request.method == "HEAD" else reply
 
-    async def _check_queue(self) -> None:
-        # What no queue takes need not be sent. And a cluster's broker publishes to names of its own that are no queues.
-        broker, queue = self._shared[0], self._names[0]
-        if not await broker.has_queue(queue):
-            raise no_such_queue(queue)
+    def for_message(self, id: str) -> Handler:
+        """The same for another message."""
+        names = (self._names[0], id)
+        return _Routed(self._operation, self._shared, self._query, names, without_traces=self._without_traces)
 
 
 class _Refused(Handler):

@@ -134,6 +134,11 @@ class Handler(Protocol):
         """
         return self
 
+    def for_message(self, id: str) -> Handler | None:
+        """What answers a head that names this message in its path, and else is the one for which this was found. None
+        where that has to be found out."""
+        return None
+
 
 NO_LENGTH: Final = ("content-length", "0")
 """The header of a reply without a body."""

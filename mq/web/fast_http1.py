@@ -24,9 +24,11 @@ from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestE
 from mq.doors.connections import Turns
 from mq.errors import BodyIncomplete, CorruptMessage, StorageError
 from mq.log_lines import REQUESTS
+from mq.message import MESSAGE_ID_PATTERN
 from mq.web.exchange import (
     BUG,
     DISCARD_SECONDS,
+    NO_LENGTH,
     BodyTooSlow,
     Handler,
     OutgoingBody,
@@ -51,6 +53,10 @@ _REMEMBERED: Final = 512
 _END: Final = b"\r\n\r\n"
 _ODD: Final = frozenset({"transfer-encoding", "upgrade", "expect", "http2-settings", "te", "trailer"})
 _LENGTH: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
+_OF_A_MESSAGE: Final = re.compile(rf"[A-Z]+ /[^ ?/]+/messages/({MESSAGE_ID_PATTERN})[ ?]".encode())
+_ANY_ID: Final = b"00000000-0000-1000-8000-000000000000"
+"""Stands for the id of a message in heads that are remembered."""
+_NO_CONTENT: Final = int(HTTPStatus.NO_CONTENT)
 _PLAIN: Final = re.compile(
     rb"(?:GET|HEAD|POST|PUT|PATCH|DELETE) /[\x21-\x7e]* HTTP/1\.1\r\n"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
@@ -95,7 +101,24 @@ class Heads:
     def find(self, head: bytes) -> tuple[RequestHead, Handler] | None:
         """A whole head, up to and with its empty line, and what answers it; None when it is not plain."""
         # Operators switch the request log on and off, which changes who answers.
-        return (self._recall if len(head) <= LONGEST_REMEMBERED else self._find)(head, REQUESTS.level)
+        level = REQUESTS.level
+        if len(head) > LONGEST_REMEMBERED:
+            return self._find(head, level)
+        named = _OF_A_MESSAGE.match(head)
+        return self._recall(head, level) if named is None else self._find_for_message(head, level, *named.span(1))
+
+    def _find_for_message(self, head: bytes, level: int, start: int, end: int) -> tuple[RequestHead, Handler] | None:
+        """What :meth:`find` returns for a head with a message's id there: each id is met once, the rest of the head
+        again and again."""
+        found = self._recall(head[:start] + _ANY_ID + head[end:], level)
+        if found is None:
+            return None
+        parsed, handler = found
+        id = head[start:end]
+        of_message = handler.for_message(id.decode("ascii"))
+        if of_message is None:
+            return self._find(head, level)
+        return RequestHead(parsed.method, parsed.path[: -len(id)] + id, *parsed[2:]), of_message
 
     def _find(self, head: bytes, _: int) -> tuple[RequestHead, Handler] | None:
         parsed = parse_head(head)
@@ -126,7 +149,7 @@ class FastHttp1:
         self._received = bytearray()
         self._has_ended = False
         self._is_stopping = False
-        self._idle = trio.CancelScope()
+        self._idle = stream.idle = trio.CancelScope()
 
     def stop(self) -> None:
         """Serve no further request."""
@@ -172,11 +195,12 @@ class FastHttp1:
             if self._received and (self._has_ended or self._cannot_be_plain(looked_at)):
                 return len(self._received)
             looked_at = len(self._received)
-            self._stream.begin_idleness(self._idle)
+            if self._stream.idle_since is None:
+                self._stream.idle_since = self._stream.last_used
             await self._read()
             if self._idle.cancel_called:  # a request came as the idle time ended: it was not begun, so nothing is lost
                 await trio.lowlevel.checkpoint_if_cancelled()
-        self._stream.end_idleness()
+        self._stream.idle_since = None  # from now on silence does not cancel the scope
         return end + len(_END)
 
     def _cannot_be_plain(self, looked_at: int) -> bool:
@@ -240,7 +264,8 @@ class FastHttp1:
     async def _send(self, head: RequestHead, reply: Reply) -> bool:
         """Send the answer. False when the connection ends with it."""
         is_our_last = reply.is_last or self._is_stopping
-        is_chunked = (not reply.body or not isinstance(reply.body, bytes)) and _has_no_length(reply)
+        has_bytes = isinstance(reply.body, bytes)
+        is_chunked = not (has_bytes and reply.body) and NO_LENGTH not in reply.headers and _has_no_length(reply)
         start = _start(reply, is_chunked=is_chunked, is_our_last=is_our_last, is_their_last=head.is_last)
         try:
             if isinstance(reply.body, bytes):
@@ -315,25 +340,27 @@ class _BodyEvents:
 
 
 def _has_no_length(reply: Reply) -> bool:
-    return reply.status != HTTPStatus.NO_CONTENT and all(name != "content-length" for name, _ in reply.headers)
+    return reply.status != _NO_CONTENT and all(name != "content-length" for name, _ in reply.headers)
 
 
 def _start(reply: Reply, *, is_chunked: bool, is_our_last: bool, is_their_last: bool) -> bytes:
     """An answer up to its body, as h11 writes it."""
-    lines = [f"HTTP/1.1 {reply.status} ", *[f"{name}: {value}" for name, value in reply.headers]]
+    start = f"HTTP/1.1 {reply.status} \r\n"
+    for name, value in reply.headers:
+        start += f"{name}: {value}\r\n"
     if is_our_last and not is_their_last:
-        lines.append("connection: close")
-    lines.append(_date(int(time())))
+        start += "connection: close\r\n"
+    start += _date(int(time()))
     if is_chunked:
-        lines.append("Transfer-Encoding: chunked")
+        start += "Transfer-Encoding: chunked\r\n"
     if is_their_last:
-        lines.append("Connection: close")
-    return "\r\n".join((*lines, "", "")).encode("latin-1")
+        start += "Connection: close\r\n"
+    return f"{start}\r\n".encode("latin-1")
 
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    return f"date: {formatdate(second, usegmt=True)}"
+    return f"date: {formatdate(second, usegmt=True)}\r\n"
 
 
 @lru_cache

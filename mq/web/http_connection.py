@@ -56,6 +56,7 @@ class WatchedStream:
         last_used: when bytes last passed in or out, on Trio's clock.
         at_work: how many whole requests wait for their answers.
         idle_since: when it began to wait for a request, on Trio's clock; None while it does not wait.
+        idle: the scope that is cancelled when it waits for a request for too long.
     """
 
     def __init__(self, stream: trio.SocketStream | TLSStream, address: str = "") -> None:
@@ -66,23 +67,13 @@ class WatchedStream:
         self.last_used = trio.current_time()
         self.at_work = 0
         self.idle_since: float | None = None
-        self._idle = trio.CancelScope()
+        self.idle = trio.CancelScope()
         self._put_back = b""
 
-    def begin_idleness(self, scope: trio.CancelScope) -> None:
-        """Begin to wait for a request. When that takes too long, `scope` is cancelled."""
-        if self.idle_since is None:
-            self.idle_since = self.last_used
-            self._idle = scope
-
-    def end_idleness(self) -> None:
-        """A request has come. From now on the scope is not cancelled."""
-        self.idle_since = None
-
     def leave_if_idle(self) -> None:
-        """Cancel the scope if the connection is idle."""
+        """Cancel the scope if the connection waits for a request."""
         if self.idle_since is not None:
-            self._idle.cancel()
+            self.idle.cancel()
 
     def put_back(self, data: bytes) -> None:
         """Put back what was read, for the next reader."""

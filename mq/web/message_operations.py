@@ -94,6 +94,8 @@ async def contains(context: RequestContext) -> Reply:
     return document(200, {"contains": id is not None, "id": id})
 
 
+_EMPTY: Final = empty(204, NOT_CACHED)
+_REMOVED: Final = empty(202)
 _STORED: Final = {"X-Message-Id": ("the message's id", ID.schema)}
 _MESSAGE: Final = {"queue": "$request.path.queue", "id": "$response.header.X-Message-Id"}
 _FOUND: Final = as_json(record({"contains": {"type": "boolean"}, "id": or_null(ID.schema)}))
@@ -109,7 +111,7 @@ async def fetch(context: RequestContext) -> Reply:
     wait, on_hang_up = context.query["wait"], context.request.on_hang_up
     messages = await context.waits.fetch(context.broker, queue, wait, on_hang_up, fetch)
     if not messages:
-        return empty(204, NOT_CACHED)
+        return _EMPTY
     return await message_reply(messages[0]) if most is None else await _batch(context, messages)
 
 
@@ -125,7 +127,7 @@ async def take(context: RequestContext) -> Reply:
             message = await context.waits.unless_gone(context.request.on_hang_up, take)
     else:
         message = await take()
-    return empty(204, NOT_CACHED) if message is None else await message_reply(message)
+    return _EMPTY if message is None else await message_reply(message)
 
 
 async def _batch(context: RequestContext, messages: list[Message]) -> Reply:
@@ -137,14 +139,14 @@ async def _batch(context: RequestContext, messages: list[Message]) -> Reply:
             await context.broker.give_back(messages)
             raise
         await context.broker.give_back([seen.message for seen in rest])
-        return page.reply(context.request.headers.get("accept", "")) if page.entries else empty(204, NOT_CACHED)
+        return page.reply(context.request.headers.get("accept", "")) if page.entries else _EMPTY
 
 
 async def remove(context: RequestContext) -> Reply:
     """Remove a message."""
     receipt = read_header(context.request.headers, IF_MATCH)
     await context.broker.remove(QueueName(context.queue), MessageId(context.id), receipt=receipt)
-    return empty(202)
+    return _REMOVED
 
 
 async def remove_batch(context: RequestContext) -> Reply:

@@ -131,7 +131,8 @@ async def test_what_many_calls_bring_is_begun_together_and_as_late_as_can_be(
     disk = Disk()
     async with trio.open_nursery() as nursery:
         committer = await serve(disk, nursery)
-        together = Together(committer, kind)
+        together: Together[str] = Together(committer)
+        together.begin = kind
         for number in range(3):
             together.put([number, number + 10])
         assert kind.begun == []
@@ -151,7 +152,8 @@ async def test_what_is_more_than_a_batch_begins_another(autojump_clock: MockCloc
     disk = Disk()
     async with trio.open_nursery() as nursery:
         committer = await serve(disk, nursery)
-        together = Together(committer, kind)
+        together: Together[str] = Together(committer)
+        together.begin = kind
         together.put([1], messages=LARGEST_BATCH)
         together.put([2])
         together.put([3], messages=LARGEST_BATCH - 1)
@@ -171,7 +173,8 @@ async def test_calls_that_joined_are_waited_for_as_others_are(autojump_clock: Mo
 
     async with trio.open_nursery() as nursery:
         committer = await serve(disk, nursery)
-        together = Together(committer, kind)
+        together: Together[str] = Together(committer)
+        together.begin = kind
         together.put([1])
         together.put([2])
         nursery.start_soon(come_later)

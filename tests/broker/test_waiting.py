@@ -144,7 +144,7 @@ async def test_nothing_comes_and_the_wait_is_over(broker: Broker) -> None:
     started = trio.current_time()
     assert await broker.fetch("q", wait=12.5) is None
     assert trio.current_time() == started + 12.5
-    assert not broker._wiring.waiters._queues
+    assert not broker._wiring.waiters.queues
 
 
 async def test_a_batch_waits_for_the_first_message_only(broker: Broker) -> None:

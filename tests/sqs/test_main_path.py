@@ -39,7 +39,7 @@ async def test_a_receive_waits_for_a_message(sqs: Client, make_queue: MakeQueue,
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive)
-            while not broker._waiters._queues:
+            while not broker._waiters.queues:
                 await trio.sleep(0.01)
             await sqs.send_message(QueueUrl=url, MessageBody="at last")
     assert found == ["at last"]

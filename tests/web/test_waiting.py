@@ -37,7 +37,7 @@ async def queue(broker: Broker) -> str:
 
 def waiting(broker: Broker) -> int:
     """How many stand in line."""
-    return sum(len(line.requests) for line in broker._waiters._queues.values())
+    return sum(len(line.requests) for line in broker._waiters.queues.values())
 
 
 async def until(condition: Callable[[], bool]) -> None:
