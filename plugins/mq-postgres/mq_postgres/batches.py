@@ -1,85 +1,168 @@
 """Operations as statements, and their outcomes.
 
-A statement looks before it does anything, so operations on one message go into rounds, one after the other. All rounds
-are one transaction.
+A statement looks before it does anything, so operations on one message or record go into rounds, one after the other.
+All rounds are one transaction. Where something of a group is refused, that transaction ends itself, and the batch is
+done without the group.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 from mq.errors import StorageFailed, StorageFenced
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
-from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Staged, Unlink, Write
+from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Outcome, Put, Result, Staged, Unlink, Write
 from mq_postgres.bodies import StagedBody
 from mq_postgres.changes import Changes, InDoubt, Refusals, Statement
-from mq_postgres.link import NotNow
-from mq_postgres.statements import MOVE, NAMES, UNLINK, WRITE, columns, entry_columns, meta_row
+from mq_postgres.link import NotNow, Refused
+from mq_postgres.statements import (
+    DROP,
+    MOVE,
+    NAMES,
+    PUT,
+    REFUSE,
+    RESTORE,
+    UNLINK,
+    WRITE,
+    columns,
+    entry_columns,
+    key_text,
+    meta_row,
+)
 
 MOST_BYTES: Final = 1 << 24
 """Of bodies in one statement, which PostgreSQL holds in memory more than once."""
 
 _JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
-Numbered = tuple[int, Operation]
+MOST_IN_GROUP: Final = 10_000
+"""Operations."""
+
+_Single = Write | Move | Unlink | Put | Drop
+Numbered = tuple[int, _Single]
 
 
-def commit(changes: Changes, operations: Sequence[Operation]) -> list[Outcome]:
-    """Do a batch in one transaction."""
-    numbered, unlinked = _joined(operations)
-    try:
-        refusals = changes.change(_statements(numbered), lambda refused: _undoing(numbered, refused))
-    except InDoubt as error:
-        return [Outcome(Result.UNKNOWN, reason=str(error))] * len(operations)
-    except NotNow as error:
-        return [Outcome(Result.FULL, reason=f"PostgreSQL: {error}")] * len(operations)
-    except StorageFenced as error:
-        return [Outcome(Result.FENCED, reason=str(error))] * len(operations)
-    except StorageFailed as error:
-        return [Outcome(Result.FAILED, reason=str(error))] * len(operations)
-    refusals |= {n: refusals[move] for n, move in unlinked.items() if move in refusals}
-    return [
-        Outcome(Result(refusals[n])) if n in refusals else Outcome(Result.DONE, target_of(operation))
-        for n, operation in enumerate(operations)
-    ]
+def commit(changes: Changes, operations: Sequence[AnyOperation]) -> list[Outcome]:
+    """Do a batch in one transaction; in another one without it where a group is refused, which is rare."""
+    refused: dict[int, Outcome] = {}
+    while True:
+        batch = _Batch(operations, refused.keys())
+        try:
+            refusals = changes.change(batch.statements(), batch.undoing)
+        except Refused as refusal:
+            n = min(refusal.refusals)  # what comes behind may be refused for what this one did
+            refused[batch.of[n]] = Outcome(Result(refusal.refusals[n]))
+            if len(refused) < len(operations):
+                continue
+            return [refused[place] for place in range(len(operations))]
+        except InDoubt as error:
+            outcome = Outcome(Result.UNKNOWN, reason=str(error))
+        except NotNow as error:
+            outcome = Outcome(Result.FULL, reason=f"PostgreSQL: {error}")
+        except StorageFenced as error:
+            outcome = Outcome(Result.FENCED, reason=str(error))
+        except StorageFailed as error:
+            outcome = Outcome(Result.FAILED, reason=str(error))
+        else:
+            return [refused.get(place) or each for place, each in enumerate(batch.outcomes(refusals))]
+        return [refused.get(place, outcome) for place in range(len(operations))]
 
 
-def target_of(operation: Operation) -> Entry | None:
-    """Where a message is when the operation is done."""
-    match operation:
-        case Write():
-            return Entry(operation.queue, operation.id, operation.state, operation.meta)
-        case Move(entry):
-            return Entry(operation.queue or entry.queue, entry.id, operation.state, operation.meta)
-        case Unlink():
-            return None
+class _Batch:
+    """The operations of a transaction, each with a number of its own, those of groups, too.
+
+    Args:
+        operations: in order.
+        without: the places of groups that are left out.
+
+    Attributes:
+        of: the place among the operations, by the number.
+    """
+
+    def __init__(self, operations: Sequence[AnyOperation], without: Container[int]) -> None:
+        self._operations = operations
+        self._numbered: list[Numbered] = []
+        self._grouped: list[int] = []
+        self._first: dict[int, int] = {}
+        self.of: list[int] = []
+        for place, operation in enumerate(operations):
+            self._first[place] = len(self.of)
+            if place in without:
+                continue
+            for each in operation.operations if isinstance(operation, Group) else (operation,):
+                n = len(self.of)
+                if isinstance(operation, Group) and not isinstance(each, Drop):  # of nothing refuses nothing
+                    self._grouped.append(n)
+                self._numbered.append((n, each))
+                self.of.append(place)
+        self._numbered, self._unlinked = _joined(self._numbered, frozenset(self._grouped))
+
+    def statements(self) -> list[Statement]:
+        """What does it."""
+        statements = _statements(self._numbered)
+        return [*statements, Statement(REFUSE, (self._grouped,))] if self._grouped else statements
+
+    def undoing(self, number: int, refused: Refusals) -> list[Statement]:
+        """What takes it back, the last operation first. An Unlink stays done."""
+        undoing: list[Numbered] = []
+        for n, operation in reversed(self._numbered):
+            if n in refused:
+                continue
+            if isinstance(operation, Move):
+                source = operation.entry
+                undoing.append((n, Move(operation.target, source.state, source.meta, source.queue)))
+            elif isinstance(operation, Write):
+                undoing.append((n, Unlink(operation.entry)))
+        statements = _statements(undoing)
+        if any(isinstance(operation, Put | Drop) for _, operation in self._numbered):
+            statements.append(Statement(RESTORE, (number,)))
+        return statements
+
+    def outcomes(self, refusals: Refusals) -> list[Outcome]:
+        """What became of each operation."""
+        found = []
+        for place, operation in enumerate(self._operations):
+            n = self._first[place]
+            n = self._unlinked.get(n, n)
+            if isinstance(operation, Group):
+                found.append(Outcome(Result.DONE))
+            elif n in refusals:
+                found.append(Outcome(Result(refusals[n])))
+            else:
+                found.append(
+                    Outcome(Result.DONE, operation.target if isinstance(operation, Move) else _written(operation))
+                )
+        return found
 
 
-def _joined(operations: Sequence[Operation]) -> tuple[list[Numbered], dict[int, int]]:
+def _written(operation: AnyOperation) -> Entry | None:
+    return operation.entry if isinstance(operation, Write) else None
+
+
+def _joined(numbered: Sequence[Numbered], grouped: Container[int]) -> tuple[list[Numbered], dict[int, int]]:
     """The operations, where a Move to REMOVED and the Unlink behind it are one Unlink from where the message is; and
-    which Unlinks went into which of them."""
-    numbered: dict[int, Operation] = {}
+    which Unlinks went into which of them. Not a Move of a group, which has to be undone with it."""
+    joined: dict[int, _Single] = {}
     moves: dict[MessageId, tuple[int, Move]] = {}
     unlinked: dict[int, int] = {}
-    for n, operation in enumerate(operations):
-        id = _id(operation)
+    for n, operation in numbered:
+        if isinstance(operation, Put | Drop):
+            joined[n] = operation
+            continue
+        id = operation.id if isinstance(operation, Write) else operation.entry.id
         n_move, move = moves.pop(id, (0, None))
         if move is not None and isinstance(operation, Unlink) and operation.entry == move.target:
-            numbered[n_move] = Unlink(move.entry)
+            joined[n_move] = Unlink(move.entry)
             unlinked[n] = n_move
             continue
-        if isinstance(operation, Move) and operation.state is State.REMOVED:
+        if isinstance(operation, Move) and operation.state is State.REMOVED and n not in grouped:
             moves[id] = n, operation
-        numbered[n] = operation
-    return list(numbered.items()), unlinked
-
-
-def _id(operation: Operation) -> MessageId:
-    return operation.id if isinstance(operation, Write) else operation.entry.id
+        joined[n] = operation
+    return list(joined.items()), unlinked
 
 
 def _statements(numbered: Sequence[Numbered]) -> list[Statement]:
@@ -88,24 +171,36 @@ def _statements(numbered: Sequence[Numbered]) -> list[Statement]:
         writes = [(n, operation) for n, operation in round_ if isinstance(operation, Write)]
         moves = [(n, operation) for n, operation in round_ if isinstance(operation, Move)]
         unlinks = [(n, operation.entry) for n, operation in round_ if isinstance(operation, Unlink)]
+        puts = [
+            (each.kind, key_text(each.key), _JSON.encode(each.value)) for _, each in round_ if isinstance(each, Put)
+        ]
+        drops = [(n, each.kind, key_text(each.key)) for n, each in round_ if isinstance(each, Drop)]
         statements += [_write(part) for part in _parts(writes)]
         if moves:
             statements.append(_move(moves))
         if unlinks:
             statements.append(Statement(UNLINK, entry_columns(unlinks)))
+        if puts:
+            statements.append(Statement(PUT, columns(puts)))
+        if drops:
+            statements.append(Statement(DROP, columns(drops)))
     return statements
 
 
 def _rounds(numbered: Sequence[Numbered]) -> list[list[Numbered]]:
-    """In each, no message is changed twice."""
+    """In each, no message and no record is changed twice."""
     rounds: list[list[Numbered]] = []
-    counts: defaultdict[MessageId, int] = defaultdict(int)
+    counts: defaultdict[object, int] = defaultdict(int)
     for n, operation in numbered:
-        id = _id(operation)
-        if counts[id] == len(rounds):
+        changed: object
+        if isinstance(operation, Put | Drop):
+            changed = operation.kind, operation.key
+        else:
+            changed = operation.id if isinstance(operation, Write) else operation.entry.id
+        if counts[changed] == len(rounds):
             rounds.append([])
-        rounds[counts[id]].append((n, operation))
-        counts[id] += 1
+        rounds[counts[changed]].append((n, operation))
+        counts[changed] += 1
     return rounds
 
 
@@ -147,18 +242,3 @@ def _move(moves: Sequence[tuple[int, Move]]) -> Statement:
     sources = entry_columns([(n, move.entry) for n, move in moves])
     targets = [(move.queue or move.entry.queue, NAMES[move.state], *meta_row(move.meta)) for _, move in moves]
     return Statement(MOVE, sources + columns(targets))
-
-
-def _undoing(numbered: Sequence[Numbered], refused: Refusals) -> list[Statement]:
-    """What takes a batch back, the last operation first. An Unlink stays done."""
-    undoing: list[Numbered] = []
-    for n, operation in reversed(numbered):
-        if n not in refused and not isinstance(operation, Unlink):
-            target = target_of(operation)
-            assert target is not None, "a Write or a Move leads nowhere"
-            if isinstance(operation, Move):
-                source = operation.entry
-                undoing.append((n, Move(target, source.state, source.meta, source.queue)))
-            else:
-                undoing.append((n, Unlink(target)))
-    return _statements(undoing)

@@ -46,8 +46,8 @@ class Statement(NamedTuple):
 
 Refusals = dict[int, str]
 """What was not done, by its number, and why."""
-Undo = Callable[[Refusals], Sequence[Statement]]
-"""What takes a change back, given what it did not do."""
+Undo = Callable[[int, Refusals], Sequence[Statement]]
+"""What takes a change back, given its number and what it did not do."""
 
 
 class InDoubt(Exception):
@@ -79,6 +79,7 @@ class Changes:
         """Do all of it in one transaction, which is durable when this returns.
 
         Raises:
+            Refused: nothing was changed: something of a group was refused.
             NotNow: nothing was changed; it may pass.
             InDoubt: no server says whether it was done.
             StorageFenced: another broker has the store. Nothing was changed.
@@ -100,12 +101,12 @@ class Changes:
         """Bring what is in doubt to an end."""
         if self._doubt is None:
             return
-        number, undo = self._doubt
-        landed = self._withdrawn(number, ends)
+        undone, undo = self._doubt
+        landed = self._withdrawn(undone, ends)
         while landed is not None:
             self._number += 1
             try:
-                self._send(self._number, undo(landed))
+                self._send(self._number, undo(undone, landed))
                 break
             except Lost as error:
                 if self._withdrawn(self._number, ends) is not None:

@@ -43,6 +43,7 @@ _CONNECT_SECONDS: Final = 5
 _ENDED: Final = ("57P", "08", "25P")
 """Of the SQLSTATEs with which a server ends a session: shutdown, crash, not up yet, idle for too long."""
 FENCED: Final = "MQ001"
+REFUSED: Final = "MQ003"
 PASSING: Final = ("53", "55P03", "25006", "40", "57014")
 """SQLSTATEs after which nothing was changed and which can pass: no room, no memory, no connection free; a lock that is
 held for too long; a server that became read-only; a deadlock; a statement that an administrator cancelled."""
@@ -50,6 +51,18 @@ held for too long; a server that became read-only; a deadlock; a statement that 
 
 class Lost(Exception):
     """The connection is gone. What was asked for may have been done, or may be done still."""
+
+
+class Refused(Exception):
+    """Nothing was changed: something of a group was refused.
+
+    Attributes:
+        refusals: why, by the number of the operation.
+    """
+
+    def __init__(self, refusals: dict[int, str]) -> None:
+        super().__init__(refusals)
+        self.refusals = refusals
 
 
 class NotNow(Exception):
@@ -121,6 +134,7 @@ class Link:
         Raises:
             Lost: it is gone, or the server has warned: of a commit that did not wait for its standby, it does no more.
             NotNow: nothing was changed, and it may pass.
+            Refused: something of a group was refused.
             StorageFenced: another broker has the store.
             psycopg.Error: nothing was changed, and it does not pass.
         """
@@ -182,6 +196,9 @@ class Link:
             self.close()
         if state == FENCED:
             return StorageFenced("another broker has taken the store: this one changes nothing more. Start mq again")
+        if state == REFUSED:
+            told = (each.split(" ", 1) for each in (error.diag.message_detail or "").split(","))
+            return Refused({int(n): result for n, result in told})
         if state.startswith(PASSING):
             return NotNow(in_one_line(error))
         return error

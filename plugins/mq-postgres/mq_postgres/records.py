@@ -99,7 +99,7 @@ def key_bytes(key: str) -> bytes:
     return key.encode("utf-8", "surrogatepass")
 
 
-def _stays(refused: Refusals) -> list[Statement]:
+def _stays(number: int, refused: Refusals) -> list[Statement]:
     """Who was told that a record may be kept asks again."""
     return []
 

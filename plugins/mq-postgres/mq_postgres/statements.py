@@ -117,6 +117,51 @@ SELECT n, 'gone' FROM judged WHERE number IS NULL
 """
 """Messages out of the store, from wherever they are."""
 
+_GIVEN_RECORDS: Final = """
+WITH given AS (
+    SELECT %s::bigint AS change, g.*, sha256(g.key) AS digest FROM unnest({}) AS g({})
+), noted AS (
+    INSERT INTO replaced (change, kind, digest, key, value)
+    SELECT g.change, g.kind, g.digest, g.key, r.value
+    FROM given g LEFT JOIN record r ON r.kind = g.kind AND r.digest = g.digest ON CONFLICT DO NOTHING
+), cleared AS (
+    DELETE FROM replaced r WHERE r.change < (SELECT min(change) FROM given)
+)"""
+PUT: Final = f"""{_GIVEN_RECORDS.format("%s::text[], %s::bytea[], %s::text[]", "kind, key, value")},
+put AS (
+    INSERT INTO record (kind, digest, key, value) SELECT kind, digest, key, value FROM given
+    ON CONFLICT (kind, digest) DO UPDATE SET value = excluded.value
+)
+SELECT 0, 'done' WHERE false
+"""
+"""Records. What was there before is noted, until a later change of records."""
+
+DROP: Final = f"""{_GIVEN_RECORDS.format("%s::int[], %s::text[], %s::bytea[]", "n, kind, key")},
+dropped AS MATERIALIZED (
+    DELETE FROM record r USING given g WHERE r.kind = g.kind AND r.digest = g.digest RETURNING g.n
+), refused AS (
+    INSERT INTO refusal SELECT change, n, 'gone' FROM given WHERE n NOT IN (SELECT n FROM dropped)
+)
+SELECT n, 'gone' FROM given WHERE n NOT IN (SELECT n FROM dropped)
+"""
+"""Records away, noted as above."""
+
+RESTORE: Final = """
+WITH given AS (SELECT %s::bigint AS change, %s::bigint AS undone),
+was AS MATERIALIZED (DELETE FROM replaced r USING given g WHERE r.change = g.undone RETURNING r.*),
+back AS (
+    INSERT INTO record (kind, digest, key, value) SELECT kind, digest, key, value FROM was WHERE value IS NOT NULL
+    ON CONFLICT (kind, digest) DO UPDATE SET value = excluded.value
+), gone AS (
+    DELETE FROM record r USING was w WHERE w.value IS NULL AND r.kind = w.kind AND r.digest = w.digest
+)
+SELECT 0, 'done' WHERE false
+"""
+"""Records as they were before a change."""
+
+REFUSE: Final = "SELECT * FROM refuse_groups(%s, %s::int[])"
+"""The transaction as a whole, where something of a group was refused: these are the operations of groups."""
+
 READ: Final = f"""
 SELECT g.n, b.number, b.size, b.checksum, b.attributes, b.data
 FROM unnest({_ENTRIES}) AS g({_ENTRY_COLUMNS})
@@ -138,6 +183,11 @@ def entry_columns(numbered: Sequence[tuple[int, Entry]]) -> list[str]:
     """The parameters that say where messages are, a column each."""
     rows = [(n, e.queue, str(e.id), NAMES[e.state], *meta_row(e.meta)) for n, e in numbered]
     return columns(rows)
+
+
+def key_text(key: str) -> str:
+    """A record's key as PostgreSQL writes bytes: one may have what no text there may."""
+    return "\\x" + key.encode("utf-8", "surrogatepass").hex()
 
 
 def meta_row(meta: Meta) -> tuple[Any, ...]:

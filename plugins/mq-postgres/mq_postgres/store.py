@@ -18,7 +18,19 @@ from mq.errors import StorageError, StorageFailed, StorageFenced, StorageFull, S
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
 from mq.storage.confirmed import LastConfirmed
-from mq.storage.interface import Description, Entry, Operation, Outcome, Result, Sharing, Staged, Stored, Unlink, Write
+from mq.storage.interface import (
+    AnyOperation,
+    Description,
+    Entry,
+    Group,
+    Outcome,
+    Result,
+    Sharing,
+    Staged,
+    Stored,
+    Unlink,
+    Write,
+)
 from mq.storage.options import StorageOptions
 from mq_postgres import batches, owner, reader, records
 from mq_postgres.address import Address, parse_address
@@ -90,7 +102,15 @@ class PostgresStorage:
     def description(self) -> Description:
         """What it is."""
         return Description(
-            self._name, durable=True, shared=False, ordered=True, max_body=None, journaled=True, places=True
+            self._name,
+            durable=True,
+            shared=False,
+            ordered=True,
+            max_body=None,
+            journaled=True,
+            places=True,
+            groups=batches.MOST_IN_GROUP,
+            group_bytes=CHUNK_BYTES,
         )
 
     async def open(self) -> None:
@@ -179,7 +199,7 @@ class PostgresStorage:
                     await self._unstage(number)
             raise
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do a batch. Once begun it is not cancelled: it ends by itself, within the deadline and a little."""
         await trio.lowlevel.checkpoint()
         if not operations:
@@ -297,15 +317,15 @@ class PostgresStorage:
             raise StorageFailed(f"{self._name} is not open")
         return self._open_changes
 
-    async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
-        numbered: list[tuple[int, Operation]] = []
+        numbered: list[tuple[int, AnyOperation]] = []
         staged: dict[int, Staged] = {}
         for number, operation in enumerate(operations):
             body = operation.body if isinstance(operation, Write) else None
             if isinstance(operation, Unlink) and records.life_of(operation.entry) is not None:
                 outcomes[number] = await self._level(operation.entry)
-            elif isinstance(body, StagedBody) and body.is_discarded:
+            elif _is_discarded(operation):
                 outcomes[number] = Outcome(Result.GONE)
             elif isinstance(operation, Write) and isinstance(body, bytes) and len(body) > CHUNK_BYTES:
                 staged[number] = await self.stage(_once(body))
@@ -332,7 +352,7 @@ class PostgresStorage:
         return await self._translated(change, self._changes, *arguments)
 
     async def _change(self, statements: Sequence[Statement]) -> Refusals:
-        return await self._translated(self._changes.change, statements, lambda refused: [])
+        return await self._translated(self._changes.change, statements, lambda number, refused: [])
 
     async def _translated(self, verb: Callable[..., _T], *arguments: object) -> _T:
         try:
@@ -409,6 +429,12 @@ class PostgresStorage:
                     nursery.cancel_scope.cancel()
         result: _T = captured.unwrap()
         return result
+
+
+def _is_discarded(operation: AnyOperation) -> bool:
+    if isinstance(operation, Group):
+        return any(map(_is_discarded, operation.operations))
+    return isinstance(operation, Write) and isinstance(operation.body, StagedBody) and operation.body.is_discarded
 
 
 async def _once(data: bytes) -> Any:

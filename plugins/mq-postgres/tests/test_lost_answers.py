@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import trio
@@ -16,7 +17,20 @@ from mq.errors import StorageError, StorageFull, StorageUnsure
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_whole
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Storage, Unlink, Write
+from mq.storage.interface import (
+    QUEUE,
+    AnyOperation,
+    Drop,
+    Entry,
+    Group,
+    Meta,
+    Move,
+    Put,
+    Result,
+    Storage,
+    Unlink,
+    Write,
+)
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -42,37 +56,56 @@ async def wired(place, options: str = "") -> AsyncIterator[tuple[Wire, Storage]]
             await check_whole(storage)
 
 
-async def everything(storage: Storage) -> set[Entry]:
-    found = [*await storage.scan(State.READY, "orders")]
+async def everything(storage: Storage) -> set[Any]:
+    """Where all messages are, and the records of the ledger."""
+    found: list[Any] = [*await storage.scan(State.READY, "orders")]
     for state in (State.NEW, State.DELAYED, State.REMOVED):
         found += await storage.scan(state)
-    return set(found)
+    return {*found, *(("ledger", key, value["n"]) for key, value in (await storage.records("ledger")).items())}
 
 
-async def results(storage: Storage, batch: list[Operation]) -> list[Result]:
+async def results(storage: Storage, batch: list[AnyOperation]) -> list[Result]:
     return [outcome.result for outcome in await storage.commit(batch)]
 
 
-async def prepared(storage: Storage) -> tuple[list[Operation], list[Result], set[Entry], set[Entry]]:
-    """A batch of everything, what becomes of each, and where all messages are before and after."""
+async def prepared(storage: Storage) -> tuple[list[AnyOperation], list[Result], set[Any], set[Any]]:
+    """A batch of everything, what becomes of each, and what is there before and after."""
+    ready, removed, fresh, leased, keyed = (IDS.new() for _ in range(5))
+    here, there, gone = (
+        Entry("orders", id, state)
+        for id, state in ((ready, State.READY), (leased, State.READY), (removed, State.REMOVED))
+    )
+    setting: list[AnyOperation] = [Write("orders", id, b"body") for id in (ready, removed, leased)]
+    setting += [Move(entry._replace(state=State.NEW), entry.state) for entry in (here, there, gone)]
+    setting += [Put("ledger", "old", {"n": 1}), Put("ledger", "going", {"n": 1}), Drop("ledger", "new")]
+    assert {*await results(storage, setting)} <= {Result.DONE, Result.GONE}
     before = await everything(storage)
-    ready, removed, fresh = (IDS.new() for _ in range(3))
-    here, gone = Entry("orders", ready, State.READY), Entry("orders", removed, State.REMOVED)
-    setting: list[Operation] = [Write("orders", id, b"body") for id in (ready, removed)]
-    setting += [Move(Entry("orders", ready, State.NEW), State.READY)]
-    setting += [Move(Entry("orders", removed, State.NEW), State.REMOVED)]
-    assert await results(storage, setting) == [Result.DONE] * 4
-    lease = here._replace(state=State.DELAYED, meta=LEASED)
-    batch: list[Operation] = [
+    batch: list[AnyOperation] = [
         Write("orders", fresh, b"fresh"),
         Write("orders", fresh, b"again"),
         Move(here, State.DELAYED, LEASED),
         Move(here, State.REMOVED),
+        Group(
+            (
+                Write("orders", keyed, b"keyed", state=State.READY),
+                Move(there, State.DELAYED, LEASED),
+                Put("ledger", "new", {"n": 2}),
+                Put("ledger", "old", {"n": 2}),
+                Drop("ledger", "going"),
+                Drop("ledger", "never"),
+            )
+        ),
+        Put("ledger", "old", {"n": 3}),
+        Drop("ledger", "never"),
         Unlink(Entry("orders", fresh, State.REMOVED)),
         Unlink(gone),
     ]
-    expected = [Result.DONE, Result.EXISTS, Result.DONE, Result.GONE, Result.GONE, Result.DONE]
-    return batch, expected, before | {here, gone}, before | {lease, Entry("orders", fresh, State.NEW)}
+    done, absent = Result.DONE, Result.GONE
+    expected = [done, Result.EXISTS, done, absent, done, done, absent, absent, done]
+    after = before - {here, there, gone, ("ledger", "old", 1), ("ledger", "going", 1)}
+    after |= {entry._replace(state=State.DELAYED, meta=LEASED) for entry in (here, there)}
+    after |= {Entry("orders", fresh, State.NEW), Entry("orders", keyed, State.READY)}
+    return batch, expected, before, after | {("ledger", "old", 3), ("ledger", "new", 2)}
 
 
 @pytest.mark.parametrize("side", ["asks", "answers"])
@@ -87,6 +120,29 @@ async def test_a_cut_changes_no_outcome(place, side: str) -> None:
             assert await results(storage, batch) == expected, f"cut after {messages} {side}"
             setattr(wire, side, None)
             assert await everything(storage) == after, f"cut after {messages} {side}"
+            if wire.cuts == cuts:
+                break
+            messages += 1
+        assert messages > 12, "every message of the change was the last one once"
+
+
+@pytest.mark.parametrize("side", ["asks", "answers"])
+async def test_a_cut_lets_no_half_of_a_refused_group_through(place, side: str) -> None:
+    async with wired(place) as (wire, storage):
+        messages = 0
+        while True:
+            ready, new = IDS.new(), IDS.new()
+            assert await results(storage, [Write("orders", ready, b"body", state=State.READY)]) == [Result.DONE]
+            before = await everything(storage)
+            absent = Move(Entry("orders", IDS.new(), State.READY), State.DELAYED, LEASED)
+            lease = Move(Entry("orders", ready, State.READY), State.DELAYED, LEASED)
+            refused = Group((Write("orders", IDS.new(), b"never"), Put("ledger", "never", {"n": 1}), lease, absent))
+            batch: list[AnyOperation] = [Write("orders", new, b"beside"), refused]
+            setattr(wire, side, messages)
+            cuts = wire.cuts
+            assert await results(storage, batch) == [Result.DONE, Result.GONE], f"cut after {messages} {side}"
+            setattr(wire, side, None)
+            assert await everything(storage) == before | {Entry("orders", new, State.NEW)}, f"{messages} {side}"
             if wire.cuts == cuts:
                 break
             messages += 1
