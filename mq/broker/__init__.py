@@ -31,7 +31,7 @@ from mq.broker.peek import Browsed, Ranges, Seen
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import QueueStatus, Redriven
 from mq.broker.settings import QueueSettings
-from mq.broker.unacked import Held
+from mq.broker.unacked import UnackedMessage
 from mq.broker.waiters import Precedence
 from mq.broker.write_jobs import WriteJobStatus
 
@@ -44,7 +44,6 @@ __all__ = [
     "ConsumerPosition",
     "Draft",
     "Exclusion",
-    "Held",
     "Precedence",
     "Published",
     "QueueSettings",
@@ -53,6 +52,7 @@ __all__ = [
     "Redriven",
     "Removal",
     "Seen",
+    "UnackedMessage",
     "Upload",
     "WriteJobStatus",
     "open_broker",

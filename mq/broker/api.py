@@ -17,7 +17,7 @@ from mq.broker.peek import READY, Browsed, Ranges, Seen
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Record, Redriven, TellShared
 from mq.broker.settings import QueueSettings
-from mq.broker.unacked import Held
+from mq.broker.unacked import UnackedMessage
 from mq.broker.waiters import Precedence
 from mq.broker.write_jobs import WriteJobStatus
 from mq.errors import Conflict, MQError
@@ -397,15 +397,15 @@ class BrokerAPI(Protocol):
         wait: float = 0,
         exclusion: Exclusion | None = None,
         precedence: Precedence | None = None,
-    ) -> list[Held]: ...
+    ) -> list[UnackedMessage]: ...
 
     async def exclude(self, queue: str) -> Exclusion: ...
 
-    async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None: ...
+    async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None: ...
 
     async def put_back(
         self,
-        held: Sequence[Held],
+        held: Sequence[UnackedMessage],
         *,
         redelivered: bool = True,
         to_back: bool = False,
@@ -413,7 +413,7 @@ class BrokerAPI(Protocol):
         most: int | None = None,
     ) -> None: ...
 
-    async def reject(self, held: Sequence[Held]) -> None: ...
+    async def reject(self, held: Sequence[UnackedMessage]) -> None: ...
 
     async def show(self, queue: str, id: str) -> Seen: ...
 

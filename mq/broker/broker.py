@@ -21,7 +21,7 @@ from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSinks, HistoryCodec
-from mq.broker.dispatch import Deliverer, FetchWorker, Handover, Holds
+from mq.broker.dispatch import Deliverer, DirectDispatch, FetchWorker, UnackedDeliverer
 from mq.broker.exclusion import Exclusion
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job
@@ -33,7 +33,7 @@ from mq.broker.publishing import Draft, KeyedJobs, Published, Publisher, SaveWor
 from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, Queues, QueueStatus, Redriven
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
-from mq.broker.unacked import Held, Unacked
+from mq.broker.unacked import Unacked, UnackedMessage
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Handing, Precedence, Waiters
 from mq.broker.write_jobs import WriteJobs, Writes
@@ -373,7 +373,7 @@ class Broker:
         wait: float = 0,
         exclusion: Exclusion | None = None,
         precedence: Precedence | None = None,
-    ) -> list[Held]:
+    ) -> list[UnackedMessage]:
         """Up to `most` READY messages, held until the caller settles them; no lease runs out meanwhile.
 
         The caller has to settle each: acknowledge it, put it back or reject it. What is not settled when the broker
@@ -414,7 +414,7 @@ class Broker:
         """
         return self._unacked.exclude(await self._queues.get(queue))
 
-    async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None:
+    async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages. Those that others have removed meanwhile are passed over.
 
         Args:
@@ -426,7 +426,7 @@ class Broker:
 
     async def put_back(
         self,
-        held: Sequence[Held],
+        held: Sequence[UnackedMessage],
         *,
         redelivered: bool = True,
         to_back: bool = False,
@@ -446,7 +446,7 @@ class Broker:
         with self._in_flight:
             await self._unacked.put_back(held, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
 
-    async def reject(self, held: Sequence[Held]) -> None:
+    async def reject(self, held: Sequence[UnackedMessage]) -> None:
         """Move held messages to their queue's dead-letter queue; remove them where there is none."""
         with self._in_flight:
             await self._unacked.reject(held)
@@ -569,18 +569,18 @@ class Wiring:
         recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
         self._deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
-        handover = Handover(core, waiters, leases, self._deliverers[0])
-        jobs.begin = SaveWorkers(handover, config.workers).begin
+        direct = DirectDispatch(core, waiters, leases, self._deliverers[0])
+        jobs.begin = SaveWorkers(direct, config.workers).begin
         loader = BodyLoader(core)
         self.queues = Queues(core, watcher, upkeep, dead, loader)
         self.declarations = Declarations(core, self.queues, sinks)
         keys = self._keys
         self._keyed = KeyedJobs(core, keys) if keys is not None and storage.description.groups else None
-        self.publishing = Publisher(core, loader, self._keys, self._keyed, handover, recent)
-        self._holds = holds = Holds(core, waiters, dead, leases, recent)
+        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent)
+        self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, dead, leases, recent)
         remover = Remover(core)
-        self.consuming = Consumption(core, waiters, upkeep, dead, leases, holds, remover)
-        self.unacked = Unacked(core, waiters, holds, self.consuming, dead, remover, leases)
+        self.consuming = Consumption(core, waiters, upkeep, dead, leases, unacked_deliverer, remover)
+        self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
         self.writes = WriteJobs(core, self._keys, self.publishing)
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
@@ -615,7 +615,7 @@ class Wiring:
             nursery.start_soon(self._keyed.run)
         for calls, deliverer in zip(self.waiters.channels, self._deliverers[1:], strict=True):
             nursery.start_soon(deliverer.run)
-            worker = FetchWorker(self._core, calls, deliverer, self._holds, self.watcher.refresh)
+            worker = FetchWorker(self._core, calls, deliverer, self._unacked_deliverer, self.watcher.refresh)
             nursery.start_soon(worker.run)
         nursery.start_soon(self._deliverers[0].run)
         self.upkeep.start(nursery)

@@ -19,7 +19,7 @@ from mq.broker.catalog import Catalog
 from mq.broker.commit import BatchTimes, Future, Together, error_of
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
-from mq.broker.dispatch import Holds
+from mq.broker.dispatch import UnackedDeliverer
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
@@ -53,7 +53,7 @@ class Consumption:
         upkeep: takes back messages that no client got.
         dead_letters: gets messages that were received too often.
         leases: names leases.
-        holds: takes back messages that are held in memory.
+        unacked_deliverer: takes back messages that are held in memory.
         remover: removes messages on a store that no other broker changes.
     """
 
@@ -64,7 +64,7 @@ class Consumption:
         upkeep: Upkeep,
         dead_letters: DeadLetters,
         leases: Leases,
-        holds: Holds,
+        unacked_deliverer: UnackedDeliverer,
         remover: Remover,
     ) -> None:
         self._storage = core.storage
@@ -77,7 +77,7 @@ class Consumption:
         self._remover = remover
         self._secure_keys = core.secure_keys
         self._leases = leases
-        self._holds = holds
+        self._unacked_deliverer = unacked_deliverer
         self._config = core.config
         self._others_move = core.config.others_move
         self._random = core.random
@@ -304,7 +304,7 @@ class Consumption:
     async def _take_back(self, request: FetchRequest) -> None:
         """Give back the messages of a request that was cancelled in the very step in which it was answered."""
         if request.holds:
-            self._holds.put_back(request.index, request.held, is_returned=False)
+            self._unacked_deliverer.put_back(request.index, request.held, is_returned=False)
         elif not request.takes:
             for entry in request.held:
                 self._upkeep.give_back(entry)

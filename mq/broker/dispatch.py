@@ -4,10 +4,10 @@
 next group before the leases of the last are durable. :class:`Deliverer` answers in the order of the leases. Two ways
 are shorter:
 
-* :class:`Handover` leases a message in the batch that writes it, if a request waits by then: one barrier makes both
-  durable. Only the first message of a queue is handed over, which keeps the order.
-* :class:`Holds` leaves a held message READY in the store, and notes its holder in memory only. A hold costs no move,
-  and ends with the process.
+* :class:`DirectDispatch` leases a message in the batch that writes it, if a request waits by then: one barrier makes
+  both durable. Only the first message of a queue goes this way, which keeps the order.
+* :class:`UnackedDeliverer` leaves a held message READY in the store, and notes its holder in memory only. A hold costs
+  no move, and ends with the process.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class FetchWorker:
         core: what every part has.
         calls: the queues whose waiters changed, or for which a message came.
         deliverer: answers the requests that get a lease.
-        holds: answers those that hold messages in memory.
+        unacked_deliverer: answers those that hold messages in memory.
         refresh: reads from the store which messages of a queue are READY; used at peers > 0.
     """
 
@@ -128,7 +128,7 @@ class FetchWorker:
         core: Core,
         calls: BatchChannel[QueueIndex],
         deliverer: Deliverer,
-        holds: Holds,
+        unacked_deliverer: UnackedDeliverer,
         refresh: Callable[[QueueIndex], Awaitable[None]],
     ) -> None:
         self._catalog = core.catalog
@@ -140,7 +140,7 @@ class FetchWorker:
         self._leases = deliverer.leases
         self._upkeep = deliverer.upkeep
         self._recent = deliverer.recent
-        self._holds = holds
+        self._unacked_deliverer = unacked_deliverer
         self._peers = core.config.peers
         self._others_move = core.config.others_move
         self._random = core.random
@@ -153,7 +153,7 @@ class FetchWorker:
             self._leases.note_step(self._calls.step_seconds)
             while called:
                 assignments, portions = await self._assign_next(called)
-                await self._holds.serve(portions)
+                await self._unacked_deliverer.serve(portions)
                 if assignments:
                     await self._lease(assignments)
 
@@ -532,7 +532,7 @@ def _log_damage(entry: Entry, found: Stored | None) -> None:
     logger.error("message %s of %s is not handed out: %s. %s", entry.id, entry.queue, why, stays)
 
 
-class Handover:
+class DirectDispatch:
     """Assigns messages that are about to be written to requests that wait for them.
 
     Args:
@@ -544,8 +544,8 @@ class Handover:
     Attributes:
         catalog: the core's.
         deliverer: as given.
-        assignments: what the batch that is being made hands over.
-        under_way: messages that are handed over in batches that have not ended.
+        assignments: what the batch that is being made dispatches.
+        under_way: messages that are dispatched in batches that have not ended.
         is_placed: whether a message is written where its lease leaves it, and not moved there.
     """
 
@@ -570,7 +570,7 @@ class Handover:
         *,
         is_transient: bool,
     ) -> bool:
-        """Whether a message that is about to be written is handed over. If so, :meth:`collect` includes it."""
+        """Whether a message that is about to be written is dispatched. If so, :meth:`collect` includes it."""
         if index not in self._waiters.queues and index not in self._unsated:  # nearly always, under load
             return False
         if not self._is_open or index.writing:
@@ -591,13 +591,13 @@ class Handover:
         self.assignments.append(Assignment(request, entry, stored))
         return True
 
-    def collect(self, writes: Sequence[Operation]) -> HandoverBatch:
-        """The messages handed over since the last call, of those that are written. Just before the store, so that the
+    def collect(self, writes: Sequence[Operation]) -> DirectBatch:
+        """The messages dispatched since the last call, of those that are written. Just before the store, so that the
         leases are named as late as can be."""
         assignments, self.assignments = self.assignments, []
         self._unsated.clear()
         self.under_way += len(assignments)
-        return HandoverBatch(self, assignments, writes, self._leases)
+        return DirectBatch(self, assignments, writes, self._leases)
 
     def _next_request(self, index: QueueIndex) -> FetchRequest | None:
         """The request that gets the queue's next message; None without one."""
@@ -613,11 +613,11 @@ class Handover:
         return request
 
 
-class HandoverBatch:
-    """The messages that are handed over in one batch.
+class DirectBatch:
+    """The messages that are dispatched directly in one batch.
 
     Args:
-        handover: counts what is under way.
+        direct: counts what is under way.
         assignments: the messages and their requests.
         writes: the operations of the batch, which write them.
         leases: names the leases.
@@ -627,9 +627,9 @@ class HandoverBatch:
     """
 
     def __init__(
-        self, handover: Handover, assignments: Sequence[Assignment], writes: Sequence[Operation], leases: Leases
+        self, direct: DirectDispatch, assignments: Sequence[Assignment], writes: Sequence[Operation], leases: Leases
     ) -> None:
-        self._handover = handover
+        self._direct = direct
         self._assignments = assignments
         self._allowance = leases.allowance
         self._positions: list[int] = []  # of the operations that give the messages to their requests
@@ -638,7 +638,7 @@ class HandoverBatch:
         for each in assignments:
             move = leases.move(each.request, each.entry, self._allowance)
             at, write = position_of[each.entry.id], operations[position_of[each.entry.id]]
-            if handover.is_placed and not each.request.takes and isinstance(write, Write):
+            if direct.is_placed and not each.request.takes and isinstance(write, Write):
                 operations[at] = write._replace(state=move.state, meta=move.meta)
             else:
                 at = len(operations)
@@ -652,8 +652,8 @@ class HandoverBatch:
             outcomes: of all operations of the batch.
             barrier: the times of the batch.
         """
-        catalog = self._handover.catalog
-        self._handover.under_way -= len(self._assignments)
+        catalog = self._direct.catalog
+        self._direct.under_way -= len(self._assignments)
         served = {each.request: Fulfilment() for each in self._assignments}
         written: list[tuple[Assignment, Outcome]] = []
         for each, outcome in zip(self._assignments, [outcomes[at] for at in self._positions], strict=True):
@@ -666,7 +666,7 @@ class HandoverBatch:
                 served[each.request].error = NoSuchQueue(f"queue {each.request.index.name} was deleted meanwhile")
             else:
                 written.append((each, outcome))
-        self._handover.deliverer.leased(
+        self._direct.deliverer.leased(
             [each for each, _ in written], [outcome for _, outcome in written], served, barrier, self._allowance
         )
 
@@ -705,7 +705,7 @@ def share_out(requests: Iterable[FetchRequest], take: Callable[[], Entry | None]
     return [Portion(request, messages) for request, messages in portions.items()]
 
 
-class Holds:
+class UnackedDeliverer:
     """Hands out messages that a connection holds in memory, and puts them back.
 
     Args:

@@ -23,7 +23,7 @@ from mq.broker.body_loader import BodyLoader
 from mq.broker.commit import LARGEST_BATCH, BatchTimes, Begun, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
-from mq.broker.dispatch import Handover
+from mq.broker.dispatch import DirectDispatch
 from mq.broker.index import RANK_TICKS, QueueIndex
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
@@ -109,7 +109,7 @@ class Publisher:
         loader: loads the body stats of queues.
         keys: the idempotency keys; None among peers, which cannot know each other's.
         keyed: saves messages with their keys; None where the store does no groups.
-        handover: gives messages to waiting requests as they are written.
+        direct: gives messages to waiting requests as they are written.
         recent: keeps the bodies of written messages, for requests that come soon after.
     """
 
@@ -119,7 +119,7 @@ class Publisher:
         loader: BodyLoader,
         keys: Keys | None,
         keyed: KeyedJobs | None,
-        handover: Handover,
+        direct: DirectDispatch,
         recent: RecentBodies,
     ) -> None:
         self._storage = core.storage
@@ -130,7 +130,7 @@ class Publisher:
         self._keyed = keyed
         self._jobs = core.jobs
         self.core = core
-        self.handover = handover
+        self.direct = direct
         self.recent = recent
         self.is_placed = core.places
         self.ids = core.ids
@@ -452,7 +452,7 @@ class PublishJob:
     The id is made with the operation, unless it had to be known before, so that ids and barriers have one order.
 
     Args:
-        publisher: gives the handover, the recent bodies and the core.
+        publisher: gives the direct dispatch, the recent bodies and the core.
         index: the queue, in which the job reserves room.
         draft: what is published.
         digest: of the body, where it is known.
@@ -467,7 +467,7 @@ class PublishJob:
         "_digest",
         "_door",
         "_group",
-        "_is_handed_over",
+        "_is_dispatched",
         "_is_writing",
         "_landed",
         "_meta",
@@ -500,21 +500,21 @@ class PublishJob:
         self._meta = meta
         self._landed = landed
         self._transient = draft.transient
-        self._is_handed_over = self._is_writing = False
+        self._is_dispatched = self._is_writing = False
         self._door = DOOR.get()
         self._size = len(body) if isinstance(body, bytes) else body.size
         index.reserved += 1
         index.reserved_bytes += self._size
 
     def operation(self) -> Operation:
-        """The Write, which may be handed over to a waiting request."""
+        """The Write, which may be dispatched to a waiting request directly."""
         publisher = self._publisher
         id = self.id or publisher.ids.new(self._group)
-        # A message whose id was made earlier may have been overtaken by others: it is not handed over.
-        self._is_handed_over = self.id is None and publisher.handover.takes(
+        # A message whose id was made earlier may have been overtaken by others: it is not dispatched directly.
+        self._is_dispatched = self.id is None and publisher.direct.takes(
             self.index, id, self._body, self._attributes, self._meta, is_transient=self._transient
         )
-        self._is_writing = not self._is_handed_over
+        self._is_writing = not self._is_dispatched
         self.index.writing += self._is_writing
         state = State.NEW
         if publisher.is_placed and self._is_writing:
@@ -523,10 +523,10 @@ class PublishJob:
         return Write(self.index.name, id, self._body, self._attributes, meta, transient=transient, state=state)
 
     def write_alone(self) -> Write:
-        """The Write, which is handed over to no request."""
+        """The Write, which is dispatched to no request directly."""
         self.choose_id()
         write = self.operation()
-        assert isinstance(write, Write), "what has an id is not handed over"
+        assert isinstance(write, Write), "what has an id is not dispatched directly"
         return write
 
     def bytes_in_group(self, *, counts_staged: bool) -> int:
@@ -549,19 +549,19 @@ class PublishJob:
         if outcome.result is not Result.DONE or entry is None:
             self.give_up(error_of(outcome, "store the message"))
             return
-        if self._is_handed_over:
-            # it leaves NEW in the same batch: HandoverBatch.done ends this move
+        if self._is_dispatched:
+            # it leaves NEW in the same batch: DirectBatch.done ends this move
             self._catalog.begin(entry, is_out=True)
         elif self.index.deleted:
             self._catalog.events.orphaned(entry)
         self._release()  # only now: a deleted queue is not made anew while a message of it is under way
         if self.index.bodies is not None:
             self._note_body(self.index.bodies, entry.id)
-        if not self._is_handed_over and not self.index.deleted:
+        if not self._is_dispatched and not self.index.deleted:
             if isinstance(self._body, bytes):
                 self._publisher.recent.keep(entry.id, self._body, self._attributes)
             self._catalog.place(entry, is_new=True)
-        born = entry._replace(state=State.NEW, meta=FRESH) if self._is_handed_over else entry  # its lease is told then
+        born = entry._replace(state=State.NEW, meta=FRESH) if self._is_dispatched else entry  # its lease is told then
         self._catalog.tell(Kind.PUBLISH, None, born, self._size, self._door)
         self._tell_landed(entry.id)
         if self.index.deleted:
@@ -784,12 +784,12 @@ class SaveWorkers:
     """The save workers, which take turns.
 
     Args:
-        handover: gives messages to waiting requests as they are written.
+        direct: gives messages to waiting requests as they are written.
         count: how many there are.
     """
 
-    def __init__(self, handover: Handover, count: int) -> None:
-        self._turns = cycle([SaveWorker(handover) for _ in range(count)])
+    def __init__(self, direct: DirectDispatch, count: int) -> None:
+        self._turns = cycle([SaveWorker(direct) for _ in range(count)])
 
     def begin(self, jobs: Sequence[Job]) -> Begun:
         """Let the next one do the jobs of a batch."""
@@ -797,34 +797,34 @@ class SaveWorkers:
 
 
 class SaveWorker:
-    """Does jobs. Those of one batch share its handovers.
+    """Does jobs. Those of one batch share its direct dispatch.
 
     Args:
-        handover: gives messages to waiting requests as they are written.
+        direct: gives messages to waiting requests as they are written.
     """
 
-    def __init__(self, handover: Handover) -> None:
-        self._handover = handover
+    def __init__(self, direct: DirectDispatch) -> None:
+        self._direct = direct
 
     def begin(self, jobs: Sequence[Job]) -> Begun:
         """Begin the jobs of one batch, in order."""
-        return _JobBatch(jobs, self._handover)
+        return _JobBatch(jobs, self._direct)
 
 
 class _JobBatch:
-    def __init__(self, jobs: Sequence[Job], handover: Handover) -> None:
+    def __init__(self, jobs: Sequence[Job], direct: DirectDispatch) -> None:
         self._jobs = jobs
         self.operations: Sequence[Operation] = [job.operation() for job in jobs]
-        self._handed_over = handover.collect(self.operations) if handover.assignments else None
-        if self._handed_over is not None:
-            self.operations = self._handed_over.operations
+        self._dispatched = direct.collect(self.operations) if direct.assignments else None
+        if self._dispatched is not None:
+            self.operations = self._dispatched.operations
 
     def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
-        # The outcomes of messages that were handed over may come after those of their jobs.
+        # The outcomes of messages that were dispatched directly may come after those of their jobs.
         for job, outcome in zip(self._jobs, outcomes, strict=False):
             job.done(outcome, barrier)
-        if self._handed_over is not None:
-            self._handed_over.done(outcomes, barrier)
+        if self._dispatched is not None:
+            self._dispatched.done(outcomes, barrier)
 
 
 def _ignore(id: MessageId | None) -> None:

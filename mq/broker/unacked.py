@@ -16,7 +16,7 @@ from mq.broker.commit import Future
 from mq.broker.consuming import Consumption, Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import LIMIT, RECEIVES, REJECTED, DeadLetters
-from mq.broker.dispatch import Holds
+from mq.broker.dispatch import UnackedDeliverer
 from mq.broker.exclusion import Exclusion
 from mq.broker.index import RANK_TICKS, QueueIndex, rank_of
 from mq.broker.jobs import MoveJob
@@ -28,7 +28,7 @@ from mq.message import Message, MessageId
 from mq.storage.interface import Entry, Move, Sharing
 
 
-class Held(NamedTuple):
+class UnackedMessage(NamedTuple):
     """A message that a connection holds.
 
     Attributes:
@@ -48,7 +48,7 @@ class Unacked:
     Args:
         core: what every part has.
         waiters: has the requests that an exclusion refuses.
-        holds: puts back messages that are held in memory.
+        unacked_deliverer: puts back messages that are held in memory.
         consuming: fetches, and renews leases among peers.
         dead_letters: gets rejected messages.
         remover: removes acknowledged messages.
@@ -59,7 +59,7 @@ class Unacked:
         self,
         core: Core,
         waiters: Waiters,
-        holds: Holds,
+        unacked_deliverer: UnackedDeliverer,
         consuming: Consumption,
         dead_letters: DeadLetters,
         remover: Remover,
@@ -69,7 +69,7 @@ class Unacked:
         self._random = core.random
         self._catalog = core.catalog
         self._waiters = waiters
-        self._holds = holds
+        self._unacked_deliverer = unacked_deliverer
         self._consuming = consuming
         self._dead_letters = dead_letters
         self._secure_keys = core.secure_keys
@@ -77,19 +77,19 @@ class Unacked:
         self._jobs = core.jobs
         self._ids = core.ids
         self._config = core.config
-        self._renewed: dict[tuple[str, MessageId], Held] = {}
+        self._renewed: dict[tuple[str, MessageId], UnackedMessage] = {}
         self._loaded_until = 0  # the time of the youngest message that was in the store at the start, in UUID ticks
 
     def loaded(self) -> None:
         """Note that the store's messages are loaded: each of them may have been delivered before."""
         self._loaded_until = self._ids.last  # a hold in memory leaves no trace on disk
 
-    async def hold(self, request: FetchRequest, wait: float) -> list[Held]:
+    async def hold(self, request: FetchRequest, wait: float) -> list[UnackedMessage]:
         """The messages for the request; none if there are none, or none came within `wait` seconds."""
         index = request.index
         messages = await self._consuming.fetch(request, wait)
         held = [
-            Held(message, self._may_be_known(index, message, entry), entry)
+            UnackedMessage(message, self._may_be_known(index, message, entry), entry)
             for message, entry in zip(messages, request.held, strict=True)
         ]
         if request.holds and held:
@@ -112,7 +112,7 @@ class Unacked:
         self._waiters.refuse(index, QueueHeld(f"queue {index.name} is one consumer's alone. Try again later"))
         return exclusion
 
-    async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None:
+    async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages. Those that others have removed or got meanwhile are passed over.
 
         Raises:
@@ -127,7 +127,7 @@ class Unacked:
 
     async def put_back(
         self,
-        held: Sequence[Held],
+        held: Sequence[UnackedMessage],
         *,
         redelivered: bool = True,
         to_back: bool = False,
@@ -140,8 +140,8 @@ class Unacked:
         Raises:
             StorageError: some could not be moved; they are where they were.
         """
-        counted: list[Held] = []
-        others: list[Held] = []
+        counted: list[UnackedMessage] = []
+        others: list[UnackedMessage] = []
         for each in held:  # all at once: the settings may change while one is put back
             (counted if failed and (most is not None or self._counts(each)) else others).append(each)
         try:
@@ -149,7 +149,7 @@ class Unacked:
         finally:
             await self._make_ready(others, redelivered=redelivered, to_back=to_back)
 
-    async def reject(self, held: Sequence[Held]) -> None:
+    async def reject(self, held: Sequence[UnackedMessage]) -> None:
         """Move held messages to their queue's dead-letter queue; remove them where there is none.
 
         Raises:
@@ -167,13 +167,13 @@ class Unacked:
 
     # Implementation
 
-    async def _make_ready(self, held: Sequence[Held], *, redelivered: bool, to_back: bool) -> None:
+    async def _make_ready(self, held: Sequence[UnackedMessage], *, redelivered: bool, to_back: bool) -> None:
         if to_back:
             await self._change([each for each in held if not self._is_grouped(each)], self._send_back)
             held = [each for each in held if self._is_grouped(each)]
         in_memory, leased = _split(held)
         for index, entries in self._by_queue(in_memory):
-            self._holds.put_back(index, entries, is_returned=redelivered)
+            self._unacked_deliverer.put_back(index, entries, is_returned=redelivered)
             if redelivered:
                 self._catalog.tell_held(Kind.REQUEUE, index.name, [entry.id for entry in entries])
         await self._change(leased, self._requeue)
@@ -185,7 +185,7 @@ class Unacked:
             return False  # a hold is a lease there, and counted in the receives
         return entry.id.time <= self._loaded_until
 
-    async def _renew(self, held: Held) -> None:
+    async def _renew(self, held: UnackedMessage) -> None:
         entry, index = held.entry, self._catalog.queues.get(held.entry.queue)
         try:
             if index is None:
@@ -196,7 +196,9 @@ class Unacked:
         except MQError:
             pass  # the next round tries again; if the lease has ended by then, others get the message
 
-    async def _change(self, held: Sequence[Held], change: Callable[[Entry], Future[Entry] | Future[None]]) -> None:
+    async def _change(
+        self, held: Sequence[UnackedMessage], change: Callable[[Entry], Future[Entry] | Future[None]]
+    ) -> None:
         """Apply `change` to each message that is still held, in one batch."""
         futures: list[Future[Entry] | Future[None]] = []
         for each in held:
@@ -215,7 +217,7 @@ class Unacked:
         if failed is not None:
             raise failed
 
-    async def _current(self, held: Held) -> Entry | None:
+    async def _current(self, held: UnackedMessage) -> Entry | None:
         """Where a held message is now; None when the hold is over."""
         entry = held.entry
         if entry.meta.receipt is None:
@@ -238,7 +240,7 @@ class Unacked:
         meta = entry.meta.at_rest()._replace(order=self._last(entry))
         return self._put(Move(entry, State.READY, meta, durable=False), Kind.REQUEUE, "requeue the message")
 
-    def _is_grouped(self, held: Held) -> bool:
+    def _is_grouped(self, held: UnackedMessage) -> bool:
         """Whether a message's queue has groups: there it never goes behind others, but is the first of its group."""
         index = self._catalog.queues.get(held.entry.queue)
         return index is not None and index.groups is not None
@@ -247,7 +249,7 @@ class Unacked:
         """The order behind the others of its rank, before those of the next."""
         return self._ids.new().time + rank_of(entry) * RANK_TICKS
 
-    def _counts(self, held: Held) -> bool:
+    def _counts(self, held: UnackedMessage) -> bool:
         """Whether the queue's settings say what becomes of a message after its work failed."""
         index = self._catalog.queues.get(held.entry.queue)
         return index is not None and (index.settings.retry_delay > 0 or index.settings.max_receives is not None)
@@ -278,18 +280,18 @@ class Unacked:
         self._jobs.put([job])
         return job.future
 
-    def _by_queue(self, held: Sequence[Held]) -> list[tuple[QueueIndex, list[Entry]]]:
+    def _by_queue(self, held: Sequence[UnackedMessage]) -> list[tuple[QueueIndex, list[Entry]]]:
         entries: dict[str, list[Entry]] = {}
         for each in held:
             entries.setdefault(each.entry.queue, []).append(each.entry)
         queues = self._catalog.queues
         return [(queues[name], listed) for name, listed in entries.items() if name in queues]
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: UnackedMessage) -> None:
         self._renewed.pop((held.entry.queue, held.entry.id), None)
 
 
-def _split(held: Sequence[Held]) -> tuple[list[Held], list[Held]]:
+def _split(held: Sequence[UnackedMessage]) -> tuple[list[UnackedMessage], list[UnackedMessage]]:
     """The messages that are held in memory, and those that are leased."""
     in_memory = [each for each in held if each.entry.meta.receipt is None]
     return in_memory, [each for each in held if each.entry.meta.receipt is not None]

@@ -14,11 +14,11 @@ from mq.broker import (
     Broker,
     Draft,
     Exclusion,
-    Held,
     Precedence,
     Published,
     QueueStatus,
     Redriven,
+    UnackedMessage,
     Upload,
 )
 from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, Membership, NodeControl, WritesAPI
@@ -28,7 +28,7 @@ from mq.cluster.declarations import ClusterDeclarations
 from mq.cluster.directory import Directory
 from mq.cluster.link_sessions import LinkSessions
 from mq.cluster.names import Names
-from mq.cluster.remote_broker import RemoteBroker, RemoteHeld
+from mq.cluster.remote_broker import RemoteBroker, RemoteUnacked
 from mq.cluster.shared_records import SharedRecords
 from mq.errors import BodyTooLarge, Conflict, MQError, NotServed
 from mq.message import Message, MessageId, QueueName
@@ -263,7 +263,7 @@ class ClusterBroker(Forwarding):
         wait: float = 0,
         exclusion: Exclusion | None = None,
         precedence: Precedence | None = None,
-    ) -> list[Held]:
+    ) -> list[UnackedMessage]:
         """Up to `most` READY messages, which no other consumer gets until they are settled."""
         if self._sessions.owns(queue):
             return await self._sessions.take(queue, most, wait)
@@ -276,7 +276,7 @@ class ClusterBroker(Forwarding):
             self._sessions.open(queue) if self._sessions.owns(queue) else await (await self._at(queue)).exclude(queue)
         )
 
-    async def acknowledge(self, held: Sequence[Held], *, durable: bool = False) -> None:
+    async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages."""
         local, remote = self._sorted(held)
         if remote:
@@ -286,7 +286,7 @@ class ClusterBroker(Forwarding):
 
     async def put_back(
         self,
-        held: Sequence[Held],
+        held: Sequence[UnackedMessage],
         *,
         redelivered: bool = True,
         to_back: bool = False,
@@ -300,7 +300,7 @@ class ClusterBroker(Forwarding):
         if local:
             await self._local.put_back(local, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
 
-    async def reject(self, held: Sequence[Held]) -> None:
+    async def reject(self, held: Sequence[UnackedMessage]) -> None:
         """Move held messages to their dead-letter queues, or remove them."""
         local, remote = self._sorted(held)
         if remote:
@@ -329,10 +329,10 @@ class ClusterBroker(Forwarding):
             return self._remote
         return self._local
 
-    def _sorted(self, held: Sequence[Held]) -> tuple[list[Held], list[RemoteHeld]]:
-        remote = [each for each in held if isinstance(each, RemoteHeld)]
+    def _sorted(self, held: Sequence[UnackedMessage]) -> tuple[list[UnackedMessage], list[RemoteUnacked]]:
+        remote = [each for each in held if isinstance(each, RemoteUnacked)]
         local = [
-            each for each in held if not isinstance(each, RemoteHeld) and not self._sessions.owns(each.entry.queue)
+            each for each in held if not isinstance(each, RemoteUnacked) and not self._sessions.owns(each.entry.queue)
         ]
         return local, remote
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from mq.broker import Broker, Draft, Exclusion, Held, Precedence, Published
+from mq.broker import Broker, Draft, Exclusion, Precedence, Published, UnackedMessage
 from mq.broker.verbs import VERBS
 from mq.cluster.grace_storage import GraceStorage
 from mq.cluster.link_codec import Handed
@@ -42,7 +42,7 @@ class Holder:
     """The messages and exclusions that one client of a leadership holds: a link, or this node's own doors."""
 
     def __init__(self) -> None:
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, UnackedMessage] = {}
         self.exclusions: dict[int, Exclusion] = {}
         self._last = 0
 
@@ -51,7 +51,7 @@ class Holder:
         self._last += 1
         return self._last
 
-    def take(self, numbers: Sequence[int]) -> list[Held]:
+    def take(self, numbers: Sequence[int]) -> list[UnackedMessage]:
         """Let go of these numbers; returns the messages that were still held under them."""
         return [self.held.pop(number) for number in numbers if number in self.held]
 

@@ -22,7 +22,7 @@ import trio
 
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties as AmqpProperties
-from mq.broker import Browsed, Draft, Exclusion, Held, Published, Seen
+from mq.broker import Browsed, Draft, Exclusion, Published, Seen, UnackedMessage
 from mq.broker.bodies import close
 from mq.cluster.leadership import Holder, Leadership
 from mq.cluster.link_codec import Handed, Malformed, decode, encode
@@ -60,7 +60,7 @@ class LinkSession(Exclusion):
         self.scopes: dict[str, trio.CancelScope] = {}
         self.is_open = True
         self._ended = ended
-        self._outgoing: deque[Held] = deque()
+        self._outgoing: deque[UnackedMessage] = deque()
         self._news = trio.Event()
         self._holder: tuple[Leadership, Holder] | None = None
 
@@ -77,10 +77,10 @@ class LinkSession(Exclusion):
         properties = _with_correlation(correlation)
         body = encode(value)
         message = Message(self.replies, _NOBODY, BytesBody(body), Properties(len(body), None, properties), 1, "")
-        self._outgoing.append(Held(message, False, Entry(self.replies, _NOBODY, State.READY)))
+        self._outgoing.append(UnackedMessage(message, False, Entry(self.replies, _NOBODY, State.READY)))
         self._news.set()
 
-    async def take(self, most: int) -> list[Held]:
+    async def take(self, most: int) -> list[UnackedMessage]:
         """Wait for replies; up to `most` of them."""
         while not self._outgoing:
             self._news = trio.Event()
@@ -148,7 +148,7 @@ class LinkSessions:
         session = self._sessions[replies] = LinkSession(replies, self._end)
         return session
 
-    async def take(self, replies: str, most: int, wait: float) -> list[Held]:
+    async def take(self, replies: str, most: int, wait: float) -> list[UnackedMessage]:
         """Replies for a link.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import trio
 
-from mq.broker import Draft, Exclusion, Held, Precedence, Published, QueueStatus
+from mq.broker import Draft, Exclusion, Precedence, Published, QueueStatus, UnackedMessage
 from mq.broker.api import BrowsingAPI, ClaimsAPI, WritesAPI
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
@@ -27,7 +27,7 @@ from mq.storage.interface import Entry
 _NO_BODY: Final = BytesBody(b"")
 
 
-class RemoteHeld(Held):
+class RemoteUnacked(UnackedMessage):
     """A message of a highly available queue that a consumer holds through this node.
 
     Attributes:
@@ -39,7 +39,7 @@ class RemoteHeld(Held):
     number: int
 
     @classmethod
-    def of(cls, handed: Handed, leader: Leader) -> RemoteHeld:
+    def of(cls, handed: Handed, leader: Leader) -> RemoteUnacked:
         """A message that a leader handed out."""
         message = handed.message
         held = cls(message, handed.redelivered, Entry(message.queue, message.id, State.READY))
@@ -213,7 +213,7 @@ class RemoteBroker(Forwarding):
         wait: float = 0,
         exclusion: Exclusion | None = None,
         precedence: Precedence | None = None,
-    ) -> list[Held]:
+    ) -> list[UnackedMessage]:
         """Hold messages. A wait fails when the master does; a wait for a master goes on."""
         patience = math.inf if wait == math.inf else max(wait, PATIENCE_SECONDS)
         leader = await self._directory.serving(trio.current_time() + patience)
@@ -225,26 +225,26 @@ class RemoteBroker(Forwarding):
         # Left out where it is 0: a master of the release before does not know it.
         named = {"priority": precedence.priority} if precedence is not None and precedence.priority else {}
         handed: list[Handed] = await leader.call("hold", [queue, most, wait, alone], named)
-        return [RemoteHeld.of(each, leader) for each in handed]
+        return [RemoteUnacked.of(each, leader) for each in handed]
 
     async def exclude(self, queue: str) -> Exclusion:
         """Give a queue to one consumer alone."""
         leader = await self._directory.serving(trio.current_time() + PATIENCE_SECONDS)
         return RemoteExclusion(leader, int(await leader.call("exclude", [queue], {})))
 
-    async def acknowledge(self, held: Sequence[RemoteHeld], *, durable: bool) -> None:
+    async def acknowledge(self, held: Sequence[RemoteUnacked], *, durable: bool) -> None:
         """Remove held messages. Those that an earlier leader handed out are held no more, and come again."""
         for leader, numbers in self._by_leader(held):
             await self._finish(leader, "acknowledge", [numbers, durable], must_know=durable)
 
     async def put_back(
-        self, held: Sequence[RemoteHeld], *, redelivered: bool, to_back: bool, failed: bool, most: int | None
+        self, held: Sequence[RemoteUnacked], *, redelivered: bool, to_back: bool, failed: bool, most: int | None
     ) -> None:
         """Give held messages back."""
         for leader, numbers in self._by_leader(held):
             await self._finish(leader, "put_back", [numbers, redelivered, to_back, failed, most])
 
-    async def reject(self, held: Sequence[RemoteHeld]) -> None:
+    async def reject(self, held: Sequence[RemoteUnacked]) -> None:
         """Reject held messages: they become dead letters."""
         for leader, numbers in self._by_leader(held):
             await self._finish(leader, "reject", [numbers])
@@ -256,7 +256,7 @@ class RemoteBroker(Forwarding):
             return await self._leader_client.once(verb.name, *args, **named)
         return await self._leader_client.again(verb.name, *args, was_done=verb.was_done, **named)
 
-    def _by_leader(self, held: Sequence[RemoteHeld]) -> list[tuple[Leader, list[int]]]:
+    def _by_leader(self, held: Sequence[RemoteUnacked]) -> list[tuple[Leader, list[int]]]:
         now = self._directory.leader
         numbers = [each.number for each in held if each.leader is now]
         return [(now, numbers)] if now is not None and numbers else []

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trio
 
-from mq.broker import Broker, Draft, Held, Published, Removal
+from mq.broker import Broker, Draft, Published, Removal, UnackedMessage
 from mq.message import Message
 from mq.testing.claimants import Ask
 from mq.testing.history import History
@@ -208,7 +208,7 @@ class GroupUsers:
     async def _hold(self) -> None:
         random = self._random
         most, wait = random.choice((1, 4)), random.choice((0.0, 1.0))
-        held: list[Held] | None = await self._ask("hold g", lambda: self._broker.hold(QUEUE, most, wait=wait))
+        held: list[UnackedMessage] | None = await self._ask("hold g", lambda: self._broker.hold(QUEUE, most, wait=wait))
         if not held:
             return
         bodies = [await _read(each.message) for each in held]

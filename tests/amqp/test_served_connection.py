@@ -20,7 +20,7 @@ from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.publish_pump import MOST_TOGETHER
 from mq.amqp.server.state import UnusedQueues
-from mq.broker import Draft, Held
+from mq.broker import Draft, UnackedMessage
 from mq.doors.budget import PATIENCE_SECONDS as SLOW_SECONDS
 from mq.doors.budget import Budget
 from mq.doors.connections import PATIENCE_SECONDS
@@ -291,7 +291,7 @@ async def test_a_cancelled_consumer_has_given_back_before_it_is_told(
 ) -> None:
     """Else another consumer could get what comes behind those messages."""
 
-    async def never_send(consumer: ConsumerPump, messages: Sequence[Held]) -> None:
+    async def never_send(consumer: ConsumerPump, messages: Sequence[UnackedMessage]) -> None:
         try:
             await trio.sleep_forever()
         finally:
@@ -314,7 +314,7 @@ async def test_a_consumer_that_cannot_give_back_in_time_keeps_its_queue_from_nob
 ) -> None:
     """The store does not answer: the client hears of that, and its exclusive consumer has ended all the same."""
 
-    async def give_back_late(pump: ConsumerPump, messages: Sequence[Held]) -> None:
+    async def give_back_late(pump: ConsumerPump, messages: Sequence[UnackedMessage]) -> None:
         with trio.CancelScope(shield=True):
             await trio.sleep(2 * PATIENCE_SECONDS)
 

@@ -176,7 +176,7 @@ async def test_an_older_message_that_comes_back_at_that_moment_comes_first(
 
 
 @pytest.mark.parametrize("option", ["delay", "ttl"])
-async def test_what_has_to_wait_or_to_expire_is_not_handed_over(
+async def test_what_has_to_wait_or_to_expire_is_not_dispatched_directly(
     broker: Broker, observer: Legal, nursery: trio.Nursery, option: str
 ) -> None:
     waiters = Waiters(broker, nursery)

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from mq.broker import Broker, Held, Precedence
+from mq.broker import Broker, Precedence, UnackedMessage
 from tests.broker.test_broker import take
 from tests.broker.test_unacked import bodies, publish
 
@@ -19,7 +19,7 @@ class Consumers:
 
     def __init__(self, broker: Broker, nursery: trio.Nursery) -> None:
         self.got: dict[str, list[bytes]] = defaultdict(list)
-        self.held: list[Held] = []
+        self.held: list[UnackedMessage] = []
         self._broker = broker
         self._nursery = nursery
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mq.broker import Broker, Draft, Held, open_broker
+from mq.broker import Broker, Draft, UnackedMessage, open_broker
 from mq.broker.bodies import LARGEST_BODY
 from mq.errors import Conflict, NoSuchQueue, QueueHeld, StorageError, StorageFull
 from mq.lifecycle import Kind, State
@@ -27,11 +27,11 @@ async def publish(broker: Broker, *bodies: bytes) -> None:
     await broker.publish_many("q", [Draft(body) for body in bodies])
 
 
-async def hold(broker: Broker, most: int = 1, wait: float = 0) -> list[Held]:
+async def hold(broker: Broker, most: int = 1, wait: float = 0) -> list[UnackedMessage]:
     return await broker.hold("q", most, wait=wait)
 
 
-async def bodies(held: Sequence[Held]) -> list[bytes]:
+async def bodies(held: Sequence[UnackedMessage]) -> list[bytes]:
     return [await each.message.body.read() for each in held]
 
 
@@ -456,7 +456,7 @@ async def _publish_and_hold(broker: Broker) -> None:
 @pytest.mark.parametrize("turns", range(8))
 async def test_what_is_put_back_comes_before_what_was_published_later(broker: Broker, turns: int) -> None:
     """Also what was handed out before it was delivered: its mover is slower than that of the later ones."""
-    held: list[Held] = []
+    held: list[UnackedMessage] = []
 
     async def consume() -> None:
         while len(held) < 20:
@@ -470,7 +470,7 @@ async def test_what_is_put_back_comes_before_what_was_published_later(broker: Br
     for _ in range(turns):
         await trio.lowlevel.checkpoint()
     await broker.put_back(held)
-    again: list[Held] = []
+    again: list[UnackedMessage] = []
     while len(again) < 25:
         again += await broker.hold("q", 30, wait=5)
     ids = [each.message.id for each in again]

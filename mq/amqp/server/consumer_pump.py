@@ -16,7 +16,7 @@ from mq.amqp.model.topology import ConsumerRegistry
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
 from mq.amqp.protocol.connection import Connection
 from mq.amqp.server.message_codec import arrival_of
-from mq.broker import Exclusion, Held, Precedence
+from mq.broker import Exclusion, Precedence, UnackedMessage
 from mq.broker.api import BrokerAPI
 from mq.doors.connections import shielded
 from mq.doors.open_connections import RecentRate
@@ -75,7 +75,7 @@ class ConsumerPump:
         self._sent = sent
         self._scope = trio.CancelScope()
         self._fed = trio.Event()
-        self._damaged: list[Held] = []
+        self._damaged: list[UnackedMessage] = []
         self._stopped = trio.Event()
         self._stopped.set()
 
@@ -135,7 +135,7 @@ class ConsumerPump:
         """Wait until everything that was not sent is back in its place. Then other consumers see the queue's order."""
         await self._stopped.wait()
 
-    async def _deliver(self, messages: Sequence[Held]) -> None:
+    async def _deliver(self, messages: Sequence[UnackedMessage]) -> None:
         """Send messages. Those that cannot be sent go back, not marked as redelivered."""
         left = deque(messages)
         try:
@@ -157,9 +157,9 @@ class ConsumerPump:
         finally:
             await self._give_back(left)
 
-    async def _read(self, left: deque[Held]) -> list[tuple[Held, Arrival]]:
+    async def _read(self, left: deque[UnackedMessage]) -> list[tuple[UnackedMessage, Arrival]]:
         """Take out the first messages, as many as are sent together. A cancellation takes out none."""
-        ready: list[tuple[Held, Arrival]] = []
+        ready: list[tuple[UnackedMessage, Arrival]] = []
         size = 0
         try:
             while left and size < MOST_BYTES_TOGETHER:
@@ -176,7 +176,7 @@ class ConsumerPump:
             raise
         return ready
 
-    async def _give_back(self, held: Sequence[Held] | deque[Held]) -> None:
+    async def _give_back(self, held: Sequence[UnackedMessage] | deque[UnackedMessage]) -> None:
         if held:
             with shielded():
                 for each in held:
@@ -184,7 +184,7 @@ class ConsumerPump:
                 await self._broker.put_back(list(held), redelivered=False)
 
 
-async def read(held: Held, queue: Queue) -> Arrival:
+async def read(held: UnackedMessage, queue: Queue) -> Arrival:
     """Read an unacknowledged message as it is delivered, and close its body.
 
     Raises:

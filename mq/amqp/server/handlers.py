@@ -28,7 +28,7 @@ from mq.amqp.server.consumer_pump import ConsumerPump, read
 from mq.amqp.server.publish_pump import PublishPump
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
-from mq.broker import Held
+from mq.broker import UnackedMessage
 from mq.doors.audit import note
 from mq.doors.connections import shielded
 from mq.errors import BrokerClosed, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed, QueueHeld, StorageFull
@@ -289,7 +289,7 @@ class Handlers:
 
         async def do() -> Result:
             self._state.unused.note_use(queue)
-            unsent: list[Held] = []
+            unsent: list[UnackedMessage] = []
             try:
                 while held := await self._hold(queue):
                     try:
@@ -315,7 +315,7 @@ class Handlers:
         await self._room()
         return await self._in_order(do)
 
-    async def _hold(self, queue: Queue) -> list[Held]:
+    async def _hold(self, queue: Queue) -> list[UnackedMessage]:
         try:
             return await self._broker.hold(queue.key)
         except QueueHeld as error:
@@ -425,5 +425,5 @@ async def settle(
             await state.broker.reject(_held(its))
 
 
-def _held(deliveries: Iterable[UnsettledDelivery]) -> list[Held]:
+def _held(deliveries: Iterable[UnsettledDelivery]) -> list[UnackedMessage]:
     return [delivery.token for delivery in deliveries]

@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, dispatch, open_broker
-from mq.broker.unacked import Held
+from mq.broker.unacked import UnackedMessage
 from mq.errors import MQError, NoSuchQueue, StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageIds
@@ -196,7 +196,7 @@ async def test_who_comes_while_it_is_written_gets_it_after_that(
     ],
     ids=["large", "delayed", "expires", "has a key", "transient"],
 )
-async def test_what_is_not_handed_over_comes_all_the_same(
+async def test_what_is_not_dispatched_directly_comes_all_the_same(
     broker: Broker, store: Slow, nursery: trio.Nursery, draft: Draft
 ) -> None:
     [asked] = await waiting(broker, nursery, 1)
@@ -207,7 +207,9 @@ async def test_what_is_not_handed_over_comes_all_the_same(
     assert store.leased not in store.batches
 
 
-async def test_what_stands_behind_others_is_not_handed_over(broker: Broker, store: Slow, nursery: trio.Nursery) -> None:
+async def test_what_stands_behind_others_is_not_dispatched_directly(
+    broker: Broker, store: Slow, nursery: trio.Nursery
+) -> None:
     await broker.change_settings("q", {"max_priority": 1})
     [asked] = await waiting(broker, nursery, 1)
     [published] = await broker.publish_many("q", [Draft(b"x", priority=0)])
@@ -305,7 +307,7 @@ async def test_of_a_queue_that_is_deleted_meanwhile_nobody_gets_anything(
     assert await take(broker) is None
 
 
-async def test_a_full_queue_counts_what_is_handed_over_once(broker: Broker, nursery: trio.Nursery) -> None:
+async def test_a_full_queue_counts_what_is_dispatched_directly_once(broker: Broker, nursery: trio.Nursery) -> None:
     await broker.change_settings("q", {"max_messages": 2})
     await waiting(broker, nursery, 1)
     async with trio.open_nursery() as both:
@@ -319,7 +321,7 @@ def new_entry(state: State) -> Entry:
 
 
 @pytest.mark.parametrize("there", ["nothing", "ready", "new", "delivering", "writing", "held back"])
-async def test_only_what_comes_first_is_handed_over(broker: Broker, nursery: trio.Nursery, there: str) -> None:
+async def test_only_what_comes_first_is_dispatched(broker: Broker, nursery: trio.Nursery, there: str) -> None:
     """What comes before it may be on its way to the same who waits."""
     index, rooms = broker._catalog.queues["q"], broker._wiring
     await waiting(broker, nursery, 1)
@@ -333,13 +335,13 @@ async def test_only_what_comes_first_is_handed_over(broker: Broker, nursery: tri
         index.writing += 1
     elif there == "held back":
         index.add(new_entry(State.DELAYED))
-    is_first = rooms.publishing.handover.takes(index, IDS.new(), b"x", {}, FRESH, is_transient=False)
+    is_first = rooms.publishing.direct.takes(index, IDS.new(), b"x", {}, FRESH, is_transient=False)
     assert is_first == (there in {"nothing", "held back"})
     nursery.cancel_scope.cancel()
 
 
 async def test_who_holds_messages_gets_what_is_written(broker: Broker, store: Slow, nursery: trio.Nursery) -> None:
-    held: list[Held] = []
+    held: list[UnackedMessage] = []
 
     async def hold() -> None:
         held.extend(await broker.hold("q", wait=1000))
@@ -353,7 +355,7 @@ async def test_who_holds_messages_gets_what_is_written(broker: Broker, store: Sl
     await broker.acknowledge(held)
 
 
-async def test_among_peers_nothing_is_handed_over(
+async def test_among_peers_nothing_is_dispatched(
     disk_address: str, opened: Opener, observer: Legal, nursery: trio.Nursery
 ) -> None:
     async with opened(disk_address, peers=1) as broker:
