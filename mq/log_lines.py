@@ -20,7 +20,7 @@ FORMATS: Final = (TEXT, JSON)
 REQUESTS: Final = logging.getLogger("mq.requests")
 """Gets a line for each request over HTTP, where that is wanted."""
 
-_OURS: Final = "mq"
+_OWN_LOGGERS: Final = "mq"
 _FIELDS: Final = "mq_fields"
 
 
@@ -98,4 +98,4 @@ def level() -> str:
 
 
 def _is_for_us(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.INFO or record.name.partition(".")[0].startswith(_OURS)
+    return record.levelno >= logging.INFO or record.name.partition(".")[0].startswith(_OWN_LOGGERS)

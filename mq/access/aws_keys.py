@@ -20,7 +20,7 @@ from mq.message import shorten
 SUFFIX: Final = ".aws-keys"
 """The end of its name, after the name of the users file."""
 
-_ID: Final = re.compile(r"[A-Za-z0-9_]{8,128}")
+_KEY_ID: Final = re.compile(r"[A-Za-z0-9_]{8,128}")
 _SECRET: Final = re.compile(r"[!-~]{16,128}")
 _KEYS: Final = ("user", "secret")
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
@@ -92,7 +92,7 @@ def parse_keys(file: Mapping[str, Any], path: str) -> tuple[AwsKey, ...]:
 
 def _key(path: str, id: str, table: Any) -> AwsKey:
     where = f"keys.{shorten(id)}"
-    if _ID.fullmatch(id) is None:
+    if _KEY_ID.fullmatch(id) is None:
         raise _wrong(path, where, "not the id of a key: mq user makes one")
     if not isinstance(table, dict) or set(table) != set(_KEYS):
         raise _wrong(path, where, "must have user and secret, and nothing else")

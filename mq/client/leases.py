@@ -22,7 +22,7 @@ MAX_HANDLING_SECONDS: Final = 43_200.0
 """For how long a message is renewed unless the caller says otherwise: as long as the longest lease. A block that hangs
 holds its message no longer."""
 
-_PARTS: Final = 3
+_PARTS_OF_A_LEASE: Final = 3
 """A lease is extended so often that two tries may fail."""
 _SHORTEST_SECONDS: Final = 1.0
 """A shorter lease is extended by this: each extension is a write."""
@@ -58,7 +58,7 @@ class Renewal:
         if not message.receipt:
             self._due = self._ends = math.inf
         elif 0 <= now - message.fetched <= message.lease:
-            self._due = message.fetched + message.lease / _PARTS
+            self._due = message.fetched + message.lease / _PARTS_OF_A_LEASE
             self._ends = message.fetched + message.lease + _GRACE_SECONDS
         else:  # it is not known how much of the lease is left; the daemon knows
             self._due, self._ends = now, now + self.seconds + _GRACE_SECONDS
@@ -70,7 +70,7 @@ class Renewal:
 
     def limit(self, now: float) -> float:
         """How many seconds an extension that is begun now may take: others have to fit into the lease, too."""
-        return min(self.seconds / _PARTS, max(self._ends - now, self.seconds / _PAUSES))
+        return min(self.seconds / _PARTS_OF_A_LEASE, max(self._ends - now, self.seconds / _PAUSES))
 
     def overrun(self, now: float) -> LeaseLost | None:
         """The error that ends the renewal; None while the message may be handled."""
@@ -82,7 +82,7 @@ class Renewal:
 
     def extended(self, sent: float) -> None:
         """Note that the extension sent at this instant succeeded."""
-        self._due, self._ends = sent + self.seconds / _PARTS, sent + self.seconds + _GRACE_SECONDS
+        self._due, self._ends = sent + self.seconds / _PARTS_OF_A_LEASE, sent + self.seconds + _GRACE_SECONDS
 
     def failed(self, error: ClientError, now: float) -> LeaseLost | None:
         """Note that an extension failed. The loss of the lease; None when there is time for another try."""

@@ -38,11 +38,11 @@ from mq.observers.journal_rows import (
     note_batch,
     transitions_batch,
 )
-from mq.observers.journal_segments import Life, Limits, SegmentWriter
+from mq.observers.journal_segments import BrokerLife, Limits, SegmentWriter
 
 logger = logging.getLogger("mq.journal")
 
-_LARGEST: Final = LARGEST_BATCH * WIDTH
+_FIELDS_OF_A_BATCH: Final = LARGEST_BATCH * WIDTH
 _TIME: Final = Transition._fields.index("time_ns")
 
 FLUSH_SECONDS: Final = 1.0
@@ -148,11 +148,11 @@ class Journal:
         if len(self._fields) >= self._backlog:
             self._refused = _Gap(0, self._clock_ns())
             self._much.set()
-        elif len(self._fields) >= _LARGEST:
+        elif len(self._fields) >= _FIELDS_OF_A_BATCH:
             self._notice_at = self._backlog
             self._much.set()
         else:
-            self._notice_at = min(_LARGEST, self._backlog)
+            self._notice_at = min(_FIELDS_OF_A_BATCH, self._backlog)
 
     def _refuse(self, transitions: Sequence[Transition]) -> None:
         """Count transitions for which there is no room. None is taken until half of it is free, so that gaps are
@@ -185,7 +185,7 @@ class Journal:
         count = len(self._fields)
         while count > 0:
             is_mixed = self._put_seen < self._put_so_far
-            taken = self._fields[: min(count, _LARGEST)]
+            taken = self._fields[: min(count, _FIELDS_OF_A_BATCH)]
             for part in _parts(taken) if is_mixed else [taken]:
                 self._put_seen += not isinstance(part, list)
                 self._write(part)
@@ -251,7 +251,7 @@ def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version
         raise InvalidSetting(f"cannot write a journal to {shorten(folder)}: {error.strerror}") from error
     pid = os.getpid()
     name = f"{pid}-{secrets.token_hex(4)}"
-    life = Life(name, socket.gethostname(), pid, version, store, peers, time.time_ns())
+    life = BrokerLife(name, socket.gethostname(), pid, version, store, peers, time.time_ns())
     return Journal(SegmentWriter(path, life, limits))
 
 

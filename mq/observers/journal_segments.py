@@ -47,7 +47,7 @@ class Limits(NamedTuple):
         return min(_LONGEST_SECONDS, self.seconds / _FEWEST_SEGMENTS)
 
 
-class Life(NamedTuple):
+class BrokerLife(NamedTuple):
     """A broker's life. The head of every segment has these fields, as text.
 
     Attributes:
@@ -88,7 +88,7 @@ class SegmentWriter:
     def __init__(
         self,
         folder: Path,
-        life: Life,
+        life: BrokerLife,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         *,
         write: Write = os.write,

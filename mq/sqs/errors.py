@@ -21,7 +21,7 @@ from mq.errors import (
 )
 from mq.web.exchange import BodyTooSlow
 
-_OLD: Final = "AWS.SimpleQueueService."
+_OLD_PREFIX: Final = "AWS.SimpleQueueService."
 
 
 class ErrorKind(NamedTuple):
@@ -37,15 +37,15 @@ class ErrorKind(NamedTuple):
 
 
 KINDS: Final[dict[str, ErrorKind]] = {
-    "QueueDoesNotExist": ErrorKind(f"{_OLD}NonExistentQueue"),
+    "QueueDoesNotExist": ErrorKind(f"{_OLD_PREFIX}NonExistentQueue"),
     "QueueNameExists": ErrorKind("QueueAlreadyExists"),
-    "EmptyBatchRequest": ErrorKind(f"{_OLD}EmptyBatchRequest"),
-    "TooManyEntriesInBatchRequest": ErrorKind(f"{_OLD}TooManyEntriesInBatchRequest"),
-    "BatchEntryIdsNotDistinct": ErrorKind(f"{_OLD}BatchEntryIdsNotDistinct"),
-    "BatchRequestTooLong": ErrorKind(f"{_OLD}BatchRequestTooLong"),
-    "InvalidBatchEntryId": ErrorKind(f"{_OLD}InvalidBatchEntryId"),
-    "MessageNotInflight": ErrorKind(f"{_OLD}MessageNotInflight"),
-    "UnsupportedOperation": ErrorKind(f"{_OLD}UnsupportedOperation"),
+    "EmptyBatchRequest": ErrorKind(f"{_OLD_PREFIX}EmptyBatchRequest"),
+    "TooManyEntriesInBatchRequest": ErrorKind(f"{_OLD_PREFIX}TooManyEntriesInBatchRequest"),
+    "BatchEntryIdsNotDistinct": ErrorKind(f"{_OLD_PREFIX}BatchEntryIdsNotDistinct"),
+    "BatchRequestTooLong": ErrorKind(f"{_OLD_PREFIX}BatchRequestTooLong"),
+    "InvalidBatchEntryId": ErrorKind(f"{_OLD_PREFIX}InvalidBatchEntryId"),
+    "MessageNotInflight": ErrorKind(f"{_OLD_PREFIX}MessageNotInflight"),
+    "UnsupportedOperation": ErrorKind(f"{_OLD_PREFIX}UnsupportedOperation"),
     "ResourceNotFoundException": ErrorKind("ResourceNotFoundException", 404),
     "RequestThrottled": ErrorKind("RequestThrottled", 403),
     "AccessDeniedException": ErrorKind("AccessDenied", 403),

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 LARGEST_BATCH: Final = 10
 LARGEST_ANSWER: Final = LARGEST_BATCH * LARGEST_MESSAGE
 """Bytes of the bodies of one receive, but for a single longer one: other doors take longer messages than SQS does."""
-_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _WRITTEN: Final = 4
 """How much memory a byte of a body may take, with what it is written in."""
 
@@ -417,7 +417,7 @@ def _entries(call: ActionCall) -> list[Mapping[str, Any]]:
             f"Maximum number of entries per request are {LARGEST_BATCH}. You have sent {len(entries)}.",
         )
     ids = [entry.get("Id", "") for entry in entries]
-    if not all(map(_ID.fullmatch, ids)):
+    if not all(map(_ENTRY_ID.fullmatch, ids)):
         raise SqsError(
             "InvalidBatchEntryId",
             "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most 80 "

@@ -26,7 +26,7 @@ TRACE: Final = "AWSTraceHeader"
 ENCODING: Final = "mq.encoding"
 """The message attribute of a body in base64: it came by another door, and is no text that SQS takes."""
 
-_OURS: Final = "sqs"
+_OWN_KEY: Final = "sqs"
 _NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _LONGEST_NAME: Final = 256
 _TYPE: Final = re.compile(r"(String|Number|Binary)(?:\.[^\x00-\x1f]*)?")
@@ -188,7 +188,7 @@ def kept_attributes(
     if group:
         found["group"] = group
     if ours:
-        found[_OURS] = ours
+        found[_OWN_KEY] = ours
     return found
 
 
@@ -274,7 +274,7 @@ def attributes_of(message: Message) -> dict[str, Attribute]:
 
 
 def _ours(message: Message) -> Mapping[str, Any]:
-    ours = message.properties.attributes.get(_OURS)
+    ours = message.properties.attributes.get(_OWN_KEY)
     return ours if isinstance(ours, dict) else {}
 
 

@@ -18,7 +18,7 @@ REGION: Final = "us-east-1"
 _PATH: Final = re.compile(r"/(?:[0-9]{12}|queue)/([^/?#]+)/?")
 _URL: Final = re.compile(r"[a-z]{1,10}://[^/?#]*(/[^?#]*)")
 _ARN: Final = re.compile(r"arn:[a-z-]{1,20}:sqs:[a-z0-9-]{0,40}:[0-9]{0,12}:(.+)", re.DOTALL)
-_NEW: Final = re.compile(r"[A-Za-z0-9_-]{1,80}(?:\.fifo)?")
+_NEW_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}(?:\.fifo)?")
 _FIFO: Final = ".fifo"
 
 
@@ -102,7 +102,7 @@ def new_name(name: str) -> QueueName:
     Raises:
         SqsError: AWS or mq takes no such name.
     """
-    if _NEW.fullmatch(name) is None:
+    if _NEW_NAME.fullmatch(name) is None:
         raise SqsError(
             "InvalidParameterValue",
             "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",

@@ -27,7 +27,7 @@ CONSUMERS: Final = ("s", "t")
 _TOLERANCE_SECONDS: Final = 0.002
 _RENEWED: Final = 0.75
 """A lease that is asked for again may end earlier than a new one: docs/http.md."""
-_LATE: Final = 0.4
+_LATE_SHARE: Final = 0.4
 """The share of acknowledgements that come when the leases end."""
 
 
@@ -337,7 +337,7 @@ class Claimants:
         known = self._ledger.checkpoints[name]
         if not known.epochs or known.planned is None or not known.is_sure:
             return
-        if not patient and known.ends is not None and self._random.random() < _LATE:
+        if not patient and known.ends is not None and self._random.random() < _LATE_SHARE:
             await trio.sleep_until(self._random.uniform(known.ends[0] - 0.1, known.ends[1] + 0.1))
         known.asked, epoch = known.confirmed + 1, known.epochs[-1]
         self._ledger.removing(known.planned)

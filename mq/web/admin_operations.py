@@ -23,7 +23,7 @@ from mq.schedules.scheduler import Fate
 from mq.web.exchange import Reply, document, empty, problem
 from mq.web.http_connection import CONNECTION
 from mq.web.operations import NO_RIGHT, Operation, Parameter, RequestContext, Success
-from mq.web.parameters import LARGEST_BATCH, LEVEL, MOST
+from mq.web.parameters import AMOUNT, LARGEST_BATCH, LEVEL
 from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, Scrape, page
 from mq.web.refusals import retry_after
 from mq.web.replies import NOT_CACHED, age_of, shown_queue
@@ -205,7 +205,7 @@ def _parse_connection(value: Any) -> str:
 
 
 _PAGING: Final = (
-    Parameter("max", MOST, "how many at the most", LARGEST_BATCH),
+    Parameter("max", AMOUNT, "how many at the most", LARGEST_BATCH),
     Parameter(
         "after",
         SettingKind(_parse_connection, "a connection's id", {"type": "string", "pattern": "^[^-]+-[0-9]{1,18}$"}),

@@ -21,9 +21,9 @@ LONGEST_PAGE: Final = 10_000
 """Messages of one answer at the most."""
 MOST_PARTS: Final = 10_000
 
-_LARGEST: Final = (1 << 63) - 1
-_NUMBER: Final = count(_LARGEST, 0)
-_BATCH: Final = Parameter("batch", count(_LARGEST), "the claim's number", is_needed=True)
+_INT64_MAX: Final = (1 << 63) - 1
+_NUMBER: Final = count(_INT64_MAX, 0)
+_BATCH: Final = Parameter("batch", count(_INT64_MAX), "the claim's number", is_needed=True)
 _EPOCH: Final = Parameter("epoch", _NUMBER, "as the start of the consumer told it", is_needed=True)
 _CHECKPOINT: Final = Parameter("checkpoint", KEY, "names what keeps the consumer's place where its rows go")
 
@@ -253,7 +253,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _BATCH,
             _EPOCH,
             Parameter("max", count(LARGEST_CLAIM), "messages of a new claim at the most", LARGEST_CLAIM),
-            Parameter("max_bytes", count(_LARGEST), "bytes of their bodies together, but for a single longer one"),
+            Parameter("max_bytes", count(_INT64_MAX), "bytes of their bodies together, but for a single longer one"),
             Parameter("up_to", _NUMBER, "the greatest sequence that a new claim may have"),
             Parameter("lease", VISIBILITY, "seconds until its messages are there for others", CLAIM_SECONDS),
         ),

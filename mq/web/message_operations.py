@@ -23,6 +23,7 @@ from mq.web.exchange import NO_LENGTH, Reply, document, empty
 from mq.web.http_connection import waiting_for
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.parameters import (
+    AMOUNT,
     ID,
     IDEMPOTENCY_KEY,
     IF_MATCH,
@@ -31,7 +32,6 @@ from mq.web.parameters import (
     MESSAGE_GROUP,
     MESSAGE_PRIORITY,
     MESSAGE_TIMES,
-    MOST,
     REASON,
     STATE,
     TIME,
@@ -293,7 +293,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         query=(
             _WAIT,
             Parameter("visibility", VISIBILITY, "length of the lease in seconds; else the queue's visibility"),
-            Parameter("max", MOST, f"fetch up to so many at once, at most {LARGEST_BATCH}: the answer is a batch"),
+            Parameter("max", AMOUNT, f"fetch up to so many at once, at most {LARGEST_BATCH}: the answer is a batch"),
         ),
     ),
     Operation(
@@ -356,7 +356,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("a batch", MESSAGES, {"Link": ("leads to the next page", {"type": "string"})})},
         refusals=(404, 503),
         query=(
-            Parameter("max", MOST, "messages on a page", _PAGE),
+            Parameter("max", AMOUNT, "messages on a page", _PAGE),
             Parameter("after", ID, "the id of the last message of the page before"),
             Parameter("state", STATE, "which messages", READY),
         ),

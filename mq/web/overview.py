@@ -14,8 +14,11 @@ from mq.doors.exchanges import Exchanges
 
 FRESH_SECONDS: Final = 1.0
 """How old a count of the queues may always be."""
-SHARE: Final = 20
+REUSE_FACTOR: Final = 20
 """A count that takes long is used for so many times as long, so counting takes a twentieth of a core at the most."""
+_EARLY_SECONDS: Final = 0.1
+"""Seconds by which a count expires before :data:`FRESH_SECONDS`: a page that asks every second always gets a new
+one."""
 
 
 class Overview:
@@ -47,14 +50,9 @@ class Overview:
                 targets.update(name for way in self.exchanges.now().dead_letters for name in way.targets)
                 self._dead_letter_queues = targets
                 took = time.perf_counter() - begun
-                self._good_until = trio.current_time() + max(FRESH_SECONDS - _EARLY, SHARE * took)
+                self._good_until = trio.current_time() + max(FRESH_SECONDS - _EARLY_SECONDS, REUSE_FACTOR * took)
         return self._statuses
 
     def dead_letter_queues(self, statuses: Iterable[QueueStatus]) -> list[QueueStatus]:
         """Those queues to which some queue sends its dead letters, by its settings or by its arguments over AMQP."""
         return [status for status in statuses if status.name in self._dead_letter_queues]
-
-
-_EARLY: Final = 0.1
-"""Seconds by which a count expires before :data:`FRESH_SECONDS`: a page that asks every second always gets a new
-one."""

@@ -30,8 +30,8 @@ _TYPES: Final = {
 _VERSION_DIGITS: Final = 16
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _GZIP: Final = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))|,|$)", re.IGNORECASE)
-_FOREVER: Final = ("cache-control", "public, max-age=31536000, immutable")
-_SAFE: Final = (("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer"))
+_CACHED_FOREVER: Final = ("cache-control", "public, max-age=31536000, immutable")
+_GUARDS: Final = (("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer"))
 
 
 class PageFile(NamedTuple):
@@ -88,7 +88,7 @@ def file_reply(path: bytes, name: str, headers: Mapping[str, str]) -> Reply:
     address = f"{FOLDER}{there.version}/{name}".encode()
     if path != address or name not in there.files or name == INDEX:
         return problem(404, "the page has no such file: load it anew", NOT_CACHED)
-    return _reply(there.files[name], headers, _FOREVER)
+    return _reply(there.files[name], headers, _CACHED_FOREVER)
 
 
 def _reply(file: PageFile, headers: Mapping[str, str], *more: tuple[str, str]) -> Reply:
@@ -96,7 +96,7 @@ def _reply(file: PageFile, headers: Mapping[str, str], *more: tuple[str, str]) -
     body = file.packed if is_packed else file.body
     coding = (("content-encoding", "gzip"),) if is_packed else ()
     size = ("content-length", str(len(body)))
-    return Reply(200, (("content-type", file.type), size, *coding, ("vary", "accept-encoding"), *_SAFE, *more), body)
+    return Reply(200, (("content-type", file.type), size, *coding, ("vary", "accept-encoding"), *_GUARDS, *more), body)
 
 
 def _policy(host: str) -> str:

@@ -21,7 +21,7 @@ from mq.web.exchange import Reply, document, empty
 from mq.web.login_sessions import credentials, shown_user
 from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.page_files import file_reply, index_reply
-from mq.web.parameters import FILTER, ID, MOST, SKIP, STATE, SWITCH, content_type_of, group_of, one_of, texts_of
+from mq.web.parameters import AMOUNT, FILTER, ID, SKIP, STATE, SWITCH, content_type_of, group_of, one_of, texts_of
 from mq.web.queue_operations import SORTS, sort_queues
 from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
@@ -272,7 +272,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("reverse", SWITCH, "`true`: the other way round"),
             Parameter("filter", FILTER, "what the queues' names have in them", ""),
             Parameter("skip", SKIP, "queues to pass over", 0),
-            Parameter("max", MOST, "queues that are shown", 100),
+            Parameter("max", AMOUNT, "queues that are shown", 100),
             Parameter("seconds", seconds(0, LONGEST_SECONDS), "how long it goes on", 0),
         ),
     ),
@@ -285,7 +285,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("a page", as_json(record({"messages": {"type": "array", "items": reference("Preview")}})))},
         refusals=(404, 503),
         query=(
-            Parameter("max", MOST, "messages on a page", MOST_PREVIEWS),
+            Parameter("max", AMOUNT, "messages on a page", MOST_PREVIEWS),
             Parameter("after", ID, "the id of the last message of the page before"),
             Parameter("state", STATE, "which messages", READY),
         ),
@@ -319,7 +319,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             )
         },
         refusals=(503,),
-        query=(Parameter("max", MOST, "messages in all", MOST_PREVIEWS),),
+        query=(Parameter("max", AMOUNT, "messages in all", MOST_PREVIEWS),),
     ),
     Operation(
         "GET",

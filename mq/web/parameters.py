@@ -116,7 +116,7 @@ def _parse_filter(value: Any) -> str:
 
 
 WAIT: Final = seconds(0, LONGEST_WAIT_SECONDS)
-MOST: Final = count(LARGEST_BATCH)
+AMOUNT: Final = count(LARGEST_BATCH)
 REASON: Final = SettingKind(
     _parse_reason,
     f"text of at most {LONGEST_REASON} characters",

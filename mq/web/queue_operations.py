@@ -17,7 +17,7 @@ from mq.observers.metrics import Metrics
 from mq.observers.rates import MINUTES, SHOWN, SLOT_SECONDS, SLOTS, Flow, Ring
 from mq.web.exchange import Reply, document, empty
 from mq.web.operations import ANY_RIGHT, Operation, Parameter, RequestContext, Success
-from mq.web.parameters import FILTER, LARGEST_BATCH, MOST, SKIP, STORE, SWITCH, one_of
+from mq.web.parameters import AMOUNT, FILTER, LARGEST_BATCH, SKIP, STORE, SWITCH, one_of
 from mq.web.replies import NOT_CACHED, age_of, shown_queue
 from mq.web.request_body import read_object
 from mq.web.schemas import COUNT, as_json, record, reference
@@ -56,7 +56,7 @@ async def redrive(context: RequestContext) -> Reply:
     """Move messages back from where they died."""
     wanted = await read_object(context.request)
     to, ids = wanted.pop("to", None), wanted.pop("ids", None)
-    most = check_value("max", wanted.pop("max", LARGEST_BATCH), MOST)
+    most = check_value("max", wanted.pop("max", LARGEST_BATCH), AMOUNT)
     if wanted:
         raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}; known: to, max, ids")
     if ids is not None and (not isinstance(ids, list) or not all(isinstance(id, str) for id in ids)):
@@ -267,7 +267,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("sort", one_of(*SORTS), "the most first", "name"),
             Parameter("filter", FILTER, "what the queues' names have in them", ""),
             Parameter("skip", SKIP, "queues to pass over", 0),
-            Parameter("max", MOST, "how many at the most", USUAL_MOST),
+            Parameter("max", AMOUNT, "how many at the most", USUAL_MOST),
             Parameter("history", SWITCH, "whether to tell the number of messages, minute by minute"),
         ),
     ),

@@ -124,7 +124,7 @@ LARGEST_PAGE: Final = 8 << 20
 LONGEST_SLICE: Final = 500
 """Messages that are opened at a time."""
 _SHORTEST_SLICE: Final = 16
-_SHARE: Final = 8
+_FREE_SHARE: Final = 8
 """The part of the free memory that one slice may take: other requests open messages at the same time."""
 _PIECE: Final = 64 * 1024
 _OF_THREE: Final = 48 * 1024
@@ -166,7 +166,7 @@ class MessagePage:
         """How many of `most` messages may be opened now: small bodies come with them. Their memory is reserved until
         they are added."""
         free = self._budget.free
-        count = min(most, max(_SHORTEST_SLICE, min(LONGEST_SLICE, free // _SHARE // IN_MEMORY_BYTES)))
+        count = min(most, max(_SHORTEST_SLICE, min(LONGEST_SLICE, free // _FREE_SHARE // IN_MEMORY_BYTES)))
         self._room.cover(self._used + min(free, count * IN_MEMORY_BYTES))
         return count
 

@@ -20,7 +20,7 @@ from mq.schedules.scheduler import ScheduleStatus, shown_instant
 from mq.web.batches import draft_of_line
 from mq.web.exchange import Reply, document, empty, problem
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
-from mq.web.parameters import LARGEST_BATCH, MOST
+from mq.web.parameters import AMOUNT, LARGEST_BATCH
 from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
 from mq.web.schemas import TEXT, as_json, or_null, record, reference
@@ -181,7 +181,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("by name, without their messages", _LISTED)},
         refusals=(503,),
         query=(
-            Parameter("max", MOST, "how many at the most", LARGEST_BATCH),
+            Parameter("max", AMOUNT, "how many at the most", LARGEST_BATCH),
             Parameter("after", QUEUE, "go on behind this schedule"),
         ),
     ),

@@ -9,7 +9,7 @@ from mq.lifecycle import Kind
 from mq.observers.rates import MINUTES, SHOWN, SLOTS
 from mq.web.batches import JSON_LINES, MULTIPART
 from mq.web.operations import Contents, Schema
-from mq.web.parameters import GROUP, ID, KEY, LEVEL, MOST, REASON, STATE, TIME
+from mq.web.parameters import AMOUNT, GROUP, ID, KEY, LEVEL, REASON, STATE, TIME
 
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 TEXT: Final[Schema] = {"type": "string"}
@@ -59,7 +59,7 @@ def lines_of(schema: Schema) -> Contents:
     }
 
 
-_PARTS: Final[Contents] = {
+_MULTIPART: Final[Contents] = {
     MULTIPART: {"type": "string", "description": "A part for each message: its headers and its bytes."}
 }
 
@@ -215,7 +215,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         "type": "object",
         "properties": {
             "to": or_null(QUEUE.schema),
-            "max": MOST.schema,
+            "max": AMOUNT.schema,
             "ids": or_null({"type": "array", "items": ID.schema}),
         },
         "additionalProperties": False,
@@ -407,9 +407,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
 }
 """By the name that others refer to."""
 
-MESSAGES: Final[Contents] = {**lines_of(reference("Message")), **_PARTS}
+MESSAGES: Final[Contents] = {**lines_of(reference("Message")), **_MULTIPART}
 """A batch of messages that goes out."""
-DRAFTS: Final[Contents] = {**lines_of(reference("Draft")), **array_of(reference("Draft")), **_PARTS}
+DRAFTS: Final[Contents] = {**lines_of(reference("Draft")), **array_of(reference("Draft")), **_MULTIPART}
 """A batch of messages that comes in."""
 OUTCOMES: Final[Contents] = lines_of(reference("Outcome"))
 """What became of each entry of a batch."""

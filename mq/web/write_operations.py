@@ -17,7 +17,7 @@ from mq.web.replies import outcomes_reply
 from mq.web.request_body import read_object
 from mq.web.schemas import COUNT, DRAFTS, OUTCOMES, as_json, record, reference
 
-_LARGEST: Final = (1 << 63) - 1
+_INT64_MAX: Final = (1 << 63) - 1
 _HELD_LINE: Final = '{"status": 202}\n'
 """The outcome line of an entry that is held back."""
 
@@ -100,7 +100,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         refusals=(404, 408, 409, 413, 503),
         query=(
             Parameter("part", QUEUE, "names a task, or one run of it", is_needed=True),
-            Parameter("number", count(_LARGEST, 0), "of the request in its part", is_needed=True),
+            Parameter("number", count(_INT64_MAX, 0), "of the request in its part", is_needed=True),
         ),
         body=DRAFTS,
         needs_queue=True,

@@ -8,9 +8,9 @@ from typing import Any
 
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
-from mq.observers.journal_segments import JournalSegment, Life, segment_paths
+from mq.observers.journal_segments import BrokerLife, JournalSegment, segment_paths
 
-LIFE = Life("42-cafe", "here", 42, "0", "posix:/r", 0, 1_700_000_000 * 10**9)
+LIFE = BrokerLife("42-cafe", "here", 42, "0", "posix:/r", 0, 1_700_000_000 * 10**9)
 STEPS = (
     (Kind.PUBLISH, None, State.NEW),
     (Kind.DELIVER, State.NEW, State.READY),

@@ -16,7 +16,7 @@ from mq.observers.journal_rows import (
     note_batch,
     transitions_batch,
 )
-from mq.observers.journal_segments import Life, SegmentWriter
+from mq.observers.journal_segments import BrokerLife, SegmentWriter
 from tests.observers.journals import flat
 
 BEGIN_NS = 1_700_000_000 * 10**9
@@ -46,7 +46,7 @@ class Story:
     def __init__(self, folder: Path, clock: Clock, name: str, peers: int = 0) -> None:
         self._clock = clock
         self.ids = MessageIds(clock, node=1)
-        self._writer = SegmentWriter(folder, Life(name, "here", 1, "0", "posix:/r", peers, clock()))
+        self._writer = SegmentWriter(folder, BrokerLife(name, "here", 1, "0", "posix:/r", peers, clock()))
 
     def start(self, queues: dict[str, list[MessageId]]) -> None:
         """It begins, and finds these messages READY."""

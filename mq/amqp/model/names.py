@@ -28,7 +28,7 @@ _RESERVED: Final = "_@"
 _SEPARATOR: Final = "@@"
 _DIGEST: Final = "_@@."
 _PLAIN: Final = re.compile(QUEUE_NAME_PATTERN)
-_SAFE: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_PLAIN_BYTES: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _ESCAPED: Final = re.compile(rb"@([0-9a-f]{2})")
 
 
@@ -65,7 +65,7 @@ def is_server_named(name: str) -> bool:
 
 
 def _escape(text: str) -> str:
-    return "".join(chr(byte) if byte in _SAFE else f"@{byte:02x}" for byte in text.encode())
+    return "".join(chr(byte) if byte in _PLAIN_BYTES else f"@{byte:02x}" for byte in text.encode())
 
 
 def _unescape(text: str) -> str:

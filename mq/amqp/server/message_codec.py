@@ -22,7 +22,7 @@ from mq.message import SharedAttributes
 
 GROUP: Final = "x-message-group"
 """The header that names a message's group."""
-_OURS: Final = "amqp"
+_OWN_KEY: Final = "amqp"
 _MOST_TEXTS: Final = 64
 _MOST_BYTES: Final = 8192
 
@@ -73,7 +73,7 @@ def attributes_of(
             attributes["group"] = group
         if texts:
             attributes["attributes"] = texts
-    return SharedAttributes(attributes | {_OURS: kept})
+    return SharedAttributes(attributes | {_OWN_KEY: kept})
 
 
 @lru_cache(maxsize=64)
@@ -114,7 +114,7 @@ def arrival_of(
     Raises:
         CorruptMessage: the attributes are none that :func:`attributes_of` returns.
     """
-    ours = attributes.get(_OURS)
+    ours = attributes.get(_OWN_KEY)
     if ours is None:
         return Arrival(token, "", queue, _from_http(id, attributes), body, redelivered)
     try:
@@ -126,7 +126,7 @@ def arrival_of(
 
 def hidden_keys_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
     """The keys of a message's ``BCC``, by which it goes on when it dies."""
-    ours = attributes.get(_OURS)
+    ours = attributes.get(_OWN_KEY)
     kept = ours.get("hidden_keys") if isinstance(ours, dict) else None
     return tuple(key for key in kept if isinstance(key, str)) if isinstance(kept, list | tuple) else ()
 
