@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 from pathlib import Path
 
 import pytest
 
+from mq.settings import Settings
 from tests.e2e.daemon import Daemon, DaemonFailed
 
 
@@ -50,4 +52,26 @@ def test_a_daemon_that_is_killed_has_lost_nothing(place, tmp_path: Path) -> None
                 daemon.start()
             admin.execute(f"UPDATE {place.schema}.lane SET landed = landed + 1".encode())
         daemon.start()
+        daemon.stop()
+
+
+def most_memory(process: int) -> int:
+    """The largest resident set that a process ever had, in bytes."""
+    [line] = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.slow
+def test_the_longest_body_passes_through_and_not_through_memory(place, tmp_path: Path) -> None:
+    longest = Settings().max_body
+    assert longest >= 64 << 20
+    body = hashlib.shake_128(b"no chunk is like another").digest(longest)
+    with Daemon(tmp_path / "root", tmp_path / "log", f"--storage={place.address}") as daemon:
+        assert ask(daemon, "PUT", "/orders")[0] == 201
+        assert ask(daemon, "POST", "/orders/messages", bytes(3 << 20))[0] == 201
+        assert ask(daemon, "GET", "/orders/messages?visibility=600")[1] == bytes(3 << 20)
+        before = most_memory(daemon.pid)
+        assert ask(daemon, "POST", "/orders/messages", body)[0] == 201
+        assert ask(daemon, "GET", "/orders/messages?visibility=600")[1] == body
+        assert most_memory(daemon.pid) - before < longest // 4
         daemon.stop()
