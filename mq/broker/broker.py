@@ -582,7 +582,7 @@ class Wiring:
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, unacked_deliverer, remover)
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
-        self.writes = WriteJobs(core, self._keys, self.publishing)
+        self.writes = WriteJobs(core, self._keys, self.publishing, self.upkeep)
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
         claimed = ClaimedMessages(core, upkeep, dead, remover, leases)
         self.claims = BatchConsumers(core, ConsumerRecords(core), claimed, upkeep)

@@ -37,6 +37,7 @@ from mq.broker.index import QueueIndex
 from mq.broker.keys import Keys
 from mq.broker.publishing import Draft, Publisher
 from mq.broker.settings import REJECT
+from mq.broker.upkeep import Upkeep
 from mq.errors import (
     BatchTooLarge,
     BrokerClosed,
@@ -65,7 +66,7 @@ MOST_PARTS: Final = 10_000
 """Parts that a commit may name."""
 LARGEST_CHUNK: Final = 4 << 20
 """Bytes of a chunk, but for a single longer message."""
-_ROWS_AT_ONCE: Final = 4000
+ROWS_AT_ONCE: Final = 4000
 """Rows that are published in one batch, about."""
 _CHUNKS_AT_ONCE: Final = 100
 """Chunks that are opened at a time."""
@@ -110,12 +111,14 @@ class WriteJobs:
         core: what every part has.
         keys: the idempotency keys; None among peers.
         publisher: publishes the rows of committed jobs.
+        upkeep: delivers them.
     """
 
-    def __init__(self, core: Core, keys: Keys | None, publisher: Publisher) -> None:
+    def __init__(self, core: Core, keys: Keys | None, publisher: Publisher, upkeep: Upkeep) -> None:
         self._core = core
         self._keys = keys
         self._publisher = publisher
+        self._upkeep = upkeep
         self._jobs: dict[str, _Job] = {}
         self._garbage: list[_Chunk] = []
         self._filling: Counter[QueueIndex] = Counter()
@@ -289,9 +292,11 @@ class WriteJobs:
             if job.state is JobState.COMMITTED:
                 try:
                     await self._finish(job)
-                finally:
+                except MQError:
                     job.retry_at = trio.current_time() + RETRY_SECONDS
-                    self._changed.set()  # what is left, if anything, is _run's
+                    raise
+                finally:
+                    self._changed.set()  # what is left, if anything, is _run's: where the caller has gone, at once
             return job.status()
 
     async def abort(self, queue: str, name: str) -> None:
@@ -379,11 +384,13 @@ class WriteJobs:
         self._core.committer.submit(lambda: writes, len(writes), stored)
         await future.get()
 
-    async def _clear(self) -> None:
-        """Take away chunks that are nobody's, durably: a commit must not find them after a crash."""
-        garbage = list(self._garbage)
-        await self._unlink(garbage, durable=True)
-        del self._garbage[: len(garbage)]
+    async def _clear(self, published: Sequence[_Chunk] | None = None) -> None:
+        """Take away chunks that are nobody's, durably: a commit must not find them after a crash. Or only those whose
+        rows are published: each of these is known by its key."""
+        garbage = list(self._garbage if published is None else published)
+        await self._unlink(garbage, durable=published is None)
+        gone = set(garbage)
+        self._garbage = [chunk for chunk in self._garbage if chunk not in gone]
 
     async def _decide(self, job: _Job, parts: Sequence[str], rows: int) -> None:
         """Commit a job, if all of it is there and its queues take it."""
@@ -413,31 +420,46 @@ class WriteJobs:
         """Publish what a committed job still holds, take the rest of it away, and note that it is done."""
         assert self._keys is not None
         wanted = list(job.chunks(job.wanted))
-        with self._held_back({index for index in map(self._index, wanted) if index is not None}) as indexes:
+        indexes = list(dict.fromkeys(index for index in map(self._index, wanted) if index is not None))
+        with self._held_back(job, indexes):
             self._keys.frozen.update(indexes)
             for some in _together(wanted):
                 await self._publish(job, some)
-                await self._unlink(some)
-                job.drop(some)
+                job.drop(some)  # before they are taken away: a caller may go meanwhile, and the job goes on
+                self._garbage += some
+                await self._clear(some)
             self._garbage += job.take_all()
             await self._clear()
+            for index in indexes:  # readers that wait have seen to that before
+                await self._upkeep.caught_up(index)
             await self._note(job, JobState.DONE, rows=job.rows, again=job.again)
-            self._keys.frozen.difference_update(self._not_frozen(indexes))
+            self._keys.frozen.intersection_update(self._filled_by_committed())
 
-    def _not_frozen(self, indexes: Iterable[QueueIndex]) -> set[QueueIndex]:
-        """Of these queues those into which no other committed job still brings rows."""
-        others = [job for job in self._jobs.values() if job.state is JobState.COMMITTED]
-        return set(indexes) - {index for job in others for index in map(self._index, job.chunks()) if index is not None}
+    def _filled_by_committed(self) -> set[QueueIndex]:
+        """The queues into which committed jobs bring rows: their keys must not end."""
+        committed = [job for job in self._jobs.values() if job.state is JobState.COMMITTED]
+        return {index for job in committed for index in map(self._index, job.chunks()) if index is not None}
 
     @contextmanager
-    def _held_back(self, indexes: set[QueueIndex]) -> Iterator[set[QueueIndex]]:
-        """Who browses these queues meanwhile waits."""
-        self._filling.update(indexes)
+    def _held_back(self, job: _Job, indexes: Iterable[QueueIndex]) -> Iterator[None]:
+        """Let readers of these queues wait until the job is done, or until the store refuses something. They wait on
+        where the caller of a commit goes, for the job does."""
+        if not job.filling:
+            job.filling = set(indexes)
+            self._filling.update(job.filling)
         try:
-            yield indexes
-        finally:
-            self._filling -= Counter(indexes)
-            self._filled.unpark_all()
+            yield
+        except trio.Cancelled:
+            raise
+        except BaseException:
+            self._let_read(job)
+            raise
+        self._let_read(job)
+
+    def _let_read(self, job: _Job) -> None:
+        self._filling -= Counter(job.filling)
+        job.filling = set()
+        self._filled.unpark_all()
 
     async def _abort(self, job: _Job) -> None:
         async with job.ending:
@@ -576,6 +598,7 @@ class _Job:
         ending: held while its state changes, or is about to.
         locks: one for each part, held while a request of it is stored.
         retry_at: not before this anything is tried again.
+        filling: the queues whose readers wait for its rows.
     """
 
     def __init__(self, name: str, since: float) -> None:
@@ -590,6 +613,7 @@ class _Job:
         self.ending = trio.Lock()
         self.locks: dict[str, trio.Lock] = {}
         self.retry_at = 0.0
+        self.filling = set[QueueIndex]()
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Be what the record says."""
@@ -731,7 +755,7 @@ def _together(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
     for chunk in chunks:
         is_other = some and (some[0].queue, some[0].incarnation) != (chunk.queue, chunk.incarnation)
         rows, size = sum(each.rows for each in some) + chunk.rows, sum(each.bytes for each in some) + chunk.bytes
-        if some and (is_other or len(some) == _CHUNKS_AT_ONCE or rows > _ROWS_AT_ONCE or size > _BYTES_AT_ONCE):
+        if some and (is_other or len(some) == _CHUNKS_AT_ONCE or rows > ROWS_AT_ONCE or size > _BYTES_AT_ONCE):
             yield some
             some = []
         some.append(chunk)

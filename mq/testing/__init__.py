@@ -5,6 +5,6 @@
 * ``simulate``: runs seeds; ``simulation``: what a seed draws, and its run of broker, endpoints and store.
 * ``disk``: a disk that forgets what was not synced; ``faults``: what goes wrong with it, and when.
 * ``clients``: clients over HTTP; ``users``: programs that embed the broker; ``claimants``: durable batch consumers;
-  ``group_users``: users of message groups.
+  ``group_users``: users of message groups; ``write_job_users``: users of write jobs.
 * ``history``: the promises P1 to P7, checked against what clients were told; ``expected``: what users expect.
 """

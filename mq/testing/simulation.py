@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import trio
 from trio.testing import MockClock
 
-from mq.broker import Broker, BrokerConfig, ledger, mover, open_broker
+from mq.broker import Broker, BrokerConfig, ledger, mover, open_broker, write_jobs
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.errors import MQError
 from mq.lifecycle import State
@@ -41,6 +41,7 @@ from mq.testing.faults import KINDS, REFUSALS, Faults, PowerCut
 from mq.testing.group_users import GroupLedger, GroupUsers
 from mq.testing.history import History
 from mq.testing.users import Users
+from mq.testing.write_job_users import WriteJobUsers, WriteLedger
 
 CLAIMING: Final = (1, 2)
 """The last digits of seeds with claims of batches, if there is one broker. Runs of the latter do hardly anything
@@ -64,6 +65,9 @@ PURGING: Final = (7,)
 
 GROUPING: Final = (24, 34)
 """Seeds with these rests when divided by 50 have messages with groups, if there is one broker."""
+
+WRITING: Final = (14, 44)
+"""Seeds with these rests when divided by 50 have write jobs, if there is one broker, and hardly anything else."""
 
 RESCHEDULING: Final = (4, 8)
 """Seeds with tens that leave these rests when divided by 16: users delay messages, some for days, and change when they
@@ -89,6 +93,7 @@ class Plan(NamedTuple):
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
         claims: whether batches are claimed, too.
         groups: whether messages have groups, too.
+        writes: whether there are write jobs, too.
         pairs: how many pairs of users: one publishes while the other waits for that.
         refuses: whether there is trouble most of the time, with a check of every message once it is over.
         purges: whether users purge queues, and extend most of their leases.
@@ -112,6 +117,7 @@ class Plan(NamedTuple):
     longest_round: int
     claims: bool = False
     groups: bool = False
+    writes: bool = False
     pairs: int = 0
     refuses: bool = False
     purges: bool = False
@@ -141,6 +147,8 @@ def make_plan(seed: int, random: Random) -> Plan:
         plan = plan._replace(users=plan.users or 2, reschedules=True)
     if plan.brokers == 1 and seed % 10 == CLAIMING[1]:
         plan = plan._replace(clients=1, users=0)
+    if plan.brokers == 1 and seed % 50 in WRITING:
+        plan = plan._replace(clients=1, users=0, writes=True)
     is_alone = plan.brokers == 1
     return plan._replace(claims=seed % 10 in CLAIMING and is_alone, groups=seed % 50 in GROUPING and is_alone)
 
@@ -175,6 +183,11 @@ DISK_BYTES: Final = 1 << 18
 
 LOG_BYTES: Final = 1 << 16
 """Of a segment: few, so that there are many checkpoints."""
+
+CHUNK_BYTES: Final = 60
+"""Of a write job's chunk, so that a request has several."""
+ROWS_AT_ONCE: Final = 5
+"""Rows of a write job that are published together, so that a commit takes several steps."""
 MOUNTS: Final = {
     Medium.ORDERED: Mount("ordered", atomic_rename=True, ordered=True, logged=True, size=DISK_BYTES),
     Medium.UNORDERED: Mount("unordered", atomic_rename=True, logged=True, size=DISK_BYTES),
@@ -241,6 +254,7 @@ class _Run:
         self.expected = Expected(self.history, self._now, self._wall, scarce=scarce)
         self.batches = ConsumerLedger(self.history, self._now)
         self.groups = GroupLedger(self.history, self._now)
+        self.writes = WriteLedger(self.history)
 
     def run(self) -> RunReport:
         with _silence(), _small(self.plan.longest_round, self.plan.largest_segment):
@@ -360,6 +374,8 @@ class _Run:
                         people.start_soon(self._claimants(brokers[0], users).run)
                     if self.plan.groups:
                         people.start_soon(self._group_users(brokers[0], users).run)
+                    if self.plan.writes:
+                        people.start_soon(self._write_job_users(brokers[0], users).run)
                 nursery.cancel_scope.cancel()
             self._check_health(brokers)
             if self.plan.refuses and self.plan.brokers == 1:
@@ -389,6 +405,9 @@ class _Run:
 
     def _group_users(self, broker: Broker, users: Users) -> GroupUsers:
         return GroupUsers(broker, self.groups, users.ask, self.random, self.plan.lease_seconds)
+
+    def _write_job_users(self, broker: Broker, users: Users) -> WriteJobUsers:
+        return WriteJobUsers(broker, self.writes, users.ask, self.random, is_calm=not self.plan.faults)
 
     def _check_health(self, brokers: list[Broker]) -> None:
         """P8: a fault that passes leaves no mark; any other stops all changes until a restart."""
@@ -487,9 +506,11 @@ class _Run:
             await users.drain()
             await claimants.drain()
             await group_users.drain()
+            await self._write_job_users(broker, users).drain()
             self.expected.check_lost()
             self.batches.check_lost()
             self.groups.check_lost()
+            self.writes.check_all()
             for queue, id in self.history.missing():
                 self.history.violate(f"P1: {id} of {queue} was acknowledged and is not there")
             await trio.testing.wait_all_tasks_blocked()
@@ -504,13 +525,21 @@ class _Run:
 
 @contextmanager
 def _small(longest_round: int, largest_segment: int) -> Iterator[None]:
-    """A block in which rounds and segments are small, so that few messages fill them."""
-    usual = mover.LARGEST_ROUND, ledger.LARGEST_SEGMENT
-    vars(mover)["LARGEST_ROUND"], vars(ledger)["LARGEST_SEGMENT"] = longest_round, largest_segment
+    """A block in which rounds, segments and chunks are small, so that few messages fill them."""
+    small = (
+        (mover, "LARGEST_ROUND", longest_round),
+        (ledger, "LARGEST_SEGMENT", largest_segment),
+        (write_jobs, "LARGEST_CHUNK", CHUNK_BYTES),
+        (write_jobs, "ROWS_AT_ONCE", ROWS_AT_ONCE),
+    )
+    usual = [vars(module)[name] for module, name, _ in small]
+    for module, name, value in small:
+        vars(module)[name] = value
     try:
         yield
     finally:
-        vars(mover)["LARGEST_ROUND"], vars(ledger)["LARGEST_SEGMENT"] = usual
+        for (module, name, _), value in zip(small, usual, strict=True):
+            vars(module)[name] = value
 
 
 @contextmanager

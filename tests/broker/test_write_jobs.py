@@ -192,7 +192,7 @@ async def test_delays_and_times_to_live_begin_with_the_commit(broker: Broker) ->
 
 async def test_large_requests_are_cut_and_come_in_order(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.broker.write_jobs.LARGEST_CHUNK", 10)
-    monkeypatch.setattr("mq.broker.write_jobs._ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("mq.broker.write_jobs.ROWS_AT_ONCE", 4)
     bodies = [b"%03d" % number for number in range(50)]
     await broker.writes.add("q", "job", "0", 0, [Draft(body) for body in bodies])
     assert len(await broker._storage.scan(State.NEW, WRITE_JOBS)) == 17
@@ -201,7 +201,7 @@ async def test_large_requests_are_cut_and_come_in_order(broker: Broker, monkeypa
 
 
 async def test_who_browses_while_rows_come_waits_for_all(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.write_jobs._ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("mq.broker.write_jobs.ROWS_AT_ONCE", 1)
     for number in range(20):
         await broker.writes.add("q", "job", "0", number, [Draft(b"%d" % number)])
     seen = []
@@ -219,9 +219,30 @@ async def test_who_browses_while_rows_come_waits_for_all(broker: Broker, monkeyp
     assert set(seen) == {0, 20}
 
 
+async def test_who_browses_waits_also_when_the_caller_of_the_commit_has_gone(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it goes."""
+    monkeypatch.setattr("mq.broker.write_jobs.ROWS_AT_ONCE", 1)
+    seen: list[int] = []
+    for steps in range(40):
+        job = f"job-{steps}"
+        for number in range(5):
+            await broker.writes.add("q", job, "0", number, [Draft(b"%d" % number)])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.writes.commit, "q", job, ["0"], 5)
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        seen.append(len((await broker.browsing.browse("q")).messages))
+        await broker.writes.commit("q", job, ["0"], 5)
+        await broker.purge("q")
+    assert set(seen) == {0, 5}
+
+
 async def test_two_jobs_may_fill_one_queue(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who browses meanwhile sees none of a job, or all of it."""
-    monkeypatch.setattr("mq.broker.write_jobs._ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("mq.broker.write_jobs.ROWS_AT_ONCE", 1)
     for job, rows in (("short", 3), ("long", 30)):
         for number in range(rows):
             await broker.writes.add("q", job, "0", number, [Draft(job.encode())])
@@ -432,7 +453,7 @@ def test_a_row_that_was_consumed_before_the_cut_does_not_come_again(
     medium: Medium, log: bool, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Consumers do not wait for all: they may have removed the first rows before the last ones are there."""
-    monkeypatch.setattr("mq.broker.write_jobs._ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("mq.broker.write_jobs.ROWS_AT_ONCE", 1)
     removed: list[str] = []
     asked: list[str] = []
 

@@ -235,6 +235,31 @@ BUGS: Final = {
     "a message with a key does not tell its group": Bug(
         "PublishJob.choose_id", "self._publisher.ids.new(self._group)", "self._publisher.ids.new()"
     ),
+    "the rows of a write job are not durable": Bug(
+        "WriteJobs._hold",
+        "self._core.committer.submit(lambda: writes, len(writes), stored)",
+        """
+        loose = [write._replace(durable=False) for write in writes]
+        self._core.committer.submit(lambda: loose, len(loose), stored)
+        """,
+    ),
+    "a write job's commit is not durable": Bug(
+        "WriteJobs._decide",
+        "await self._note(job, JobState.COMMITTED, parts=list(dict.fromkeys(parts)), rows=rows)",
+        'job.take({"state": "committed", "parts": list(dict.fromkeys(parts)), "rows": rows})',
+    ),
+    "all runs of a task come": Bug("WriteJobs._finish", "list(job.chunks(job.wanted))", "list(job.chunks())"),
+    "a row of a write job has no key": Bug("_decoded", "draft if draft.key is not None else ...", "draft"),
+    "half of a request counts as held": Bug(
+        "_Job.drop_incomplete", "[held for held in self.parts.values() if len(held) < held[0].of]", "[]"
+    ),
+    "a committed write job is not gone on with at the start": Bug(
+        "WriteJobs._redo", "if job.state is JobState.COMMITTED: ...", "pass"
+    ),
+    "who browses sees a part of a write job": Bug("WriteJobs.settle", "while self._filling[index]: ...", "pass"),
+    "rows of an aborted write job are left": Bug(
+        "WriteJobs._abort", "self._garbage += job.take_all()", "job.take_all()"
+    ),
 }
 """Each by what it does, in words. To plant a new one: add it here, then ``make planted``."""
 
@@ -269,6 +294,18 @@ OF_THE_LOG: Final = {
         "_record_and_do",
         "log.recorded(payload, flushes=flushes)",
         "log.recorded(payload, flushes=False)",
+    ),
+    "rows of a write job are looked for again when a commit's caller has gone": Bug(
+        "WriteJobs._finish",
+        """
+        job.drop(some)
+        self._garbage += some
+        await self._clear(some)
+        """,
+        """
+        await self._clear(some)
+        job.drop(some)
+        """,
     ),
 }
 """Found where stores have a log (``--log``)."""

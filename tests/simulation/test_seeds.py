@@ -23,6 +23,7 @@ REGRESSIONS = {
     800: "a ledger wrote a record without a key that had moved on, and then not the one to which it had",
     981: "a fetch whose lease had ended while another was being read was handed out all the same",
     1045: "recovery delivered what a killed process had not synced",
+    5714: "who browsed saw a part of a write job whose rows were on their way into the queue",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }
 """Seeds that found a bug, and which."""
@@ -74,6 +75,7 @@ WITH_LOG_REGRESSIONS = {
     **dict.fromkeys((3068, 3747), "a write to READY was refused half-way, and a power cut brought its torn file back"),
     4211: "likewise, and the torn file made its idempotency key a sure one",
     5387: "none: the checker counted what a purge was removing just then",
+    394: "the caller of a write job's commit went, and who browsed saw a part of it",
     427: "of two records that no flush had brought the second came alone: taken for damage",
 }
 """Seeds that found a bug of the log, and which."""
