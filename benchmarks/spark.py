@@ -23,7 +23,7 @@ from mq.spark.pipelines.session import provide_java
 
 BODY: Final = 200
 MOST_A_TRIGGER: Final = 10_000
-"""What the data source takes for one micro-batch at the most."""
+"""What the data source takes for one micro-batch, unless it is told otherwise."""
 MICRO_BATCHES: Final = 4
 READS: Final = {10_000: 0.5, 50_000: 0.3, 200_000: 0.25}
 """Rows of a batch read -> the wanted ratio to Parquet."""

@@ -54,8 +54,10 @@ MOST_CONSUMERS: Final = 1000
 """Consumers of one queue at the most: each is a record for ever."""
 LONGEST_SLICE: Final = 500
 """Messages that are opened, or moved, at a time."""
-LARGEST_CLAIM: Final = 10_000
-"""Messages of one claim at the most: their ids are one record."""
+LARGEST_CLAIM: Final = 100_000
+"""Messages of one claim at the most: their ids are one record, of 4 MB then."""
+CLAIM_MESSAGES: Final = 10_000
+"""The default for a new claim."""
 _WORTH_RENEWING: Final = 0.75
 """The part of a lease that may be left when it is renewed; a renewal moves every message, so earlier it is not."""
 CLAIM_SECONDS = 900.0
@@ -162,7 +164,7 @@ class Claims:
         batch: int,
         epoch: int,
         *,
-        most: int = LARGEST_CLAIM,
+        most: int = CLAIM_MESSAGES,
         most_bytes: int | None = None,
         up_to: int | None = None,
         lease: float = CLAIM_SECONDS,
@@ -343,7 +345,7 @@ class BatchConsumers:
         batch: int,
         epoch: int,
         *,
-        most: int = LARGEST_CLAIM,
+        most: int = CLAIM_MESSAGES,
         most_bytes: int | None = None,
         up_to: int | None = None,
         seconds: float,

@@ -206,7 +206,7 @@ TABLE: Final[Mapping[str, _Option]] = {
     "starting_time": _Option("startingTime", *_TIME, (READ,)),
     "ending_time": _Option("endingTime", *_TIME, (READ,)),
     "consumer": _Option("consumer", *_NAME, (READ_STREAM,)),
-    "max_messages_per_trigger": _Option("maxMessagesPerTrigger", *_count(1, 10_000), (READ_STREAM,)),
+    "max_messages_per_trigger": _Option("maxMessagesPerTrigger", *_count(1, 100_000), (READ_STREAM,)),
     "max_bytes_per_trigger": _Option("maxBytesPerTrigger", *_count(1, _LARGEST), (READ_STREAM,)),
     "lease_seconds": _Option("leaseSeconds", *_seconds(1, 43_200), (READ_STREAM,)),
     "take_over": _Option("takeOver", *_SWITCH, (READ_STREAM,)),

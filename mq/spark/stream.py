@@ -30,7 +30,7 @@ from mq.spark.options import Options
 from mq.spark.rows import RowMaker
 from mq.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-LARGEST_CLAIM: Final = 10_000
+LARGEST_CLAIM: Final = 100_000
 """Messages that the broker puts into one claim."""
 _TAKE_OVER: Final = 'the option "takeOver" set to true'
 
@@ -104,7 +104,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before, checkpoint = self._places(start), start.get("checkpoint")
         queues = self._queues() if self._up_to is None else sorted(self._up_to)
         turn = sum(int(place["batch"]) for place in before.values()) % len(queues) if queues else 0
-        left = min(limit.max_rows if isinstance(limit, ReadMaxRows) else LARGEST_CLAIM, LARGEST_CLAIM * len(queues))
+        left = limit.max_rows if isinstance(limit, ReadMaxRows) else LARGEST_CLAIM
         left_bytes = self._options.max_bytes_per_trigger
         after = {queue: place for queue, place in before.items() if queue in queues}
         for queue in before.keys() - after.keys():

@@ -111,6 +111,13 @@ class MqWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what a staged write holds back. Rows of a direct write stay: the broker recognizes them when they are
         written again with the same ``writeId``."""
+        if not self._options.is_staged and not self._options.write_id:
+            logger.warning(
+                "the write into queue %s failed, and some of its rows may be there: without keys of their own they "
+                'come twice when it is run again. Give the next write the option "writeId", any text that names it, '
+                'and it can be run again; or "commitMode" set to staged, and a write that fails leaves nothing',
+                self._options.asked_for,
+            )
         _abort(self._options, messages, self._job)
 
 

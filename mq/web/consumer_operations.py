@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mq.access import Right
 from mq.broker import LARGEST_CLAIM, Seen
-from mq.broker.batch_consumers import CLAIM_SECONDS
+from mq.broker.batch_consumers import CLAIM_MESSAGES, CLAIM_SECONDS
 from mq.broker.peek import Browsed
 from mq.broker.settings import VISIBILITY, count
 from mq.message import QueueName
@@ -252,7 +252,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         query=(
             _BATCH,
             _EPOCH,
-            Parameter("max", count(LARGEST_CLAIM), "messages of a new claim at the most", LARGEST_CLAIM),
+            Parameter("max", count(LARGEST_CLAIM), "messages of a new claim at the most", CLAIM_MESSAGES),
             Parameter("max_bytes", count(_INT64_MAX), "bytes of their bodies together, but for a single longer one"),
             Parameter("up_to", _NUMBER, "the greatest sequence that a new claim may have"),
             Parameter("lease", VISIBILITY, "seconds until its messages are there for others", CLAIM_SECONDS),

@@ -51,6 +51,10 @@ FAULTS: Final = {
         Bug("MqStreamReader.latestOffset", "claims.claim(..., share_bytes, up_to)", "claims.claim(..., None, up_to)"),
         test_readers.test_a_batch_has_as_many_bytes_as_was_said,
     ),
+    "a batch has ten thousand messages at the most": Fault(
+        Bug("MqStreamReader.latestOffset", "min(..., LARGEST_CLAIM)", "min(..., 10_000)"),
+        test_readers.test_a_batch_may_have_more_than_ten_thousand_messages,
+    ),
     "what comes while a run with availableNow goes on is read, too": Fault(
         Bug("MqStreamReader.latestOffset", "claims.claim(..., ..., up_to)", "claims.claim(..., ..., None)"),
         test_readers.test_what_is_there_now_and_no_more,

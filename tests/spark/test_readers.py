@@ -414,6 +414,23 @@ def test_a_stream_of_one_queue_may_be_given_others(client: Client, options: Opti
         stream(with_options(options, queue=f"{other.queue},{options.queue}")).latestOffset(old, LIMIT)
 
 
+def test_a_batch_may_have_more_than_ten_thousand_messages(client: Client, options: Options) -> None:
+    """A restarted driver, which asks for fewer, has the very same rows."""
+    bodies = [b"%d" % number for number in range(10_500)]
+    client.publish_many(options.queue, map(Outgoing, bodies))
+    large = with_options(options, max_messages_per_trigger=20_000, num_partitions=3)
+    first = stream(large)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ReadMaxRows(20_000))
+    assert end["rows"] == len(bodies)
+    again = stream(options)
+    assert rows(again, again.partitions(start, end)) == bodies
+    fill(client, options, 1)
+    last = again.latestOffset(end, ReadMaxRows(20_000))
+    assert last["rows"] == 1
+    assert client.queue(options.queue).leased == 1
+
+
 def test_a_batch_has_as_many_bytes_as_was_said(client: Client, options: Options) -> None:
     client.publish_many(options.queue, [Outgoing(b"x" * 100) for _ in range(5)])
     reader = stream(with_options(options, max_bytes_per_trigger=250))

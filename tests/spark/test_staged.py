@@ -97,6 +97,18 @@ def test_what_is_aborted_leaves_nothing(client: Client, staged: Options) -> None
         run_task(writer, 2, some("of a task that did not know"))
 
 
+def test_a_direct_write_that_fails_says_how_it_could_be_run_again(
+    client: Client, staged: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    direct = with_options(staged, is_staged=False)
+    for options in (staged, with_options(direct, write_id="nightly")):
+        MqWriter(options, VALUE).abort([])
+        assert not caplog.records
+    MqWriter(direct, VALUE).abort([])
+    assert f"the write into queue {direct.queue} failed" in caplog.text
+    assert 'option "writeId"' in caplog.text
+
+
 def test_rows_with_one_key_are_refused_and_nothing_is_written(client: Client, staged: Options) -> None:
     writer = MqWriter(staged, KEYED)
     told = [run_task(writer, part, [{"value": b"%d" % part, "idempotencyKey": "k"}]) for part in range(2)]
