@@ -120,7 +120,7 @@ TRIO_FREE: Final = (
         for part in ("channels", "client", "connection", "errors", "link", "protocol", "values")
     ),
     "mq.vsqs",
-    *(f"mq.vsqs.{part}" for part in ("names", "publisher", "receiver", "system", "view")),
+    *(f"mq.vsqs.{part}" for part in ("file_names", "publisher", "receiver", "system", "view")),
     "mq.spark",
     *(f"mq.spark.{part}" for part in ("calls", "connection", "errors", "options", "rows", "source")),
     *(f"mq.spark.{part}" for part in ("stream", "versions", "writers")),

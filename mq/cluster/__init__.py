@@ -11,7 +11,7 @@ files, in reading order:
 * ``grace_storage``: between that broker and the store: keeps removed messages for a while. ``split_storage``: that
   store in two, where the messages are not with the names.
 * ``node``: joins, keeps its candidacy, becomes master, and stops being it in time, or once it hears no neighbour.
-* ``names``: the one name space of the cluster, as this node knows it.
+* ``name_space``: the one name space of the cluster, as this node knows it.
 * ``record_keeper``: exchanges and bindings that all nodes share, as the leader keeps them; ``shared_records``: as each
   node knows them, and how far the others are.
 * ``peer_link``: a neighbour, over AMQP, and where one is found that was replaced; ``link_sessions``: answers such

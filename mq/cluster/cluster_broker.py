@@ -27,7 +27,7 @@ from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.declarations import ClusterDeclarations
 from mq.cluster.directory import Directory
 from mq.cluster.link_sessions import LinkSessions
-from mq.cluster.names import Names
+from mq.cluster.name_space import Names
 from mq.cluster.remote_broker import RemoteBroker, RemoteUnacked
 from mq.cluster.shared_records import SharedRecords
 from mq.errors import BodyTooLarge, Conflict, MQError, NotServed

@@ -16,7 +16,7 @@ from mq.broker import Broker
 from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.queues import Record, TellShared
 from mq.cluster.link_sessions import LinkSessions
-from mq.cluster.names import Names
+from mq.cluster.name_space import Names
 from mq.cluster.remote_broker import RemoteBroker
 from mq.cluster.shared_records import SharedRecords
 from mq.errors import CallerError, Conflict, StorageError

@@ -25,7 +25,7 @@ from mq.cluster.directory import Directory
 from mq.cluster.grace_storage import GraceStorage
 from mq.cluster.leadership import Guest, Leadership, LocalLeader, NoGuest
 from mq.cluster.link_sessions import LinkSessions
-from mq.cluster.names import Names
+from mq.cluster.name_space import Names
 from mq.cluster.peer_link import Dial, MovedNeighbors, PeerLink, dial
 from mq.cluster.record_keeper import USER, RecordKeeper
 from mq.cluster.shared_records import SharedRecords, TellUsers

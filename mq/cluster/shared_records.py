@@ -36,7 +36,7 @@ class SharedRecords:
     Args:
         registry: keeps them.
         local: has this node's root.
-        find: finds out whether the cluster has a queue, as :meth:`~mq.cluster.names.Names.find` does.
+        find: finds out whether the cluster has a queue, as :meth:`~mq.cluster.name_space.Names.find` does.
 
     Attributes:
         records: those that are known here, by kind and key.

@@ -12,7 +12,7 @@ place::
 This file has :class:`Queue` and :class:`Message`. It is synchronous and needs nothing but the standard library. Below:
 
 * ``system``: what VSQS needs of an operating system: calls, clock, inotify; and its errors as mq's.
-* ``names``: the names of files, which are the states of messages, and how they are changed durably.
+* ``file_names``: the names of files, which are the states of messages, and how they are changed durably.
 * ``view``: what the folder holds, kept in memory with as few listings as possible.
 * ``publisher``: a message written, synced and named; files of dead publishers removed.
 * ``receiver``: the first message hidden, given back, removed; expired ones requeued.
@@ -31,7 +31,7 @@ from typing import Final
 
 from mq.errors import InvalidSetting, StorageUnusable
 from mq.storage.files.mount import Mount
-from mq.vsqs.names import FolderNames, make_folder, parse_id
+from mq.vsqs.file_names import FolderNames, make_folder, parse_id
 from mq.vsqs.publisher import ALONE_SECONDS, FolderPublisher, Orphans, QueueFull
 from mq.vsqs.receiver import FolderReceiver, HiddenMessage
 from mq.vsqs.system import System, told

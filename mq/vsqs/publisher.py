@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from mq.errors import CallerError, StorageUnusable
-from mq.vsqs.names import HIGHEST, NEW, READY, FolderNames
+from mq.vsqs.file_names import HIGHEST, NEW, READY, FolderNames
 from mq.vsqs.system import NO_FILE, System
 from mq.vsqs.view import FolderView
 

@@ -7,7 +7,7 @@ import math
 from typing import Final, NamedTuple
 
 from mq.storage.files.calls import OPEN_READ
-from mq.vsqs.names import READY, FolderNames
+from mq.vsqs.file_names import READY, FolderNames
 from mq.vsqs.system import NO_FILE, System
 from mq.vsqs.view import FolderView
 

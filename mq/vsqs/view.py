@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from mq.storage.files.calls import FileKind
-from mq.vsqs.names import NEW, READY, parse
+from mq.vsqs.file_names import NEW, READY, parse
 from mq.vsqs.system import FolderWatch, System
 
 POLL_SECONDS: Final = 0.05
