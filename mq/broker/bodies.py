@@ -144,36 +144,30 @@ class RecentBodies:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[MessageId, _RecentBody] = OrderedDict()
+        self._longest = min(LARGEST_BODY, most_bytes)
+        self._kept: OrderedDict[MessageId, tuple[bytes, Mapping[str, Any]]] = OrderedDict()
         self._bytes = 0
 
     def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:
         """Keep the body of a message that was stored, unless it is long."""
-        if len(body) > min(LARGEST_BODY, self._most_bytes):
+        if len(body) > self._longest:
             return
         if id in self._kept:
-            self._let_go(id)
-        self._kept[id] = _RecentBody(body, attributes)
+            self.take(id)
+        self._kept[id] = (body, attributes)
         self._bytes += len(body) + OVERHEAD
         while self._bytes > self._most_bytes:
-            self._let_go(next(iter(self._kept)))
+            oldest, _ = self._kept.popitem(last=False)[1]
+            self._bytes -= len(oldest) + OVERHEAD
 
     def __contains__(self, id: MessageId) -> bool:
         return id in self._kept
 
     def take(self, id: MessageId) -> Stored | None:
         """Return what reading the message would, and forget it; None when it is not kept."""
-        if id not in self._kept:
+        kept = self._kept.pop(id, None)
+        if kept is None:
             return None
-        body, attributes = self._let_go(id)
+        body, attributes = kept
+        self._bytes -= len(body) + OVERHEAD
         return Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
-
-    def _let_go(self, id: MessageId) -> _RecentBody:
-        kept = self._kept.pop(id)
-        self._bytes -= len(kept.body) + OVERHEAD
-        return kept
-
-
-class _RecentBody(NamedTuple):
-    body: bytes
-    attributes: Mapping[str, Any]
