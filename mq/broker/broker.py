@@ -575,7 +575,7 @@ class Wiring:
         self.queues = Queues(core, watcher, upkeep, dead, loader)
         self.declarations = Declarations(core, self.queues, sinks)
         keys = self._keys
-        self._keyed = KeyedJobs(core, keys) if keys is not None and storage.description.groups else None
+        self._keyed = None if keys is None else KeyedJobs(core, keys)
         self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent)
         self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, dead, leases, recent)
         remover = Remover(core)
@@ -612,7 +612,7 @@ class Wiring:
         config = self._core.config
         nursery.start_soon(self.committer.run)
         if self._keyed is not None:
-            nursery.start_soon(self._keyed.run)
+            self._keyed.start(nursery)
         for calls, deliverer in zip(self.waiters.channels, self._deliverers[1:], strict=True):
             nursery.start_soon(deliverer.run)
             worker = FetchWorker(self._core, calls, deliverer, self._unacked_deliverer, self.watcher.refresh)

@@ -39,6 +39,7 @@ from mq.errors import (
     PublishPaused,
     QueueFull,
     StorageError,
+    StorageUnsure,
 )
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import MessageId
@@ -108,7 +109,7 @@ class Publisher:
         core: what every part has.
         loader: loads the body stats of queues.
         keys: the idempotency keys; None among peers, which cannot know each other's.
-        keyed: saves messages with their keys; None where the store does no groups.
+        keyed: saves messages with their keys; None without these.
         direct: gives messages to waiting requests as they are written.
         recent: keeps the bodies of written messages, for requests that come soon after.
     """
@@ -162,16 +163,19 @@ class Publisher:
             if has_keys:
                 await self._note_keys(index, drafts, prepared)
             jobs = [
-                each.job for each in prepared if each.job is not None and each.is_new and not each.job.future.answered
+                self._with_key(draft, each.job)
+                for draft, each in zip(drafts, prepared, strict=True)
+                if each.job is not None and each.is_new and not each.job.future.answered
             ]
             if jobs:
                 self._jobs.put(jobs)
         outcomes = [_answered(entry) or await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
             outcome = outcomes[number]
-            if entry.job is not None and not entry.is_new and isinstance(outcome, MQError) and not outcome.is_unsure:
-                # The earlier draft that it waited for failed, perhaps for a reason of its own.
-                [outcomes[number]] = await self.publish(index, [drafts[number]])
+            if entry.job is None or entry.is_new or isinstance(outcome, Published | StorageUnsure):
+                continue  # of what is unsure a second try would be another message
+            # The earlier draft that it waited for failed, perhaps for a reason of its own.
+            [outcomes[number]] = await self.publish(index, [drafts[number]])
         return await self._note_known(index, drafts, outcomes) if has_keys else outcomes
 
     def check(self, index: QueueIndex, draft: Draft) -> None:
@@ -300,14 +304,18 @@ class Publisher:
         if self._keyed is None:
             return False
         jobs = [
-            KeyedJob(entry.job, draft.key, counts_staged=self._storage.description.counts_staged)
+            KeyedJob(self._keyed, entry.job, draft.key)
             for draft, entry in zip(drafts, prepared, strict=True)
             if entry.job is not None and entry.is_new
         ]
-        if not all(map(self._keyed.takes, jobs)):
+        if not (self._keyed.does_groups and all(map(self._keyed.takes, jobs))):
             return False
         self._keyed.put(jobs)
         return True
+
+    def _with_key(self, draft: Draft, job: PublishJob) -> Job:
+        """The job of a message whose key, where it has one, is noted."""
+        return job if draft.key is None or self._keyed is None else KeyedJob(self._keyed, job, None)
 
     async def _note_keys(self, index: QueueIndex, drafts: Sequence[Draft], prepared: list[_Prepared]) -> None:
         """Make the keys of new messages durable; jobs whose keys cannot be kept fail."""
@@ -601,43 +609,75 @@ class PublishJob:
 
 
 class KeyedJob:
-    """A job, and the key of its message.
+    """A job, and the key of its message. One whose key the ledger has noted before is a job of its own
+    (:class:`~mq.broker.jobs.Job`), and comes to `keyed` only when it is in doubt.
 
     Args:
+        keyed: does jobs in doubt again.
         job: writes the message.
-        key: the client's; None without one.
-        counts_staged: whether a staged body counts in a group.
+        key: the client's; None without one, and where it is noted.
 
     Attributes:
         write: the job's operation, once it was asked for it.
+        is_noted: whether its key is durable without it.
         is_doubtful: whether the message may be there: the store did not answer for it.
     """
 
-    def __init__(self, job: PublishJob, key: str | None, *, counts_staged: bool) -> None:
+    def __init__(self, keyed: KeyedJobs, job: PublishJob, key: str | None) -> None:
         self.job = job
         self.key = key
         self.write: Write | None = None
-        self.is_doubtful = False
-        self.bytes = job.bytes_in_group(counts_staged=counts_staged)
-        self.bytes += 0 if key is None else len(json.dumps(key)) + _BYTES_OF_KEY
+        self.is_noted = self.is_doubtful = False
+        self._keyed = keyed
+
+    @property
+    def bytes(self) -> int:
+        """How many it takes of a group."""
+        of_key = 0 if self.key is None else len(json.dumps(self.key)) + _BYTES_OF_KEY
+        return of_key + self.job.bytes_in_group(counts_staged=self._keyed.counts_staged)
+
+    def operation(self) -> Operation:
+        """The Write, without a group."""
+        self.is_noted = True
+        self.write = self.job.write_alone()
+        return self.write
+
+    def done(self, outcome: Outcome, barrier: BatchTimes) -> None:
+        """Answer, or let the job be done again."""
+        if outcome.result is Result.UNKNOWN:
+            self.is_doubtful = True
+            self.doubt(outcome)
+            self._keyed.put_in_doubt(self)
+        else:
+            self.job.done(outcome, barrier)
+
+    def doubt(self, outcome: Outcome) -> None:
+        """Tell those who wait that it is not known whether the message is there."""
+        self.job.doubt(error_of(outcome._replace(result=Result.UNKNOWN), "store the message"))
 
 
 class KeyedJobs:
     """Jobs whose messages have keys: as many as one group takes are written with what the ledger keeps of the keys, all
-    or none. Start :meth:`run`.
+    or none. Call :meth:`start`.
 
     A group for which the store did not answer is in doubt, and is done again, with the same ids, until it is known what
-    became of it. Those who wait are told each time; who publishes with such a key again waits for the next time. So
-    nothing is stored twice, and no key stands for a message that is not there. The ledger has such a key as unsure,
-    which is what a start finds when the process ends before.
+    became of it. So is a message whose key was noted before. Those who wait are told each time; who publishes with such
+    a key again waits for the next time. So nothing is stored twice, and no key stands for a message that is not there.
+    The ledger has such a key as unsure, which is what a start finds when the process ends before.
 
     Args:
         core: what every part has.
         keys: the keys.
+
+    Attributes:
+        does_groups: whether the store does; else nothing comes but what is in doubt.
+        counts_staged: whether a staged body counts in a group.
     """
 
     def __init__(self, core: Core, keys: Keys) -> None:
         description = core.storage.description
+        self.does_groups = description.groups > 0
+        self.counts_staged = description.counts_staged
         self._storage = core.storage
         self._committer = core.committer
         self._keys = keys
@@ -647,37 +687,55 @@ class KeyedJobs:
         self._waiting: deque[KeyedJob] = deque()
         self._arrived = trio.lowlevel.ParkingLot()
         self._one_by_one = 0  # so many of those that wait go in a group of their own
+        self._pauses = False  # before those that are in doubt are tried again
+        self._nursery: trio.Nursery | None = None  # in which to run once something is in doubt
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Save for ever, in a nursery; where the store does no groups only from when something is in doubt."""
+        if self.does_groups:
+            nursery.start_soon(self._run)
+        else:
+            self._nursery = nursery
 
     def takes(self, job: KeyedJob) -> bool:
         """Whether a group takes that job."""
         return job.bytes <= self._most_bytes
 
     def put(self, jobs: Sequence[KeyedJob]) -> None:
-        """Save what these write; and ask once more for those that are in doubt."""
+        """Save what these write; and ask at once for those that are in doubt."""
         self._waiting += jobs
         self._arrived.unpark()
 
-    async def run(self) -> None:
-        """Save for ever."""
+    def put_in_doubt(self, job: KeyedJob) -> None:
+        """Ask in a while for what a job has written."""
+        self._pauses = True
+        self.put([job])
+        if self._nursery is not None:
+            self._nursery.start_soon(self._run)
+            self._nursery = None
+
+    async def _run(self) -> None:
         while True:
             while not self._waiting:
                 await self._arrived.park()
-            if all(each.is_doubtful for each in self._waiting) and not self._one_by_one:
+            if self._pauses and all(each.is_doubtful for each in self._waiting):
                 with trio.move_on_after(RETRY_SECONDS):
                     await self._arrived.park()
+            self._pauses = False
             async with self._keys.ledger.writing:  # a record that is written twice at a time would end as either
                 group = _KeyedGroup(self._keys)
 
-                def make(group: _KeyedGroup = group) -> list[Group]:
+                def make(group: _KeyedGroup = group) -> list[Group | Write]:
                     return [group.make(self._taken())]
 
                 self._committer.submit(make, len(self._waiting), group.done)
                 left = await group.future.get()
-                if not left:
+                if not left and group.kept is not None:
                     with suppress(StorageError):  # what the jobs asked for is done
                         await self._keys.ledger.drop_empty(group.kept)
             if group.refusal is None:
                 self._waiting += left
+                self._pauses = bool(left)
             elif len(left) == 1:
                 await self._decide(left[0], group.refusal, group.barrier)
             else:
@@ -693,43 +751,49 @@ class KeyedJobs:
             is_there = job.index.deleted or await self._storage.find(entry.queue, entry.id) is not None
         except StorageError:
             self._waiting.append(each)
+            self._pauses = True
             return
         job.done(Outcome(Result.DONE, entry) if is_there else refusal, barrier)
 
     def _taken(self) -> list[KeyedJob]:
         """The first of those that wait, as many as one group takes."""
-        taken: list[KeyedJob] = []
-        left = self._most_bytes
-        most = 1 if self._one_by_one else self._most
-        while self._waiting and len(taken) < most and (left := left - self._waiting[0].bytes) >= 0:
+        taken = [self._waiting.popleft()]
+        left = self._most_bytes - taken[0].bytes
+        most = 1 if self._one_by_one or taken[0].is_noted else self._most
+        while self._waiting and len(taken) < most and not self._waiting[0].is_noted:
+            left -= self._waiting[0].bytes
+            if left < 0:
+                break
             taken.append(self._waiting.popleft())
         self._one_by_one = max(0, self._one_by_one - len(taken))
         return taken
 
 
 class _KeyedGroup:
-    """One group of messages and keys.
+    """One group of messages and keys, or one message alone whose key is noted.
 
     Attributes:
         jobs: whose messages it has.
-        kept: what the ledger writes with it.
+        kept: what the ledger writes with it; None where that has the key.
         future: answered when the jobs are, with those that are not.
         refusal: why these are not, where one of them is refused; None where they are in doubt.
         barrier: the times of its batch.
     """
 
-    kept: LedgerWrite[Any]
     barrier: BatchTimes
 
     def __init__(self, keys: Keys) -> None:
         self.jobs: list[KeyedJob] = []
+        self.kept: LedgerWrite[Any] | None = None
         self.future: Future[list[KeyedJob]] = Future()
         self.refusal: Outcome | None = None
         self._keys = keys
 
-    def make(self, jobs: list[KeyedJob]) -> Group:
+    def make(self, jobs: list[KeyedJob]) -> Group | Write:
         """The operations; called just before they are done."""
         self.jobs = jobs
+        if jobs[0].is_noted and jobs[0].write is not None:
+            return jobs[0].write
         writes: list[Write] = []
         for each in jobs:
             if each.write is None:
@@ -745,7 +809,8 @@ class _KeyedGroup:
         [outcome] = outcomes
         self.barrier = barrier
         is_done = outcome.result is Result.DONE
-        self._keys.ledger.end(self.kept, is_done=is_done)
+        if self.kept is not None:
+            self._keys.ledger.end(self.kept, is_done=is_done)
         if outcome.result is Result.UNKNOWN:
             for each in self.jobs:
                 each.is_doubtful = True
@@ -773,7 +838,7 @@ class _KeyedGroup:
         for each in self.jobs:
             assert each.write is not None, "it was made"
             if each in left:
-                each.job.doubt(error_of(outcome._replace(result=Result.UNKNOWN), "store the message"))
+                each.doubt(outcome)
             else:
                 done = outcome._replace(entry=each.write.entry) if outcome.result is Result.DONE else outcome
                 each.job.done(done, self.barrier)
