@@ -44,7 +44,20 @@ from mq.errors import (
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import MessageId
 from mq.storage.groups import bytes_of_body
-from mq.storage.interface import FRESH, Group, Meta, Operation, Outcome, Result, Staged, Storage, Write
+from mq.storage.interface import (
+    FRESH,
+    Entry,
+    Group,
+    Meta,
+    Move,
+    Operation,
+    Outcome,
+    Result,
+    Staged,
+    Storage,
+    Unlink,
+    Write,
+)
 
 _LEDGER_RECORDS: Final = 2
 """Records of a ledger that one write changes at the most: the one that is full with it, and the next."""
@@ -747,13 +760,30 @@ class KeyedJobs:
         assert each.write is not None, "it was made"
         job, entry = each.job, each.write.entry
         try:
-            # What a deleted queue had is looked for where that is removed.
-            is_there = job.index.deleted or await self._storage.find(entry.queue, entry.id) is not None
+            found = await self._storage.find(entry.queue, entry.id)
+            if each.is_noted and found is not None:
+                await self._take_away(found)
         except StorageError:
-            self._waiting.append(each)
             self._pauses = True
-            return
-        job.done(Outcome(Result.DONE, entry) if is_there else refusal, barrier)
+        else:
+            if found is None or not each.is_noted:
+                # What a deleted queue had is looked for where that is removed.
+                is_there = found is not None or job.index.deleted
+                job.done(Outcome(Result.DONE, entry) if is_there else refusal, barrier)
+                return
+        self._waiting.append(each)
+
+    async def _take_away(self, found: Entry) -> None:
+        """Take a message away that was not written in a group. What is there may be half of it, or not on the medium;
+        so it is written anew.
+
+        Raises:
+            StorageError: that is not possible now.
+        """
+        unlink = Unlink(Entry(found.queue, found.id, State.REMOVED))
+        moved, _ = await self._committer.commit([Move(found, State.REMOVED), unlink])
+        if moved.result not in (Result.DONE, Result.GONE):
+            raise error_of(moved, "take away what is in doubt")
 
     def _taken(self) -> list[KeyedJob]:
         """The first of those that wait, as many as one group takes."""
