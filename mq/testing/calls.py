@@ -102,6 +102,16 @@ class RecordingCalls:
         self._meet("write_in_place", self._path(fd))
         self._inner.write_in_place(fd)
 
+    def write_out(self, fd: int, *, waits: bool) -> None:
+        """As in Calls."""
+        self._meet("write_out", self._path(fd), "wait" if waits else "begin")
+        self._inner.write_out(fd, waits=waits)
+
+    def touch(self, fd: int) -> None:
+        """As in Calls."""
+        self._meet("touch", self._path(fd))
+        self._inner.touch(fd)
+
     def fdatasync(self, fd: int) -> None:
         """As in Calls."""
         self._meet("fdatasync", self._path(fd))

@@ -4,6 +4,7 @@ Three kinds of file system, each as weak as it may be, not as strong as it usual
 
 * ``ORDERED``, as ext4 with a journal and xfs: name changes reach the medium in the order in which they were made,
   across folders; a sync brings those up to the last one that concerns what is synced, and a crash any number more.
+  Bytes that were written out are among these changes, and concern no sync by themselves.
 * ``UNORDERED``, as btrfs: a rename is whole or not there, but each change reaches the medium on its own; syncing a
   folder brings what was put into it, not what the same rename took out of another.
 * ``ADVERSARIAL``, as ext4 without a journal: each name is on its own, and a rename may leave both names or none.
@@ -53,6 +54,7 @@ class _Node:
         "lost_sectors",
         "names",
         "overwritten",
+        "written_out",
     )
 
     def __init__(self, *, folder: bool) -> None:
@@ -65,20 +67,46 @@ class _Node:
         self.lost = False
         self.overwritten = False
         self.lost_sectors: set[int] = set()
+        self.written_out: bytes | None = None
 
 
 class _Part(NamedTuple):
-    """One name in one folder: set to a node, or taken out."""
+    """One name in one folder: set to a node, or taken out. Of what has no name the file is the `folder`."""
 
     folder: _Node
-    name: str
-    node: _Node | None
+    name: str = ""
+    node: _Node | None = None
+
+    def concerns(self, node: _Node) -> bool:
+        return node in (self.folder, self.node)
 
     def keep(self) -> None:
         if self.node is None:
             self.folder.kept_names.pop(self.name, None)
         else:
             self.folder.kept_names[self.name] = self.node
+
+
+class _Touched(_Part):
+    """A file's times were set. They are not kept."""
+
+    __slots__ = ()
+
+    def keep(self) -> None:
+        pass
+
+
+class _WrittenOut(_Part):
+    """A file's bytes went to the disk, into its cache."""
+
+    __slots__ = ()
+
+    def concerns(self, node: _Node) -> bool:
+        return False
+
+    def keep(self) -> None:
+        if self.folder.written_out is not None:
+            self.folder.kept_data, self.folder.written_out = self.folder.written_out, None
 
 
 class _Open(NamedTuple):
@@ -150,7 +178,7 @@ class Disk:
                 node.kept_attributes = node.attributes
         if self._random.random() < 0.5:
             node.kept_attributes = node.attributes
-        node.data, node.lost, node.lost_sectors = node.kept_data, False, set()
+        node.data, node.lost, node.lost_sectors, node.written_out = node.kept_data, False, set(), None
         node.attributes = node.kept_attributes = dict(node.kept_attributes)
         node.names = dict(node.kept_names)
 
@@ -243,6 +271,26 @@ class Disk:
     def write_in_place(self, fd: int) -> None:
         """Files of this disk are written in place."""
         self._note(f"write_in_place {self._path(fd)}")
+
+    def write_out(self, fd: int, *, waits: bool) -> None:
+        """The system call sync_file_range(2). It brings nothing by itself; that it was only begun says nothing."""
+        self._note(f"write_out {self._path(fd)}{' wait' if waits else ''}")
+        node = self._open[fd].node
+        try:
+            self._enter("write_out", "wait" if waits else "begin")
+        except OSError:
+            self._lose([node])
+            raise
+        if waits and self.medium is Medium.ORDERED and not node.lost and not node.lost_sectors:
+            node.written_out = node.data
+            self._pending.append([_WrittenOut(node)])
+
+    def touch(self, fd: int) -> None:
+        """Set a file's times, which are not kept: a change with a place among the others."""
+        self._note(f"touch {self._path(fd)}")
+        self._enter("touch", "file")
+        if self.medium is Medium.ORDERED:
+            self._pending.append([_Touched(self._open[fd].node)])
 
     def fdatasync(self, fd: int) -> None:
         """The system call of that name: the bytes of a file, and no name."""
@@ -411,7 +459,7 @@ class Disk:
     def _sync(self, node: _Node) -> None:
         _keep_node(node)
         if self.medium is Medium.ORDERED:
-            concerned = [i for i, change in enumerate(self._pending) if any(node in part for part in change)]
+            concerned = [i for i, change in enumerate(self._pending) if any(part.concerns(node) for part in change)]
             end = concerned[-1] + 1 if concerned else 0
             for change in self._pending[:end]:
                 _keep(change)
@@ -427,11 +475,14 @@ class Disk:
         return [] if whole else [part for part in change if part.folder is not folder]
 
     def _lose(self, nodes: list[_Node]) -> None:
-        """A sync failed: what was to be written is clean in memory now, and not on the medium.
+        """A sync failed: what was to be written is clean in memory now, and not on the medium; nor is what the disk had
+        in its cache.
 
         A journal keeps the names, and brings them with the next sync that works; a rename that is whole is lost whole.
         """
-        for node in nodes:
+        out = [part.folder for change in self._pending for part in change if isinstance(part, _WrittenOut)]
+        for node in {*nodes, *out}:
+            node.written_out = None
             if node.overwritten and len(node.data) == len(node.kept_data):  # what is written later is not lost
                 node.lost_sectors |= set(_changed_sectors(node.kept_data, node.data))
             else:
@@ -472,6 +523,7 @@ def _keep(change: list[_Part]) -> None:
 
 
 def _keep_node(node: _Node) -> None:
+    node.written_out = None  # what is kept now is newer
     if node.lost_sectors:
         changed = set(_changed_sectors(node.kept_data, node.data))
         node.kept_data = _with_sectors(node.kept_data, node.data, changed - node.lost_sectors)

@@ -37,9 +37,9 @@ class DiskFault(NamedTuple):
 
 KINDS: Final[Mapping[str, DiskFault]] = {
     "write error": DiskFault(
-        errno.EIO, frozenset({"write", "write_at", "rename", "link", "unlink", "setxattr"}), 0.01, passes=False
+        errno.EIO, frozenset({"write", "write_at", "rename", "link", "unlink", "setxattr", "touch"}), 0.01, passes=False
     ),
-    "sync error": DiskFault(errno.EIO, frozenset({"fsync", "fdatasync", "syncfs"}), 0.03, passes=False),
+    "sync error": DiskFault(errno.EIO, frozenset({"fsync", "fdatasync", "syncfs", "write_out"}), 0.03, passes=False),
     "full": DiskFault(errno.ENOSPC, WRITING, 0.2, passes=True),
     "no handles": DiskFault(errno.EMFILE, frozenset({"open", "create"}), 0.2, passes=True),
     "read-only": DiskFault(errno.EROFS, WRITING, 0.5, passes=False),

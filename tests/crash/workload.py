@@ -43,6 +43,7 @@ class Plan(NamedTuple):
         daemons: how many serve the root.
         has_log: whether it makes changes durable by a log, of small segments.
         has_keys: whether each publish has an idempotency key, its content's digest.
+        has_large: whether nearly all bodies are too large for the log.
     """
 
     publishers: int = 4
@@ -53,6 +54,7 @@ class Plan(NamedTuple):
     daemons: int = 1
     has_log: bool = False
     has_keys: bool = False
+    has_large: bool = False
 
 
 PLANS: Final = {
@@ -63,6 +65,7 @@ PLANS: Final = {
     "two peers": Plan(daemons=2),
     "log": Plan(has_log=True),
     "log keys": Plan(churners=0, has_log=True, has_keys=True),
+    "log large": Plan(publishers=6, messages=8, consumers=1, churners=0, has_log=True, has_large=True),
     "log queues": Plan(publishers=1, consumers=0, churners=3, rounds=5, has_log=True),
 }
 
@@ -203,7 +206,12 @@ class Workload:
     def _publish(self, client: Client, number: int, random: Random) -> None:
         for count in range(self._plan.messages):
             queue = KEPT if not self._plan.consumers or count % 3 == 0 else WORKED
-            client.publish(queue, *_content(f"{number}.{count}", count + number, random))
+            client.publish(queue, *self._content(f"{number}.{count}", count + number, random))
+
+    def _content(self, name: str, turn: int, random: Random) -> tuple[bytes, str]:
+        if self._plan.has_large and turn % 4:
+            return name.encode() + random.randbytes(random.choice((20_000, 70_000, 300_000))), "text/plain"
+        return _content(name, turn, random)
 
     def _consume(self, client: Client, number: int, random: Random) -> None:
         """Until everything was published, and nothing more comes for longer than a lease."""

@@ -181,28 +181,109 @@ async def test_a_message_is_a_plain_file_at_once_and_at_rest_nothing_else_is_the
         assert disk.files("queues", "new", "delay", "remove") == {f"queues/q/{entry.id}"}
 
 
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
-async def test_a_large_body_is_on_the_medium_before_its_record(ordered: bool) -> None:
-    async with begun(ordered=ordered) as disk:
-        entry = await disk.bring(State.NEW, bytes(LARGEST_INLINE + 1))
-        order = [call.split()[0] for call in disk.calls.said("fsync", "write_at", "fdatasync")]
-        body_and_name = 1 if ordered else 2  # where names are ordered, a file's own sync brings its name
-        assert order[: body_and_name + 1] == ["fsync"] * body_and_name + ["write_at"]
+LARGE: Final = LARGEST_INLINE + 1
+_BRINGS: Final = ("write_out", "touch", "fsync", "syncfs", "write_at", "fdatasync")
+
+
+def brought(disk: CutDisk) -> list[str]:
+    """The calls by which bytes come to the medium, in order, with the folder they are in."""
+    return [" ".join((call.verb, call.path.rpartition("/")[0])) for call in disk.calls.log if call.verb in _BRINGS]
+
+
+async def test_large_bodies_and_their_record_share_one_flush() -> None:
+    async with begun() as disk:
+        outcomes = await disk.commit(*(Write("q", new_id(), bytes([number]) * LARGE) for number in range(5)))
+        begins = ["write_out state/stage"] * 5
+        waits = ["write_out state/stage"] * 5
+        log = ["write_at state/log"], ["write_out state/log"]
+        assert brought(disk) == [*begins, *log[0], *waits, *log[1], "touch state/stage", "fsync state/stage"]
+        assert [call.detail for call in disk.calls.log if call.verb == "write_out"] == ["begin"] * 5 + ["wait"] * 6
         assert all(len(record.payload) < LARGEST_INLINE for record in read_log(disk.power, "/root/state/log"))
         await disk.cut()
-        assert await disk.body(entry) == bytes(LARGEST_INLINE + 1)
+        assert [await disk.body(each.entry) for each in outcomes if each.entry] == [
+            bytes([n]) * LARGE for n in range(5)
+        ]
+
+
+async def test_a_group_without_a_large_body_costs_the_sync_of_its_record() -> None:
+    async with begun() as disk:
+        assert await disk.one(Group((Put("kind", "key", {}), Write("q", new_id(), b"small")))) is Result.DONE
+        assert brought(disk) == ["write_at state/log", "fdatasync state/log"]
+
+
+async def test_a_large_body_of_a_group_is_on_the_medium_before_its_record() -> None:
+    async with begun() as disk:
+        group = Group((Put("kind", "key", {}), Write("q", new_id(), bytes(LARGE))))
+        assert await disk.one(group) is Result.DONE
+        body = ["write_out state/stage", "write_out state/stage", "touch state/stage", "fsync state/stage"]
+        assert brought(disk) == [*body, "write_at state/log", "fdatasync state/log"]
+
+
+@pytest.mark.parametrize(("bodies", "syncs"), [(1, ["fsync"] * 2), (5, ["syncfs"])])
+async def test_without_ordered_names_large_bodies_are_on_the_medium_before_their_record(
+    bodies: int, syncs: list[str]
+) -> None:
+    async with begun(ordered=False) as disk:
+        outcomes = await disk.commit(*(Write("q", new_id(), bytes([number]) * LARGE) for number in range(bodies)))
+        assert [call.split()[0] for call in brought(disk)] == [*syncs, "write_at", "fdatasync"]
+        await disk.cut()
+        found = [await disk.body(each.entry) for each in outcomes if each.entry]
+        assert found == [bytes([number]) * LARGE for number in range(bodies)]
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["alone", "grouped"])
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+@pytest.mark.parametrize("seed", [6, 8, 10])
+async def test_a_cut_while_large_bodies_are_on_their_way_leaves_each_whole_or_nothing_of_it(
+    seed: int, ordered: bool, grouped: bool
+) -> None:
+    size = LOG_BYTES // 4  # more than a record of so small a log holds
+    for call in range(1, 100):
+        async with begun(seed, ordered=ordered) as disk:
+            kept = await disk.bring(State.READY, b"k" * size)
+            writes = [Write("q", new_id(), bytes([number]) * size) for number in range(1, 4)]
+            units = [Group((Put("kind", each.id, {}), each)) for each in writes] if grouped else writes
+            disk.odds.cut_at = disk.odds.calls + call
+            was_cut = False
+            try:
+                assert [each.result for each in await disk.commit(*units)] == [Result.DONE] * 3
+            except PowerCut:
+                was_cut = True
+            await disk.cut()
+            bodies = {entry.id: await disk.body(entry) for entry in await disk.everything()}
+            assert bodies.pop(kept.id) == b"k" * size
+            assert bodies.items() <= {each.id: each.body for each in writes}.items()
+            assert was_cut or len(bodies) == 3
+            if grouped:
+                assert (await disk.storage.records("kind")).keys() == bodies.keys()
+            if not was_cut:
+                return
+    pytest.fail("the batch makes more calls than there were cuts")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
-async def test_many_large_bodies_share_one_sync(seed: int, ordered: bool) -> None:
-    async with begun(seed, ordered=ordered) as disk:
-        bodies = [bytes([number]) * (LARGEST_INLINE + 1) for number in range(5)]
-        outcomes = await disk.commit(*(Write("q", new_id(), body) for body in bodies))
-        assert len(disk.calls.said("syncfs")) == 1
-        assert disk.calls.said("fsync") == []
+@pytest.mark.parametrize(("verb", "where"), [("write_out", "wait"), ("fsync", "file")])
+async def test_large_bodies_of_a_failed_flush_are_never_half_there(seed: int, verb: str, where: str) -> None:
+    """The process is killed before it takes them away. The kernel has them in memory, and takes them for written."""
+
+    def kill() -> None:
+        raise PowerCut
+
+    async with begun(seed) as disk:
+        disk.odds.active["failed"] = DiskFault(errno.EIO, frozenset({verb}), 1.0, passes=False, where=where)
+        disk.calls.just_before("unlink", "state/stage/*", kill)
+        writes = [Write("q", new_id(), bytes([number]) * LARGE) for number in range(3)]
+        with pytest.raises(PowerCut):
+            await disk.commit(*writes)
+        disk.odds.lift()
+        disk.power.forget_handles()
+        disk._storage = None
+        await disk.open()
+        there = await disk.everything()
+        assert len(there) == 3
         await disk.cut()
-        assert [await disk.body(outcome.entry) for outcome in outcomes if outcome.entry is not None] == bodies
+        assert await disk.everything() == there
+        assert {entry.id: await disk.body(entry) for entry in there} == {each.id: each.body for each in writes}
 
 
 # Cuts

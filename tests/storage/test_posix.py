@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -569,3 +570,37 @@ async def test_meta_is_in_the_name_alone(disk: Disk) -> None:
     assert disk.files("queues") == {f"queues/q/{ready.id},r1"}
     assert await disk.storage.find("q", ready.id) == again
     assert disk.tree()["delay"] is FileKind.FOLDER
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EIO])
+def test_what_cannot_be_written_out_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    calls = LinuxCalls()
+    synced: list[int] = []
+
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    with (tmp_path / "file").open("wb", buffering=0) as file:
+        file.write(b"bytes")
+        calls.write_out(file.fileno(), waits=False)
+        calls.write_out(file.fileno(), waits=True)
+        monkeypatch.setattr(os, "fsync", synced.append)
+        monkeypatch.setattr(calls, "_sync_file_range", refuse)
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="sync_file_range"):
+                calls.write_out(file.fileno(), waits=True)
+        else:
+            calls.write_out(file.fileno(), waits=False)
+            assert synced == []
+            calls.write_out(file.fileno(), waits=True)
+            assert synced == [file.fileno()]
+
+
+def test_touching_a_file_changes_its_inode(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    os.utime(path, ns=(0, 0))
+    with path.open("rb") as file:
+        LinuxCalls().touch(file.fileno())
+    assert path.stat().st_mtime_ns > 0

@@ -25,6 +25,11 @@ AT_FDCWD: Final = -100
 RENAME_NOREPLACE: Final = 1
 FS_IOC_SETFLAGS: Final = 0x40086602
 FS_NOCOW_FL: Final = 0x00800000
+_RANGE_WAIT_BEFORE: Final = 1
+_RANGE_WRITE: Final = 2
+_RANGE_WAIT_AFTER: Final = 4
+_NO_SUCH_CALL: Final = frozenset({errno.ENOSYS, errno.EPERM})
+"""The kernel does not know a call, or a filter of system calls does not let it through."""
 
 OPEN_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 OPEN_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -149,6 +154,17 @@ class Calls(Protocol):
         """Ask the file system to overwrite this empty file where it will stand, instead of writing a copy each time.
         Nothing is done where it does so anyway, or cannot."""
 
+    def write_out(self, fd: int, *, waits: bool) -> None:
+        """As sync_file_range(2) for all of a file: its bytes go to the disk, which may keep them in its cache.
+
+        Args:
+            fd: the file.
+            waits: until they are there, else that is only begun.
+        """
+
+    def touch(self, fd: int) -> None:
+        """Set a file's times to now. Takes no room on the disk."""
+
     def fdatasync(self, fd: int) -> None:
         """The system call of that name, on a file."""
 
@@ -220,6 +236,8 @@ class LinuxCalls:
         self.native = native
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._rename_noreplace = hasattr(self._libc, "renameat2")
+        self._sync_file_range = self._libc.sync_file_range
+        self._sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
     def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
         """The system call of that name."""
@@ -233,6 +251,21 @@ class LinuxCalls:
         """Set the flag by which btrfs does not copy on write; elsewhere it means nothing, or is refused."""
         with contextlib.suppress(OSError):
             fcntl.ioctl(fd, FS_IOC_SETFLAGS, struct.pack("l", FS_NOCOW_FL))
+
+    def write_out(self, fd: int, *, waits: bool) -> None:
+        """The system call sync_file_range(2) for all of a file. Where it is not to be had, what waits is synced."""
+        flags = _RANGE_WAIT_BEFORE | _RANGE_WRITE | _RANGE_WAIT_AFTER if waits else _RANGE_WRITE
+        try:
+            self._check(self._sync_file_range(fd, 0, 0, flags), "sync_file_range")
+        except OSError as error:
+            if error.errno not in _NO_SUCH_CALL:
+                raise
+            if waits:
+                os.fsync(fd)
+
+    def touch(self, fd: int) -> None:
+        """Set a file's times to now. Takes no room on the disk."""
+        os.utime(fd)
 
     def syncfs(self, fd: int) -> None:
         """The system call of that name."""
@@ -338,9 +371,12 @@ class UnsyncedCalls:
         self.read_at, self.write_at, self.write_in_place = inner.read_at, inner.write_at, inner.write_in_place
         self.file_size, self.changed_ns, self.kind = inner.file_size, inner.changed_ns, inner.kind
         self.rename, self.link, self.unlink = inner.rename, inner.link, inner.unlink
-        self.mkdir, self.rmdir, self.names = inner.mkdir, inner.rmdir, inner.names
+        self.mkdir, self.rmdir, self.names, self.touch = inner.mkdir, inner.rmdir, inner.names, inner.touch
         self.ownership, self.lock = inner.ownership, inner.lock
         self.set_attribute, self.get_attribute = inner.set_attribute, inner.get_attribute
+
+    def write_out(self, fd: int, *, waits: bool) -> None:
+        """Nothing is written out."""
 
     def fdatasync(self, fd: int) -> None:
         """Nothing is synced."""
@@ -374,6 +410,7 @@ class RetryingCalls:
         self.native: Native | None = None  # it would not repeat a call
         self.close = inner.close
         self.write = inner.write
+        self.write_out, self.touch = inner.write_out, inner.touch
         self.fsync = inner.fsync
         self.syncfs = inner.syncfs
         self.write_at = inner.write_at

@@ -80,6 +80,12 @@ class FakeCalls:
     def write_in_place(self, fd: int) -> None:
         """There is nothing to ask for."""
 
+    def write_out(self, fd: int, *, waits: bool) -> None:
+        """There is nothing to write out."""
+
+    def touch(self, fd: int) -> None:
+        """There are no times to look at."""
+
     def fdatasync(self, fd: int) -> None:
         """There is nothing to sync."""
 

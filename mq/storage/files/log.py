@@ -24,7 +24,7 @@ behind it the bytes that go with some of the lines, in order::
 
     length of the text, u32
     w  path  size  crc32  bytes of attributes                     a message; attributes and body follow
-    s  path  size  crc32  bytes of attributes  staged path        a large one, whose file is on the medium already
+    s  path  size  crc32  bytes of attributes  staged path        a large one, whose bytes are in a file
     m  old path  new path                                         a message is moved
     u  path                                                       a message is taken away
     p  kind  key  bytes of the value                              a record is kept; its JSON follows
@@ -302,13 +302,14 @@ class Log:
             self._thread.start()
 
     @contextmanager
-    def recorded(self, payload: bytes, *, flushes: bool) -> Iterator[int]:
+    def recorded(self, payload: bytes, *, flushes: bool, flush: Callable[[int], object] | None = None) -> Iterator[int]:
         """Write a record for the file calls of the block; its sequence. Until their end no other record is written, and
         the log changes no segment.
 
         Args:
             payload: what the file calls do.
             flushes: the record is on the medium before the block.
+            flush: brings it there, as :meth:`flush` takes it.
 
         Raises:
             OSError: the medium has failed.
@@ -316,7 +317,7 @@ class Log:
         with self.lock:
             sequence = self.append(payload)
             if flushes:
-                self.flush()
+                self.flush(flush)
             yield sequence
 
     def append(self, payload: bytes) -> int:
@@ -345,8 +346,12 @@ class Log:
             self._changed.notify_all()
         return sequence
 
-    def flush(self) -> None:
+    def flush(self, flush: Callable[[int], object] | None = None) -> None:
         """Wait until all that was appended is on the medium. Only with :attr:`lock`.
+
+        Args:
+            flush: brings all bytes of an open file to the medium, and what else its maker wants there by the same
+                flush; where not given, its own sync does.
 
         Raises:
             OSError: the medium has failed; whether it is there is not known.
@@ -354,7 +359,7 @@ class Log:
         if self._flushed == self._sequence:
             return
         try:
-            self._calls.fdatasync(self._current.fd)
+            (flush or self._calls.fdatasync)(self._current.fd)
         except OSError as error:
             self._note_failure(error)
             raise

@@ -51,6 +51,8 @@ _MAKE_MARK: Final = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _Unit = tuple[AnyOperation, ...]
 """One operation, or those of a group."""
+_Flush = Callable[[int], object]
+"""As :meth:`Log.flush` takes it."""
 
 
 def most_together(log: Log) -> tuple[int, int]:
@@ -114,12 +116,18 @@ _D = TypeVar("_D", bound=_Done)
 
 
 def _record_and_do(
-    folders: Folders, log: Log, sayings: Sequence[Saying], do: Callable[[], _D], *, flushes: bool
+    folders: Folders,
+    log: Log,
+    sayings: Sequence[Saying],
+    do: Callable[[], _D],
+    *,
+    flushes: bool,
+    flush: _Flush | None = None,
 ) -> _D | None:
     """Append a record of what `do` does, and then do that. None when the medium has failed."""
     payload = encode(sayings)
     try:
-        with log.recorded(payload, flushes=flushes) as sequence:
+        with log.recorded(payload, flushes=flushes, flush=flush) as sequence:
             done = do()
             if done.refused:
                 log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
@@ -251,15 +259,19 @@ def _saying(layout: Layout, planned: Planned) -> Saying:
 def _commit(folders: Folders, records: Records, log: Log, units: Sequence[_Unit], largest: int) -> list[Outcome]:
     """Do what one record holds."""
     large = _LargeBodies(folders, largest)
+    flush: _Flush | None = None
     try:
         prepared = [large.staged_all(unit) for unit in units]
-        large.sync()
+        if large.may_come_with_record:
+            flush = large.bring_with
+        else:
+            large.bring()
     except OSError as error:
         folders.fail(error)
     if folders.failure:
         return _failed(folders, units)
     doing = [each for each in prepared if not isinstance(each, Outcome)]
-    done = iter(_commit_units(folders, records, log, doing) if doing else ())
+    done = iter(_commit_units(folders, records, log, doing, flush) if doing else ())
     outcomes = [each if isinstance(each, Outcome) else next(done) for each in prepared]
     large.discard(of_it.result is Result.DONE for of_it, unit in zip(outcomes, units, strict=True) for _ in unit)
     return outcomes
@@ -269,7 +281,9 @@ def _failed(folders: Folders, units: Sequence[object]) -> list[Outcome]:
     return [Outcome(Result.FAILED, reason=folders.failure)] * len(units)
 
 
-def _commit_units(folders: Folders, records: Records, log: Log, units: Sequence[_Unit]) -> list[Outcome]:
+def _commit_units(
+    folders: Folders, records: Records, log: Log, units: Sequence[_Unit], flush: _Flush | None
+) -> list[Outcome]:
     try:
         early = [_refused_before(folders, unit) if len(unit) > 1 else None for unit in units]
     except OSError as error:
@@ -281,7 +295,8 @@ def _commit_units(folders: Folders, records: Records, log: Log, units: Sequence[
     operations = [operation for unit in doing for operation in unit]
     sayings = [_saying_of(folders.layout, operation) for operation in operations]
     flushes = any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations)
-    done = _record_and_do(folders, log, sayings, partial(_Doing, folders, records, doing), flushes=flushes)
+    do = partial(_Doing, folders, records, doing)
+    done = _record_and_do(folders, log, sayings, do, flushes=flushes, flush=flush)
     outcomes = iter(_failed(folders, doing) if done is None else done.outcomes)
     return [next(outcomes) if refused is None else refused for refused in early]
 
@@ -296,7 +311,13 @@ def _saying_of(layout: Layout, operation: AnyOperation) -> Saying:
 
 
 class _LargeBodies:
-    """Bodies that do not go into the log: they are on the medium before a record names them.
+    """Bodies that do not go into the log: they are on the medium when the record that names them is flushed.
+
+    Where names are ordered that is one flush for all of them, and for the record: their bytes are written out first,
+    and then one of them is changed and synced. That brings every change of the file system before it, and makes the
+    disk empty its cache. A power cut meanwhile may leave the record, and not all of its bodies: no operation of it was
+    answered, and the next start passes those over. Of a group it could not pass over one operation alone, so bodies in
+    groups are on the medium before their record is written.
 
     Args:
         folders: of the root.
@@ -306,8 +327,15 @@ class _LargeBodies:
     def __init__(self, folders: Folders, largest: int) -> None:
         self._folders = folders
         self._largest = largest
+        self._shares_flush = folders.syncs.ordered
+        self._is_in_group = False
         self._made: list[StagedFile | None] = []
         self._files: list[StagedFile] = []
+
+    @property
+    def may_come_with_record(self) -> bool:
+        """Whether there are some, and one flush may bring them and the record."""
+        return bool(self._files) and self._shares_flush and not self._is_in_group
 
     def staged_all(self, unit: _Unit) -> _Unit | Outcome:
         """A unit as it can be recorded, or why it is refused.
@@ -315,7 +343,10 @@ class _LargeBodies:
         Raises:
             OSError: the medium has failed.
         """
+        before = len(self._files)
         staged = [self._staged(operation) for operation in unit]
+        if len(unit) > 1 and len(self._files) > before:
+            self._is_in_group = True
         refused = next((each for each in staged if isinstance(each, Outcome)), None)
         return refused or tuple(each for each in staged if not isinstance(each, Outcome))
 
@@ -336,6 +367,8 @@ class _LargeBodies:
                 file = StagedFile(self._folders.calls, path, self._folders.reserve.ensure, xattrs=self._folders.xattrs)
                 self._made[-1] = file
                 file.add(body)
+                if self._shares_flush:
+                    file.write_out(waits=False)
                 body = StagedBody(file, inline_hop, nullcontext())
         except OSError as error:
             self._discard(len(self._made) - 1)
@@ -344,26 +377,43 @@ class _LargeBodies:
         self._files.append(body.file)
         return operation._replace(body=body)
 
-    def sync(self) -> None:
-        """Bring them and their names to the medium: each by itself, or where they are many and that is cheaper, all at
-        once.
+    def bring(self) -> None:
+        """Bring them and their names to the medium.
 
         Raises:
             OSError: the medium has failed.
         """
-        syncs, count = self._folders.syncs, len(self._files)
-        if not count:
-            return
-        if syncs.prefer_everything(count):
-            syncs.everything()
-            return
-        with syncs.costs.of_files(count):
-            for file in self._files:
-                file.sync()
-        if not syncs.ordered:  # else each file brings its name
-            barrier = Barrier(syncs)  # which finds a way where no more files can be opened
+        if self._shares_flush:
+            self._bring_with()
+        elif len(self._files) > 1:
+            self._folders.syncs.everything()
+        elif self._files:
+            self._files[0].sync()
+            barrier = Barrier(self._folders.syncs)  # which finds a way where no more files can be opened
             barrier.add_folders(self._folders.stage)
             barrier.flush()
+
+    def bring_with(self, log_fd: int) -> None:
+        """Bring them, their names and all bytes of the log's file to the medium.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        if not self._bring_with(log_fd):
+            self._folders.calls.fdatasync(log_fd)
+
+    def _bring_with(self, *fds: int) -> bool:
+        """Bring them and these open files to the medium by one flush; False where their stagers have discarded all of
+        them, so that nothing was synced."""
+        for file in self._files:
+            file.write_out(waits=True)
+        for fd in fds:
+            self._folders.calls.write_out(fd, waits=True)
+        # The change has to come after all of that: a sync brings what was changed before its own file was.
+        last = next((file for file in reversed(self._files) if file.touch()), None)
+        if last is not None:
+            last.sync()
+        return last is not None
 
     def discard(self, done: Iterable[bool]) -> None:
         """Take away what was staged here for nothing.

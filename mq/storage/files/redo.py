@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mq.lifecycle import State
 from mq.message import Properties, checksum
+from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import (
     NO_ROOM,
     OPEN_NEW,
@@ -126,21 +127,39 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     fates = _fates(sayings)
     redone = _redo_messages(folders, fates) if fates else Redone()
     _redo_records(records, sayings)
-    _write_again(folders, everything)
+    newest = max((record.flushed for record in live), default=0)
+    unsure = {
+        _id_of(saying.path)
+        for (sequence, _), sayings in zip(told, done, strict=True)
+        for saying in sayings
+        if isinstance(saying, Wrote) and sequence > newest
+    }
+    _write_again(folders, everything, unsure)
     if any(redone):
         logger.warning("done again after a crash: %s", ", ".join(f"{n} {what}" for what, n in redone._asdict().items()))
     return redone
 
 
-def _write_again(folders: Folders, sayings: Sequence[Saying]) -> None:
+def _write_again(folders: Folders, sayings: Sequence[Saying], unsure: Container[str]) -> None:
     """Let the next sync bring all bodies and records of the log, also those that read right.
 
     A sync that failed before the crash may have left them in the kernel's memory alone. The kernel takes them for
     written, so the next sync succeeds, and a power cut after that, with the log emptied, takes them. A file that was
     removed by hand stays away.
+
+    Args:
+        folders: of the root.
+        sayings: all that the log says.
+        unsure: messages of records that may not have been flushed: of these the large bodies, too, may be in memory
+            alone.
     """
     for id, fate in _fates(sayings).items():
-        if fate.place is None or fate.wrote is None or fate.wrote.body is None:
+        if fate.place is None or fate.wrote is None:
+            continue
+        if fate.wrote.body is None:
+            if id in unsure:
+                with _unless_refused():
+                    _overwrite_with_itself(folders, folders.layout.above(fate.place))
             continue
         with _unless_refused():
             _overwrite(folders, folders.layout.above(fate.place), fate.wrote.body)
@@ -310,6 +329,22 @@ def _overwrite(folders: Folders, path: str, content: bytes) -> None:
         write_all_at(calls, fd, content, 0)
     finally:
         calls.close(fd)
+
+
+def _overwrite_with_itself(folders: Folders, path: str) -> None:
+    """Write a large file's own bytes over it."""
+    calls = folders.calls
+    if calls.kind(path) is not FileKind.FILE:
+        return
+    fds: list[int] = []
+    try:
+        fds += (calls.open(path, flags) for flags in (OPEN_READ, OPEN_WRITE))
+        offset = 0
+        while chunk := folders.read_chunk(fds[0]):
+            write_all_at(calls, fds[1], chunk, offset)
+            offset += len(chunk)
+    finally:
+        close_all(calls, fds)
 
 
 def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:

@@ -59,6 +59,27 @@ class StagedFile:
         self.size += len(chunk)
         self.checksum = checksum(chunk, self.checksum)
 
+    def write_out(self, *, waits: bool) -> None:
+        """Let the added chunks go to the disk, as :meth:`Calls.write_out`. Does nothing once it is taken or discarded.
+
+        Raises:
+            OSError: they are not there.
+        """
+        if self._fd is not None:
+            self._calls.write_out(self._fd, waits=waits)
+
+    def touch(self) -> bool:
+        """Change its times, so that its sync brings what was changed before, where that is ordered; False, and nothing
+        done, once it is taken or discarded.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        if self._fd is None:
+            return False
+        self._calls.touch(self._fd)
+        return True
+
     def sync(self) -> None:
         """Bring the added chunks to the medium. Does nothing once it is taken or discarded.
 

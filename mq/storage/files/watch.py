@@ -364,7 +364,8 @@ class NotedCalls:
         self.open, self.close = inner.open, inner.close
         self.read, self.write = inner.read, inner.write
         self.read_at, self.write_at, self.write_in_place = inner.read_at, inner.write_at, inner.write_in_place
-        self.fdatasync, self.fsync, self.syncfs = inner.fdatasync, inner.fsync, inner.syncfs
+        self.write_out, self.touch, self.fdatasync = inner.write_out, inner.touch, inner.fdatasync
+        self.fsync, self.syncfs = inner.fsync, inner.syncfs
         self.file_size, self.changed_ns, self.kind = inner.file_size, inner.changed_ns, inner.kind
         self.mkdir, self.rmdir, self.names = inner.mkdir, inner.rmdir, inner.names
         self.ownership, self.lock = inner.ownership, inner.lock
