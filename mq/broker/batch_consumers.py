@@ -5,24 +5,32 @@ gets the same messages. A consumer's record holds its epoch, its checkpoint, the
 acknowledged, and its claim. The claim is the open batch, with what was read of it. After an acknowledgement it stays
 until the next is made, for its messages may still be on their way out.
 
-A claim is durable in the record *before* its messages are leased, so a crash in between leaves a claim that the next
-request completes. An acknowledgement is durable before the messages are removed: all of them go, or none, wherever
-they are by then. Leases end by themselves; a consumer that asks again gets the messages that are left, and the number
-of those that are lost.
+A claim's lease is one for all its messages, and is in the record, with its deadline: the messages stay READY in the
+store, and are taken out of what the index hands out (:attr:`QueueIndex.claims`), at the start before anything is. So a
+claim, and each renewal, is one durable record. A lease that ends by itself is ended in the record first, which says how
+often each message was received by then; then each becomes READY with that number. An acknowledgement is durable before
+the messages are removed: all of them go, or none, wherever they are by then. A consumer that asks again gets the
+messages that are left, and the number of those that are lost.
+
+A claim of an earlier version has no deadline in its record: its messages are leased by their names, whose receipts
+begin with its tag, until that ends or the claim is renewed.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import trio
 
 from mq.broker.bodies import close
 from mq.broker.commit import BatchTimes, Future, InFlight, error_of
-from mq.broker.config import MARGIN_SECONDS
+from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.consuming import Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
@@ -42,9 +50,9 @@ from mq.errors import (
     StorageFull,
     StorageUnsure,
 )
-from mq.lifecycle import DOOR, Kind, State
-from mq.message import Message, MessageId
-from mq.storage.interface import Entry, Meta, Move, Outcome, Put, Result, Stored
+from mq.lifecycle import Kind, State
+from mq.message import Message, MessageId, MessageIds
+from mq.storage.interface import Entry, Move, Outcome, Put, Result, Stored
 
 logger = logging.getLogger("mq.broker")
 
@@ -53,13 +61,13 @@ KIND: Final = "consumer"
 MOST_CONSUMERS: Final = 1000
 """Consumers of one queue at the most: each is a record for ever."""
 LONGEST_SLICE: Final = 500
-"""Messages that are opened, or moved, at a time."""
+"""Messages that are chosen, opened or moved at a time."""
 LARGEST_CLAIM: Final = 100_000
 """Messages of one claim at the most: their ids are one record, of 4 MB then."""
 CLAIM_MESSAGES: Final = 10_000
 """The default for a new claim."""
 _WORTH_RENEWING: Final = 0.75
-"""The part of a lease that may be left when it is renewed; a renewal moves every message, so earlier it is not."""
+"""The part of a lease that may be left when it is renewed; a renewal writes down every id, so earlier it is not."""
 CLAIM_SECONDS = 900.0
 """The default length of a claim's lease."""
 
@@ -271,21 +279,43 @@ class BatchConsumers:
         self._consumers = consumers
         self._claimed = claimed
         self._upkeep = upkeep
+        self._ends = LeaseEnds(self._end)
+        self._clock_ns = core.clock_ns
         self._secure_keys = core.secure_keys
         self._ids = core.ids
         self._others_move = core.config.others_move
         self._random = core.random
 
     async def load(self, queues: Mapping[str, QueueIndex]) -> None:
-        """Load the consumers' records.
+        """Load the consumers' records, and have their claims hold their messages. Called before anything is handed out.
 
         Raises:
             StorageError: it cannot be read.
         """
-        if not self._others_move:
-            await self._consumers.load(queues)
-            for epoch in self._consumers.epochs():
-                self._ids.observe(epoch)
+        if self._others_move:
+            return
+        await self._consumers.load(queues)
+        for index, consumer in self._consumers.latest_first(queues):
+            self._ids.observe(max(consumer.state.epoch, consumer.stamp))
+            if consumer.is_held or consumer.state.is_acknowledged:
+                # Of two records with one message the later is true: of the other no answer said that it is kept.
+                for id in consumer.ids:
+                    if id not in index.claims:
+                        index.claim(id, consumer)
+        for index, consumer in self._consumers.latest_first(queues):
+            for entry in consumer.returning(index):
+                index.claim(entry.id, consumer)
+
+    def resume(self, nursery: trio.Nursery, queues: Mapping[str, QueueIndex]) -> None:
+        """Go on with the leases of before the start, which get their grace from now on, and with their ends."""
+        self._ends.start(nursery)
+        for index, consumer in self._consumers.latest_first(queues):
+            if consumer.is_held:
+                left = consumer.seconds_left(self._clock_ns())
+                consumer.lease_ends = trio.current_time() + max(GRACE_SECONDS, left)
+                self._ends.add(index, consumer)
+            elif consumer.state.open is not None:
+                self._claimed.let_go(index, consumer, consumer.ids)
 
     async def finish(self, queues: Mapping[str, QueueIndex]) -> None:
         """Remove the acknowledged messages that a crash has left. Called before the first request is served."""
@@ -475,10 +505,16 @@ class BatchConsumers:
         async with consumer.changing():
             if consumer.state.is_acknowledged:
                 await self._finish(index, consumer)
-            held = self._claimed.leased(index, consumer)
+            if consumer.is_held:
+                await self._end_lease(index, consumer)
+            else:
+                self._claimed.let_go(index, consumer, consumer.ids)  # what was refused before, at once
+            if not await self._claimed.returned(index, consumer):
+                raise StorageFull(f"not all that consumer {name} has claimed can be given back now. Try again later")
+            by_name = self._claimed.leased(index, consumer)
             await self._consumers.drop(index, consumer)
             consumer.state = ConsumerRecord()  # a call that waits for the lock finds that its epoch is over
-            await self._claimed.requeue(held)
+            await self._claimed.requeue(by_name)
 
     # Implementation
 
@@ -527,6 +563,49 @@ class BatchConsumers:
             raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
         await self._consumers.keep(index, consumer, state)
 
+    async def _lease(
+        self, index: QueueIndex, consumer: BatchConsumer, claim: Claim, taken: Sequence[MessageId], seconds: float
+    ) -> None:
+        """Keep a claim that is leased from then on. `taken` are those of its messages that it did not hold before; they
+        are put back where it is not kept, also where the caller has gone."""
+        before = consumer.ids if consumer.state.open is not None else ()
+
+        def done(is_kept: bool) -> None:
+            if not is_kept:
+                self._claimed.put_back(index, taken)
+                return
+            left = set(before).difference(claim.ids)
+            self._claimed.put_back(index, [id for id in left if index.claims.get(id) is consumer])
+            self._claimed.told(index, taken)
+            self._ends.add(index, consumer)
+
+        if index.deleted:
+            done(is_kept=False)
+            raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
+        await self._consumers.keep(index, consumer, consumer.state._replace(claim=claim), seconds=seconds, done=done)
+
+    async def _end(self, index: QueueIndex, consumer: BatchConsumer) -> None:
+        """End the lease of the open claim, if it is over."""
+        async with consumer.changing():
+            if consumer.is_held and consumer.lease_ends <= trio.current_time():
+                await self._end_lease(index, consumer)
+
+    async def _end_lease(self, index: QueueIndex, consumer: BatchConsumer) -> None:
+        """End the lease of the open claim: durable on return. Its messages are READY soon, received once more."""
+        if index.deleted:
+            raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
+        claim = consumer.state.open
+        assert claim is not None, "what has no open claim has no lease"
+        held = [index.claimed.get(id) if index.claims.get(id) is consumer else None for id in claim.ids]
+        receives = tuple(0 if entry is None else entry.meta.receives + 1 for entry in held)
+        ended = claim._replace(deadline_ms=None, returning=receives)
+
+        def done(is_kept: bool) -> None:
+            if is_kept:
+                self._claimed.let_go(index, consumer, claim.ids)
+
+        await self._consumers.keep(index, consumer, consumer.state._replace(claim=ended), done=done)
+
     async def _make(
         self,
         index: QueueIndex,
@@ -537,21 +616,15 @@ class BatchConsumers:
         up_to: int | None,
         seconds: float,
     ) -> ClaimedBatch | None:
-        """Claim READY messages; None without any. They are locked from the choice to the lease, so no other consumer
-        gets one."""
+        """Claim READY messages; None without any."""
         await self._finish(index, consumer)  # the batch before
         await self._upkeep.caught_up(index)
-        chosen = await self._claimed.choose(index, most, most_bytes, up_to)
+        chosen = await self._claimed.choose(index, consumer, most, most_bytes, up_to)
         if not chosen:
             return None
         tag = f"{self._random.getrandbits(40):010x}"
-        claim = Claim(batch, tag, tuple(entry.id for entry in chosen))
-        try:
-            await self._keep(index, consumer, consumer.state._replace(claim=claim))
-        except BaseException:
-            self._claimed.put_back(chosen)
-            raise
-        await self._claimed.lease(consumer, chosen, seconds)
+        ids = tuple(entry.id for entry in chosen)
+        await self._lease(index, consumer, Claim(batch, tag, ids), ids, seconds)
         joined = [entry.joined for entry in chosen]
         return ClaimedBatch(batch, len(chosen), 0, min(joined), max(joined), is_new=True)
 
@@ -562,15 +635,10 @@ class BatchConsumers:
         there = self._claimed.leased(index, consumer)
         is_fresh = consumer.lease_ends - trio.current_time() > seconds * _WORTH_RENEWING
         if not (is_fresh and len(there) == len(claim.ids)):
-            there = await self._claimed.take(index, consumer)
-            if len(there) < len(claim.ids):
-                kept = claim.only({entry.id for entry in there})
-                try:
-                    await self._keep(index, consumer, consumer.state._replace(claim=kept))
-                except BaseException:
-                    self._claimed.put_back(there)
-                    raise
-            await self._claimed.lease(consumer, there, seconds)
+            taken = await self._claimed.take(index, consumer)
+            there = self._claimed.held(index, consumer)
+            await self._lease(index, consumer, claim.only({entry.id for entry in there}), taken, seconds)
+            await self._claimed.rest(index, there)
         joined = [entry.joined for entry in there]
         lost = len(claim.ids) - len(there)
         return ClaimedBatch(claim.batch, len(there), lost, min(joined, default=None), max(joined, default=None))
@@ -581,6 +649,8 @@ class BatchConsumers:
             return
         await self._secure_keys(consumer.ids)
         await self._claimed.remove(index, consumer.ids)
+        for id in consumer.ids:
+            index.claims.pop(id, None)
         consumer.is_finished = True
 
 
@@ -592,21 +662,20 @@ class ClaimedMessages:
         upkeep: knows which messages are dead.
         dead_letters: finds messages that have died.
         remover: removes acknowledged messages.
-        leases: gives the deadlines of leases.
     """
 
-    def __init__(self, core: Core, upkeep: Upkeep, dead_letters: DeadLetters, remover: Remover, leases: Leases) -> None:
-        self._core = core
+    def __init__(self, core: Core, upkeep: Upkeep, dead_letters: DeadLetters, remover: Remover) -> None:
         self._storage = core.storage
         self._catalog = core.catalog
         self._jobs = core.jobs
         self._upkeep = upkeep
         self._dead_letters = dead_letters
         self._remover = remover
-        self._leases = leases
 
-    async def choose(self, index: QueueIndex, most: int, most_bytes: int | None, up_to: int | None) -> list[Entry]:
-        """The first READY messages, locked from now on: lease them, or put them back.
+    async def choose(
+        self, index: QueueIndex, consumer: BatchConsumer, most: int, most_bytes: int | None, up_to: int | None
+    ) -> list[Entry]:
+        """The first READY messages, which the consumer's claim holds from now on: lease them, or put them back.
 
         Raises:
             StorageError: their lengths cannot be read; none is chosen.
@@ -616,67 +685,78 @@ class ClaimedMessages:
         try:
             while len(chosen) < most and (left is None or left > 0):
                 last = chosen[-1].id if chosen else None
-                some = self._first(index, min(most - len(chosen), LONGEST_SLICE), up_to, last)
+                some = self._first(index, consumer, min(most - len(chosen), LONGEST_SLICE), up_to, last)
                 if not some:
                     break
                 if left is not None:
-                    some, left = await self._fitting(some, left, is_first=not chosen)
+                    some, left = await self._fitting(index, some, left, is_first=not chosen)
                 chosen += some
                 await trio.lowlevel.checkpoint()
         except BaseException:
-            self.put_back(chosen)
+            self.put_back(index, [entry.id for entry in chosen])
             raise
         return chosen
 
-    def put_back(self, entries: Iterable[Entry]) -> None:
-        """Unlock messages that are not leased after all."""
-        for entry in entries:
-            self._catalog.end(entry, entry, Kind.LEASE)
+    def put_back(self, index: QueueIndex, ids: Iterable[MessageId]) -> None:
+        """Let messages go that are not leased after all: they are READY in their places, and were not received."""
+        for id in ids:
+            entry = index.unclaim(id)
+            if entry is not None and not index.deleted:  # another queue may have its name by now
+                self._catalog.place(entry)
 
     def leased(self, index: QueueIndex, consumer: BatchConsumer) -> list[Entry]:
-        """The messages that the claim leases now, in their order; without locked ones."""
+        """The messages that the claim has now, in their order; without locked ones."""
         found = [index.find(id) for id in consumer.ids]
-        return [entry for entry in found if entry is not None and consumer.has_leased(entry)]
+        return [entry for entry in found if entry is not None and consumer.has(index, entry)]
 
-    async def take(self, index: QueueIndex, consumer: BatchConsumer) -> list[Entry]:
-        """The messages of a claim that no other consumer has got, in its order and locked from now on: lease them, or
-        put them back."""
-        taken: dict[MessageId, Entry] = {}
+    async def take(self, index: QueueIndex, consumer: BatchConsumer) -> list[MessageId]:
+        """Have the claim hold those of its messages that nobody has got since its lease ended. Returns those that it
+        did not hold before: lease them, or put them back."""
+        is_held = consumer.is_held
+        taken: list[MessageId] = []
         try:
-            for id in sorted(consumer.ids, key=_key):  # two callers in different orders could wait for each other
-                await self._catalog.locks.wait(id)
-                entry = index.find(id)
-                if entry is not None and self._is_had(index, consumer, entry):
-                    self._catalog.begin(entry)
-                    taken[id] = entry
+            for id in consumer.ids:
+                while id in self._catalog.locks:
+                    await self._catalog.locks.wait(id)
+                if not (is_held and index.claims.get(id) is consumer) and self._is_to_be_had(index, consumer, id):
+                    self._upkeep.keep_claimed(id)
+                    index.claim(id, consumer)
+                    taken.append(id)
         except BaseException:
-            self.put_back(taken.values())
+            self.put_back(index, taken)
             raise
-        return [taken[id] for id in consumer.ids if id in taken]
+        return taken
 
-    async def lease(self, consumer: BatchConsumer, entries: list[Entry], seconds: float) -> None:
-        """Lease locked messages under the claim's tag, slice by slice; each slice's leases begin with it.
-
-        Args:
-            consumer: has the claim.
-            entries: READY, or leased under this claim before.
-            seconds: length of the lease.
-
-        Raises:
-            MQError: not all of them are leased. Asking again leases the others.
-        """
-        consumer.lease_ends = trio.current_time() + seconds
-        slices = [
-            LeaseSlice(self._core, self._leases, consumer.tag, entries[start : start + LONGEST_SLICE], seconds)
-            for start in range(0, len(entries), LONGEST_SLICE)
+    def held(self, index: QueueIndex, consumer: BatchConsumer) -> list[Entry]:
+        """The messages that the claim holds, in their order, whether or not its lease is in the record yet; without
+        locked ones."""
+        found = [index.find(id) for id in consumer.ids if index.claims.get(id) is consumer]
+        return [
+            entry for entry in found if entry is not None and (entry.id in index.claimed or consumer.has_by_name(entry))
         ]
-        for each in slices:
-            self._core.committer.submit(each.moves, len(each.entries), each.done)
-        try:
-            await _all([each.future for each in slices])
-        except BaseException:
-            consumer.lease_ends = 0.0
-            raise
+
+    def told(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
+        """Tell the observers of messages that a claim has from now on."""
+        self._catalog.tell_held(Kind.LEASE, index.name, ids)
+
+    def let_go(self, index: QueueIndex, consumer: BatchConsumer, ids: Iterable[MessageId]) -> None:
+        """Have the messages returned that the claim holds, whose lease has ended."""
+        held = [id for id in ids if index.claims.get(id) is consumer]
+        for id in held:
+            if id not in index.claimed:  # it is being moved, or gone
+                index.unclaim(id)
+        self._upkeep.return_claimed([index.claimed[id] for id in held if id in index.claimed])
+
+    async def rest(self, index: QueueIndex, entries: Sequence[Entry]) -> None:
+        """Bring messages to READY that a claim of an earlier version has leased by name: they are in the record now,
+        which counts them as received."""
+        entries = [entry for entry in entries if entry.state is State.DELAYED]
+        await self.requeue(entries, counted=False)
+
+    async def returned(self, index: QueueIndex, consumer: BatchConsumer) -> bool:
+        """Wait for what the claim holds no more. Whether all of it was returned."""
+        await self._upkeep.returned()
+        return not any(index.claims.get(id) is consumer for id in consumer.ids)
 
     async def read(
         self, index: QueueIndex, consumer: BatchConsumer, ids: Sequence[MessageId]
@@ -695,7 +775,14 @@ class ClaimedMessages:
                 return [(entry.joined, _message(entry, each)) for entry, each in found]
             await close([_message(entry, each) for entry, each in found])
             if all(self._stands(entry) for entry in entries):
-                raise NoSuchMessage(f"a message that consumer {consumer.name} has claimed vanished from the store")
+                vanished = [entry for entry, each in zip(entries, stored, strict=True) if each is None]
+                for entry in vanished:  # taken away by hand: the next renewal does without it
+                    self._catalog.begin(entry, is_leaving=True)
+                    self._catalog.end(entry, None, Kind.REMOVE)
+                raise NoSuchMessage(
+                    f"message {vanished[0].id}, which consumer {consumer.name} has claimed, vanished from the store. "
+                    "Claim the batch again"
+                )
 
     async def remove(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
         """Remove acknowledged messages for good, wherever they are by now and also from other consumers.
@@ -720,8 +807,8 @@ class ClaimedMessages:
         for future in futures:
             await future.get()
 
-    async def requeue(self, entries: Sequence[Entry]) -> None:
-        """Make messages READY that still are leased as `entries` say.
+    async def requeue(self, entries: Sequence[Entry], *, counted: bool = True) -> None:
+        """Make messages READY that still are leased as `entries` say; not `counted`: as if this lease had not been.
 
         Raises:
             MQError: not all of them are READY.
@@ -732,14 +819,19 @@ class ClaimedMessages:
                 await self._catalog.locks.wait(entry.id)
                 if self._stands(entry):
                     self._catalog.begin(entry)
-                    move = Move(entry, State.READY, entry.meta.at_rest())
+                    meta = entry.meta.at_rest()
+                    if not counted:
+                        meta = meta._replace(receives=max(0, meta.receives - 1))
+                    move = Move(entry, State.READY, meta)
                     jobs.append(MoveJob(self._catalog, move, Kind.REQUEUE, "give back a message of the claim"))
                     self._jobs.put(jobs[-1:])
             await _all([job.future for job in jobs])
 
     # Implementation
 
-    def _first(self, index: QueueIndex, count: int, up_to: int | None, last: MessageId | None) -> list[Entry]:
+    def _first(
+        self, index: QueueIndex, consumer: BatchConsumer, count: int, up_to: int | None, last: MessageId | None
+    ) -> list[Entry]:
         found: list[Entry] = []
         while len(found) < count and not index.settings.paused and not index.deleted:
             entry = index.next(last, up_to)
@@ -747,17 +839,19 @@ class ClaimedMessages:
                 break
             last = entry.id
             if not self._upkeep.is_dead(index, entry):
-                self._catalog.begin(entry)
+                index.claim(entry.id, consumer)
                 found.append(entry)
         return found
 
-    async def _fitting(self, entries: list[Entry], left: int, *, is_first: bool) -> tuple[list[Entry], int]:
+    async def _fitting(
+        self, index: QueueIndex, entries: list[Entry], left: int, *, is_first: bool
+    ) -> tuple[list[Entry], int]:
         """The first messages that fit into `left` bytes together, and the bytes left then; the others are put back.
         The first of a claim fits always."""
         try:
             stored = await self._storage.read(entries)
         except BaseException:
-            self.put_back(entries)
+            self.put_back(index, [entry.id for entry in entries])
             raise
         await close([_message(entry, each) for entry, each in zip(entries, stored, strict=True) if each is not None])
         count = 0
@@ -766,19 +860,24 @@ class ClaimedMessages:
             if left < 0 and (count or not is_first):
                 break
             count += 1
-        self.put_back(entries[count:])
+        self.put_back(index, [entry.id for entry in entries[count:]])
         return entries[:count], left if count == len(entries) else 0
 
-    def _is_had(self, index: QueueIndex, consumer: BatchConsumer, entry: Entry) -> bool:
-        """Whether the claim may lease a message: it is READY again and not dead, or leased by the claim still."""
+    def _is_to_be_had(self, index: QueueIndex, consumer: BatchConsumer, id: MessageId) -> bool:
+        """Whether the claim may have a message again: it is READY and not dead, and nobody has it; or it is leased by
+        this claim's tag."""
+        entry = index.find(id)
+        if entry is None or id in index.held or index.claims.get(id, consumer) is not consumer:
+            return False
         if entry.state is State.READY:
-            return entry.id not in index.held and not self._upkeep.is_dead(index, entry)
-        return consumer.has_leased(entry)
+            return id in index.claimed or not self._upkeep.is_dead(index, entry)
+        return consumer.has_by_name(entry)
 
     async def _held(self, index: QueueIndex, consumer: BatchConsumer, id: MessageId) -> Entry:
-        await self._catalog.locks.wait(id)
+        if id in self._catalog.locks:
+            await self._catalog.locks.wait(id)
         entry = index.find(id)
-        if entry is None or not consumer.has_leased(entry):
+        if entry is None or not consumer.has(index, entry):
             raise ReceiptMismatch(f"message {id}: the claim's lease of it has run out. Claim the batch again")
         return entry
 
@@ -787,64 +886,57 @@ class ClaimedMessages:
         return index is not None and index.find(entry.id) == entry
 
 
-class LeaseSlice:
-    """Leases some messages of a claim, which are locked, in one batch.
+class LeaseEnds:
+    """Calls when the leases of claims end. Call :meth:`start` before the first is given.
 
     Args:
-        core: what every part has.
-        leases: gives their deadlines.
-        tag: of the claim.
-        entries: READY, or leased under this claim before.
-        seconds: length of the leases, which begin with the batch.
-
-    Attributes:
-        entries: the messages.
-        future: answered when all of them are leased.
+        end: ends the lease of a consumer's claim, unless it was renewed or acknowledged meanwhile.
     """
 
-    def __init__(self, core: Core, leases: Leases, tag: str, entries: Sequence[Entry], seconds: float) -> None:
-        self.future: Future[None] = Future()
-        self._core = core
-        self._leases = leases
-        self._tag = tag
-        self.entries = entries
-        self._seconds = seconds
-        self._moves: list[Move] = []
-        self._began = 0.0
-        self._door = DOOR.get()
+    def __init__(self, end: Callable[[QueueIndex, BatchConsumer], Awaitable[None]]) -> None:
+        self._end = end
+        self._nursery: trio.Nursery | None = None
+        self._heap: list[tuple[float, int, QueueIndex, BatchConsumer]] = []
+        self._count = 0
+        self._changed = trio.Event()
 
-    def moves(self) -> list[Move]:
-        """The moves. To be called just before they are done."""
-        self._began = trio.current_time()
-        deadline_ms, draw = self._leases.deadline_ms(self._seconds), self._core.random.getrandbits
-        for entry in self.entries:
-            _, receives, _, order, expires_ms = entry.meta
-            is_ready = entry.state is State.READY
-            meta = Meta(deadline_ms, receives + is_ready, f"{self._tag}{draw(24):06x}", order, expires_ms)
-            self._moves.append(Move(entry, State.DELAYED, meta))
-        return self._moves
+    def start(self, nursery: trio.Nursery) -> None:
+        """Run the timers there, once there are any."""
+        self._nursery = nursery
 
-    def done(self, outcomes: Sequence[Outcome], barrier: BatchTimes) -> None:
-        """End the moves in the catalog, and answer. A message that was gone is no error."""
-        end = self._core.catalog.end
-        due = trio.current_time() + self._seconds
-        refusal: Outcome | None = None
-        for move, outcome in zip(self._moves, outcomes, strict=True):
-            left = move.entry
-            kind = Kind.LEASE if left.state is State.READY else Kind.EXTEND
-            if outcome.result is Result.DONE:
-                end(left, move.target, kind, due, self._door)
-            elif outcome.result is Result.GONE:
-                end(left, None, kind)
-            else:
-                end(left, left, kind)
-                refusal = outcome
-        if refusal is not None:
-            self.future.fail(error_of(refusal, "lease a message of the claim"))
-        elif barrier.ended - self._began > MARGIN_SECONDS:
-            self.future.fail(StorageUnsure("the disk was too slow: the lease may have ended, or not. Try again"))
-        else:
-            self.future.set(None)
+    def add(self, index: QueueIndex, consumer: BatchConsumer) -> None:
+        """Set the timer of a consumer whose lease was given just now."""
+        self._count += 1
+        if self._nursery is not None:
+            self._nursery.start_soon(self._run)
+            self._nursery = None
+        heapq.heappush(self._heap, (consumer.lease_ends, self._count, index, consumer))
+        if self._heap[0][1] == self._count:
+            self._changed.set()
+
+    async def _run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.lowlevel.checkpoint()
+                self._changed = trio.Event()
+                with trio.move_on_at(self._heap[0][0] if self._heap else math.inf):
+                    await self._changed.wait()
+                while self._heap and self._heap[0][0] <= trio.current_time():
+                    due, _, index, consumer = heapq.heappop(self._heap)
+                    if consumer.lease_ends == due:
+                        nursery.start_soon(self._see_it_ended, index, consumer)
+
+    async def _see_it_ended(self, index: QueueIndex, consumer: BatchConsumer) -> None:
+        """End a lease, as soon as the medium takes it. After a failure of the medium a start does."""
+        while not index.deleted:
+            try:
+                await self._end(index, consumer)
+                return
+            except (StorageFull, StorageUnsure) as error:
+                logger.warning("cannot end the lease of %s in %s now: %s", consumer.name, index.name, error)
+                await trio.sleep(RETRY_SECONDS)
+            except MQError:
+                return
 
 
 class Claim(NamedTuple):
@@ -852,15 +944,23 @@ class Claim(NamedTuple):
 
     Attributes:
         batch: its number.
-        tag: 10 hexadecimal digits with which the receipts of its leases begin, and no others.
+        tag: 10 hexadecimal digits, with which the receipts of leases by name begin that an earlier version gives.
         ids: its messages, in order.
         read: the places noted as read: ranges, each of its first place and the one after its last, sorted and apart.
+        deadline_ms: until when it holds its messages, in milliseconds since 1970; None when its lease has ended, or is
+            an earlier version's.
+        stamp: when its lease was given, in UUID ticks: later than that of every lease given before.
+        returning: for each of its messages how often it has been received when it is READY again, since the lease has
+            ended; 0 for one that was gone by then. Empty while the lease runs.
     """
 
     batch: int
     tag: str
     ids: tuple[MessageId, ...]
     read: tuple[tuple[int, int], ...] = ()
+    deadline_ms: int | None = None
+    stamp: int = 0
+    returning: tuple[int, ...] = ()
 
     @property
     def messages_read(self) -> int:
@@ -873,6 +973,8 @@ class Claim(NamedTuple):
 
     def only(self, ids: Collection[MessageId]) -> Claim:
         """The claim, with only its messages among `ids`. What was read stays read, at its new place."""
+        if len(ids) == len(self.ids):
+            return self
         read = {place for start, stop in self.read for place in range(start, stop)}
         kept = [(place, id) for place, id in enumerate(self.ids) if id in ids]
         now_read = _merged((now, now + 1) for now, (place, _) in enumerate(kept) if place in read)
@@ -915,7 +1017,7 @@ class BatchConsumer:
     Attributes:
         state: the durable state.
         keeping: answered when the last state that was to be kept is, or is not.
-        lease_ends: when the first lease of its claim ends (Trio's clock); 0 when unknown.
+        lease_ends: when the lease of its claim ends (Trio's clock); 0 when unknown.
         is_finished: whether all messages of the acknowledged claim are known to be gone.
     """
 
@@ -943,13 +1045,43 @@ class BatchConsumer:
         return self.state.claim.ids if self.state.claim is not None else ()
 
     @property
-    def tag(self) -> str:
-        """The beginning of its claim's receipts; empty without a claim."""
-        return self.state.claim.tag if self.state.claim is not None else ""
+    def is_held(self) -> bool:
+        """Whether it has an open claim whose lease has not been ended."""
+        claim = self.state.open
+        return claim is not None and claim.deadline_ms is not None
 
-    def has_leased(self, entry: Entry) -> bool:
-        """Whether the consumer's claim leases the message."""
-        return bool(self.tag) and entry.meta.receipt is not None and entry.meta.receipt.startswith(self.tag)
+    @property
+    def stamp(self) -> int:
+        """When its claim was leased last, in UUID ticks; 0 for never."""
+        return self.state.claim.stamp if self.state.claim is not None else 0
+
+    def seconds_left(self, now_ns: int) -> float:
+        """How long the lease of its open claim runs from `now_ns` on: by the wall clock, within the longest lease."""
+        claim = self.state.open
+        deadline_ms = claim.deadline_ms if claim is not None else None
+        left = 0.0 if deadline_ms is None else (deadline_ms * 1_000_000 - now_ns) / 1e9
+        return min(max(left, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
+
+    def has(self, index: QueueIndex, entry: Entry) -> bool:
+        """Whether the consumer's claim has the message: its lease holds it, or one of an earlier version."""
+        if entry.state is State.READY:
+            return self.is_held and index.claims.get(entry.id) is self
+        return self.has_by_name(entry)
+
+    def has_by_name(self, entry: Entry) -> bool:
+        """Whether the message is leased under the claim's tag, as an earlier version leases."""
+        tag, receipt = self.state.claim.tag if self.state.claim is not None else "", entry.meta.receipt
+        return bool(tag) and receipt is not None and receipt.startswith(tag)
+
+    def returning(self, index: QueueIndex) -> Iterator[Entry]:
+        """Those of its messages which a crash kept from being READY as often received as the record says."""
+        claim = self.state.open
+        for id, receives in zip(self.ids, claim.returning if claim is not None else (), strict=False):
+            entry = index.find(id)
+            if entry is None or entry.state is not State.READY or id in index.claims:
+                continue
+            if entry.meta.receives < receives:
+                yield entry
 
 
 class ConsumerRecords:
@@ -957,9 +1089,12 @@ class ConsumerRecords:
 
     Args:
         core: what every part has.
+        leases: gives the deadlines of leases.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, leases: Leases) -> None:
+        self._leases = leases
+        self._ids = core.ids
         self._storage = core.storage
         self._committer = core.committer
         self._known: dict[str, dict[str, BatchConsumer]] = {}
@@ -988,9 +1123,10 @@ class ConsumerRecords:
             if consumer.state.is_acknowledged and not consumer.is_finished
         ]
 
-    def epochs(self) -> list[int]:
-        """The epochs of all consumers, which are instants of the message ids' clock."""
-        return [consumer.state.epoch for known in self._known.values() for consumer in known.values()]
+    def latest_first(self, queues: Mapping[str, QueueIndex]) -> list[tuple[QueueIndex, BatchConsumer]]:
+        """All consumers, with their queues; first those whose claims were leased last."""
+        found = [(queues[queue], each) for queue, known in self._known.items() for each in known.values()]
+        return sorted(found, key=lambda each: each[1].stamp, reverse=True)
 
     def of(self, index: QueueIndex) -> list[BatchConsumer]:
         """All consumers of a queue, sorted by name."""
@@ -1015,25 +1151,32 @@ class ConsumerRecords:
             consumer = self._known.setdefault(index.name, {})[name] = BatchConsumer(name, index.incarnation)
         return consumer
 
-    async def keep(self, index: QueueIndex, consumer: BatchConsumer, state: ConsumerRecord) -> None:
+    async def keep(
+        self,
+        index: QueueIndex,
+        consumer: BatchConsumer,
+        state: ConsumerRecord,
+        *,
+        seconds: float | None = None,
+        done: Callable[[bool], None] | None = None,
+    ) -> None:
         """Set a consumer's state; durable on return. Goes on where the caller is cancelled.
 
+        Args:
+            index: the consumer's queue.
+            consumer: the consumer.
+            state: its state from then on.
+            seconds: how long the lease of its claim lasts from then on; None to leave it as `state` says.
+            done: called in any case, with whether the state is set.
+
         Raises:
+            StorageUnsure: it is set, but the disk was too slow for the lease to outlive a restart.
             StorageError: the state may not be durable, and is not set here.
         """
-        consumer.keeping = keeping = Future[None]()
-        put = Put(KIND, f"{index.name}/{consumer.name}", _record(consumer, state))
-
-        def done(outcomes: list[Outcome], _: BatchTimes) -> None:
-            [outcome] = outcomes
-            if outcome.result is Result.DONE:
-                consumer.state, consumer.is_finished = state, False
-                keeping.set(None)
-            else:
-                keeping.fail(error_of(outcome, "note what the consumer has"))
-
-        self._committer.submit(lambda: [put], 1, done)
-        await keeping.get()
+        keeping = _Keeping(index, consumer, state, seconds, done)
+        consumer.keeping = keeping.future
+        self._committer.submit(partial(keeping.put, self._leases, self._ids), 1, keeping.end)
+        await keeping.future.get()
 
     async def drop(self, index: QueueIndex, consumer: BatchConsumer) -> None:
         """Drop a consumer and its record.
@@ -1044,6 +1187,50 @@ class ConsumerRecords:
         with self._committer.noting_failure():
             await self._storage.drop_record(KIND, f"{index.name}/{consumer.name}")
         self._known.get(index.name, {}).pop(consumer.name, None)
+
+
+class _Keeping:
+    """A consumer's state on its way to the store; see :meth:`ConsumerRecords.keep`."""
+
+    def __init__(
+        self,
+        index: QueueIndex,
+        consumer: BatchConsumer,
+        state: ConsumerRecord,
+        seconds: float | None,
+        done: Callable[[bool], None] | None,
+    ) -> None:
+        self.future: Future[None] = Future()
+        self._key = f"{index.name}/{consumer.name}"
+        self._consumer = consumer
+        self._state = state
+        self._seconds = seconds
+        self._done = done
+
+    def put(self, leases: Leases, ids: MessageIds) -> list[Put]:
+        """The record. To be called just before it is written, for it has the lease's deadline."""
+        claim = self._state.claim
+        if self._seconds is not None and claim is not None:
+            leased = claim._replace(deadline_ms=leases.deadline_ms(self._seconds), stamp=ids.new().time, returning=())
+            self._state = self._state._replace(claim=leased)
+        return [Put(KIND, self._key, _record(self._consumer, self._state))]
+
+    def end(self, outcomes: Sequence[Outcome], barrier: BatchTimes) -> None:
+        """Set the state, if it is durable, and answer."""
+        [outcome] = outcomes
+        consumer, is_kept = self._consumer, outcome.result is Result.DONE
+        if is_kept:
+            consumer.state, consumer.is_finished = self._state, False
+            if self._seconds is not None:
+                consumer.lease_ends = trio.current_time() + self._seconds
+        if self._done is not None:
+            self._done(is_kept)
+        if not is_kept:
+            self.future.fail(error_of(outcome, "note what the consumer has"))
+        elif self._seconds is not None and barrier.ended - barrier.began > MARGIN_SECONDS:
+            self.future.fail(StorageUnsure("the disk was too slow: the lease may have ended, or not. Try again"))
+        else:
+            self.future.set(None)
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -1063,8 +1250,10 @@ def _record(consumer: BatchConsumer, state: ConsumerRecord) -> dict[str, Any]:
         "acknowledged": state.acknowledged,
         "checkpoint": state.checkpoint,
     }
-    claim = state.claim
-    return record if claim is None else {**record, "claim": [claim.batch, claim.tag, list(claim.ids), claim.read]}
+    if state.claim is None:
+        return record
+    batch, tag, ids, *lease = state.claim
+    return {**record, "claim": [batch, tag, list(ids), *lease]}
 
 
 def _state(record: Mapping[str, Any]) -> ConsumerRecord:
@@ -1073,13 +1262,17 @@ def _state(record: Mapping[str, Any]) -> ConsumerRecord:
     )
 
 
-def _claim(kept: Any) -> Claim | None:
+def _claim(kept: Sequence[Any] | None) -> Claim | None:
     if kept is None:
         return None
-    batch, tag, ids, *read = kept  # records of earlier releases do not say what was read
-    return Claim(
-        batch, tag, tuple(map(MessageId, ids)), tuple((start, stop) for start, stop in read[0]) if read else ()
-    )
+    batch, tag, ids, *more = kept  # records of earlier releases do not say what was read, or have no lease
+    claim = Claim(batch, tag, tuple(map(MessageId, ids)))
+    if more:
+        claim = claim._replace(read=tuple((start, stop) for start, stop in more[0]))
+    if len(more) > 1:
+        _, deadline_ms, stamp, returning = more
+        claim = claim._replace(deadline_ms=deadline_ms, stamp=stamp, returning=tuple(returning))
+    return claim
 
 
 async def _all(futures: Sequence[Future[Any]]) -> None:
@@ -1100,11 +1293,8 @@ async def _all(futures: Sequence[Future[Any]]) -> None:
 
 
 def _message(entry: Entry, found: Stored) -> Message:
-    return Message(entry.queue, entry.id, found.body, found.properties, entry.meta.receives, entry.meta.receipt or "")
-
-
-def _key(id: MessageId) -> int:
-    return id.key
+    receives = entry.meta.receives + (entry.state is State.READY)  # the claim's own is not in its name
+    return Message(entry.queue, entry.id, found.body, found.properties, receives, entry.meta.receipt or "")
 
 
 def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:

@@ -584,8 +584,8 @@ class Wiring:
         self.peek = Peek(core, dead)
         self.writes = WriteJobs(core, self._keys, self.publishing, self.upkeep)
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
-        claimed = ClaimedMessages(core, upkeep, dead, remover, leases)
-        self.claims = BatchConsumers(core, ConsumerRecords(core), claimed, upkeep)
+        claimed = ClaimedMessages(core, upkeep, dead, remover)
+        self.claims = BatchConsumers(core, ConsumerRecords(core, leases), claimed, upkeep)
 
     async def load(self) -> None:
         """Load the queues, messages and records of the store.
@@ -623,6 +623,7 @@ class Wiring:
             nursery.start_soon(self.watcher.run)
         if config.sharing is Sharing.PEERS:
             nursery.start_soon(self.unacked.run)
+        self.claims.resume(nursery, self.catalog.queues)
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)
         await self.writes.start(nursery)

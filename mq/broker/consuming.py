@@ -319,6 +319,11 @@ class Consumption:
 
     async def _leased(self, index: QueueIndex, id: str, receipt: str | None) -> Entry:
         entry = await self._locate(index, MessageId(id), receipt)
+        if entry.id in index.claimed:
+            raise NotLeased(
+                f"message {id} of queue {index.name} belongs to a claim, whose lease is one for all its messages: "
+                "renew the claim, or acknowledge it"
+            )
         if entry.state is not State.DELAYED or entry.meta.receipt is None:
             raise NotLeased(f"message {id} of queue {index.name} is not leased: fetch it first")
         return entry

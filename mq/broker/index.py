@@ -150,6 +150,8 @@ class QueueIndex:
         delayed: messages in DELAYED, by a lease or a delay.
         far_off: those of them that are due in more than half a day.
         held: READY messages that connections hold, in memory only.
+        claims: which batch consumer's claim holds a message, by its id: wherever that is READY, it is claimed.
+        claimed: READY messages that claims hold.
         returned: messages that a connection has held, and has put back.
         exclusion: of the one consumer that has the queue alone; None without one.
         groups: the message groups; None where the settings have none.
@@ -186,6 +188,8 @@ class QueueIndex:
         self.delayed: dict[MessageId, Entry] = {}
         self.far_off = FarOff(name)
         self.held: dict[MessageId, Entry] = {}
+        self.claims: dict[MessageId, object] = {}
+        self.claimed: dict[MessageId, Entry] = {}
         self.returned: set[MessageId] = set()
         self.exclusion: object | None = None
         self._heap: list[int] = []
@@ -218,14 +222,14 @@ class QueueIndex:
 
     @property
     def ready(self) -> int:
-        """How many messages are READY and not held."""
+        """How many messages are READY, and neither held nor claimed."""
         return len(self._ready)
 
     @property
     def total(self) -> int:
         """How many messages the queue has, with those that are being published or moved within it."""
-        there = len(self.new) + len(self._ready) + len(self.held) + len(self.delayed) + len(self.far_off)
-        return there + self.moving + self.reserved
+        there = len(self.new) + len(self._ready) + len(self.held) + len(self.claimed) + len(self.delayed)
+        return there + len(self.far_off) + self.moving + self.reserved
 
     @property
     def counted(self) -> int:
@@ -248,7 +252,8 @@ class QueueIndex:
         self.groups.begin()
         for id in moving:
             self.groups.block(id)
-        for entry in (*self.new.values(), *self.held.values(), *self.delayed.values(), *self.far_off.odd()):
+        out = (*self.held.values(), *self.claimed.values())
+        for entry in (*self.new.values(), *out, *self.delayed.values(), *self.far_off.odd()):
             self._note_in_group(self.groups, entry)
 
     def regroup_some(self, most: int) -> bool:
@@ -268,6 +273,10 @@ class QueueIndex:
             before = self.delayed.get(entry.id)
             self.delayed[entry.id] = entry
             self.leased += (entry.meta.receipt is not None) - (before is not None and before.meta.receipt is not None)
+        elif entry.state is State.READY and entry.id in self.claims:
+            self.claimed[entry.id] = entry
+            if self.groups is not None:
+                self.groups.block(entry.id)
         elif entry.state is State.READY:
             self._add_ready(entry)
         if self.groups is not None and entry.state is not State.READY:
@@ -322,7 +331,8 @@ class QueueIndex:
         return None if entry is None or (up_to is not None and entry.joined > up_to) else entry
 
     def oldest(self) -> Entry | None:
-        """The READY or delayed message that has been in the queue for longest, not held or leased; None without one."""
+        """The READY or delayed message that has been in the queue for longest, and that nobody has; None without
+        one."""
         held_back = next((entry for entry in self.delayed.values() if entry.meta.receipt is None), None)
         far = next(iter(self.far_off), None)
         first = next(iter(self.first(1)), None)
@@ -333,6 +343,8 @@ class QueueIndex:
         delayed = self.delayed.get(id)  # first, for a message is mostly looked for while it is leased
         if delayed is not None:
             return delayed
+        if id in self.claimed:
+            return self.claimed[id]
         key = self._key(id)
         if key is not None:
             return self._entry(key)
@@ -341,6 +353,24 @@ class QueueIndex:
     def hold(self, entry: Entry) -> None:
         """Note that a connection holds a message that was just taken out."""
         self.held[entry.id] = entry
+
+    def claim(self, id: MessageId, consumer: object) -> None:
+        """Let a consumer's claim hold a message, which is not handed out then: at once if it is READY, or when it is
+        READY again."""
+        self.claims[id] = consumer
+        key = self._key(id)
+        if key is not None:
+            self.claimed[id] = self._take_key(key)
+            self._compact()
+
+    def unclaim(self, id: MessageId) -> Entry | None:
+        """Let no claim hold a message. Returns it if it is READY: it is out of the index until it is added again."""
+        self.claims.pop(id, None)
+        return self.claimed.pop(id, None)
+
+    def is_out(self, id: MessageId) -> bool:
+        """Whether a READY message is held or claimed."""
+        return id in self.held or id in self.claimed
 
     def ids(self, state: State) -> set[MessageId]:
         """The messages in a state."""
@@ -380,6 +410,7 @@ class QueueIndex:
         """All messages that are not being moved, in no order."""
         yield from self.new.values()
         yield from self.held.values()
+        yield from self.claimed.values()
         yield from (self._entry(key) for key in self._ready)
         yield from self.all_delayed()
 
@@ -398,6 +429,8 @@ class QueueIndex:
             entry = self.delayed.pop(id)
             self.leased -= entry.meta.receipt is not None
             return entry
+        if id in self.claimed:
+            return self.claimed.pop(id)
         key = self._key(id)
         if key is not None:
             entry = self._take_key(key)

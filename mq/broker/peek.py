@@ -93,7 +93,7 @@ class Peek:
             start = -1 if after is None else after.key
             there = [each for each in index.delayed.values() if state_of(each) == state and each.id.key > start]
             if state == LEASED:
-                there += [each for each in index.held.values() if each.id.key > start]
+                there += [each for each in (*index.held.values(), *index.claimed.values()) if each.id.key > start]
             else:
                 there += index.far_off.after(start, most)
             entries = heapq.nsmallest(most, there, key=lambda entry: entry.id.key)
@@ -106,13 +106,14 @@ class Peek:
         with suppress(StorageError):  # a message is worth more than its history
             await self._dead_letters.learn(entries)
         stored = await self._storage.read(entries)
-        held, history = index.held, self._dead_letters.history
+        history = self._dead_letters.history
         seen = []
         for (queue, id, place, meta), found, sequence, entry in zip(entries, stored, sequences, entries, strict=False):
             if found is not None:
                 properties, body = found
-                state = LEASED if id in held else READY if place is State.READY else state_of(entry)
-                message = Message(queue, id, body, properties, meta.receives, meta.receipt or "", history(entry))
+                state = LEASED if index.is_out(id) else READY if place is State.READY else state_of(entry)
+                receives = meta.receives + (id in index.claimed)  # which its name does not say yet
+                message = Message(queue, id, body, properties, receives, meta.receipt or "", history(entry))
                 seen.append(Seen(message, state, sequence))
         return seen
 

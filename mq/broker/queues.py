@@ -264,7 +264,7 @@ class Queues:
             index.name,
             index.settings,
             ready=index.ready + index.delivering + len(index.new) - held_back,
-            leased=index.leased + len(index.held) + index.moving - index.delivering,
+            leased=index.leased + len(index.held) + len(index.claimed) + index.moving - index.delivering,
             delayed=len(index.delayed) + len(index.far_off) - index.leased + held_back,
             oldest_ns=MessageId.time_ns(first[0].joined) if first else None,
             created_ns=MessageId.time_ns(index.created),
@@ -290,7 +290,7 @@ class Queues:
             yield Inventory(index.name, MessageId.time_ns(index.created), index.entries(), moving)
 
     async def purge(self, queue: str) -> int:
-        """Remove all messages that are not leased or held; how many were removed.
+        """Remove all messages that are not leased, held or claimed; how many were removed.
 
         Raises:
             NoSuchQueue: the queue does not exist.
@@ -389,7 +389,7 @@ class Queues:
         jobs = []
         for move in moves:
             id = move.entry.id
-            if id not in self._catalog.locks and id not in index.held and index.find(id) == move.entry:
+            if id not in self._catalog.locks and not index.is_out(id) and index.find(id) == move.entry:
                 self._catalog.begin(move.entry, is_leaving=True)
                 jobs.append(MoveJob(self._catalog, move, kind, what))
         if jobs:

@@ -114,7 +114,7 @@ class Upkeep(CatalogEvents):
         self._config = core.config
         self._random = core.random
         self.clock_ns = core.clock_ns
-        self._mover = Mover(core.committer.commit, self._begin_move, self._end_move, _aim)
+        self._mover = Mover(core.committer.commit, self._begin_move, self._end_move, self._aim)
         self._calendar = Calendar(core.catalog, core.ids, core.clock_ns, self._is_near)
         self._expiry = Expiry(self._expire, core.clock_ns)
         self._reaper = Reaper(core.committer.commit, self._end_reap)
@@ -148,6 +148,20 @@ class Upkeep(CatalogEvents):
         """Wait until the queue's messages in NEW were delivered or refused."""
         if index.undelivered and self._config.mover:
             await self._mover.caught_up()
+
+    def return_claimed(self, entries: Iterable[Entry]) -> None:
+        """Make READY again, received once more, what a claim held whose lease has ended; as far as the claim has them
+        still when their turn comes."""
+        for entry in entries:
+            self._mover.add(entry)
+
+    def keep_claimed(self, id: MessageId) -> None:
+        """Do not make it READY, after all: its claim is renewed."""
+        self._mover.cancel(id)
+
+    async def returned(self) -> None:
+        """Wait until what :meth:`return_claimed` was given is READY, or was refused."""
+        await self._mover.caught_up()
 
     def give_back(self, entry: Entry) -> None:
         """Make a leased message READY at once, without counting it as received, if the lease stands."""
@@ -192,7 +206,7 @@ class Upkeep(CatalogEvents):
         self._catalog.closed(index.name)
         for id in index.expiring():
             self._expiry.forget(id)
-        for entry in [*index.new.values(), *index.delayed.values()]:
+        for entry in [*index.new.values(), *index.delayed.values(), *index.claimed.values()]:
             self._mover.cancel(entry.id)
         if is_ours:
             self._catalog.leave(index)
@@ -271,7 +285,7 @@ class Upkeep(CatalogEvents):
         entry = index.find(id) if index is not None else None
         if index is None or entry is None or entry.state is not State.READY:
             return
-        if id in index.held or id in self._catalog.locks:
+        if index.is_out(id) or id in self._catalog.locks:
             return
         if self._dead_letters.is_expired(entry) and not self._committer.failure:
             self._dead_letters.dead_letter(entry, EXPIRED)
@@ -310,6 +324,8 @@ class Upkeep(CatalogEvents):
             return False
         if self._committer.failure:
             return False  # nothing moves any more, until a restart
+        if entry.state is State.READY and entry.id not in index.claimed:
+            return False  # its claim has let it go meanwhile
         if entry.state is State.DELAYED and self._dead_letters.is_worn_out(entry):
             self._dead_letters.dead_letter(entry, RECEIVES, is_lease_over=True)
             return False
@@ -325,8 +341,14 @@ class Upkeep(CatalogEvents):
             kind = Kind.DELIVER if entry.meta.deadline_ms is None else Kind.DELAY
             self._delivering.pop(entry.id).delivering -= 1  # that queue may be another one of the same name by now
         index = self._catalog.queues.get(entry.queue)
+        if entry.state is State.READY and outcome.entry is not None and outcome.entry.state is State.DELAYED:
+            kind = Kind.DELAY
+        if entry.state is State.READY and index is not None and outcome.result not in (Result.FULL, Result.UNKNOWN):
+            index.unclaim(entry.id)  # else the mover tries again
         if outcome.result is Result.DONE:
             self._catalog.end(entry, outcome.entry, kind)
+            if entry.state is State.READY and index is not None and outcome.entry is not None:
+                self._end_worn_out(index, outcome.entry)
         elif outcome.result is Result.GONE:
             self._catalog.end(entry, None, kind)
         else:
@@ -336,16 +358,30 @@ class Upkeep(CatalogEvents):
                 logger.warning("the folder of queue %s is gone; its other messages are left where they are", index.name)
                 self.forget(index)
 
+    def _end_worn_out(self, index: QueueIndex, entry: Entry) -> None:
+        """Let a message die at once that was in a claim once too often."""
+        if entry.state is State.READY and index.find(entry.id) == entry and self._dead_letters.is_worn_out(entry):
+            self._dead_letters.dead_letter(entry, RECEIVES)
+
+    def _aim(self, entry: Entry) -> Move:
+        """The move of a due entry: from NEW to DELAYED for a message with a delay; for one that a claim held, to where
+        a lease that ended by itself leaves it; else to READY."""
+        if entry.state is State.NEW and entry.meta.deadline_ms is not None:
+            return Move(entry, State.DELAYED, entry.meta, durable=False)
+        if entry.state is not State.READY:
+            return to_ready(entry)
+        meta = entry.meta._replace(receives=entry.meta.receives + 1)
+        index = self._catalog.queues.get(entry.queue)
+        if index is not None and not self._dead_letters.is_worn_out(entry._replace(meta=meta)):
+            seconds = index.settings.retry_seconds(meta.receives, self._random)
+            if seconds:
+                deadline_ms = self.clock_ns() // 1_000_000 + max(1, round(seconds * 1000))
+                return Move(entry, State.DELAYED, meta._replace(deadline_ms=deadline_ms))
+        return Move(entry, State.READY, meta)
+
     def _end_reap(self, entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.DONE:
             self._catalog.tell(Kind.REAP, entry, None)
-
-
-def _aim(entry: Entry) -> Move:
-    """The move of a due entry: from NEW to DELAYED for a message with a delay, else to READY."""
-    if entry.state is State.NEW and entry.meta.deadline_ms is not None:
-        return Move(entry, State.DELAYED, entry.meta, durable=False)
-    return to_ready(entry)
 
 
 def _holds_too_much(index: QueueIndex) -> bool:

@@ -178,20 +178,28 @@ BUGS: Final = {
         """,
     ),
     "a claim is not durable": Bug(
-        "BatchConsumers._make",
-        "await self._keep(index, consumer, consumer.state._replace(claim=claim))",
-        "consumer.state = consumer.state._replace(claim=claim)",
+        "_Keeping.put",
+        "return [Put(KIND, self._key, _record(self._consumer, self._state))]",
+        """
+        known = self._consumer.state.claim
+        return [Put(KIND, self._key, _record(self._consumer, self._state._replace(claim=known)))]
+        """,
     ),
-    "the lease of a claim is not durable": Bug(
-        "LeaseSlice.moves",
-        "Move(entry, State.DELAYED, meta)",
-        "Move(entry, State.DELAYED, meta, durable=False)",
+    "what is claimed is not taken out at the start": Bug(
+        "BatchConsumers.load", "consumer.is_held or consumer.state.is_acknowledged", "False"
+    ),
+    "an acknowledgement forgets a removal": Bug(
+        "ClaimedMessages.remove",
+        "there = [entry for entry in found if entry is not None]",
+        "there = [entry for entry in found[1:] if entry is not None]",
     ),
     "a claim is not renewed": Bug(
         "BatchConsumers._hold", "not (is_fresh and len(there) == len(claim.ids))", "len(there) < len(claim.ids)"
     ),
     "a claim has what somebody else has by now": Bug(
-        "BatchConsumer.has_leased", "entry.meta.receipt.startswith(self.tag)", "True"
+        "ClaimedMessages._is_to_be_had",
+        "if entry is None or id in index.held or index.claims.get(id, consumer) is not consumer: ...",
+        "if entry is None: ...",
     ),
     "an acknowledgement is not durable": Bug(
         "BatchConsumers.acknowledge",
@@ -211,9 +219,6 @@ BUGS: Final = {
     ),
     "an acknowledgement leaves what has died": Bug(
         "DeadLetters.find", "while found is None and target is not None: ...", "pass"
-    ),
-    "an acknowledgement that was cut off is not finished at the start": Bug(
-        "BatchConsumers.finish", "await self._finish(index, consumer)", "pass"
     ),
     "a consumer that was started again shuts nobody out": Bug(
         "BatchConsumers._check_epoch", "epoch != consumer.state.epoch", "False"
