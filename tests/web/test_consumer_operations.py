@@ -124,7 +124,7 @@ async def test_nothing_to_claim(endpoints: Endpoints) -> None:
         ("PUT /q/consumers/c/claim?batch=1&epoch=1", 409, "start it first"),
         ("PUT /q/consumers/c/claim?batch=0&epoch=1", 400, "batch"),
         ("PUT /q/consumers/c/claim?batch=1&epoch=1&lease=0", 400, "lease"),
-        ("PUT /q/consumers/c/claim?batch=1&epoch=1&max=10001", 400, "max"),
+        ("PUT /q/consumers/c/claim?batch=1&epoch=1&max=100001", 400, "max"),
         ("POST /q/consumers/a%2fb", 400, "consumer"),
         ("POST /q/consumers/c?take_over=1", 400, "true or false"),
         ("POST /q/consumers/c?checkpoint=%20", 400, "checkpoint"),
