@@ -39,7 +39,6 @@ from mq.errors import (
     PublishPaused,
     QueueFull,
     StorageError,
-    StorageUnsure,
 )
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import MessageId
@@ -185,7 +184,7 @@ class Publisher:
         outcomes = [_answered(entry) or await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
             outcome = outcomes[number]
-            if entry.job is None or entry.is_new or isinstance(outcome, Published | StorageUnsure):
+            if entry.job is None or entry.is_new or not isinstance(outcome, MQError) or outcome.is_unsure:
                 continue  # of what is unsure a second try would be another message
             # The earlier draft that it waited for failed, perhaps for a reason of its own.
             [outcomes[number]] = await self.publish(index, [drafts[number]])
