@@ -161,7 +161,8 @@ class WriteJobs:
             self._garbage += job.drop_incomplete()
             if job.state is JobState.COMMITTED:
                 job.again = None
-                keys.frozen.update(filter(None, map(self._index, job.chunks())))
+                job.frozen.update(filter(None, map(self._index, job.chunks())))
+                keys.frozen.update(job.frozen)
         self._is_loaded = True
 
     async def _loaded(self) -> None:
@@ -422,6 +423,7 @@ class WriteJobs:
         wanted = list(job.chunks(job.wanted))
         indexes = list(dict.fromkeys(index for index in map(self._index, wanted) if index is not None))
         with self._held_back(job, indexes):
+            job.frozen.update(indexes)
             self._keys.frozen.update(indexes)
             for some in _together(wanted):
                 await self._publish(job, some)
@@ -433,12 +435,11 @@ class WriteJobs:
             for index in indexes:  # readers that wait have seen to that before
                 await self._upkeep.caught_up(index)
             await self._note(job, JobState.DONE, rows=job.rows, again=job.again)
-            self._keys.frozen.intersection_update(self._filled_by_committed())
+            self._keys.frozen.intersection_update(self._frozen_by_committed())
 
-    def _filled_by_committed(self) -> set[QueueIndex]:
-        """The queues into which committed jobs bring rows: their keys must not end."""
+    def _frozen_by_committed(self) -> set[QueueIndex]:
         committed = [job for job in self._jobs.values() if job.state is JobState.COMMITTED]
-        return {index for job in committed for index in map(self._index, job.chunks()) if index is not None}
+        return {index for job in committed for index in job.frozen}
 
     @contextmanager
     def _held_back(self, job: _Job, indexes: Iterable[QueueIndex]) -> Iterator[None]:
@@ -599,6 +600,7 @@ class _Job:
         locks: one for each part, held while a request of it is stored.
         retry_at: not before this anything is tried again.
         filling: the queues whose readers wait for its rows.
+        frozen: the queues whose keys must not end before it is done: after a crash its rows may be published again.
     """
 
     def __init__(self, name: str, since: float) -> None:
@@ -614,6 +616,7 @@ class _Job:
         self.locks: dict[str, trio.Lock] = {}
         self.retry_at = 0.0
         self.filling = set[QueueIndex]()
+        self.frozen = set[QueueIndex]()
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Be what the record says."""

@@ -263,6 +263,25 @@ async def test_two_jobs_may_fill_one_queue(broker: Broker, monkeypatch: pytest.M
     assert (3, 30) in seen
 
 
+async def test_keys_end_again_once_a_job_is_done(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the caller of its commit goes."""
+    monkeypatch.setattr("mq.broker.write_jobs.ROWS_AT_ONCE", 1)
+    await broker.create_queue("r")
+    keys = broker.writes._jobs._keys
+    assert keys is not None
+    for steps in range(60):
+        job = f"job-{steps}"
+        for number, queue in enumerate("qr"):
+            await broker.writes.add(queue, job, "0", number, [Draft(b"%d" % number)])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.writes.commit, "q", job, ["0"], 2)
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        await broker.writes.commit("r", job, ["0"], 2)
+        assert not keys.frozen
+
+
 async def test_a_job_may_be_forgotten_twice_at_a_time(broker: Broker) -> None:
     await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
     await broker.writes.commit("q", "job", ["0"], 1)
