@@ -30,6 +30,7 @@ CLEARED_SECONDS = 30.0
         ("ext4", "everything", 80),
         ("ext4", "two peers", 30),
         ("ext4", SECOND_CUT, 20),
+        ("ext4", "log large", 30),
         ("ext4-nojournal", "everything", 40),
     ],
 )
