@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -14,9 +14,7 @@ import trio
 from click.testing import CliRunner
 
 from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
-from mq.broker.commit import BatchChannel, Begun
-from mq.broker.jobs import Job
-from mq.broker.publishing import SaveWorker
+from mq.broker.commit import BatchChannel, Committer
 from mq.cli import main
 from mq.cli.mover import main as mover
 from mq.cli.reaper import main as reaper
@@ -242,28 +240,30 @@ def files_of(root: Path) -> set[tuple[int, int]]:
 async def test_workers_come_in_pairs(temp_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And every one of them works: none only stands there."""
     worked: set[str] = set()
-    drain = BatchChannel.drain
 
-    async def noted(mailbox: BatchChannel[object], limit: int) -> list[object]:
-        taken = await drain(mailbox, limit)
+    def note_task() -> None:
         task = trio.lowlevel.current_task()
         worked.add(f"{task.name.rpartition('.broker.')[2]} {id(task)}")
+
+    drain, commit_next = BatchChannel.drain, Committer.commit_next
+
+    async def drain_noted(channel: BatchChannel[object], limit: int) -> list[object]:
+        taken = await drain(channel, limit)
+        note_task()
         return taken
 
-    monkeypatch.setattr(BatchChannel, "drain", noted)
-    begin = SaveWorker.begin
+    async def commit_noted(committer: Committer) -> None:
+        note_task()
+        await commit_next(committer)
 
-    def begun(worker: SaveWorker, jobs: Sequence[Job]) -> Begun:
-        worked.add(f"SaveWorker.begin {id(worker)}")
-        return begin(worker, jobs)
-
-    monkeypatch.setattr(SaveWorker, "begin", begun)
+    monkeypatch.setattr(BatchChannel, "drain", drain_noted)
+    monkeypatch.setattr(Committer, "commit_next", commit_noted)
     async with open_at(temp_root, workers=3) as broker:
         for number in range(12):  # a worker that has worked goes to the end of the line, so each has its turn
             await broker.create_queue(f"queue{number}")
             await broker.publish(f"queue{number}", BODY)
             assert await broker.fetch(f"queue{number}") is not None
-    for worker in ("FetchWorker.run", "SaveWorker.begin"):
+    for worker in ("FetchWorker.run", "SaveWorker.run"):
         assert sum(worker in name for name in worked) == 3
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -16,7 +17,7 @@ from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, C
 from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
-from mq.broker.commit import Committer, InFlight, Together
+from mq.broker.commit import Committer, InFlight, SaveWorker, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
@@ -29,7 +30,7 @@ from mq.broker.keys import Keys
 from mq.broker.leases import Leases
 from mq.broker.ledger import Ledger
 from mq.broker.peek import READY, Peek, Seen, SequenceBrowser
-from mq.broker.publishing import Draft, KeyedJobs, Published, Publisher, SaveWorkers, Upload
+from mq.broker.publishing import Draft, JobBatch, KeyedJobs, Published, Publisher, Upload
 from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, Queues, QueueStatus, Redriven
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
@@ -570,7 +571,7 @@ class Wiring:
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
         self._deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
         direct = DirectDispatch(core, waiters, leases, self._deliverers[0])
-        jobs.begin = SaveWorkers(direct, config.workers).begin
+        jobs.begin = partial(JobBatch, direct)
         loader = BodyLoader(core)
         self.queues = Queues(core, watcher, upkeep, dead, loader)
         self.declarations = Declarations(core, self.queues, sinks)
@@ -610,10 +611,10 @@ class Wiring:
     async def start(self, nursery: trio.Nursery) -> None:
         """Start every task."""
         config = self._core.config
-        nursery.start_soon(self.committer.run)
         if self._keyed is not None:
             self._keyed.start(nursery)
         for calls, deliverer in zip(self.waiters.channels, self._deliverers[1:], strict=True):
+            nursery.start_soon(SaveWorker(self.committer).run)
             nursery.start_soon(deliverer.run)
             worker = FetchWorker(self._core, calls, deliverer, self._unacked_deliverer, self.watcher.refresh)
             nursery.start_soon(worker.run)

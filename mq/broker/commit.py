@@ -44,7 +44,7 @@ class Committer:
     """Commits to one store. Operations that arrive during a batch form the next one. So under load a batch grows to the
     operations that arrive within one barrier's time, and no barrier answers an operation that came after its begin.
 
-    Start :meth:`run` once.
+    Batches go one after the other, each by a :class:`SaveWorker`: start one or more.
 
     Args:
         storage: the store.
@@ -62,7 +62,8 @@ class Committer:
         self._size = 0  # messages that wait
         self._calls = 0  # calls that have brought them
         self._last_taken = 0  # calls in the batch before
-        self._idle = trio.lowlevel.ParkingLot()
+        self._line = trio.lowlevel.ParkingLot()  # save workers, in the order of their turns
+        self._is_served = False  # one of them has its turn
         self.failure = ""
         self._shut_out: StorageFenced | None = None
 
@@ -87,7 +88,7 @@ class Committer:
         self._waiting.append(submission)
         self._size += messages
         self._calls += 1
-        self._idle.unpark()
+        self._call_worker()
         return submission
 
     def join(self, submission: Submission, messages: int) -> None:
@@ -111,34 +112,54 @@ class Committer:
             yield
         except StorageFenced as error:
             self._shut_out = error
-            self._idle.unpark_all()
+            self._call_worker()
             raise
         except StorageFailed as error:
             self.failure = self.failure or str(error)
             raise
 
-    async def run(self) -> None:
-        """Commit for ever.
+    async def first_turn(self) -> None:
+        """Wait for the first turn of a save worker."""
+        if self._is_served or not self._is_needed():
+            await self._line.park()
+        self._is_served = True
+
+    async def next_turn(self) -> None:
+        """End a save worker's turn, and wait for its next one, which comes after the others'."""
+        self._is_served = is_needed = self._is_needed()
+        if is_needed:
+            if not self._line:
+                return  # there is no other worker
+            self._line.unpark()
+        await self._line.park()
+
+    async def commit_next(self) -> None:
+        """Commit what waits, as far as one batch takes it, and answer. For the save worker whose turn it is.
 
         Raises:
             StorageFenced: another broker is in charge of the store; this one's index is worthless.
         """
-        while True:
-            while self._shut_out is None and not self._waiting:
-                await self._idle.park()
-            if self._shut_out is not None:
-                raise self._shut_out
-            submissions = await self._gathered()
-            began = trio.current_time()
-            for each in submissions:
-                each.operations = each.make()
-            operations = [operation for each in submissions for operation in each.operations]
-            outcomes = iter(await self._commit(operations))
-            barrier = BatchTimes(began, max(began, trio.current_time() - self._storage.description.heard_late))
-            for took in self._took:
-                took(barrier.ended - barrier.began)
-            for each in submissions:
-                each.then([next(outcomes) for _ in each.operations], barrier)
+        if self._shut_out is not None:
+            raise self._shut_out
+        submissions = await self._gathered()
+        began = trio.current_time()
+        for each in submissions:
+            each.operations = each.make()
+        operations = [operation for each in submissions for operation in each.operations]
+        outcomes = iter(await self._commit(operations))
+        barrier = BatchTimes(began, max(began, trio.current_time() - self._storage.description.heard_late))
+        for took in self._took:
+            took(barrier.ended - barrier.began)
+        for each in submissions:
+            each.then([next(outcomes) for _ in each.operations], barrier)
+
+    def _is_needed(self) -> bool:
+        return bool(self._waiting) or self._shut_out is not None
+
+    def _call_worker(self) -> None:
+        if not self._is_served and self._line:
+            self._is_served = True
+            self._line.unpark()
 
     async def _gathered(self) -> list[Submission]:
         """The next batch, once no more operations come for a few steps of the event loop."""
@@ -178,6 +199,29 @@ class Committer:
             if outcome.result is Result.FAILED:
                 self.failure = self.failure or outcome.reason or "the medium failed"
         return outcomes
+
+
+class SaveWorker:
+    """Commits batches, in turns with the other save workers: while one waits for a barrier, operations gather for the
+    next one.
+
+    Args:
+        committer: has the batches.
+    """
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+
+    async def run(self) -> None:
+        """Commit for ever.
+
+        Raises:
+            StorageFenced: as :meth:`Committer.commit_next`.
+        """
+        await self._committer.first_turn()
+        while True:
+            await self._committer.commit_next()
+            await self._committer.next_turn()
 
 
 class BatchTimes(NamedTuple):

@@ -1,4 +1,4 @@
-"""Jobs: changes of one message each, which a save worker (:mod:`mq.broker.publishing`) gives to the store in groups.
+"""Jobs: changes of one message each, which a save worker (:mod:`mq.broker.commit`) gives to the store in batches.
 
 A job changes the catalog itself when it is done, so the catalog is right even if the requesting task was cancelled.
 """

@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import cached_property
-from itertools import cycle
 from typing import Any, Final, NamedTuple
 
 import trio
 
 from mq.broker.bodies import BodyStats, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Begun, Future, error_of
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import DirectDispatch
@@ -874,39 +873,18 @@ class _KeyedGroup:
         return left
 
 
-class SaveWorkers:
-    """The save workers, which take turns.
+class JobBatch:
+    """The jobs of one batch, which share its direct dispatch.
 
     Args:
         direct: gives messages to waiting requests as they are written.
-        count: how many there are.
+        jobs: in order.
+
+    Attributes:
+        operations: of all of them.
     """
 
-    def __init__(self, direct: DirectDispatch, count: int) -> None:
-        self._turns = cycle([SaveWorker(direct) for _ in range(count)])
-
-    def begin(self, jobs: Sequence[Job]) -> Begun:
-        """Let the next one do the jobs of a batch."""
-        return next(self._turns).begin(jobs)
-
-
-class SaveWorker:
-    """Does jobs. Those of one batch share its direct dispatch.
-
-    Args:
-        direct: gives messages to waiting requests as they are written.
-    """
-
-    def __init__(self, direct: DirectDispatch) -> None:
-        self._direct = direct
-
-    def begin(self, jobs: Sequence[Job]) -> Begun:
-        """Begin the jobs of one batch, in order."""
-        return _JobBatch(jobs, self._direct)
-
-
-class _JobBatch:
-    def __init__(self, jobs: Sequence[Job], direct: DirectDispatch) -> None:
+    def __init__(self, direct: DirectDispatch, jobs: Sequence[Job]) -> None:
         self._jobs = jobs
         self.operations: Sequence[Operation] = [job.operation() for job in jobs]
         self._dispatched = direct.collect(self.operations) if direct.assignments else None
@@ -914,6 +892,7 @@ class _JobBatch:
             self.operations = self._dispatched.operations
 
     def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
+        """Answer the jobs, and the requests that were given messages."""
         # The outcomes of messages that were dispatched directly may come after those of their jobs.
         for job, outcome in zip(self._jobs, outcomes, strict=False):
             job.done(outcome, barrier)

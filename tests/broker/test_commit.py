@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Committer, Together
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Committer, SaveWorker, Together
 from mq.errors import StorageFenced
 from mq.message import MessageIds
 from mq.storage.interface import Description, Operation, Outcome, Result, Write
@@ -60,7 +61,7 @@ def writes(count: int) -> list[Operation]:
 
 async def serve(disk: Disk, nursery: trio.Nursery) -> Committer:
     committer = Committer(disk)
-    nursery.start_soon(committer.run)
+    nursery.start_soon(SaveWorker(committer).run)
     return committer
 
 
@@ -183,6 +184,37 @@ async def test_calls_that_joined_are_waited_for_as_others_are(autojump_clock: Mo
     assert kind.begun == [[1, 2, 3]]
 
 
+@pytest.mark.parametrize("callers", [1, 5])  # the workers are idle between batches; or each batch finds more waiting
+async def test_save_workers_take_turns(
+    callers: int, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, turns = Disk(), []
+    commit = disk.commit
+
+    async def noted(operations: Sequence[Operation]) -> list[Outcome]:
+        turns.append(trio.lowlevel.current_task().name)
+        return await commit(operations)
+
+    monkeypatch.setattr(disk, "commit", noted)
+    committer = Committer(disk)
+
+    async def call() -> None:
+        for _ in range(6):
+            await committer.commit(writes(1))
+
+    async with trio.open_nursery() as nursery:
+        for name in "abc":
+            nursery.start_soon(SaveWorker(committer).run, name=name)
+        await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as calling:
+            for _ in range(callers):
+                calling.start_soon(call)
+        nursery.cancel_scope.cancel()
+    assert set(turns[:3]) == {"a", "b", "c"}
+    assert [turns[number % 3] for number in range(len(turns))] == turns
+    assert disk.most_under_way == 1
+
+
 async def test_who_is_shut_out_while_batches_are_under_way_ends_when_they_have(autojump_clock: MockClock) -> None:
     """Also when nothing waits then: nobody else would come to tell."""
     committer = Committer(Disk())
@@ -194,7 +226,7 @@ async def test_who_is_shut_out_while_batches_are_under_way_ends_when_they_have(a
 
     async def work() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(committer.run)
+            nursery.start_soon(SaveWorker(committer).run)
             nursery.start_soon(committer.commit, writes(1))
             nursery.start_soon(be_shut_out)
 
