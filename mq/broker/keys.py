@@ -25,8 +25,9 @@ from mq.message import MessageId
 
 KIND: Final = "key"
 """The kind of the ledger's records."""
-_FORGET_PER_PUT: Final = 16
-"""Old keys that are looked at with each put, besides as many as it puts."""
+_LOOKS_PER_KEY: Final = 3
+"""Keys that are looked at, in turn, for each one that is put. So all have been looked at before there are half as many
+again, and those that are over never outnumber the others."""
 _UNSURE, _SURE = 0, 1
 _DIGEST_BYTES: Final = 15
 """Of a key, in memory: so many that no two keys have one digest, and that it fits 48 bytes of Python."""
@@ -170,7 +171,7 @@ class Keys:
 
     def _add(self, index: QueueIndex, ids: Mapping[str, MessageId], *, is_sure: bool) -> None:
         since, now_ms, mark = trio.current_time(), self._clock_ns() // 1_000_000, _SURE if is_sure else _UNSURE
-        self._forget_old(len(ids) + _FORGET_PER_PUT)
+        self._forget_old(_LOOKS_PER_KEY * len(ids))
         self.ledger.put_later(
             {
                 _name(index, key): KeyRecord(
@@ -206,7 +207,6 @@ class Keys:
 
     def _forget_old(self, count: int) -> None:
         """Look at so many keys, in turn, and forget those that are over."""
-        # Each put looks at more keys than it adds, so the old never outnumber the others.
         if self.ledger.sweep(count, self._is_over):
             self._codec.forget_queues()
 
