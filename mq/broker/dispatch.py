@@ -85,6 +85,7 @@ class Fulfilment:
         error: the request fails with it if there is no message.
         size: bytes of the bodies.
         latest: the last instant at which a lease may be handed out (Trio's clock): half of its certain time is over.
+        ends: when its leases end, as they were asked for (Trio's clock).
         broken: message groups of which one message cannot be handed out, so none behind it may be.
     """
 
@@ -93,7 +94,7 @@ class Fulfilment:
         self.messages: list[Message] = []
         self.size = 0
         self.error: MQError | None = None
-        self.latest = math.inf
+        self.latest = self.ends = math.inf
         self.broken: set[int] = set()
 
     def add(self, entry: Entry, message: Message) -> None:
@@ -395,6 +396,7 @@ class Deliverer:
                     due = now + lease_seconds + allowance
                     sure = barrier.began + MARGIN_SECONDS + allowance
                     served[each.request].latest = sure + lease_seconds / 2
+                    served[each.request].ends = due
                     self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)
                 if is_out_of_turn:
                     self.upkeep.give_back(outcome.entry)
@@ -468,8 +470,9 @@ class Deliverer:
     def _is_in_time(self, entry: Entry, request: FetchRequest, served: Fulfilment, now: float) -> bool:
         """Whether a lease may still be handed out: it stands, and enough of it is left."""
         leased = request.index.delayed.get(entry.id)
-        # On a shared store the index may be older than the lease, which the store itself has confirmed.
-        if (leased == entry or self._others_move) and now <= served.latest:
+        # On a shared store the index may be older than the lease, which the store itself has confirmed; or newer, once
+        # the lease has ended.
+        if (leased == entry or (self._others_move and now < served.ends)) and now <= served.latest:
             return True
         if request.index.find(entry.id) is not None:  # it was not removed meanwhile, as by a claim
             served.error = StorageSlow("mq came too late to hand out what it had leased; it did not. Try again")

@@ -176,23 +176,29 @@ async def test_a_lease_that_is_nearly_over_is_given_back(broker: Broker, store: 
     assert (await fetch(broker, wait=1)).receives == 1 + is_over
 
 
-async def test_a_short_lease_that_ended_while_it_was_read_is_not_handed_out(broker: Broker, store: Store) -> None:
+@pytest.mark.parametrize("peers", [0, 1])
+async def test_a_short_lease_that_ended_while_it_was_read_is_not_handed_out(
+    store: Store, wall_clock: WallClock, peers: int
+) -> None:
     """Somebody else may have the message by then, and has it here."""
-    await broker.publish("q", bytes(LARGEST_BODY + 1))
-    await wait_all_tasks_blocked()
-    store.read_seconds = 1
     got: list[int] = []
+    config = BrokerConfig(delay_seconds=LEASE_SECONDS, peers=peers)
+    async with open_broker(store, config, clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", bytes(LARGEST_BODY + 1))
+        await wait_all_tasks_blocked()
+        store.read_seconds = 1
 
-    async def fetch_late() -> None:
-        with pytest.raises(StorageSlow, match="too late"):
-            await broker.fetch("q", visibility=0.2)
-        got.append(0)
+        async def fetch_late() -> None:
+            with pytest.raises(StorageSlow, match="too late"):
+                await broker.fetch("q", visibility=0.2)
+            got.append(0)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetch_late)
-        await trio.sleep(0.5)
-        store.read_seconds = 0
-        got.append((await fetch(broker)).receives)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch_late)
+            await trio.sleep(0.5)
+            store.read_seconds = 0
+            got.append((await fetch(broker, wait=0.2)).receives)
     assert sorted(got) == [0, 2]
 
 

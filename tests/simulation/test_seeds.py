@@ -24,6 +24,8 @@ REGRESSIONS = {
     981: "a fetch whose lease had ended while another was being read was handed out all the same",
     1045: "recovery delivered what a killed process had not synced",
     5714: "who browsed saw a part of a write job whose rows were on their way into the queue",
+    2432: "of two brokers one handed out a short lease that it had ended itself, and the other one had the message",
+    3207: "a key was read as sure that a killed process had not synced, and its message was removed",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }
 """Seeds that found a bug, and which."""

@@ -481,6 +481,20 @@ async def test_what_a_killed_process_left_is_durable_before_anything_is_taken_aw
             assert syncfs or "fsync delay" in part
 
 
+@pytest.mark.parametrize("syncfs", [False, True])
+async def test_what_a_killed_process_left_of_records_is_durable_before_they_are_read(syncfs: bool) -> None:
+    """A key that is read as sure, and is not so on the medium, stands for nothing after a power cut."""
+    async with open_disk(MOUNTS["rename"], syncfs=syncfs) as disk:
+        await disk.storage.put_record("key", "ledger", {"sure": True})
+        disk.calls.log.clear()
+        await disk.open()
+        await disk.storage.records("key")
+        said = disk.calls.said("fsync", "syncfs", "read", "open")
+        read = max(i for i, line in enumerate(said) if line.startswith("open state/records/key/kledger.1"))
+        for synced in ["syncfs ."] if syncfs else ["fsync state/records/key/kledger.1", "fsync state/records/key"]:
+            assert synced in said[:read]
+
+
 async def test_where_nothing_is_wrong_nothing_is_changed() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         for state in State:

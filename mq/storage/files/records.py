@@ -85,6 +85,23 @@ class Records:
             sync_folder(self._calls, f"{self._folder}/{kind}")  # also when none is left: an earlier try may have failed
         return any(found)
 
+    def sync(self) -> None:
+        """Make durable what is there: a process that was killed may have left versions in memory only.
+
+        Raises:
+            OSError: the medium failed.
+        """
+        for kind, file in self._calls.names(self._folder):
+            if file is not FileKind.FOLDER:
+                continue
+            for key, version in self._listed(kind):
+                fd = self._calls.open(f"{self._folder}/{kind}/{key}.{version}", OPEN_READ)
+                try:
+                    sync(self._calls, fd)
+                finally:
+                    self._calls.close(fd)
+            sync_folder(self._calls, f"{self._folder}/{kind}")
+
     def all(self, kind: str) -> dict[str, Mapping[str, Any]]:
         """Every record of a kind."""
         for _ in range(_LOOKS):

@@ -57,7 +57,10 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int]) -> Re
     Raises:
         OSError: the medium failed.
     """
-    _sync_everything(folders)  # a killed process may have left names in memory only: no repair relies on those
+    # A killed process may have left names in memory only: no repair, and nothing later, relies on those.
+    _sync_everything(folders)
+    if not folders.syncs.syncfs:
+        records.sync()
     queues = set(folders.queues())
     for name in records.all(QUEUE).keys() - queues:
         records.drop(QUEUE, name)
