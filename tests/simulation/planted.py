@@ -255,9 +255,6 @@ BUGS: Final = {
     ),
     "all runs of a task come": Bug("WriteJobs._finish", "list(job.chunks(job.wanted))", "list(job.chunks())"),
     "a row of a write job has no key": Bug("_decoded", "draft if draft.key is not None else ...", "draft"),
-    "half of a request counts as held": Bug(
-        "_Job.drop_incomplete", "[held for held in self.parts.values() if len(held) < held[0].of]", "[]"
-    ),
     "a committed write job is not gone on with at the start": Bug(
         "WriteJobs._redo", "if job.state is JobState.COMMITTED: ...", "pass"
     ),
@@ -304,18 +301,6 @@ OF_THE_LOG: Final = {
         "_record_and_do",
         "log.recorded(payload, flushes=flushes, flush=flush)",
         "log.recorded(payload, flushes=False)",
-    ),
-    "rows of a write job are looked for again when a commit's caller has gone": Bug(
-        "WriteJobs._finish",
-        """
-        job.drop(some)
-        self._garbage += some
-        await self._clear(some)
-        """,
-        """
-        await self._clear(some)
-        job.drop(some)
-        """,
     ),
 }
 """Found where stores have a log (``--log``)."""
