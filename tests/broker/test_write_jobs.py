@@ -19,7 +19,7 @@ from mq.message import QueueName
 from mq.storage.conformance import check_whole
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.posix import FolderStorage
-from mq.storage.interface import WRITE_JOBS, State, Write
+from mq.storage.interface import WRITE_JOBS, Entry, Move, Result, State, Unlink, Write
 from mq.storage.options import StorageOptions
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import DiskFault, Faults, PowerCut
@@ -198,6 +198,26 @@ async def test_large_requests_are_cut_and_come_in_order(broker: Broker, monkeypa
     assert len(await broker._storage.scan(State.NEW, WRITE_JOBS)) == 17
     await broker.writes.commit("q", "job", ["0"], 50)
     assert await browsed(broker, "q") == bodies
+
+
+async def test_half_of_a_request_counts_as_nothing(
+    disk_address: str, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash may leave that. No client was told that it is held."""
+    monkeypatch.setattr("mq.broker.write_jobs.LARGEST_CHUNK", 10)
+    bodies = [b"%03d" % number for number in range(9)]
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.writes.add("q", "job", "0", 0, [Draft(body) for body in bodies])
+        lost, *_ = await broker._storage.scan(State.NEW, WRITE_JOBS)
+        moved, _ = await broker._storage.commit(
+            [Move(lost, State.REMOVED), Unlink(Entry(lost.queue, lost.id, State.REMOVED))]
+        )
+        assert moved.result is Result.DONE
+    async with opened(disk_address) as broker:
+        await broker.writes.add("q", "job", "0", 0, [Draft(body) for body in bodies])
+        await broker.writes.commit("q", "job", ["0"], 9)
+        assert await browsed(broker, "q") == bodies
 
 
 async def test_who_browses_while_rows_come_waits_for_all(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from tests.amqp.dialling import Client, open_house
 from tests.cluster.nodes import Host, three_nodes
-from tests.cluster.test_names import QUORUM, confirmed, raw
+from tests.cluster.test_name_space import QUORUM, confirmed, raw
 from tests.cluster.test_nodes import left_in
 
 
