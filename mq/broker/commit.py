@@ -67,6 +67,17 @@ class Committer:
         self.failure = ""
         self._shut_out: StorageFenced | None = None
 
+    def check(self) -> None:
+        """Check that the medium has not failed.
+
+        Raises:
+            StorageStopped: it has.
+        """
+        if self.failure:
+            raise StorageStopped(
+                f"the store has failed ({self.failure}); repair the disk, remount it, and start mq again"
+            )
+
     async def end_groups(self) -> None:
         """Do to its end, or undo, what a crash has left of groups. Before anything else is asked of the store, and only
         where no other process changes it.
@@ -455,10 +466,7 @@ class InFlight:
         """
         if self.is_closed:
             raise BrokerClosed(CLOSING)
-        if self._committer.failure:
-            raise StorageStopped(
-                f"the store has failed ({self._committer.failure}); repair the disk, remount it, and start mq again"
-            )
+        self._committer.check()
 
     def __enter__(self) -> None:
         if self.is_closed or self._committer.failure:

@@ -723,6 +723,7 @@ class UnackedDeliverer:
         self, core: Core, waiters: Waiters, dead_letters: DeadLetters, leases: Leases, recent: RecentBodies
     ) -> None:
         self._catalog = core.catalog
+        self._committer = core.committer
         self._storage = core.storage
         self._waiters = waiters
         self._dead_letters = dead_letters
@@ -733,10 +734,11 @@ class UnackedDeliverer:
 
     async def serve(self, portions: Sequence[Portion]) -> None:
         """Answer requests with their messages. One whose messages were all gone or damaged goes back to the head of its
-        wait queue."""
+        wait queue; once the medium has failed each request fails."""
         if not portions:
             return
         try:
+            self._committer.check()  # a message whose move failed is READY here, and may not be where that says
             stored = await self._read([entry for portion in portions for entry in portion.messages])
         except StorageError as error:
             for request, entries in portions:

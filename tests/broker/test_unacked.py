@@ -8,13 +8,13 @@ from contextlib import suppress
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, UnackedMessage, open_broker
 from mq.broker.bodies import LARGEST_BODY
-from mq.errors import Conflict, NoSuchQueue, QueueHeld, StorageError, StorageFull
+from mq.errors import Conflict, NoSuchQueue, QueueHeld, StorageError, StorageFailed, StorageFull, StorageStopped
 from mq.lifecycle import Kind, State
-from mq.storage.interface import Entry, Operation, Outcome, Result, Stored
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Stored
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener
 from tests.broker.test_broker import take
@@ -475,3 +475,32 @@ async def test_what_is_put_back_comes_before_what_was_published_later(broker: Br
         again += await broker.hold("q", 30, wait=5)
     ids = [each.message.id for each in again]
     assert ids == sorted(ids)
+
+
+class HalfMoving(MemoryStorage):
+    """A store whose medium fails while messages are leased: they have moved, and no outcome says so."""
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        outcomes = await super().commit(operations)
+        if not any(isinstance(each, Move) and each.state is State.DELAYED for each in operations):
+            return outcomes
+        await trio.sleep(1)
+        return [Outcome(Result.FAILED, reason="Input/output error")] * len(operations)
+
+
+async def test_what_a_failed_medium_may_have_moved_is_held_by_no_consumer(autojump_clock: MockClock) -> None:
+    """Not the next one of a group, either: the one before it is not damaged."""
+    async with open_broker(HalfMoving()) as broker:
+        await broker.create_queue("q")
+        await broker.change_settings("q", {"groups": True})
+        await broker.publish_many("q", [Draft(READ, group="g"), Draft(b"2", group="g")])
+
+        async def lease() -> None:
+            with pytest.raises(StorageFailed):
+                await broker.fetch("q")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lease)
+            await trio.sleep(0.5)
+            with pytest.raises(StorageStopped):
+                await hold(broker, wait=math.inf)

@@ -26,6 +26,7 @@ REGRESSIONS = {
     5714: "who browsed saw a part of a write job whose rows were on their way into the queue",
     2432: "of two brokers one handed out a short lease that it had ended itself, and the other one had the message",
     3207: "a key was read as sure that a killed process had not synced, and its message was removed",
+    12584: "the medium failed while a group's messages were leased, and a later one was handed out to be held",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }
 """Seeds that found a bug, and which."""
