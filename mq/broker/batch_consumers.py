@@ -597,8 +597,7 @@ class BatchConsumers:
         claim = consumer.state.open
         assert claim is not None, "what has no open claim has no lease"
         held = [index.claimed.get(id) if index.claims.get(id) is consumer else None for id in claim.ids]
-        receives = tuple(0 if entry is None else entry.meta.receives + 1 for entry in held)
-        ended = claim._replace(deadline_ms=None, returning=receives)
+        ended = claim._replace(deadline_ms=None, returning=_once_more(held))
 
         def done(is_kept: bool) -> None:
             if is_kept:
@@ -624,7 +623,11 @@ class BatchConsumers:
             return None
         tag = f"{self._random.getrandbits(40):010x}"
         ids = tuple(entry.id for entry in chosen)
-        await self._lease(index, consumer, Claim(batch, tag, ids), ids, seconds)
+        claim = Claim(batch, tag, ids, returning=_once_more(chosen))
+        try:
+            await self._lease(index, consumer, claim, ids, seconds)
+        except StorageFull as error:  # a full disk, or a record longer than the store takes
+            raise StorageFull(f"{error}, or claim fewer than {len(ids)} messages at a time") from None
         joined = [entry.joined for entry in chosen]
         return ClaimedBatch(batch, len(chosen), 0, min(joined), max(joined), is_new=True)
 
@@ -637,7 +640,8 @@ class BatchConsumers:
         if not (is_fresh and len(there) == len(claim.ids)):
             taken = await self._claimed.take(index, consumer)
             there = self._claimed.held(index, consumer)
-            await self._lease(index, consumer, claim.only({entry.id for entry in there}), taken, seconds)
+            renewed = claim.only({entry.id for entry in there})._replace(returning=_once_more(there))
+            await self._lease(index, consumer, renewed, taken, seconds)
             await self._claimed.rest(index, there)
         joined = [entry.joined for entry in there]
         lost = len(claim.ids) - len(there)
@@ -950,8 +954,9 @@ class Claim(NamedTuple):
         deadline_ms: until when it holds its messages, in milliseconds since 1970; None when its lease has ended, or is
             an earlier version's.
         stamp: when its lease was given, in UUID ticks: later than that of every lease given before.
-        returning: for each of its messages how often it has been received when it is READY again, since the lease has
-            ended; 0 for one that was gone by then. Empty while the lease runs.
+        returning: for each of its messages how often it has been received when it is READY again; 0 for one that was
+            gone by then. It counts from the end of the lease on. Before, it only keeps the room that the end needs: a
+            store takes records up to some length, and must not take a claim whose end is too long for it.
     """
 
     batch: int
@@ -1076,7 +1081,9 @@ class BatchConsumer:
     def returning(self, index: QueueIndex) -> Iterator[Entry]:
         """Those of its messages which a crash kept from being READY as often received as the record says."""
         claim = self.state.open
-        for id, receives in zip(self.ids, claim.returning if claim is not None else (), strict=False):
+        if claim is None or self.is_held:
+            return
+        for id, receives in zip(claim.ids, claim.returning, strict=False):
             entry = index.find(id)
             if entry is None or entry.state is not State.READY or id in index.claims:
                 continue
@@ -1211,7 +1218,7 @@ class _Keeping:
         """The record. To be called just before it is written, for it has the lease's deadline."""
         claim = self._state.claim
         if self._seconds is not None and claim is not None:
-            leased = claim._replace(deadline_ms=leases.deadline_ms(self._seconds), stamp=ids.new().time, returning=())
+            leased = claim._replace(deadline_ms=leases.deadline_ms(self._seconds), stamp=ids.new().time)
             self._state = self._state._replace(claim=leased)
         return [Put(KIND, self._key, _record(self._consumer, self._state))]
 
@@ -1290,6 +1297,11 @@ async def _all(futures: Sequence[Future[Any]]) -> None:
             failed = error
     if failed is not None:
         raise failed
+
+
+def _once_more(entries: Iterable[Entry | None]) -> tuple[int, ...]:
+    """How often each message has been received with one more time; 0 for one that is gone."""
+    return tuple(0 if entry is None else entry.meta.receives + 1 for entry in entries)
 
 
 def _message(entry: Entry, found: Stored) -> Message:

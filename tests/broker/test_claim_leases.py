@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -257,6 +258,50 @@ async def test_a_forgotten_consumers_messages_were_received(broker: Broker) -> N
     await claim(broker)
     await broker.claims.forget("q", "c")
     assert await receives(broker) == [2, 2]
+
+
+@pytest.mark.parametrize("earlier", [0, 8])
+@pytest.mark.parametrize("how", ["ends", "forgotten", "renewed"])
+async def test_a_store_that_takes_a_claim_takes_its_end(wall_clock: WallClock, how: str, earlier: int) -> None:
+    """Records have a length that a store takes; a claim whose end were longer would keep its messages for ever."""
+    storage = MemoryStorage()
+    async with open_broker(storage, clock_ns=wall_clock) as broker:
+        await broker.create_queue("q", QueueSettings(max_receives=None))
+        await fill(broker, 30)
+        for _ in range(earlier):
+            for message in await broker.fetch_many("q", 100, visibility=60):
+                await broker.requeue("q", message.id)
+        lengths: list[int] = []
+
+        def is_too_long(each: Any) -> bool:
+            if not isinstance(each, Put) or each.kind != KIND:
+                return False
+            lengths.append(len(json.dumps(each.value)))
+            return lengths[-1] > most
+
+        most = 1 << 20
+        refuse(storage, is_too_long)
+        epoch = await claim(broker, lease=60)
+        most = lengths[-1]
+        if how == "renewed":
+            await trio.sleep(30)
+            assert await broker.claims.claim("q", "c", 1, epoch, lease=60) is not None
+        if how == "forgotten":
+            await broker.claims.forget("q", "c")
+        await trio.sleep(200)
+        assert await receives(broker) == [earlier + 2] * 30
+
+
+async def test_a_claim_that_the_store_has_no_room_for_leaves_its_messages(wall_clock: WallClock) -> None:
+    storage = MemoryStorage()
+    async with open_broker(storage, clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 2)
+        heal = refuse(storage, lambda each: isinstance(each, Put) and "claim" in each.value)
+        with pytest.raises(StorageFull, match="or claim fewer than 2 messages at a time"):
+            await claim(broker)
+        heal()
+        assert await receives(broker) == [1, 1]
 
 
 @pytest.mark.parametrize("what", [Put, Move])
