@@ -11,26 +11,25 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mq.access import Right, SecretRefused, User
 from mq.doors.audit import note
 from mq.doors.connections import uid_of
 from mq.doors.logins import Logins, TryLater
-from mq.errors import BodyIncomplete, InvalidRequest
+from mq.errors import CallerError
 from mq.message import shorten
 from mq.web.endpoints import ROUTER, join_path, split_path
 from mq.web.events import CONTENT_TYPE
-from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, RequestHead, document, empty, problem
+from mq.web.exchange import Handler, Reply, Request, RequestHead, document, empty, problem
 from mq.web.http_connection import CONNECTION
 from mq.web.login_sessions import CSRF_HEADER, Sessions, cookie_of, credentials, set_cookie, shown_user
 from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT, Operation
 from mq.web.page_operations import log_in, log_out
 from mq.web.page_operations import session as show_session
+from mq.web.refusals import refusal_of
 from mq.web.replies import NOT_CACHED
-
-LONGEST_JSON: Final = 256 * 1024
-"""In bytes, of the bodies that name a queue."""
+from mq.web.request_body import read_object
 
 _CHANGING: Final = ("PUT", "DELETE", "PATCH", "POST")
 _OF_MESSAGES: Final = re.compile(rb"/[^/]+/messages(?:/[^/]+)?")  # frequent, and never audited
@@ -114,15 +113,12 @@ class Authorizer(Handler):
 
     async def _log_in(self, request: Request) -> Reply:
         """Begin a session."""
-        value = await _read_json(request)
-        if isinstance(value, Reply):
-            return value
         name = ""
         try:
-            name, secret = credentials(value)
+            name, secret = credentials(await read_object(request))
             user = await self._logins.user(request.address, name, secret)
-        except InvalidRequest as error:
-            return problem(400, str(error))
+        except CallerError as error:
+            return refusal_of(error)
         except SecretRefused as error:
             return self._stranger(request.address, name, error.why, problem(401, str(error), _BEARER))
         except TryLater as error:
@@ -181,19 +177,20 @@ class Authorizer(Handler):
         """Check the rights on the queue that the JSON names, or the lesser right where its keys need no more.
 
         The handler gets the JSON as it was parsed here, so it cannot read another name."""
-        value = await _read_json(request)
-        if isinstance(value, Reply):
-            return value
-        if not _allows(user, rule) and not (isinstance(value, dict) and value.keys() <= set(operation.lesser_keys)):
+        try:
+            value = await read_object(request)
+        except CallerError as error:
+            return refusal_of(error)
+        if not _allows(user, rule) and not (value and value.keys() <= set(operation.lesser_keys)):
             return _forbidden(rule.right, rule.queue)
         key = operation.sends_to
-        named = value.get(key) if isinstance(value, dict) else None
+        named = value.get(key)
         if named is not None and not isinstance(named, str):
             return problem(400, f"{key} must be a queue's name")  # behind here 7 may be taken for "7"
         for right, queue in ((Right.CONSUME, rule.queue), (Right.PUBLISH, named)) if named is not None else ():
             if not user.may(right, queue):
                 return _forbidden(right, queue)
-        understood = b"" if value is None else json.dumps(value).encode()
+        understood = json.dumps(value).encode()
         return await self._handler.handle(request._replace(body=understood, content_length=len(understood)))
 
 
@@ -282,31 +279,3 @@ def _without_dialogue(reply: Reply) -> Reply:
     """The refusal, without the header that makes a browser ask for a password: the page has a form for that."""
     kept = tuple(header for header in reply.headers if header[0] != "www-authenticate")
     return reply._replace(headers=(*kept, _BEARER)) if len(kept) < len(reply.headers) else reply
-
-
-async def _read_json(request: Request) -> Any:
-    """The body as JSON, None for an empty one, or the reply to a body that is not JSON."""
-    try:
-        body = await _read(request)
-        value = json.loads(body) if body else None
-    except BodyTooSlow as error:
-        return problem(408, str(error))._replace(is_last=True)
-    except BodyIncomplete as error:
-        return problem(400, str(error))._replace(is_last=True)
-    except (ValueError, RecursionError):
-        return problem(400, "the body is not JSON")
-    if body is None:
-        return problem(413, f"this takes at most {LONGEST_JSON} bytes of JSON")._replace(is_last=True)
-    return problem(400, "the body is null: leave it out, or send an object") if body and value is None else value
-
-
-async def _read(request: Request) -> bytes | None:
-    """The body, or None when it is too long."""
-    if isinstance(request.body, bytes):
-        return None if len(request.body) > LONGEST_JSON else request.body
-    body = bytearray()
-    async for chunk in request.body:
-        body += chunk
-        if len(body) > LONGEST_JSON:
-            return None
-    return bytes(body)

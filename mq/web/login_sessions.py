@@ -138,13 +138,12 @@ def set_cookie(headers: Mapping[str, str], secret: str, *, is_secure: bool) -> t
     return "set-cookie", f"{cookie_name(headers)}={secret}; Max-Age={lasts}; {guards}"
 
 
-def credentials(value: Any) -> tuple[str, str]:
+def credentials(given: Mapping[str, Any]) -> tuple[str, str]:
     """The name and the secret in the JSON of a login.
 
     Raises:
         InvalidRequest: they are not there, or something else is.
     """
-    given = value if isinstance(value, dict) else {}
     name, secret = given.get("name"), given.get("secret")
     if given.keys() != {"name", "secret"} or not isinstance(name, str) or not isinstance(secret, str):
         raise InvalidRequest('say who you are: {"name": NAME, "secret": PASSWORD OR TOKEN}')
