@@ -31,7 +31,7 @@ CLIENTS: Final = 32
 SIZE: Final = 1024
 _ROWS: Final = 25
 _BACKLOG_SECONDS: Final = 8.0
-_EVERYWHERE: Final = ("click/", "<frozen", "mq/__main__", "mq/cli/", "mq/programs", "trio/_core/_run.py")
+_EVERYWHERE: Final = ("click/", "<frozen", "mq/__main__", "mq/cli/", "trio/_core/_run.py")
 """Files that are below nearly everything."""
 _FRAME: Final = re.compile(r"^(?P<function>.+) \((?P<file>.+):\d+\)$")
 _KINDS: Final[Mapping[str, type[Mq]]] = {kind.name: kind for kind in (Mq, MqAmqp, MqPeers)}

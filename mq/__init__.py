@@ -11,8 +11,8 @@ Its files and rooms; imports run from the bottom of this list to the top, never 
 * ``sqs``: the SQS door, on the port of HTTP. ``schedules``: messages that are published regularly.
 * ``client``: clients of HTTP and AMQP. ``spark``: the data source of PySpark. ``cluster``: queues over three nodes.
 * ``testing``: faults, checkers, the simulation, for authors of plugins, too.
-* ``settings``, ``programs``, ``log_lines``: how programs are set and run, and what they log.
-  ``cli``, ``__main__``: ``mq``, ``mq-mover``, ``mq-reaper``.
+* ``settings``, ``log_lines``: how programs are set, and what they log.
+  ``cli``, ``__main__``: ``mq``, ``mq-mover``, ``mq-reaper``, ``mq-pipeline``.
 
 Importing ``mq`` loads values and errors only. To embed a broker in a Trio program::
 

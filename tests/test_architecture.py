@@ -84,7 +84,6 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "mq.amqp.wire",
     ),
     "mq.settings": (*DOMAIN, "mq.log_lines"),
-    "mq.programs": DOMAIN,
     "mq.cli": ("mq",),
     "mq.__main__": ("mq.cli",),
 }
@@ -135,7 +134,7 @@ TRIO_FREE: Final = (
 
 ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "anyio": ("mq.client",),
-    "click": ("mq.cli", "mq.programs", "mq.testing.simulate"),
+    "click": ("mq.cli", "mq.testing.simulate"),
     "cronsim": ("mq.schedules.schedule",),
     "httpx": ("mq.client",),
     "hypercorn": ("mq.web",),

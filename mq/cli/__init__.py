@@ -5,12 +5,13 @@ only for what it uses: only serving loads an event loop and a web server. The fl
 context's ``obj``: text by field name, None for "not given". The files:
 
 * ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS).
-* ``commands``: how a verb says no, and the flags of the settings. ``remote``: what the verbs share that speak to a
-  daemon; ``send``, ``receive``, ``messages``, ``queues``, ``schedules``, ``archive`` (export, import), ``top``,
-  ``cluster``, ``daemon`` (connections, logging), ``bench``.
+* ``programs``: how a program starts and stops, and what it tells a service manager.
+* ``commands``: how a verb says no, exit statuses, the flags of the settings. ``remote``: what the verbs share that
+  speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``, ``schedules``, ``archive`` (export, import),
+  ``top``, ``cluster``, ``daemon`` (connections, logging), ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.
-* ``mover``, ``reaper``: programs over a root; ``trust``: their flags. ``pipeline``: programs over the journal.
+* ``mover``, ``reaper``: programs over a root. ``pipeline``: programs over the journal.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 from tqdm import tqdm
 
-from mq.cli.remote import NOT_NOW, REFUSED, fail, json_option, print_json, warn
-from mq.cli.trust import trust_options
+from mq.cli.commands import CANNOT_START, NOT_NOW, REFUSED, trust_options
+from mq.cli.remote import fail, json_option, print_json, warn
 from mq.errors import StorageFull, StorageUnusable
-from mq.programs import CANNOT_START
 from mq.storage.files.backup import back_up
 from mq.storage.files.backup_folder import BackupHeader
 from mq.storage.files.restore import list_backups, restore
@@ -78,7 +78,7 @@ def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
 @json_option
 @trust_options
 def restore_command(
-    folder: str, root: str | None, number: int | None, lists: bool, as_json: bool, options: StorageOptions
+    folder: str, root: str | None, number: int | None, lists: bool, as_json: bool, trust: Mapping[str, Any]
 ) -> None:
     """Make ROOT, which is empty, of a backup in FOLDER.
 
@@ -94,7 +94,7 @@ def restore_command(
             return
         if root is None:
             raise click.UsageError("missing argument ROOT: the folder to restore to")
-        header, restored, damaged = restore(folder, root, options, number=number, told=bar.told)
+        header, restored, damaged = restore(folder, root, StorageOptions(**trust), number=number, told=bar.told)
     except StorageUnusable as error:
         fail(str(error), CANNOT_START)
     except StorageFull as error:

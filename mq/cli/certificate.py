@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 import click
 
-from mq.cli.commands import NOT_DONE
+from mq.cli.commands import REFUSED
 
 CERTIFICATE: Final = "cert.pem"
 KEY: Final = "key.pem"
@@ -90,7 +90,7 @@ def certificate_command(folder: str, names: tuple[str, ...], days: int) -> None:
 
 def _fail(text: str) -> NoReturn:
     click.echo(f"mq: {text}", err=True)
-    sys.exit(NOT_DONE)
+    sys.exit(REFUSED)
 
 
 class NoCertificate(Exception):

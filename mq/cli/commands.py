@@ -1,26 +1,40 @@
-"""Commands and groups that say no in one line, and flags of the settings: what the programs' command lines share.
+"""What the programs' command lines share: commands that say no in one line, exit statuses, flags of the settings.
 
 Click tells a usage error in three lines, and an abort with status 1 whatever ended it. Commands of these classes end
-with one line. What a verb prints itself is not here.
+with one line. What a verb prints itself is not here. Nothing here loads an event loop or a store, for most verbs need
+neither.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import reduce, wraps
 from typing import Any, Final, NoReturn
 
 import click
 from click.exceptions import NoArgsIsHelpError
 
-from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine
+from mq.errors import InvalidSetting
+from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_settings
 
-NOT_DONE: Final = 1
-"""The exit status when a question was answered with no, or the input ended before it was answered."""
+# Exit statuses; docs/cli.md has them for users.
+REFUSED: Final = 1
+"""The daemon, or Spark, said no; a part of the work was not done; or a question was not answered with yes."""
+CANNOT_START: Final = 2
+"""A setting, the store or the port does not let a program start. Click ends with it on a wrong command line."""
+EMPTY: Final = 3
+"""There was no message, or not that one."""
+NOT_NOW: Final = 4
+"""The daemon is away, busy or full, or a disk is: trying again later may help."""
+FINDINGS: Final = 5
+"""A check found what should not be."""
 INTERRUPTED: Final = 130
-"""The exit status after Control-C, as shells have it."""
+"""After Control-C, as shells have it."""
+
+_OF_TRUST: Final = ("group_writable", "root_owner")
 _HINT: Final = re.compile(r"\.? \(?Did you mean (.+?)\?\)?\Z")
 """The end of a line in which click has a suggestion."""
 
@@ -44,7 +58,7 @@ class _Plain(click.Command):
         except click.Abort as abort:
             # Click turns Control-C into this, too, and keeps it as the cause or, at a prompt, as the context.
             interrupted = isinstance(abort.__cause__ or abort.__context__, KeyboardInterrupt)
-            self._end("interrupted" if interrupted else "aborted", INTERRUPTED if interrupted else NOT_DONE)
+            self._end("interrupted" if interrupted else "aborted", INTERRUPTED if interrupted else REFUSED)
         except NoArgsIsHelpError as error:  # a group without a verb: its help is the best answer
             error.show()
             sys.exit(error.exit_code)
@@ -86,6 +100,26 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [option_of(line) for line in LINES]
     options.append(click.option(CONFIG_FLAG, metavar="FILE", help=f"Settings as TOML.  [{CONFIG_VARIABLE}]"))
     return reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command`, which works on a root, the flags for the users to trust with it.
+
+    It gets them as `trust`: the fields of :class:`mq.storage.options.StorageOptions` that they set. A wrong value,
+    wherever it comes from, ends the program with a line.
+    """
+
+    @wraps(command)
+    def decorated(*args: Any, **given: Any) -> Any:
+        try:
+            settings = load_settings({name: given.pop(name) for name in _OF_TRUST}, os.environ)
+        except InvalidSetting as error:
+            click.echo(f"mq: {error}", err=True)
+            sys.exit(CANNOT_START)
+        return command(*args, **given, trust={name: getattr(settings, name) for name in _OF_TRUST})
+
+    flags = [option_of(line) for line in LINES if line.name in _OF_TRUST]
+    return reduce(lambda wrapped, option: option(wrapped), reversed(flags), decorated)
 
 
 def option_of(line: SettingLine) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

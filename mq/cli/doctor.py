@@ -5,20 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from typing import Final
+from collections.abc import Mapping
+from typing import Any
 
 import click
 from tqdm import tqdm
 
+from mq.cli.commands import CANNOT_START, FINDINGS, trust_options
 from mq.cli.remote import fail, json_option, print_json
-from mq.cli.trust import trust_options
 from mq.errors import StorageFull, StorageUnusable
-from mq.programs import CANNOT_START
 from mq.storage.files.doctor import InspectableRoot, Inspection, check_ownership, open_to_inspect, quarantine, repair
 from mq.storage.options import StorageOptions
-
-FINDINGS: Final = 5
-"""The exit status when something is not as it should be."""
 
 
 @click.command("doctor")
@@ -45,7 +42,7 @@ def doctor_command(
     folder: str | None,
     pause: float,
     as_json: bool,
-    options: StorageOptions,
+    trust: Mapping[str, Any],
 ) -> None:
     """Check a root: torn and foreign files, and messages in two places.
 
@@ -54,11 +51,11 @@ def doctor_command(
     """
     try:
         if repairs or folder is not None:
-            check_ownership(root, options)
+            check_ownership(root, StorageOptions(**trust))
         seen = _look(root, no_bodies, pause, folder, needs_alone=repairs or folder is not None, as_json=as_json)
         if seen.found and (repairs or folder is not None):
             if repairs:
-                repair(root, options)
+                repair(root, StorageOptions(**trust))
             seen = _look(root, no_bodies, pause, None, needs_alone=True, as_json=as_json)
     except (StorageUnusable, StorageFull) as error:
         fail(str(error), CANNOT_START)

@@ -9,10 +9,9 @@ from typing import Final
 
 import click
 
+from mq.cli.commands import EMPTY, REFUSED
 from mq.cli.receive import described
 from mq.cli.remote import (
-    EMPTY,
-    REFUSED,
     Remote,
     complete_queues,
     confirm,

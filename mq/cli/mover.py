@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import click
 import trio
@@ -12,11 +14,10 @@ import trio
 from mq import __version__, log_lines
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.mover import Mover
-from mq.cli.commands import PlainCommand
-from mq.cli.trust import trust_options
+from mq.cli.commands import PlainCommand, trust_options
+from mq.cli.programs import run_program
 from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State
-from mq.programs import run_program
 from mq.storage.files.source import SourceFolder
 from mq.storage.interface import Entry, Outcome, Result
 from mq.storage.options import StorageOptions
@@ -37,10 +38,11 @@ logger = logging.getLogger("mq.mover")
 )
 @click.version_option(__version__, prog_name="mq-mover")
 @trust_options
-def main(source: str, destination: str, delay: float, options: StorageOptions) -> None:
+def main(source: str, destination: str, delay: float, trust: Mapping[str, Any]) -> None:
     """Move messages from a folder to their queues."""
     log_lines.begin("info")
-    run_program("mq-mover", partial(_serve, source, destination, delay, options), (StorageUnusable, StorageFailed))
+    serve = partial(_serve, source, destination, delay, StorageOptions(**trust))
+    run_program("mq-mover", serve, (StorageUnusable, StorageFailed))
 
 
 async def _serve(source: str, destination: str, delay: float, options: StorageOptions, stop: trio.Event) -> None:

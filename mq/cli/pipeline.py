@@ -17,15 +17,9 @@ import click
 from tqdm import tqdm
 
 from mq import __version__
-from mq.cli.commands import PlainGroup
+from mq.cli.commands import CANNOT_START, FINDINGS, REFUSED, PlainGroup
 from mq.errors import MQError
-from mq.programs import CANNOT_START
 
-FOUND_SOMETHING: Final = 5
-"""The exit status when the audit found exceptions; as ``mq doctor``'s."""
-
-REFUSED: Final = 1
-"""The exit status when Spark could not do it; the same again may go on from there."""
 _SECRETS: Final = ("token", "password")
 
 _master = click.option("--master", metavar="URL", help="Of Spark, as for spark-submit.  [default: this machine]")
@@ -58,7 +52,7 @@ def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json:
         for row in exceptions:
             click.echo(f"{row['what']}\t{row['id']}\t{row['queue'] or ''}\t{row['detail']}")
         click.echo(f"mq-pipeline: see {found.page}", err=True)
-    sys.exit(FOUND_SOMETHING if exceptions else 0)
+    sys.exit(FINDINGS if exceptions else 0)
 
 
 def _source(command: Callable[..., None]) -> Callable[..., None]:

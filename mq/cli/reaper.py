@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import click
 import trio
 
 from mq import __version__, log_lines
 from mq.broker.mover import Reaper
-from mq.cli.commands import PlainCommand
-from mq.cli.trust import trust_options
+from mq.cli.commands import PlainCommand, trust_options
+from mq.cli.programs import run_program
 from mq.errors import StorageFailed, StorageUnusable
 from mq.lifecycle import State
-from mq.programs import run_program
 from mq.storage.files.source import SourceFolder
 from mq.storage.interface import Entry, Outcome, Result
 from mq.storage.options import StorageOptions
@@ -32,10 +33,10 @@ logger = logging.getLogger("mq.reaper")
 )
 @click.version_option(__version__, prog_name="mq-reaper")
 @trust_options
-def main(source: str, options: StorageOptions) -> None:
+def main(source: str, trust: Mapping[str, Any]) -> None:
     """Unlink removed messages."""
     log_lines.begin("info")
-    run_program("mq-reaper", partial(_serve, source, options), (StorageUnusable, StorageFailed))
+    run_program("mq-reaper", partial(_serve, source, StorageOptions(**trust)), (StorageUnusable, StorageFailed))
 
 
 async def _serve(source: str, options: StorageOptions, stop: trio.Event) -> None:

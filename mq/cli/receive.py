@@ -13,7 +13,8 @@ from typing import IO, Any, Final, NoReturn, Protocol
 
 import click
 
-from mq.cli.remote import EMPTY, REFUSED, Remote, json_option, print_json, queue_argument, remote, warn
+from mq.cli.commands import EMPTY, REFUSED
+from mq.cli.remote import Remote, json_option, print_json, queue_argument, remote, warn
 from mq.client import Client, ClientError, Death, Head, Lease, LeaseLost, NotFound, Stream
 from mq.client.codec import body_members
 from mq.client.leases import MAX_HANDLING_SECONDS

@@ -15,16 +15,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from mq.cli.commands import INTERRUPTED
+from mq.cli.commands import INTERRUPTED, NOT_NOW, REFUSED
 from mq.client import Access, Client, ClientError, Interrupted, QueueFull, Retry, Unavailable, Unreachable
 from mq.client.transport import DEFAULT_URL
-
-REFUSED: Final = 1
-"""The exit status when a daemon says no, or a part of the work was not done."""
-EMPTY: Final = 3
-"""The exit status when there was no message."""
-NOT_NOW: Final = 4
-"""The exit status when a daemon is away, busy or full: trying again later may help."""
 
 TOKEN_VARIABLE: Final = "MQ_TOKEN"
 _FLAGS: Final = ("url", "credentials", "ca", "certificate")

@@ -13,7 +13,8 @@ from typing import IO, Any, Final, NamedTuple
 
 import click
 
-from mq.cli.remote import REFUSED, Remote, json_option, print_json, queue_argument, remote, warn
+from mq.cli.commands import REFUSED
+from mq.cli.remote import Remote, json_option, print_json, queue_argument, remote, warn
 from mq.client import Client, Outcome, Outgoing, Published
 from mq.client.requests import cut
 

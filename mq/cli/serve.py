@@ -21,10 +21,11 @@ from mq.amqp.server.exchanges import TopologyPublisher, declared
 from mq.amqp.server.listener import serve as serve_amqp
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
-from mq.cli.commands import settings_options
+from mq.cli.commands import CANNOT_START, settings_options
 from mq.cli.guards import Guards, make_guards, reloading
 from mq.cli.journal import journaling
 from mq.cli.node import cluster_of, clustered
+from mq.cli.programs import READY, STOPPING, collect_seldom, leave_in_time, run_program, supervised
 from mq.cli.turns import Doorways, check_turns, in_turn
 from mq.cluster.config import ClusterConfig
 from mq.doors.budget import Budget
@@ -37,7 +38,6 @@ from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
 from mq.lifecycle import DOOR
 from mq.message import shorten
 from mq.observers.metrics import Metrics
-from mq.programs import CANNOT_START, READY, STOPPING, collect_seldom, leave_in_time, run_program, supervised
 from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
 from mq.settings import AMQP_PORT, Settings, load_settings

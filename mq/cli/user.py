@@ -19,9 +19,9 @@ from mq.access.hashes import check_password, time_text
 from mq.access.rights import Right
 from mq.access.users_editor import UsersEditor, UsersFile
 from mq.access.users_file import Account, is_pattern, shared_account, warn_if_open
+from mq.cli.commands import CANNOT_START
 from mq.cli.remote import REMOTE_NAMES, Remote, remote_flags, remote_of, told
 from mq.errors import InvalidSetting
-from mq.programs import CANNOT_START
 from mq.settings import load_settings
 
 _UNITS: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}

@@ -6,17 +6,13 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import click
 
+from mq.cli.commands import CANNOT_START, EMPTY
 from mq.errors import MQError
 from mq.vsqs import VISIBILITY_SECONDS, Queue
-
-FAILED: Final = 2
-"""The exit status when the queue cannot be used."""
-NOTHING: Final = 3
-"""The exit status when there is no message, or not that one."""
 
 
 @click.group("vsqs")
@@ -64,7 +60,7 @@ def receive(folder: str, visibility: float, timeout: float, delete: bool) -> Non
     with _open(folder) as queue:
         message = queue.receive(visibility, timeout)
         if message is None:
-            sys.exit(NOTHING)
+            sys.exit(EMPTY)
         sys.stdout.buffer.write(message.body)
         sys.stdout.buffer.flush()
         click.echo(message.id, err=True)
@@ -79,7 +75,7 @@ def delete(folder: str, id: str) -> None:
     """Delete a message, whoever received it. Exits with 3 when it is not there."""
     with _open(folder) as queue:
         if not queue.delete(id):
-            _end(f"no message {id} is there: it was deleted, or never published", NOTHING)
+            _end(f"no message {id} is there: it was deleted, or never published", EMPTY)
 
 
 @vsqs.command()
@@ -97,7 +93,7 @@ def _open(folder: str, capacity: int | None = None, create: bool = False) -> Ite
         with Queue(folder, capacity=capacity, create=create) as queue:
             yield queue
     except MQError as error:
-        _end(str(error), FAILED)
+        _end(str(error), CANNOT_START)
 
 
 def _warn(queue: Queue) -> None:

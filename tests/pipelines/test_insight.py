@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from mq.cli import main as mq_main
-from mq.cli.pipeline import FOUND_SOMETHING, main
+from mq.cli.commands import FINDINGS
+from mq.cli.pipeline import main
 from mq.errors import InvalidSetting
 from mq.lifecycle import Kind
 from mq.spark.pipelines.audit import (
@@ -227,7 +228,7 @@ def test_a_planted_loss_and_a_planted_duplicate_are_found_among_kills(
     out = tmp_path / "out"
     asked = ["insight", str(killed["journal"]), "--out", str(out), "--doctor", str(killed["doctor"]), "--json"]
     result = CliRunner().invoke(main, asked)
-    assert result.exit_code == FOUND_SOMETHING, result.output
+    assert result.exit_code == FINDINGS, result.output
     told = json.loads(result.stdout)
     wrong = {(row["what"], row["id"]) for row in told["exceptions"]}
     assert wrong == {(LOST, killed["lost"]), (CAME_BACK, killed["back"]), (DAMAGED, killed["cut"])}

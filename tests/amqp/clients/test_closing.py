@@ -158,7 +158,7 @@ class Hanging(Daemon):
 
 HANGING: Final = """
 import os, sys, time
-from mq import programs
+from mq.cli import programs
 from mq.amqp.server import listener
 from mq.cli import main
 flag = sys.argv.pop(1)

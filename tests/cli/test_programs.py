@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from mq.programs import READY, supervised
+from mq.cli.programs import READY, supervised
 
 PATIENCE_SECONDS = 60
 

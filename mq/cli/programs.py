@@ -16,12 +16,11 @@ from typing import Final, NoReturn
 import click
 import trio
 
+from mq.cli.commands import CANNOT_START
 from mq.errors import MQError
 
 logger = logging.getLogger(__name__)
 
-CANNOT_START: Final = 2
-"""The exit status when a setting, the store or the port does not let a program start."""
 LAST_SECONDS: Final = 30.0
 """How long a program that has stopped serving may take to let go of its store."""
 READY: Final = "READY=1"
