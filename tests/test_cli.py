@@ -168,7 +168,7 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024)
     trust = {"group_writable": True, "root_owner": 4711, "log": False, "untested": True, "confirmed": None}
-    options = {"sharing": Sharing.PEERS, "max_lease_seconds": 0.5, "native": True, **trust}
+    options = {"sharing": Sharing.PEERS, "native": True, **trust}
     assert given == [options, "posix:/r", config]
 
 

@@ -510,13 +510,7 @@ async def open_broker(
     """
     async with AsyncExitStack() as stack:
         if isinstance(storage, str):
-            storage = await stack.enter_async_context(
-                open_storage(
-                    storage,
-                    sharing=config.sharing,
-                    max_lease_seconds=config.delay_seconds,
-                )
-            )
+            storage = await stack.enter_async_context(open_storage(storage, sharing=config.sharing))
         broker = Broker(storage, config, observers, clock_ns, random or Random())
         await broker.load()
         failure: Exception | None = None

@@ -99,7 +99,6 @@ def _open_store(settings: Settings, config: BrokerConfig) -> AbstractAsyncContex
     return open_storage(
         settings.served_store,
         sharing=config.sharing,
-        max_lease_seconds=settings.delay,
         native=not settings.no_native,
         group_writable=settings.group_writable,
         root_owner=settings.root_owner,

@@ -14,7 +14,6 @@ class StorageOptions:
 
     Attributes:
         sharing: who else works on the same store.
-        max_lease_seconds: no lease will be longer; a deadline further off than that is a clock's mistake.
         native: whether mq-native may be used, where it is installed.
         group_writable: whether folders are used in which a group may write, and queues which its members made.
         root_owner: the number of a user whose folders are used, besides this process's and root's.
@@ -28,7 +27,6 @@ class StorageOptions:
     """
 
     sharing: Sharing = Sharing.ALONE
-    max_lease_seconds: float = 43200
     native: bool = True
     group_writable: bool = False
     root_owner: int | None = None

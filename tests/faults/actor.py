@@ -125,7 +125,6 @@ class Actor:
             self._calls,
             StorageOptions(
                 sharing=self._variant.sharing,
-                max_lease_seconds=LEASE_SECONDS,
                 log=self._variant.log,
                 log_bytes=LOG_BYTES,
             ),

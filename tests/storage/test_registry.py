@@ -97,9 +97,9 @@ async def test_finds_what_mq_registers() -> None:
 
 async def test_hands_over_the_rest_and_the_options(register: Register) -> None:
     register(("noted", "Noted", "noted"))
-    async with open_storage("noted:a:b/c", sharing=Sharing.PEERS, max_lease_seconds=5):
+    async with open_storage("noted:a:b/c", sharing=Sharing.PEERS, native=False):
         pass
-    assert latest[0].asked == ("a:b/c", StorageOptions(sharing=Sharing.PEERS, max_lease_seconds=5))
+    assert latest[0].asked == ("a:b/c", StorageOptions(sharing=Sharing.PEERS, native=False))
 
 
 async def test_opens_and_closes(register: Register) -> None:
