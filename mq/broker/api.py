@@ -173,7 +173,7 @@ class NoNode:
     is_draining = False
 
     async def drain(self) -> None:
-        """There is nobody to hand over to."""
+        """Refuse: a broker alone has no other node to hand over to."""
         raise Conflict(_NO_NODE)
 
     async def resume(self) -> None:

@@ -714,8 +714,8 @@ class ClaimedMessages:
         return [entry for entry in found if entry is not None and consumer.has(index, entry)]
 
     async def take(self, index: QueueIndex, consumer: BatchConsumer) -> list[MessageId]:
-        """Have the claim hold those of its messages that nobody has got since its lease ended. Returns those that it
-        did not hold before: lease them, or put them back."""
+        """Have the claim hold those of its messages that were not handed out since its lease ended. Returns those
+        that it did not hold before: lease them, or put them back."""
         is_held = consumer.is_held
         taken: list[MessageId] = []
         try:
@@ -868,8 +868,8 @@ class ClaimedMessages:
         return entries[:count], left if count == len(entries) else 0
 
     def _is_to_be_had(self, index: QueueIndex, consumer: BatchConsumer, id: MessageId) -> bool:
-        """Whether the claim may have a message again: it is READY and not dead, and nobody has it; or it is leased by
-        this claim's tag."""
+        """Whether the claim may have a message again: it is READY, not dead and not held; or it is leased by this
+        claim's tag."""
         entry = index.find(id)
         if entry is None or id in index.held or index.claims.get(id, consumer) is not consumer:
             return False

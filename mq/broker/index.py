@@ -331,7 +331,7 @@ class QueueIndex:
         return None if entry is None or (up_to is not None and entry.joined > up_to) else entry
 
     def oldest(self) -> Entry | None:
-        """The READY or delayed message that has been in the queue for longest, and that nobody has; None without
+        """The READY or delayed message that has been in the queue for longest and is not leased or held; None without
         one."""
         held_back = next((entry for entry in self.delayed.values() if entry.meta.receipt is None), None)
         far = next(iter(self.far_off), None)

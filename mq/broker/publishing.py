@@ -589,7 +589,7 @@ class PublishJob:
             self.future.set(entry.id)
 
     def doubt(self, error: Exception) -> None:
-        """Fail those who wait by now: whether the message is written is not known. `future` is another one then."""
+        """Fail the requests that wait by now: whether the message is written is not known. `future` is another then."""
         future, self.future = self.future, Future()
         future.fail(error)
 
@@ -663,7 +663,7 @@ class KeyedJob:
             self.job.done(outcome, barrier)
 
     def doubt(self, outcome: Outcome) -> None:
-        """Tell those who wait that it is not known whether the message is there."""
+        """Tell the requests that wait that it is not known whether the message is there."""
         self.job.doubt(error_of(outcome._replace(result=Result.UNKNOWN), "store the message"))
 
 
@@ -672,8 +672,8 @@ class KeyedJobs:
     or none. Call :meth:`start`.
 
     A group for which the store did not answer is in doubt, and is done again, with the same ids, until it is known what
-    became of it. So is a message whose key was noted before. Those who wait are told each time; who publishes with such
-    a key again waits for the next time. So nothing is stored twice, and no key stands for a message that is not there.
+    became of it. So is a message whose key was noted before. Requests that wait are told each time; a publish with such
+    a key waits for the next time. So nothing is stored twice, and no key stands for a message that is not there.
     The ledger has such a key as unsure, which is what a start finds when the process ends before.
 
     Args:

@@ -555,7 +555,7 @@ class Declarations:
         return await self._queues.create(queue, settings, declared, is_transient=is_transient)
 
     def on_closed(self, told: Callable[[str], None]) -> None:
-        """Call `told` with each queue that is deleted, in whatever way."""
+        """Call `told` with the name of each queue that goes, for whatever reason."""
         self._catalog.closed = told
 
     def on_opened(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:

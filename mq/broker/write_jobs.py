@@ -6,7 +6,7 @@ is none (:data:`~mq.storage.interface.WRITE_JOBS`). The record of the job says w
 
 * ``open``: chunks may come. A crash leaves them, and the job goes on; without a sign of life it is aborted in the end.
 * ``committed``: **the instant at which the record says so is that of all rows.** They are published now, a few chunks
-  at a time, each chunk unlinked when its rows are durable. A start goes on with that before it serves anybody. Each row
+  at a time, each chunk unlinked when its rows are durable. A start goes on with that before it serves. Each row
   has an idempotency key, and no key of these queues ends meanwhile, so a row that is published again is the same one.
 * ``done``: nothing is left but the answer for a client that asks again.
 * ``aborted``: nothing of it will come. Late chunks are refused.
@@ -138,8 +138,8 @@ class WriteJobs:
             await self._load(self._keys)
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Publish what committed jobs have not published yet, and take away what is nobody's. Where the store refuses
-        that for now it is tried again later."""
+        """Publish what committed jobs have not published yet, and take away the chunks of no job. Where the store
+        refuses that for now it is tried again later."""
         self._nursery = nursery
         if self._is_loaded:
             await self._redo()
@@ -386,8 +386,8 @@ class WriteJobs:
         await future.get()
 
     async def _clear(self, published: Sequence[_Chunk] | None = None) -> None:
-        """Take away chunks that are nobody's, durably: a commit must not find them after a crash. Or only those whose
-        rows are published: each of these is known by its key."""
+        """Take away the chunks of no job, durably: a commit must not find them after a crash. Or only those whose rows
+        are published: each of these is known by its key."""
         garbage = list(self._garbage if published is None else published)
         await self._unlink(garbage, durable=published is None)
         gone = set(garbage)
@@ -543,8 +543,8 @@ class WriteJobs:
             del self._jobs[job.name]
 
     async def _unlink(self, chunks: Sequence[_Chunk], *, durable: bool = False) -> None:
-        """Take chunks away. After a crash some may be there again: then their job says that they are nobody's, or each
-        of their rows is known by its key."""
+        """Take chunks away. After a crash some may be there again: then their job does not name them, or each of
+        their rows is known by its key."""
         if not chunks:
             return
         operations: list[Operation] = [Move(chunk.entry, State.REMOVED, durable=durable) for chunk in chunks]
@@ -635,7 +635,7 @@ class _Job:
         return True
 
     def chunks(self, parts: Iterable[str] | None = None) -> Iterator[_Chunk]:
-        """What it holds of these parts, part by part and in order; of all in whatever order where none are named."""
+        """What it holds of these parts, part by part and in order; of all, in no order, where none are named."""
         if parts is None:
             yield from itertools.chain.from_iterable(self.parts.values())
             return
@@ -655,8 +655,8 @@ class _Job:
                 del self.parts[chunk.part, chunk.number]
 
     def drop_incomplete(self) -> list[_Chunk]:
-        """Forget requests of an open job of which not all chunks are there, and return these: nobody was told that
-        they are held. Of a committed job some may have been published."""
+        """Forget requests of an open job of which not all chunks are there, and return these: no client was
+        told that they are held. Of a committed job some may have been published."""
         if self.state is not JobState.OPEN:
             return []
         incomplete = [held for held in self.parts.values() if len(held) < held[0].of]

@@ -54,7 +54,7 @@ class Look(NamedTuple):
 
 @click.command("top")
 @click.option("--every", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="SECONDS", help="Pause.")
-@click.option("--once", is_flag=True, help="Show it once. So it is when nobody looks, too.")
+@click.option("--once", is_flag=True, help="Show it once, as it is where output is no terminal.")
 @json_option
 @remote
 def top_command(remote: Remote, every: float, once: bool, as_json: bool) -> None:

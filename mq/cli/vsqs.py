@@ -72,7 +72,7 @@ def receive(folder: str, visibility: float, timeout: float, delete: bool) -> Non
 @click.argument("folder", metavar="DIR")
 @click.argument("id")
 def delete(folder: str, id: str) -> None:
-    """Delete a message, whoever received it. Exits with 3 when it is not there."""
+    """Delete a message; another program may have received it. Exits with 3 when it is not there."""
     with _open(folder) as queue:
         if not queue.delete(id):
             _end(f"no message {id} is there: it was deleted, or never published", EMPTY)

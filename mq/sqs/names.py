@@ -46,7 +46,7 @@ class QueueNames:
 
 
 def queue_of_url(url: str) -> QueueName:
-    """The queue of a URL, whatever its host: that depends on the way to the daemon. A plain queue name is taken, too.
+    """The queue of a URL. Its host, which depends on the way to the daemon, does not count. A plain name is taken, too.
 
     Raises:
         SqsError: it is not the URL of a queue.
