@@ -309,18 +309,8 @@ class _Run:
     # A life
 
     def _serve(self, phase: Callable[[], Awaitable[None]]) -> None:
-        clock = MockClock(autojump_threshold=0)
-        clock.jump(self.elapsed)
-        trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-        trio._core._run._r.seed(self.random.getrandbits(64))
-        try:
-            trio.run(self._bounded, phase, clock=clock)
-        except PowerCut:
-            pass
-        except BaseExceptionGroup as group:
-            rest = group.split(PowerCut)[1]
-            if rest is not None:
-                raise rest from None
+        clock = seeded_clock(self.random.getrandbits(64), self.elapsed)
+        run_until_cut(self._bounded, phase, clock=clock)
         self.elapsed = clock.current_time()
 
     async def _bounded(self, phase: Callable[[], Awaitable[None]]) -> None:
@@ -521,6 +511,31 @@ class _Run:
             await check_whole(broker._storage)
         except (AssertionError, MQError) as error:
             self.history.violate(f"the store is not whole: {error}")
+
+
+def seeded_clock(seed: int, began: float) -> MockClock:
+    """A clock for one run of Trio: tasks come in the order that `seed` has, and time begins at `began` seconds."""
+    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    trio._core._run._r.seed(seed)
+    clock = MockClock(autojump_threshold=0)
+    clock.jump(began)
+    return clock
+
+
+def run_until_cut(life: Callable[..., Awaitable[None]], *args: Any, clock: MockClock) -> None:
+    """Run a life of a process to its end, or until the power is cut.
+
+    Raises:
+        BaseExceptionGroup: what else went wrong in it.
+    """
+    try:
+        trio.run(life, *args, clock=clock)
+    except PowerCut:
+        pass
+    except BaseExceptionGroup as group:
+        rest = group.split(PowerCut)[1]
+        if rest is not None:
+            raise rest from None
 
 
 @contextmanager

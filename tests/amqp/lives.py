@@ -22,7 +22,6 @@ from zlib import crc32
 
 import trio
 from pamqp import commands
-from trio.testing import MockClock
 
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
@@ -32,7 +31,7 @@ from mq.storage.layered import LayeredStorage
 from mq.storage.options import StorageOptions
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import Faults, PowerCut
-from mq.testing.simulation import MOUNTS, START_NS
+from mq.testing.simulation import MOUNTS, START_NS, run_until_cut, seeded_clock
 from tests.amqp.dialling import Client, House
 
 Basic, Confirm, Queue, Tx = commands.Basic, commands.Confirm, commands.Queue, commands.Tx
@@ -89,18 +88,11 @@ class Lives:
         self._said: defaultdict[int, set[bytes]] = defaultdict(set)
 
     def _serve(self, phase: Callable[[], Awaitable[None]]) -> None:
-        clock = MockClock(autojump_threshold=0)
-        clock.jump(self._elapsed)
-        trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-        trio._core._run._r.seed(self._random.getrandbits(64))
+        clock = seeded_clock(self._random.getrandbits(64), self._elapsed)
         try:
-            trio.run(self._bounded, phase, clock=clock)
-        except PowerCut:
-            pass
+            run_until_cut(self._bounded, phase, clock=clock)
         except BaseExceptionGroup as group:
-            rest = group.split(PowerCut)[1]
-            if rest is not None:
-                self._violate(f"P9: the daemon died: {''.join(traceback.format_exception(rest))}")
+            self._violate(f"P9: the daemon died: {''.join(traceback.format_exception(group))}")
         self._elapsed = clock.current_time()
 
     async def _bounded(self, phase: Callable[[], Awaitable[None]]) -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from mq.broker.config import RETRY_SECONDS
 from mq.storage.files.calls import FileKind
@@ -19,6 +19,7 @@ from mq.storage.interface import Sharing
 from mq.testing.calls import RecordedCall, StepByStep
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import Faults, PowerCut
+from mq.testing.simulation import seeded_clock
 from tests.faults.actor import ROOT, Actor, Variant
 from tests.faults.ledger import Broken, Ledger
 from tests.faults.script import LIVES, litter
@@ -66,11 +67,7 @@ class World(NamedTuple):
 
 def run(world: World, main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
     """Run `main` in that world, the same way each time."""
-    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True
-    trio._core._run._r.seed(0)
-    clock = MockClock(autojump_threshold=0)
-    clock.jump(world.seconds)
-    return trio.run(main, world, *args, clock=clock)
+    return trio.run(main, world, *args, clock=seeded_clock(0, world.seconds))
 
 
 async def live(world: World, variant: Variant, life: Life, fault: Fault | None) -> tuple[list[RecordedCall], float]:
