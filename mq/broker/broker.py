@@ -186,8 +186,12 @@ class Broker:
 
     # Publishing
 
-    async def stage(self, chunks: AsyncIterable[bytes]) -> Upload:
+    async def stage(self, chunks: AsyncIterable[bytes], queue: str | None = None) -> Upload:
         """Stage a large body in the store; then publish it, or discard it. Errors of `chunks` pass through.
+
+        Args:
+            chunks: the body.
+            queue: where it will be published. In a cluster it tells where the body is to wait.
 
         Raises:
             BodyTooLarge: it is over the limit.

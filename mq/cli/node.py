@@ -55,7 +55,7 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
     config = load_cluster(settings.cluster, given, trusts)
     if not config.password:
         logger.warning("this cluster has no password: every client of the AMQP port is believed to be a node")
-    return config
+    return dataclasses.replace(config, spool_folder=settings.folder)
 
 
 @asynccontextmanager

@@ -16,5 +16,6 @@ files, in reading order:
   node knows them, and how far the others are.
 * ``peer_link``: a neighbour, over AMQP, and where one is found that was replaced; ``link_sessions``: answers such
   links; ``link_codec``: makes bytes of values.
+* ``pieces``: large bodies over a link, piece by piece; ``spool``: those on their way to the leader.
 * ``coordinator``: the interface to what keeps members and names, found by entry point; ``config``: the cluster's file.
 """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Final, cast
 
 from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM
@@ -24,50 +23,28 @@ from mq.broker import (
 from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, Membership, NodeControl, WritesAPI
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
+from mq.cluster.config import ClusterConfig
 from mq.cluster.declarations import ClusterDeclarations
 from mq.cluster.directory import Directory
 from mq.cluster.link_sessions import LinkSessions
 from mq.cluster.name_space import Names
+from mq.cluster.pieces import WHOLE_BYTES
 from mq.cluster.remote_broker import RemoteBroker, RemoteUnacked
 from mq.cluster.shared_records import SharedRecords
-from mq.errors import BodyTooLarge, Conflict, MQError, NotServed
+from mq.cluster.spool import GatheredBody, SpooledBody, spool
+from mq.errors import Conflict, MQError, NotServed
 from mq.message import Message, MessageId, QueueName
-from mq.storage.interface import Description, Staged
+from mq.storage.interface import Description
 
-MOST_GATHERED: Final = 2 * 1024 * 1024
-"""Bytes of a body that are kept in memory until its queue is known. The cluster's store takes less."""
 SHOWN_PATIENCE_SECONDS: Final = 1.0
 """How long a list of all queues waits for those of the cluster."""
-
-
-class _Nothing:
-    """The staged part of a body that is in memory: none."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.checksum = 0
-
-    async def discard(self) -> None:
-        """Nothing to take away."""
-
-
-class Gathered(Upload):
-    """A body that is kept in memory instead of being staged.
-
-    Attributes:
-        data: all of it.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(cast(Staged, _Nothing(len(data))), hashlib.sha256(data).digest())
-        self.data = data
 
 
 class ClusterBroker(Forwarding):
     """As :class:`~mq.broker.broker.Broker`, for the queues of this node and for those of the cluster.
 
     Args:
-        node: the name of this node.
+        config: of the cluster.
         local: this node's own queues.
         names: knows the cluster's.
         shared: has what all nodes share.
@@ -83,7 +60,7 @@ class ClusterBroker(Forwarding):
 
     def __init__(
         self,
-        node: str,
+        config: ClusterConfig,
         local: Broker,
         names: Names,
         shared: SharedRecords,
@@ -96,8 +73,9 @@ class ClusterBroker(Forwarding):
         self._names = names
         self._sessions = sessions
         self._membership = membership
+        self._spool_folder = config.spool_folder
         self._remote = remote = RemoteBroker(directory)
-        self.declarations = ClusterDeclarations(node, local, remote, names, shared, sessions)
+        self.declarations = ClusterDeclarations(config.node, local, remote, names, shared, sessions)
         self.claims = cast(ClaimsAPI, Forwarding("claims", self._pass_on))
         self.writes = cast(WritesAPI, Forwarding("writes", self._pass_on))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
@@ -195,52 +173,62 @@ class ClusterBroker(Forwarding):
 
     # Publishing
 
-    async def stage(self, chunks: AsyncIterable[bytes]) -> Upload:
-        """Bring a large body to the local store, or keep it in memory as long as it might be for the cluster's."""
+    async def stage(self, chunks: AsyncIterable[bytes], queue: str | None = None) -> Upload:
+        """Bring a large body to the local store. One for a queue of the cluster stays at this node until it is
+        published, as does a short one."""
         arriving = aiter(chunks)
         start = bytearray()
         async for chunk in arriving:
             start += chunk
-            if len(start) > MOST_GATHERED:
+            if len(start) > WHOLE_BYTES:
                 break
         else:
-            return Gathered(bytes(start))
+            return GatheredBody(bytes(start))
 
         async def whole() -> AsyncGenerator[bytes]:
             yield bytes(start)
             async for chunk in arriving:
                 yield chunk
 
-        return await self._local.stage(whole())
+        async with aclosing(whole()) as body:
+            if queue is not None and await self._at(queue) is self._remote:
+                return await spool(body, self._spool_folder)
+            return await self._local.stage(body)
 
     async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
         """Store messages; what became of each, in their order."""
         if self._sessions.owns(queue):
             return self._sessions.receive(drafts)
-        if any(isinstance(draft.body, Gathered) for draft in drafts):
+        if any(isinstance(draft.body, GatheredBody) for draft in drafts):
             drafts = [draft._replace(body=_in_memory(draft.body)) for draft in drafts]
         is_given = False
-        fit = [draft for draft in drafts if isinstance(draft.body, bytes)]
         try:
             if await self._at(queue) is self._local:
+                if any(isinstance(draft.body, SpooledBody) for draft in drafts):
+                    drafts = [draft._replace(body=await self._local_body(draft.body)) for draft in drafts]
                 is_given = True
                 return await self._local.publish_many(queue, drafts)
-            outcomes = iter(await self._remote.publish_many(queue, fit) if fit else ())
+            if any(isinstance(draft.body, Upload) and not isinstance(draft.body, SpooledBody) for draft in drafts):
+                raise NotServed(f"queue {queue} became highly available while its message was on its way: try again")
+            return await self._remote.publish_many(queue, drafts)
         finally:
             for draft in drafts:
                 if isinstance(draft.body, Upload) and not is_given:
                     await draft.body.discard()
-        return [next(outcomes) if isinstance(draft.body, bytes) else _too_large() for draft in drafts]
+
+    async def _local_body(self, body: bytes | Upload) -> bytes | Upload:
+        """A body as the local store takes it, also one whose queue was the cluster's when it came."""
+        if not isinstance(body, SpooledBody):
+            return body
+        try:
+            async with aclosing(body.pieces()) as pieces:
+                return await self._local.stage(pieces)
+        finally:
+            await body.discard()
 
     async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
         """The message of a unique queue that has this body."""
-        body = _in_memory(body)
-        if await self._at(queue) is self._local:
-            return await self._local.contains(queue, body)
-        if not isinstance(body, bytes):
-            raise _too_large()
-        found: MessageId | None = await self._remote.contains(queue, body)
-        return found
+        return await (await self._at(queue)).contains(queue, _in_memory(body))
 
     # Leases
 
@@ -338,8 +326,4 @@ class ClusterBroker(Forwarding):
 
 
 def _in_memory(body: bytes | Upload) -> bytes | Upload:
-    return body.data if isinstance(body, Gathered) else body
-
-
-def _too_large() -> BodyTooLarge:
-    return BodyTooLarge(f"the body is longer than {MOST_GATHERED} bytes: no highly available queue takes that much")
+    return body.data if isinstance(body, GatheredBody) else body

@@ -100,6 +100,7 @@ class ClusterConfig:
         certificate: a PEM file with certificate and key, to be shown to neighbours.
         lease_seconds: how long a node is a member after its last sign of life.
         store: the address of the store that has the messages; empty where the coordinator's own has them.
+        spool_folder: has large bodies on their way to the leader; empty for the system's folder of temporary files.
     """
 
     node: str
@@ -111,6 +112,7 @@ class ClusterConfig:
     certificate: str | None = None
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     store: str = ""
+    spool_folder: str = ""
 
 
 def load_cluster(

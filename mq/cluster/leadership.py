@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Final, Protocol
 
 import trio
 
-from mq.broker import Broker, Draft, Exclusion, Precedence, Published, UnackedMessage
+from mq.broker import Broker, Draft, Exclusion, Precedence, Published, UnackedMessage, Upload
 from mq.broker.verbs import VERBS
 from mq.cluster.grace_storage import GraceStorage
-from mq.cluster.link_codec import Handed
+from mq.cluster.link_codec import Coming, Handed
+from mq.cluster.pieces import Arrivals, OpenBodies
 from mq.cluster.record_keeper import RecordKeeper
+from mq.cluster.spool import upload_of
 from mq.errors import BrokerClosed, CallerError, MQError, NotServed, QueueHeld, ServiceLost
 from mq.message import MessageId, QueueName
 
@@ -39,9 +41,18 @@ _ASKED_OTHERWISE: Final = frozenset({"create_queue", *_VERB_OF.values()})
 
 
 class Holder:
-    """The messages and exclusions that one client of a leadership holds: a link, or this node's own doors."""
+    """The messages and exclusions that one client of a leadership holds: a link, or this node's own doors.
+
+    Attributes:
+        held: messages by their numbers.
+        exclusions: by their numbers.
+        arrivals: large bodies that it publishes.
+        bodies: large bodies that it reads.
+    """
 
     def __init__(self) -> None:
+        self.arrivals = Arrivals()
+        self.bodies = OpenBodies()
         self.held: dict[int, UnackedMessage] = {}
         self.exclusions: dict[int, Exclusion] = {}
         self._last = 0
@@ -107,6 +118,11 @@ class Leadership:
         self._waiting: Counter[str] = Counter()
         self._own: dict[str, Callable[..., Awaitable[Any]]] = {
             "publish": self._publish,
+            "publish_in_pieces": self._publish_in_pieces,
+            "piece": self._piece,
+            "body_piece": self._body_piece,
+            "close_body": self._close_body,
+            "contains_digest": self._contains_digest,
             "declare": self._declare,
             "share": self._share,
             "ask_guest": self._ask_guest,
@@ -155,6 +171,7 @@ class Leadership:
         """Give back everything that a client held."""
         for exclusion in holder.exclusions.values():
             exclusion.end()
+        await holder.bodies.close_all()
         held = holder.take(list(holder.held))
         if held and not self._has_ended:
             with self._guarded(shield=True):
@@ -195,7 +212,66 @@ class Leadership:
         self, _: Holder, queue: str, drafts: Sequence[Draft], is_again: bool
     ) -> list[Published | MQError]:
         """Store messages whose ids the caller chose; with `is_again` only those not stored before."""
-        are_stored = [is_again and await self._is_stored(queue, draft.id) for draft in drafts]
+        return await self._store_fresh(queue, drafts, await self._which_are_stored(queue, drafts, is_again))
+
+    async def _publish_in_pieces(
+        self, holder: Holder, queue: str, drafts: Sequence[Draft], is_again: bool
+    ) -> list[Published | MQError]:
+        """As :meth:`_publish`, once the bodies that are :class:`Coming` have arrived. Nothing is stored where the
+        caller goes before."""
+        are_stored = await self._which_are_stored(queue, drafts, is_again)
+        if all(are_stored):
+            return [_as_stored(draft) for draft in drafts]
+        refused: dict[int, MQError] = {}
+        uploads: dict[int, Upload] = {}
+        is_given = False
+        try:
+            for place, draft in enumerate(drafts):
+                body: Any = draft.body
+                if not isinstance(body, Coming):
+                    continue
+                with holder.arrivals.of(body.number) as arrival:
+                    async with aclosing(arrival.pieces(body.size)) as pieces:
+                        try:
+                            if not are_stored[place]:
+                                uploads[place] = await self.broker.stage(pieces)
+                        except CallerError as error:
+                            refused[place] = error
+                        if place + 1 < len(drafts):  # what comes behind it comes after all of it
+                            await _pass_over(pieces)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            places = [place for place in range(len(drafts)) if place not in refused]
+            given = [drafts[place]._replace(body=uploads.get(place, drafts[place].body)) for place in places]
+            is_given = True
+            with self._guarded(shield=True) as scope:
+                outcomes = iter(await self._store_fresh(queue, given, [are_stored[place] for place in places]))
+        finally:
+            if not is_given:
+                for upload in uploads.values():
+                    await upload.discard()
+        if scope.cancelled_caught:
+            raise ServiceLost(LOST)
+        return [refused[place] if place in refused else next(outcomes) for place in range(len(drafts))]
+
+    async def _piece(self, holder: Holder, number: int, data: bytes) -> None:
+        with holder.arrivals.of(number) as arrival:
+            await arrival.put(data)
+
+    async def _body_piece(self, holder: Holder, number: int) -> bytes:
+        return await holder.bodies.piece(number)
+
+    async def _close_body(self, holder: Holder, number: int) -> None:
+        await holder.bodies.close(number)
+
+    async def _contains_digest(self, _: Holder, queue: str, size: int, digest: bytes) -> MessageId | None:
+        return await self.broker.contains(queue, upload_of(size, digest))
+
+    async def _which_are_stored(self, queue: str, drafts: Sequence[Draft], is_again: bool) -> list[bool]:
+        return [is_again and await self._is_stored(queue, draft.id) for draft in drafts]
+
+    async def _store_fresh(
+        self, queue: str, drafts: Sequence[Draft], are_stored: Sequence[bool]
+    ) -> list[Published | MQError]:
         fresh = [draft for draft, is_stored in zip(drafts, are_stored, strict=True) if not is_stored]
         done = trio.Event()
         ids = [draft.id for draft in fresh if draft.id is not None]
@@ -286,6 +362,11 @@ class Leadership:
 
     async def _reject(self, holder: Holder, numbers: Sequence[int]) -> None:
         await self.broker.reject(holder.take(numbers))
+
+
+async def _pass_over(pieces: AsyncIterable[bytes]) -> None:
+    async for _ in pieces:
+        pass
 
 
 def _as_stored(draft: Draft) -> Published:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from mq import errors
@@ -24,7 +24,35 @@ from mq.broker import (
     WriteJobStatus,
 )
 from mq.errors import MQError
-from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties
+from mq.message import Body, BytesBody, DamagedBody, Message, MessageId, Properties
+
+
+class Coming(NamedTuple):
+    """In a draft: a body that is sent in pieces.
+
+    Attributes:
+        number: by which its pieces name it.
+        size: length in bytes.
+    """
+
+    number: int
+    size: int
+
+
+class Waiting(NamedTuple):
+    """In a message: a body that is asked for in pieces.
+
+    Attributes:
+        number: by which it is asked for.
+        size: length in bytes.
+    """
+
+    number: int
+    size: int
+
+
+BodyOf = Callable[[int, int], Body]
+"""The body that waits at the other end, by its number and its size."""
 
 # Their names of earlier releases, so that nodes of two releases understand each other.
 _NAMES_ON_LINKS: Final[Mapping[type, str]] = {ClaimedBatch: "Batch", ConsumerPosition: "Standing"}
@@ -33,6 +61,7 @@ _VALUES: Final[Mapping[str, Any]] = {
     for kind in (
         ClaimedBatch,
         Browsed,
+        Coming,
         Draft,
         Message,
         Properties,
@@ -88,8 +117,12 @@ def encode(value: Any) -> bytes:
     return b"".join([_LENGTH.pack(len(head)), head, *blobs.parts])
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes, body_of: BodyOf | None = None) -> Any:
     """The value that :func:`encode` made these bytes of.
+
+    Args:
+        data: the bytes.
+        body_of: opens bodies that wait at the other end; None where there can be none.
 
     Raises:
         Malformed: it made no such bytes.
@@ -103,7 +136,7 @@ def decode(data: bytes) -> Any:
             at += size
         if at != len(data):
             raise Malformed("the bytes are not as long as they say")
-        return _value(plain, blobs)
+        return _Reader(blobs, body_of).value(plain)
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, MQError) as error:
         raise Malformed(f"not a value of a link: {error!r}") from error
 
@@ -146,29 +179,49 @@ def _said(value: Any) -> int:
     return count
 
 
-def _value(plain: Any, blobs: Sequence[bytes]) -> Any:
-    if isinstance(plain, list):
-        return [_value(each, blobs) for each in plain]
-    if not isinstance(plain, dict):
-        return plain
-    kind, held = plain[_KIND], plain["v"]
-    if kind == "id":
-        return MessageId(held)
-    if kind == "bytes":
-        return blobs[held]
-    if kind == "body":
-        return BytesBody(blobs[held])
-    if kind == "damaged":
-        return DamagedBody(*held)
-    if kind == "error":
-        return _ERRORS[held[0]](held[1])
-    if kind == "settings":
-        return QueueSettings.stored(held)
-    if kind == "map":
-        return {name: _value(each, blobs) for name, each in held.items()}
-    if kind == Handed.__name__:
-        return Handed(*_value(held, blobs))
-    return _VALUES[kind](*_value(held, blobs))
+class _Reader:
+    def __init__(self, blobs: Sequence[bytes], body_of: BodyOf | None) -> None:
+        self._blobs = blobs
+        self._body_of = body_of
+
+    def value(self, plain: Any) -> Any:
+        if isinstance(plain, list):
+            return [self.value(each) for each in plain]
+        if not isinstance(plain, dict):
+            return plain
+        kind, held = plain[_KIND], plain["v"]
+        if kind == "id":
+            return MessageId(held)
+        if kind == "bytes":
+            return self._blobs[held]
+        if kind == "body":
+            return BytesBody(self._blobs[held])
+        if kind == Waiting.__name__ and self._body_of is not None:
+            return self._body_of(*held)
+        if kind == "damaged":
+            return DamagedBody(*held)
+        if kind == "error":
+            return _ERRORS[held[0]](held[1])
+        if kind == "settings":
+            return QueueSettings.stored(held)
+        if kind == "map":
+            return {name: self.value(each) for name, each in held.items()}
+        if kind == Handed.__name__:
+            return Handed(*self.value(held))
+        return _VALUES[kind](*self.value(held))
+
+
+def messages_in(value: Any) -> Iterator[Message]:
+    """The messages in an answer."""
+    if isinstance(value, Message):
+        yield value
+    elif isinstance(value, Seen | Handed):
+        yield value.message
+    elif isinstance(value, Browsed):
+        yield from messages_in(value.messages)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from messages_in(each)
 
 
 def _error_name(error: MQError) -> str:

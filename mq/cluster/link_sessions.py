@@ -25,7 +25,8 @@ from mq.amqp.wire.properties import BasicProperties as AmqpProperties
 from mq.broker import Browsed, Draft, Exclusion, Published, Seen, UnackedMessage
 from mq.broker.bodies import close
 from mq.cluster.leadership import Holder, Leadership
-from mq.cluster.link_codec import Handed, Malformed, decode, encode
+from mq.cluster.link_codec import Handed, Malformed, Waiting, decode, encode, messages_in
+from mq.cluster.pieces import WHOLE_BYTES, OpenBodies
 from mq.errors import BatchTooLarge, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, Message, MessageId, Properties
@@ -52,6 +53,12 @@ class LinkSession(Exclusion):
     Args:
         replies: the name of their queue.
         ended: called once, at its end.
+
+    Attributes:
+        node: the neighbour's name; empty before it has said hello.
+        scopes: of its requests, by their numbers.
+        is_open: whether it is still connected.
+        takes_pieces: whether the neighbour reads large bodies in pieces. Releases before this one do not.
     """
 
     def __init__(self, replies: str, ended: Callable[[LinkSession], None]) -> None:
@@ -62,7 +69,8 @@ class LinkSession(Exclusion):
         self._ended = ended
         self._outgoing: deque[UnackedMessage] = deque()
         self._news = trio.Event()
-        self._holder: tuple[Leadership, Holder] | None = None
+        self.takes_pieces = False
+        self._holders: list[tuple[Leadership, Holder]] = []
 
     def end(self) -> None:
         """End the session: its link is gone."""
@@ -89,14 +97,19 @@ class LinkSession(Exclusion):
 
     def holder(self, leadership: Leadership) -> Holder:
         """The holder of what this link gets from a leadership."""
-        if self._holder is None or self._holder[0] is not leadership:
-            self._holder = (leadership, Holder())
-        return self._holder[1]
+        if not self._holders or self._holders[-1][0] is not leadership:
+            self._holders.append((leadership, Holder()))
+        return self._holders[-1][1]
+
+    async def close_bodies(self) -> None:
+        """Close what the link was reading."""
+        for _, holder in self._holders:
+            await holder.bodies.close_all()
 
     async def release(self) -> None:
         """Give back what the link held."""
-        if self._holder is not None:
-            await self._holder[0].release(self._holder[1])
+        for leadership, holder in self._holders:
+            await leadership.release(holder)
 
 
 class LinkSessions:
@@ -119,12 +132,16 @@ class LinkSessions:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer requests, for ever."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._nursery = None  # links that end after this have nothing to give back to: the node ends
+        try:
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._nursery = None  # links that end after this have nothing to give back to: the node ends
+        finally:
+            for session in self._sessions.values():
+                await session.close_bodies()
 
     @property
     def nodes(self) -> set[str]:
@@ -206,18 +223,19 @@ class LinkSessions:
             if scope is not None:
                 scope.cancel()
         else:
+            session.scopes[correlation] = trio.CancelScope()  # now: what cancels it may be next
             self._nursery.start_soon(self._answer, session, correlation, method, args, named)
         return Published(_NOBODY)
 
     def _greet(self, session: LinkSession, correlation: str, args: Sequence[Any]) -> Published | MQError:
-        secret, node, version = (*args, None, None, None)[:3]
+        secret, node, version, takes_pieces = (*args, None, None, None, None)[:4]
         if version != VERSION:
             session.send(correlation, CallerError(f"node {self._node} speaks version {VERSION} of links"))
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
             logger.warning("node %s was refused: it has another password than this cluster", node)
             session.send(correlation, CallerError(f"node {self._node} has another password: use the same on all nodes"))
         else:
-            session.node = str(node)
+            session.node, session.takes_pieces = str(node), bool(takes_pieces)
             session.send(correlation, self._node)
             if self.leadership is not None:
                 session.send("", ("serves", self.leadership.number))
@@ -226,11 +244,10 @@ class LinkSessions:
     async def _answer(
         self, session: LinkSession, correlation: str, method: str, args: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
-        with trio.CancelScope() as scope:
-            if not session.is_open:
-                return
-            session.scopes[correlation] = scope
+        with session.scopes[correlation] as scope:
             try:
+                if not session.is_open:
+                    return
                 session.send(correlation, await self._perform(session, method, args, named))
             except MQError as error:
                 session.send(correlation, error)
@@ -245,24 +262,26 @@ class LinkSessions:
             raise NotServed(NO_MASTER)
         holder = session.holder(leadership)
         value = await leadership.perform(holder, method, args, named)
+        reply = _Reply(holder.bodies if session.takes_pieces else None)
         try:
-            rest = _excess(value)
+            rest = reply.excess(value)
             if rest:
                 await _undo(leadership, holder, method, rest)
                 value = value[: len(value) - len(rest)]
-            value = await _in_memory(value)
+            sent = await reply.sendable(value)
             # What was handed out in the very step that ended the link could not be cancelled any more, and what the
             # link held may have been put back before: only this sees that no client gets it.
             await trio.lowlevel.checkpoint_if_cancelled()
-            return value
+            return sent
         except BaseException:
             with trio.CancelScope(shield=True):
+                await reply.close()
                 await _undo(leadership, holder, method, value)
             raise
 
     def _end(self, session: LinkSession) -> None:
-        self._sessions.pop(session.replies, None)
         if self._nursery is not None:
+            self._sessions.pop(session.replies, None)
             self._nursery.start_soon(session.release)
 
 
@@ -273,36 +292,62 @@ def _with_correlation(correlation: str) -> dict[str, Any]:
     return {"amqp": {"properties": base64.b64encode(raw).decode(), "exchange": "", "routing_key": ""}}
 
 
-async def _in_memory(value: Any) -> Any:
-    """The same with every body read and closed."""
-    if isinstance(value, Message):
-        return value._replace(body=await _read(value))
-    if isinstance(value, Seen | Handed):
-        return value._replace(message=await _in_memory(value.message))
-    if isinstance(value, list):
-        return [await _in_memory(each) for each in value]
-    if isinstance(value, tuple) and value and type(value) is tuple:
-        return tuple([await _in_memory(each) for each in value])
-    if isinstance(value, Browsed):
-        return value._replace(messages=await _in_memory(list(value.messages)))
-    return value
+class _Reply:
+    """Makes what can be sent of an answer: with every body in memory, but for large ones that are read in pieces.
 
-
-def _excess(value: Any) -> list[Any]:
-    """The last messages of a list, which are too much for one reply. A single longer one is not too much.
-
-    Raises:
-        BatchTooLarge: it cannot be left out.
+    Args:
+        bodies: of the link that asks; None where it reads none in pieces.
     """
-    left = LARGEST_REPLY
-    for position, each in enumerate(value if isinstance(value, list) else ()):
-        message = each if isinstance(each, Message) else each.message if isinstance(each, Seen | Handed) else None
-        left -= 0 if message is None else message.body.size
-        if left < 0 and position:
-            if isinstance(each, Seen):
-                raise BatchTooLarge(f"these messages have more than {LARGEST_REPLY} bytes together: ask for fewer")
-            return list(value[position:])
-    return []
+
+    def __init__(self, bodies: OpenBodies | None) -> None:
+        self._bodies = bodies
+        self._opened: list[Waiting] = []
+
+    async def sendable(self, value: Any) -> Any:
+        """The same as it can be sent."""
+        if isinstance(value, Message):
+            return value._replace(body=await self._sendable_body(value))
+        if isinstance(value, Seen | Handed):
+            return value._replace(message=await self.sendable(value.message))
+        if isinstance(value, list):
+            return [await self.sendable(each) for each in value]
+        if isinstance(value, tuple) and value and type(value) is tuple:
+            return tuple([await self.sendable(each) for each in value])
+        if isinstance(value, Browsed):
+            return value._replace(messages=await self.sendable(list(value.messages)))
+        return value
+
+    async def _sendable_body(self, message: Message) -> Any:
+        if self._bodies is None or not self._is_open(message):
+            return await _read(message)
+        self._opened.append(self._bodies.add(message.body))
+        return self._opened[-1]
+
+    def _is_open(self, message: Message) -> bool:
+        """Whether its body is read in pieces."""
+        is_large = message.body.size > WHOLE_BYTES and not isinstance(message.body, DamagedBody)
+        return self._bodies is not None and is_large
+
+    def excess(self, value: Any) -> list[Any]:
+        """The last messages of a list, which are too much for one reply. A single longer one is not too much.
+
+        Raises:
+            BatchTooLarge: it cannot be left out.
+        """
+        left = LARGEST_REPLY
+        for position, each in enumerate(value if isinstance(value, list) else ()):
+            left -= sum(message.body.size for message in messages_in(each) if not self._is_open(message))
+            if left < 0 and position:
+                if isinstance(each, Seen):
+                    raise BatchTooLarge(f"these messages have more than {LARGEST_REPLY} bytes together: ask for fewer")
+                return list(value[position:])
+        return []
+
+    async def close(self) -> None:
+        """Close what was opened: the answer is not sent."""
+        if self._bodies is not None:
+            for body in self._opened:
+                await self._bodies.close(body.number)
 
 
 async def _undo(leadership: Leadership, holder: Holder, method: str, value: Any) -> None:

@@ -136,9 +136,7 @@ class ClusterNode:
         self.sessions = LinkSessions(config.node, config.password)
         self._links = [PeerLink(config, neighbor, self.directory, dial) for neighbor in config.neighbors]
         self._shared = SharedRecords(coordinator.names, local.declarations, self.names.find)
-        broker = ClusterBroker(
-            config.node, local, self.names, self._shared, self.directory, self.sessions, self.membership
-        )
+        broker = ClusterBroker(config, local, self.names, self._shared, self.directory, self.sessions, self.membership)
         self._declarations = broker.declarations
         self.ask_guest = broker.ask_guest
         self.guest: Callable[[Broker], AbstractAsyncContextManager[Guest]] = lambda _: nullcontext(NoGuest())

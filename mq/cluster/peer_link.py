@@ -24,8 +24,9 @@ from mq.client.amqp.protocol import Arrived
 from mq.client.errors import ClientError
 from mq.cluster.config import ClusterConfig, Neighbor
 from mq.cluster.directory import Directory
-from mq.cluster.link_codec import Handed, Malformed, decode, encode
+from mq.cluster.link_codec import BodyOf, Handed, Malformed, decode, encode, messages_in
 from mq.cluster.link_sessions import REPLIES, REQUESTS, VERSION
+from mq.cluster.pieces import RemoteBody
 from mq.errors import MQError, NotServed, ServiceLost
 from mq.message import BytesBody, Message
 
@@ -56,6 +57,7 @@ class _Exchange(ClientChannel):
         super().__init__(connection, number)
         self.over = trio.Event()
         self.told: Callable[[str, Any], None] = lambda correlation, value: None
+        self.body_of: BodyOf | None = None
         self._connection = connection
 
     async def begin(self, replies: str) -> None:
@@ -70,7 +72,7 @@ class _Exchange(ClientChannel):
     def arrived(self, message: Arrived) -> None:
         """A reply, or an event."""
         try:
-            self.told(BasicProperties(message.properties).text("correlation_id"), decode(message.body))
+            self.told(BasicProperties(message.properties).text("correlation_id"), decode(message.body, self.body_of))
         except (Malformed, Refusal) as error:
             self._connection.end(f"a neighbour says what nobody understands: {error}")
 
@@ -126,6 +128,14 @@ class PeerLeader:
         """End the exclusion of a consumer that has gone."""
         self._tell("end_exclusion", [number])
 
+    async def body_piece(self, number: int) -> bytes:
+        """The next piece of a body that is open there."""
+        return bytes(await self.call("body_piece", [number], {}))
+
+    def close_body(self, number: int) -> None:
+        """Let it close a body."""
+        self._tell("close_body", [number])
+
     def leave(self) -> None:
         """Fail all waiting calls."""
         for answer in self._answers.values():
@@ -144,6 +154,9 @@ class PeerLeader:
 
     def _give_up(self, value: Any) -> None:
         """Put back the messages for a caller that has gone, as if they had not been handed out."""
+        for message in messages_in(value):
+            if isinstance(message.body, RemoteBody):
+                self.close_body(message.body.number)
         if not isinstance(value, list) or not value:
             return
         if isinstance(value[0], Handed):
@@ -241,9 +254,10 @@ class PeerLink:
             exchange = await connection.open_channel(_Exchange)
             line = PeerLeader(exchange, replies)
             exchange.told = lambda correlation, value: self._on(line, correlation, value)
+            exchange.body_of = lambda number, size: RemoteBody(line, number, size)
             await exchange.begin(replies)
             try:
-                self.node = await line.call("hello", [config.password, config.node, VERSION], {})
+                self.node = await line.call("hello", [config.password, config.node, VERSION, True], {})
                 self._tell(f"linked to node {self.node} at {self.neighbor}")
                 self.is_up, self._took, self._asked = True, 0.0, None
                 async with trio.open_nursery() as nursery:

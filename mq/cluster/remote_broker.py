@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Final, cast
 
 import trio
 
-from mq.broker import Draft, Exclusion, Precedence, Published, QueueStatus, UnackedMessage
+from mq.broker import Draft, Exclusion, Precedence, Published, QueueStatus, UnackedMessage, Upload
 from mq.broker.api import BrowsingAPI, ClaimsAPI, WritesAPI
+from mq.broker.bodies import close
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
-from mq.cluster.link_codec import Handed
+from mq.cluster.link_codec import Coming, Handed
+from mq.cluster.pieces import WHOLE_BYTES
+from mq.cluster.spool import SpooledBody, pieces_of
 from mq.errors import MQError, NoSuchQueue, NotServed
 from mq.lifecycle import State
-from mq.message import BytesBody, Message, MessageIds
+from mq.message import BytesBody, Message, MessageId, MessageIds
 from mq.storage.interface import Entry
 
 _NO_BODY: Final = BytesBody(b"")
@@ -132,6 +135,7 @@ class RemoteBroker(Forwarding):
         self._leader_client = LeaderClient(directory)
         self._directory = directory
         self._ids = MessageIds()
+        self._last_body = 0
         self.claims = cast(ClaimsAPI, Forwarding("claims", self._ask))
         self.writes = cast(WritesAPI, Forwarding("writes", self._ask))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._ask))
@@ -176,17 +180,25 @@ class RemoteBroker(Forwarding):
     # Publishing
 
     async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
-        """Store messages. Their ids are chosen here, so that the next leader knows them again."""
+        """Store messages. Their ids are chosen here, so that the next leader knows them again. Bodies of more than
+        WHOLE_BYTES go there in pieces, and from their beginning to the next leader."""
         numbered = [
             draft if draft.key is not None else draft._replace(id=self._ids.new(draft.group)) for draft in drafts
         ]
+        is_large = any(map(_goes_in_pieces, numbered))
         deadline = trio.current_time() + PATIENCE_SECONDS
         is_again = False
         while True:
             leader = await self._directory.serving(deadline)
             try:
-                outcomes: list[Published | MQError] = await leader.call("publish", [queue, numbered, is_again], {})
+                outcomes: list[Published | MQError] = await (
+                    self._publish_in_pieces(leader, queue, numbered, is_again)
+                    if is_large
+                    else leader.call("publish", [queue, numbered, is_again], {})
+                )
             except NotServed:
+                if is_large and not is_again:  # it may have taken longer than that until the link broke
+                    deadline = trio.current_time() + PATIENCE_SECONDS
                 is_again = True
                 if trio.current_time() >= deadline:
                     raise
@@ -194,10 +206,20 @@ class RemoteBroker(Forwarding):
             else:
                 return outcomes
 
+    async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
+        """The message of a unique queue that has this body."""
+        found: MessageId | None = await (
+            self._leader_client.again("contains", queue, body)
+            if isinstance(body, bytes)
+            else self._leader_client.again("contains_digest", queue, body.size, body.digest)
+        )
+        return found
+
     # Leases
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Give back messages that were fetched in vain. With another leader they have gone back by themselves."""
+        await close(messages)
         with suppress(NotServed):
             await self._leader_client.once(
                 "give_back", [message._replace(body=_NO_BODY) for message in messages], patience=0
@@ -251,6 +273,40 @@ class RemoteBroker(Forwarding):
 
     # How it is done
 
+    async def _publish_in_pieces(
+        self, leader: Leader, queue: str, drafts: Sequence[Draft], is_again: bool
+    ) -> list[Published | MQError]:
+        """Publish, and send the large bodies meanwhile, one piece after the other: each once the last one was taken."""
+        bodies: dict[int, bytes | SpooledBody] = {}
+        sent: list[Draft] = []
+        for draft in drafts:
+            if _goes_in_pieces(draft):
+                assert isinstance(draft.body, bytes | SpooledBody), "a body that another store staged"
+                self._last_body += 1
+                bodies[self._last_body] = draft.body
+                draft = draft._replace(body=cast(Any, Coming(self._last_body, _size(draft.body))))
+            sent.append(draft)
+        outcomes: list[Published | MQError] = []
+        failures: list[MQError] = []
+
+        async def send() -> None:
+            try:
+                await _send(leader, bodies)
+            except MQError as error:  # then what the leader waits for never comes
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            try:
+                outcomes = await leader.call("publish_in_pieces", [queue, sent, is_again], {})
+            except MQError as error:
+                failures.append(error)
+            nursery.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        return outcomes
+
     async def _ask(self, verb: Verb, *args: Any, **named: Any) -> Any:
         if verb.repeat is Repeat.NEVER or (verb.repeat is Repeat.UNLESS_IT_WAITS and named.get("wait")):
             return await self._leader_client.once(verb.name, *args, **named)
@@ -267,3 +323,23 @@ class RemoteBroker(Forwarding):
         except NotServed:
             if must_know:
                 raise
+
+
+def _goes_in_pieces(draft: Draft) -> bool:
+    return isinstance(draft.body, SpooledBody) or len(cast(bytes, draft.body)) > WHOLE_BYTES
+
+
+def _size(body: bytes | SpooledBody) -> int:
+    return len(body) if isinstance(body, bytes) else body.size
+
+
+async def _send(leader: Leader, bodies: Mapping[int, bytes | SpooledBody]) -> None:
+    for number, body in bodies.items():
+        if isinstance(body, bytes):
+            for piece in pieces_of(body):
+                await leader.call("piece", [number, piece], {})
+        else:
+            async with aclosing(body.pieces()) as pieces:
+                async for piece in pieces:
+                    await leader.call("piece", [number, piece], {})
+        await leader.call("piece", [number, b""], {})

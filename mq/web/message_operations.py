@@ -52,7 +52,7 @@ async def publish(context: RequestContext) -> Reply:
     draft = draft_of(context.request.headers)
     body = await LimitedBody.begun(context.request, context.max_body)
     # a staged body is the broker's to discard once it is given to publish
-    draft = draft._replace(body=body if isinstance(body, bytes) else await context.broker.stage(body))
+    draft = draft._replace(body=body if isinstance(body, bytes) else await context.broker.stage(body, context.queue))
     [outcome] = await context.broker.publish_many(context.queue, [draft])
     if isinstance(outcome, MQError):
         raise outcome
@@ -86,7 +86,7 @@ async def contains(context: RequestContext) -> Reply:
     if isinstance(body, bytes):
         id = await context.broker.contains(context.queue, body)
     else:
-        upload = await context.broker.stage(body)
+        upload = await context.broker.stage(body, context.queue)
         try:
             id = await context.broker.contains(context.queue, upload)
         finally:

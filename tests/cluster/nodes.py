@@ -32,7 +32,7 @@ from tests.client.amqp.streams import OverTrio
 from tests.cluster.ground import FakeCoordinator, Ground
 from tests.web.talking import stream
 
-MAX_BODY = 1 << 20
+MAX_BODY = 16 << 20
 PORTS = {"a": 1, "b": 2, "c": 3}
 CONFIG = BrokerConfig(workers=2)
 

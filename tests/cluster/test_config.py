@@ -45,7 +45,7 @@ def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:
         coordinator="etcd:http://10.9.0.1:2379",
         cluster_password_file=str(secret),
     )
-    assert cluster_of(flags) == load_cluster(str(file), {})
+    assert cluster_of(flags) == replace(load_cluster(str(file), {}), spool_folder="/tmp/mq")  # the root
     both = cluster_of(Settings(cluster=str(file), node="c"))
     assert both is not None
     assert both.node == "c"
@@ -89,7 +89,7 @@ def test_three_lines_are_enough_on_one_machine(tmp_path: Path, text: str, caplog
     path.write_text(text)
     config = cluster_of(Settings(cluster=str(path)))
     neighbors = (Neighbor("127.0.0.1", 6002), Neighbor("localhost", 6003))
-    assert config == ClusterConfig("a", neighbors, "etcd:http://127.0.0.1:2379", "")
+    assert config == ClusterConfig("a", neighbors, "etcd:http://127.0.0.1:2379", "", spool_folder="/tmp/mq")
     assert "has no password" in caplog.text
 
 

@@ -43,7 +43,7 @@ def made() -> dict[str, object]:
     anything: Any = Anything()
     return {
         "remote": RemoteBroker(Directory()),
-        "cluster": ClusterBroker("a", anything, anything, anything, Directory(), anything, anything),
+        "cluster": ClusterBroker(anything, anything, anything, anything, Directory(), anything, anything),
     }
 
 

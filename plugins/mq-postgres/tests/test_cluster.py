@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -110,3 +111,26 @@ def test_what_was_confirmed_outlives_masters_that_die_or_sleep(place, tmp_path: 
         nodes.daemons[second].kill()
         third = nodes.master()
         assert bodies(nodes, third) == [b"%d" % number for number in range(21)], "what was leased is there again"
+
+
+def test_a_large_message_outlives_the_master_that_was_taking_it(place, tmp_path: Path) -> None:
+    """Its publisher is at another node, which sends it to the next master from its beginning."""
+    from mq_etcd.testing.cluster import running as running_etcd
+
+    body = os.urandom(24 << 20)
+    with running_etcd() as etcd, three_daemons(etcd.endpoints[0], tmp_path, place.address) as nodes:
+        first = nodes.master()
+        one, other = (name for name in "abc" if name != first)
+        assert nodes.ask(one, "PUT", "/q?store=cluster").status_code == 201
+        with ThreadPoolExecutor(1) as threads, place.server.admin() as admin:
+            published = threads.submit(nodes.ask, one, "POST", "/q/messages", body)
+
+            def has_begun() -> bool:
+                return admin.execute(f"SELECT count(*) FROM {place.schema}.chunk".encode()).fetchone() >= (3,)
+
+            nodes.wait(has_begun)
+            nodes.daemons[first].kill()
+            assert published.result().status_code == 201
+            assert bodies(nodes, other) == [body]
+            row = admin.execute(f"SELECT count(*) FROM {place.schema}.chunk".encode()).fetchone()
+            assert row == (24,), "of the master that died nothing is left"
