@@ -16,7 +16,7 @@ Its files, in reading order:
   lengths of leases.
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a
   queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``write_jobs``: rows that
-  come together, as Spark writes them; ``peek``: reading only.
+  come together, as Spark writes them; ``peek``: reading only; ``columns``: likewise, very many messages at a time.
 * ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``calendar``: what is due in more than
   half a day; ``dead_letters``: where dead messages go; ``keys``: idempotency keys; ``ledger``: what both keep, small;
   ``shared``: the watcher of a store that others change, too.

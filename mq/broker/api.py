@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from mq.broker.batch_consumers import ClaimedBatch, ConsumerPosition
+from mq.broker.columns import BrowsedColumns
 from mq.broker.consuming import Removal
 from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.exclusion import Exclusion
@@ -314,6 +315,29 @@ class BrowsingAPI(Protocol):
     async def ranges(self, queue: str, parts: int) -> Ranges: ...
 
 
+class ColumnsAPI(Protocol):
+    """As :class:`~mq.broker.columns.ColumnReader`."""
+
+    async def browse(
+        self, queue: str, *, after: int, up_to: int | None, most: int, base: int, most_bytes: int
+    ) -> BrowsedColumns | None: ...
+
+    async def read_claim(
+        self,
+        queue: str,
+        name: str,
+        batch: int,
+        epoch: int,
+        start: int,
+        stop: int,
+        of: int | None,
+        *,
+        most: int,
+        base: int,
+        most_bytes: int,
+    ) -> BrowsedColumns | None: ...
+
+
 class BrokerAPI(Protocol):
     """As :class:`~mq.broker.broker.Broker`."""
 
@@ -328,6 +352,9 @@ class BrokerAPI(Protocol):
 
     @property
     def browsing(self) -> BrowsingAPI: ...
+
+    @property
+    def columns(self) -> ColumnsAPI | None: ...
 
     @property
     def description(self) -> Description: ...

@@ -428,9 +428,24 @@ class BatchConsumers:
             Conflict: another epoch has begun; or that claim is not open.
             ReceiptMismatch: a lease of the claim has ended, or it has another number of messages.
         """
+        consumer = self._of_claim(index, name, batch, epoch, of)
+        return await self._claimed.read(index, consumer, consumer.ids[start : min(stop, start + LONGEST_SLICE)])
+
+    async def leased(
+        self, index: QueueIndex, name: str, batch: int, epoch: int, start: int, stop: int, of: int | None
+    ) -> list[Entry]:
+        """Where the messages are that :meth:`read` would read, as many as are asked for.
+
+        Raises:
+            Conflict, ReceiptMismatch: as :meth:`read`.
+        """
+        consumer = self._of_claim(index, name, batch, epoch, of)
+        return await self._claimed.entries_of(index, consumer, consumer.ids[start:stop])
+
+    def _of_claim(self, index: QueueIndex, name: str, batch: int, epoch: int, of: int | None) -> BatchConsumer:
         consumer = self._known(index, name, epoch)
         _check_places(consumer, batch, of)
-        return await self._claimed.read(index, consumer, consumer.ids[start : min(stop, start + LONGEST_SLICE)])
+        return consumer
 
     async def note_read(
         self, index: QueueIndex, name: str, batch: int, epoch: int, start: int, stop: int, of: int, checkpoint: str
@@ -772,7 +787,7 @@ class ClaimedMessages:
             NoSuchMessage: one has vanished from the store.
         """
         while True:
-            entries = [await self._held(index, consumer, id) for id in ids]
+            entries = await self.entries_of(index, consumer, ids)
             stored = await self._storage.read(entries)
             found = [(entry, each) for entry, each in zip(entries, stored, strict=True) if each is not None]
             if len(found) == len(entries):
@@ -787,6 +802,14 @@ class ClaimedMessages:
                     f"message {vanished[0].id}, which consumer {consumer.name} has claimed, vanished from the store. "
                     "Claim the batch again"
                 )
+
+    async def entries_of(self, index: QueueIndex, consumer: BatchConsumer, ids: Sequence[MessageId]) -> list[Entry]:
+        """Where messages are that the claim leases.
+
+        Raises:
+            ReceiptMismatch: a lease has ended.
+        """
+        return [await self._held(index, consumer, id) for id in ids]
 
     async def remove(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
         """Remove acknowledged messages for good, wherever they are by now and also from other consumers.

@@ -17,6 +17,7 @@ from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, C
 from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
+from mq.broker.columns import ColumnReader
 from mq.broker.commit import Committer, InFlight, SaveWorker, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
@@ -75,6 +76,7 @@ class Broker:
         self.claims = Claims(wiring.claims, self._queues.get, self._in_flight)
         self.writes = Writes(wiring.writes, self._queues.get, self._in_flight)
         self.browsing = wiring.browse
+        self.columns = wiring.columns
         self.node_control: NodeControl = NoNode()
 
     async def load(self) -> None:
@@ -585,6 +587,7 @@ class Wiring:
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
         claimed = ClaimedMessages(core, upkeep, dead, remover)
         self.claims = BatchConsumers(core, ConsumerRecords(core, leases), claimed, upkeep)
+        self.columns = ColumnReader.of(core, self.claims, self.queues.get, self._get_caught_up)
 
     async def load(self) -> None:
         """Load the queues, messages and records of the store.

@@ -392,6 +392,15 @@ class QueueIndex:
     def between(self, after: int, up_to: int | None, count: int) -> tuple[list[int], list[Entry]]:
         """The first `count` READY messages whose sequence is greater than `after` and at most `up_to`: their sequences,
         and their entries. The first call after a message came out of order takes time in proportion to the queue."""
+        keys = self._between(after, up_to, count)
+        return [key >> _TAIL_BITS for key in keys], [self._entry(key) for key in keys]
+
+    def named_between(self, after: int, up_to: int | None, count: int) -> tuple[list[int], list[int | Entry]]:
+        """As :meth:`between`, with the id's key instead of the entry of each message that has FRESH meta."""
+        keys, ready = self._between(after, up_to, count), self._ready
+        return [key >> _TAIL_BITS for key in keys], [ready[key] or key for key in keys]
+
+    def _between(self, after: int, up_to: int | None, count: int) -> list[int]:
         keys, ready = self._keys(), self._ready
         start = bisect.bisect_left(keys, (after + 1) << _TAIL_BITS)
         stop = len(keys) if up_to is None else bisect.bisect_left(keys, (up_to + 1) << _TAIL_BITS)
@@ -400,7 +409,7 @@ class QueueIndex:
             some = keys[start : min(stop, start + count - len(found))]
             found += [key for key in some if key in ready]
             start += len(some)
-        return [key >> _TAIL_BITS for key in found], [self._entry(key) for key in found]
+        return found
 
     def in_order(self) -> Iterator[Entry]:
         """The READY messages in their order. Takes time in proportion to the queue."""

@@ -20,7 +20,7 @@ from mq.broker import (
     UnackedMessage,
     Upload,
 )
-from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, Membership, NodeControl, WritesAPI
+from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membership, NodeControl, WritesAPI
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.config import ClusterConfig
@@ -79,6 +79,7 @@ class ClusterBroker(Forwarding):
         self.claims = cast(ClaimsAPI, Forwarding("claims", self._pass_on))
         self.writes = cast(WritesAPI, Forwarding("writes", self._pass_on))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
+        self.columns: ColumnsAPI | None = None  # over a link messages go one by one
 
     @property
     def description(self) -> Description:

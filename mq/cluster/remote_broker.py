@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import trio
 
 from mq.broker import Draft, Exclusion, Precedence, Published, QueueStatus, UnackedMessage, Upload
-from mq.broker.api import BrowsingAPI, ClaimsAPI, WritesAPI
+from mq.broker.api import BrowsingAPI, ClaimsAPI, ColumnsAPI, WritesAPI
 from mq.broker.bodies import close
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
@@ -139,6 +139,7 @@ class RemoteBroker(Forwarding):
         self.claims = cast(ClaimsAPI, Forwarding("claims", self._ask))
         self.writes = cast(WritesAPI, Forwarding("writes", self._ask))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._ask))
+        self.columns: ColumnsAPI | None = None  # over a link messages go one by one
 
     async def wait(self) -> None:
         """Wait for a leader.

@@ -14,7 +14,7 @@ import enum
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from mq.lifecycle import State
 from mq.message import Body, MessageId, Properties
@@ -264,6 +264,26 @@ class Stored(NamedTuple):
     body: Body
 
 
+class MessageColumns(NamedTuple):
+    """Messages that were read together, one behind another. Numbers have their lowest byte first.
+
+    Attributes:
+        length: how many.
+        times: when their ids were made, in UUID ticks, 8 bytes each.
+        ends: where each body ends, with what was before the first one; 4 bytes each.
+        ids: in ASCII, 36 bytes each.
+        bodies: all of them.
+        attributes: of those messages that have any, by their places. Equal ones may be one object.
+    """
+
+    length: int
+    times: bytes
+    ends: bytes
+    ids: bytes
+    bodies: bytes
+    attributes: Mapping[int, Mapping[str, Any]]
+
+
 class Change(NamedTuple):
     """Something that happened to the medium from outside this process.
 
@@ -382,4 +402,26 @@ class Storage(Protocol):
 
         Everything that happens after the block is entered is told, if only as "look again at everything"; but nothing
         of what has come and gone before a look.
+        """
+
+
+@runtime_checkable
+class ColumnStorage(Protocol):
+    """What a store can do besides, if it has its messages at hand."""
+
+    async def read_columns(
+        self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
+    ) -> MessageColumns | None:
+        """Read the first of some READY messages, each of them whole, as far as they can be read together.
+
+        The next one may be gone, damaged, long, or kept in another way: :meth:`Storage.read` tells.
+
+        Args:
+            queue: their queue.
+            messages: each as an entry, or, if that has FRESH meta, as its id's key.
+            base: what is added to the ends of their bodies.
+            most_bytes: of bodies and attributes together.
+
+        Returns:
+            Their columns, perhaps of none; or None where no message of the queue can be read so.
         """

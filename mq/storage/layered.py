@@ -22,10 +22,12 @@ from mq.storage.interface import (
     QUEUE,
     AnyOperation,
     Change,
+    ColumnStorage,
     Description,
     Drop,
     Entry,
     Group,
+    MessageColumns,
     Move,
     Operation,
     Outcome,
@@ -188,6 +190,14 @@ class LayeredStorage:
         from_above = iter(await self._above.read(above))
         from_below = iter(await self._below.read(below) if below else ())
         return [next(from_above if in_memory else from_below) for in_memory in is_above]
+
+    async def read_columns(
+        self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
+    ) -> MessageColumns | None:
+        """From the store below, up to the first that is in memory."""
+        if queue in self._transient or not isinstance(self._below, ColumnStorage):
+            return None
+        return await self._below.read_columns(queue, messages, base, most_bytes)
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is."""

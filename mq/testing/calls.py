@@ -18,9 +18,21 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import NamedTuple
 
-from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind, Native, Ownership, Step, write_all
+from mq.message import MessageId, checksum
+from mq.storage.files.calls import (
+    OPEN_NEW,
+    OPEN_READ,
+    Calls,
+    FileKind,
+    Native,
+    NativeColumns,
+    Ownership,
+    Step,
+    write_all,
+)
 from mq.storage.files.layout import ATTRIBUTES, SUM
 
 
@@ -304,6 +316,30 @@ class StepByStep:
     def read_files(self, paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
         """As mq-native does."""
         return [self._read(path, largest) for path in paths]
+
+    def read_columns(
+        self, folder: str, names: list[bytes | str], base: int, most: int, largest: int, /
+    ) -> NativeColumns:
+        """As mq-native does."""
+        ids: list[str] = []
+        bodies: list[bytes] = []
+        attributes: dict[int, bytes] = {}
+        for name in names:
+            leaf = str(MessageId.from_key(int.from_bytes(name))) if isinstance(name, bytes) else name
+            found = self._read(f"{folder}/{leaf}", largest)
+            if isinstance(found, int):
+                break
+            body, noted, said = found
+            most -= len(body) + len(said)
+            if most < 0 or noted != b"%d:%08x" % (len(body), checksum(body)) + (b":a" if said else b""):
+                break
+            if said:
+                attributes[len(ids)] = said
+            ids.append(leaf[:36])
+            bodies.append(body)
+        times = b"".join(MessageId(id).time.to_bytes(8, "little") for id in ids)
+        ends = b"".join(end.to_bytes(4, "little") for end in list(accumulate(map(len, bodies), initial=base))[1:])
+        return len(ids), times, ends, "".join(ids).encode(), b"".join(bodies), attributes
 
     def _result(self, step: Step, keep: bool) -> int:
         try:

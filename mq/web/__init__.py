@@ -12,7 +12,7 @@
 * ``openapi``: the table described for programs; ``schemas``: what goes in and out as JSON.
 * ``parameters``: query and headers, checked, and the trace of a publish; ``request_body``: the body, as it arrives.
 * ``batches``: many messages in one body, parsed and written; its formats: ``json_lines``, ``multipart``.
-* ``replies``: one message as a reply, and many of them, out of a budget of memory.
+* ``replies``: one message as a reply, and many of them, out of a budget of memory; ``columns``: as columns.
 * ``refusals``: the status of each error, and the refusals of malformed requests.
 * ``front``: stands before every handler: a line for each request, where that is wanted; refuses what other web pages
   ask for. ``authorizer``: stands before the endpoints: users, rights, audit log.

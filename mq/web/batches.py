@@ -357,11 +357,11 @@ def said_of(entry: BatchEntry) -> dict[str, Any]:
     line["receives"] = message.receives
     if message.lease:
         line["lease"] = message.lease
-    line["content_type"] = content_type_of(message)
-    if (group := group_of(message)) is not None:
+    line["content_type"] = content_type_of(message.properties.attributes)
+    if (group := group_of(message.properties.attributes)) is not None:
         line["group"] = group
-    if texts_of(message):
-        line["attributes"] = texts_of(message)
+    if texts_of(message.properties.attributes):
+        line["attributes"] = texts_of(message.properties.attributes)
     if message.deaths:
         line["deaths"] = list(message.deaths)
     if entry.state:

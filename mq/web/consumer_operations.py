@@ -7,14 +7,18 @@ from typing import Any, Final
 
 from mq.access import Right
 from mq.broker import LARGEST_CLAIM, Seen
+from mq.broker.api import ColumnsAPI
 from mq.broker.batch_consumers import CLAIM_MESSAGES, CLAIM_SECONDS
+from mq.broker.columns import BrowsedColumns
 from mq.broker.peek import Browsed
 from mq.broker.settings import VISIBILITY, count
 from mq.message import QueueName
+from mq.web.batches import preferred
+from mq.web.columns import COLUMNS
 from mq.web.exchange import Reply, document, empty
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.parameters import KEY, SWITCH
-from mq.web.replies import COLUMNS, NOT_CACHED, MessagePage
+from mq.web.replies import NOT_CACHED, OFFERED, SHORTEST_SLICE, MessagePage
 from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
 
 LONGEST_PAGE: Final = 10_000
@@ -81,9 +85,16 @@ async def read_claim(context: RequestContext) -> Reply:
         seen = [Seen(message, "", sequence) for sequence, message in messages]
         return Browsed(seen, start + len(seen) if seen else None)
 
+    async def read_columns(
+        columns: ColumnsAPI, start: int, most: int, base: int, most_bytes: int
+    ) -> BrowsedColumns | None:
+        return await columns.read_claim(
+            queue, context.id, batch, epoch, start, stop, of, most=most, base=base, most_bytes=most_bytes
+        )
+
     here = f"/{queue}/consumers/{context.id}/claim?batch={batch}&epoch={epoch}" + ("" if of is None else f"&of={of}")
     with MessagePage(context.budget, context.max_body) as page:
-        after = await _gather(context, page, read, start, lambda place, slice: place + len(slice))
+        after = await _gather(context, page, read, read_columns, start, lambda place, sequences: place + len(sequences))
         return _reply(context, page, f"{here}&from={after}&to={stop}" if after is not None and after < stop else None)
 
 
@@ -119,10 +130,15 @@ async def browse(context: RequestContext) -> Reply:
     async def read(after: int, most: int) -> Browsed:
         return await context.broker.browsing.browse(queue, after=after, up_to=up_to, most=most)
 
+    async def read_columns(
+        columns: ColumnsAPI, after: int, most: int, base: int, most_bytes: int
+    ) -> BrowsedColumns | None:
+        return await columns.browse(queue, after=after, up_to=up_to, most=most, base=base, most_bytes=most_bytes)
+
     limit = "" if up_to is None else f"&up_to={up_to}"
     with MessagePage(context.budget, context.max_body) as page:
-        start, following = context.query["after"], lambda after, slice: slice[-1].sequence or after
-        after = await _gather(context, page, read, start, following)
+        start, following = context.query["after"], lambda _, sequences: sequences[-1]
+        after = await _gather(context, page, read, read_columns, start, following)
         return _reply(context, page, None if after is None else f"/{queue}/browse?max={most}&after={after}{limit}")
 
 
@@ -136,18 +152,32 @@ async def _gather(
     context: RequestContext,
     page: MessagePage,
     read: Callable[[int, int], Awaitable[Browsed]],
+    read_columns: Callable[[ColumnsAPI, int, int, int, int], Awaitable[BrowsedColumns | None]],
     place: int,
-    following: Callable[[int, Sequence[Seen]], int],
+    following: Callable[[int, Sequence[int]], int],
 ) -> int | None:
     """Add messages to an answer slice by slice, until there are as many as requested or no more fit.
 
-    Returns where to go on; None when nothing is left."""
+    For a client that prefers columns the store reads as many as it can together, and what it leaves out is read as for
+    any other. Returns where to go on; None when nothing is left."""
     left = context.query["max"]
+    columns = context.broker.columns if _prefers_columns(context) else None
     while left > 0 and not page.is_full:
-        seen, after = await read(place, page.slice(left))
+        browsed = None if columns is None else await read_columns(columns, place, left, *page.room_for_columns())
+        if browsed is None:
+            columns = None
+        else:
+            page.add_columns(browsed)
+            if browsed.is_end:
+                return None
+            if browsed.sequences:
+                place = following(place, browsed.sequences)
+                left -= len(browsed.sequences)
+                continue
+        seen, after = await read(place, page.slice(left if columns is None else min(left, SHORTEST_SLICE)))
         rest = await page.add(seen)
         if rest:
-            taken = seen[: len(seen) - len(rest)]
+            taken = [each.sequence or 0 for each in seen[: len(seen) - len(rest)]]
             return following(place, taken) if taken else place
         if after is None:
             return None
@@ -158,7 +188,15 @@ async def _gather(
 
 def _reply(context: RequestContext, page: MessagePage, following: str | None) -> Reply:
     link = () if following is None else (("link", f'<{following}>; rel="next"'),)
-    return page.reply(context.request.headers.get("accept", ""), *link, offers_columns=True)
+    return page.reply(_accept(context), *link, offers_columns=True)
+
+
+def _prefers_columns(context: RequestContext) -> bool:
+    return preferred(_accept(context), OFFERED) == COLUMNS
+
+
+def _accept(context: RequestContext) -> str:
+    return context.request.headers.get("accept", "")
 
 
 _PAGE: Final = Parameter("max", count(LONGEST_PAGE), "messages of one answer", 1000)

@@ -54,11 +54,11 @@ async def _preview(seen: Seen) -> dict[str, Any]:
         "receives": message.receives,
         "published_ms": message.id.published_ns // 1_000_000,
         "size": message.body.size,
-        "content_type": content_type_of(message),
-        "attributes": {name: text[:LONGEST_TEXT] for name, text in texts_of(message).items()},
+        "content_type": content_type_of(message.properties.attributes),
+        "attributes": {name: text[:LONGEST_TEXT] for name, text in texts_of(message.properties.attributes).items()},
         "deaths": list(message.deaths),
     }
-    if (group := group_of(message)) is not None:
+    if (group := group_of(message.properties.attributes)) is not None:
         shown["group"] = group
     try:
         beginning = await _beginning(message.body)

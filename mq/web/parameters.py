@@ -288,23 +288,23 @@ def with_group(attributes: dict[str, Any], group: str | None) -> dict[str, Any]:
     return attributes if group is None else attributes | {"group": group}
 
 
-def group_of(message: Message) -> str | None:
-    """The message group that a publisher named, as far as a header can carry it; None without one."""
-    group = message.properties.attributes.get("group")
+def group_of(attributes: Mapping[str, Any]) -> str | None:
+    """The message group that a message's attributes name, as far as a header can carry it; None without one."""
+    group = attributes.get("group")
     return group if isinstance(group, str) and _GROUP.fullmatch(group) else None
 
 
-def content_type_of(message: Message) -> str:
+def content_type_of(attributes: Mapping[str, Any]) -> str:
     """As it was published."""
-    value = message.properties.attributes.get("content_type")
+    value = attributes.get("content_type")
     if isinstance(value, str) and value and _HEADER_VALUE.fullmatch(value):
         return value
     return DEFAULT_CONTENT_TYPE  # none was given, or one from another door that no header can carry
 
 
-def texts_of(message: Message) -> dict[str, str]:
+def texts_of(attributes: Mapping[str, Any]) -> dict[str, str]:
     """The attributes that a publisher chose."""
-    texts = message.properties.attributes.get("attributes")
+    texts = attributes.get("attributes")
     if not isinstance(texts, dict):
         return {}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
@@ -314,7 +314,7 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
     """What is said of a message beside its body."""
     headers = [
         ("x-message-id", str(message.id)),
-        ("content-type", content_type_of(message)),
+        ("content-type", content_type_of(message.properties.attributes)),
         ("content-length", str(message.body.size)),
     ]
     if message.receipt:
@@ -322,12 +322,12 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
     headers.append(("x-message-receives", str(message.receives)))
     if message.lease:
         headers.append(("x-message-lease", f"{message.lease:.10g}"))
-    group = group_of(message)
+    group = group_of(message.properties.attributes)
     if group is not None:
         headers.append(("x-message-group", group))
     if message.deaths:
         headers.append(("x-message-deaths", json.dumps(list(message.deaths))))
-    for name, text in texts_of(message).items():
+    for name, text in texts_of(message.properties.attributes).items():
         value = _to_header(text)
         if value is not None and _ATTRIBUTE_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
             headers.append((ATTRIBUTE + name, value))

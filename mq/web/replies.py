@@ -2,8 +2,7 @@
 
 Many messages are read as far as there is memory, and written piece by piece. A client that does not read holds up no
 more than its own reply: at most :data:`LARGEST_PAGE`, or one message, of the shared budget. Memory is given back as it
-is sent. Such replies are JSON Lines, multipart or columns (docs/http.md): a line of JSON, filled up with blanks to a
-multiple of 8 bytes, and then the columns, each as it lies in memory.
+is sent. Such replies are JSON Lines, multipart or columns (:mod:`mq.web.columns`).
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import codecs
 import json
 import logging
 import secrets
-import sys
 import time
-from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from types import TracebackType
 from typing import Any, Final
@@ -27,15 +23,17 @@ import trio
 
 from mq.broker import QueueStatus, Seen
 from mq.broker.bodies import close
+from mq.broker.columns import LONGEST_COLUMNS, BrowsedColumns
 from mq.broker.settings import VISIBILITY
 from mq.doors.budget import Budget, Room
 from mq.errors import CorruptMessage, MQError
 from mq.message import BytesBody, Message
 from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, part_headers, preferred, said_of, written_line
+from mq.web.columns import COLUMNS, PIECE, Block, block_of_columns, block_of_entries, cut, write_columns
 from mq.web.exchange import Reply
 from mq.web.multipart import begin_part, end_parts
 from mq.web.operations import Schema
-from mq.web.parameters import GROUP, ID, content_type_of, group_of, headers_of, texts_of
+from mq.web.parameters import GROUP, ID, headers_of
 from mq.web.request_body import IN_MEMORY_BYTES
 
 NOT_CACHED: Final = ("cache-control", "no-store")
@@ -116,23 +114,25 @@ def age_of(status: QueueStatus) -> float | None:
 
 logger = logging.getLogger("mq.web")
 
-COLUMNS: Final = "application/vnd.mq.columns"
-"""The content type."""
-
+OFFERED: Final = (*FORMATS, COLUMNS)
+"""The formats of answers that may be columns."""
 LARGEST_PAGE: Final = 8 << 20
 """Bytes of the bodies of one answer with more than one message; and as much again for everything beside them."""
 LONGEST_SLICE: Final = 500
 """Messages that are opened at a time."""
-_SHORTEST_SLICE: Final = 16
+SHORTEST_SLICE: Final = 16
+"""Messages that are opened at a time where memory is short, or columns stopped."""
 _FREE_SHARE: Final = 8
 """The part of the free memory that one slice may take: other requests open messages at the same time."""
-_PIECE: Final = 64 * 1024
 _OF_THREE: Final = 48 * 1024
 """Bytes that base64 turns into one piece: a multiple of three."""
 _ENTRY_BYTES: Final = 512
+_COLUMNS_BYTES: Final = 1 << 20
+"""Bytes of bodies and attributes that are read at a time in columns."""
+_BESIDE_IN_COLUMNS: Final = 128
+"""Bytes that a message takes in columns beside its body and its attributes."""
 _WRITTEN: Final = 4
 """How much memory a byte of attributes may take, with what it is written in."""
-_ALIGNED: Final = 8
 
 
 class MessagePage:
@@ -143,7 +143,7 @@ class MessagePage:
         longest: bytes that their bodies may have together, but for a single longer one.
 
     Attributes:
-        entries: the messages that were read.
+        entries: the messages that were read one by one, since the last that were read in columns.
         is_full: no more fit.
     """
 
@@ -155,6 +155,8 @@ class MessagePage:
         self._used = 0
         self._left = min(longest, LARGEST_PAGE)
         self._left_beside = LARGEST_PAGE
+        self._blocks: list[Block] = []
+        self._before = 0
 
     def __enter__(self) -> MessagePage:
         return self
@@ -166,7 +168,7 @@ class MessagePage:
         """How many of `most` messages may be opened now: small bodies come with them. Their memory is reserved until
         they are added."""
         free = self._budget.free
-        count = min(most, max(_SHORTEST_SLICE, min(LONGEST_SLICE, free // _FREE_SHARE // IN_MEMORY_BYTES)))
+        count = min(most, max(SHORTEST_SLICE, min(LONGEST_SLICE, free // _FREE_SHARE // IN_MEMORY_BYTES)))
         self._room.cover(self._used + min(free, count * IN_MEMORY_BYTES))
         return count
 
@@ -183,7 +185,7 @@ class MessagePage:
             size, beside = message.body.size, _beside(message)
             self._left -= size
             self._left_beside -= beside
-            if (self._left < 0 or self._left_beside < 0) and self.entries:
+            if (self._left < 0 or self._left_beside < 0) and (self.entries or self._blocks):
                 self.is_full = True
                 rest = seen[position:]
                 await close([each.message for each in rest])
@@ -199,19 +201,59 @@ class MessagePage:
                 raise
             else:
                 self.entries.append(BatchEntry(message, body, state, sequence))
+        self._trim()
+        return ()
+
+    def room_for_columns(self) -> tuple[int, int]:
+        """Reserve memory for messages in columns until they are added: how long the bodies before them are, and how
+        many bytes theirs may have with the attributes."""
+        self._gather()
+        free = self._budget.free
+        most = max(0, min(_COLUMNS_BYTES, self._left, self._left_beside, free // _FREE_SHARE))
+        # They are there twice for a moment: as they were read, and as bytes.
+        self._room.cover(self._used + min(free, 2 * (most + _BESIDE_IN_COLUMNS * LONGEST_COLUMNS)))
+        return self._before, most
+
+    def add_columns(self, browsed: BrowsedColumns) -> None:
+        """Add messages that were read in columns."""
+        if browsed.columns.length:
+            block = block_of_columns(browsed)
+            beside = _BESIDE_IN_COLUMNS * block.length + _WRITTEN * sum(map(len, block.said.values()))
+            size = len(browsed.columns.bodies)
+            self._add_block(block, size)
+            self._left -= size
+            self._left_beside -= beside
+            self._used += size + beside
+        self._trim()
+
+    def _gather(self) -> None:
+        """Make a block of the messages that were read one by one."""
+        if self.entries:
+            entries, self.entries = self.entries, []
+            self._add_block(block_of_entries(entries, self._before), sum(len(entry.body) for entry in entries))
+
+    def _add_block(self, block: Block, size: int) -> None:
+        self._blocks.append(block)
+        self._before += size
+
+    def _trim(self) -> None:
         self._room.shrink(self._used)
         self.is_full = self._left <= 0 or self._left_beside <= 0
-        return ()
 
     def reply(self, accept: str, *headers: tuple[str, str], offers_columns: bool = False) -> Reply:
         """The answer, in the format that the client prefers; in one piece where it is short."""
-        entries, is_short = deque(self.entries), self._used <= IN_MEMORY_BYTES
-        self.entries = []
+        format, is_short = preferred(accept, OFFERED if offers_columns else FORMATS), self._used <= IN_MEMORY_BYTES
+        if format == COLUMNS:
+            self._gather()
+        entries, blocks = deque(self.entries), self._blocks
+        self.entries, self._blocks = [], []
         room, self._room = self._room, self._budget.reserve()
         if is_short:
             room.give_back()
-        offered = (*FORMATS, COLUMNS) if offers_columns else FORMATS
-        content_type, pieces = write_entries(preferred(accept, offered), entries, room)
+        is_columns = format == COLUMNS
+        content_type, pieces = (
+            (COLUMNS, write_columns(blocks, room)) if is_columns else write_entries(format, entries, room)
+        )
         start = ("content-type", content_type)
         if not is_short:
             return Reply(200, (start, *STORED, *headers), StreamedPage(pieces, room))
@@ -256,9 +298,6 @@ def write_entries(format: str, entries: deque[BatchEntry], room: Room) -> tuple[
         entries: the messages; each is taken out as it is written.
         room: what they have reserved; it shrinks with them.
     """
-    if format == COLUMNS:
-        head = encode_head(entries)
-        return COLUMNS, _columns(head, entries, room)
     if format == MULTIPART:
         boundary = secrets.token_hex(16)
         return f'{MULTIPART}; boundary="{boundary}"', _gathered(_parts(boundary, _let_go(entries, room)))
@@ -282,7 +321,7 @@ def _gathered(fragments: Iterator[bytes]) -> Iterator[bytes]:
             yield b""
         held.append(fragment)
         size += len(fragment)
-        if size >= _PIECE:
+        if size >= PIECE:
             yield b"".join(held)
             held.clear()
             size = 0
@@ -290,37 +329,17 @@ def _gathered(fragments: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _columns(head: bytes, entries: deque[BatchEntry], room: Room) -> Iterator[bytes]:
-    """The head, and the bodies: short ones by the piece, since they are many, and each step here is one for each."""
-    bodies, waiting, held = [head], len(head), 0
-    while entries:
-        entry = entries.popleft()
-        held += len(entry.body) + _beside(entry.message)
-        if len(entry.body) < _PIECE:
-            bodies.append(entry.body)
-            waiting += len(entry.body)
-            if waiting < _PIECE:
-                continue
-        yield b"".join(bodies)
-        if len(entry.body) >= _PIECE:
-            yield from _cut(entry.body)
-        room.shrink(max(0, room.size - held))
-        bodies, waiting, held = [], 0, 0
-    yield b"".join(bodies)
-    room.shrink(max(0, room.size - held))
-
-
 def _parts(boundary: str, entries: Iterator[BatchEntry]) -> Iterator[bytes]:
     for entry in entries:
         yield begin_part(boundary, part_headers(entry))
-        yield from _cut(entry.body)
+        yield from cut(entry.body)
         yield b"\r\n"
     yield end_parts(boundary)
 
 
 def _lines(entries: Iterator[BatchEntry]) -> Iterator[bytes]:
     for entry in entries:
-        if len(entry.body) <= _PIECE:
+        if len(entry.body) <= PIECE:
             yield written_line(entry).encode("ascii")
         else:
             yield from _long_line(entry)
@@ -331,7 +350,7 @@ def _long_line(entry: BatchEntry) -> Iterator[bytes]:
     text = codecs.getincrementaldecoder("utf-8")()
     is_text = True
     try:
-        for piece in _cut(entry.body):
+        for piece in cut(entry.body):
             text.decode(piece)
             yield b""
         text.decode(b"", True)
@@ -340,46 +359,10 @@ def _long_line(entry: BatchEntry) -> Iterator[bytes]:
     if is_text:
         yield b', "body": "'
         text.reset()
-        for piece in _cut(entry.body):
+        for piece in cut(entry.body):
             yield encode_basestring_ascii(text.decode(piece))[1:-1].encode("ascii")
     else:
         yield b', "base64": "'
-        for piece in _cut(entry.body, _OF_THREE):
+        for piece in cut(entry.body, _OF_THREE):
             yield base64.b64encode(piece)
     yield b'"}\n'
-
-
-def _cut(body: bytes, size: int = _PIECE) -> Iterator[bytes]:
-    if len(body) <= size:
-        yield body
-        return
-    for start in range(0, len(body), size):
-        yield body[start : start + size]
-
-
-def encode_head(entries: Collection[BatchEntry]) -> bytes:
-    """All but the bodies, which come last. Receipts, states and deaths are left out."""
-    ids = [entry.message.id for entry in entries]
-    columns = (
-        _numbers("q", [entry.sequence or 0 for entry in entries]),
-        _numbers("q", [id.time for id in ids]),
-        _numbers("i", [entry.message.receives for entry in entries]),
-        _numbers("i", accumulate((len(entry.body) for entry in entries), initial=0)),
-        "".join(ids).encode("ascii"),
-    )
-    said = {number: _said(entry) for number, entry in enumerate(entries) if entry.message.properties.attributes}
-    head = json.dumps({"messages": len(entries), "said": said}).encode("ascii")
-    return b"".join((head, b" " * (-(len(head) + 1) % _ALIGNED), b"\n", *columns))
-
-
-def _numbers(kind: str, values: Iterable[int]) -> bytes:
-    numbers = array(kind, values)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _said(entry: BatchEntry) -> dict[str, Any]:
-    said: dict[str, Any] = {"content_type": content_type_of(entry.message), "attributes": texts_of(entry.message)}
-    group = group_of(entry.message)
-    return said if group is None else {**said, "group": group}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +15,8 @@ from mq.broker import Broker
 from mq.doors.budget import Budget
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, preferred
+from mq.web.columns import COLUMNS, block_of_entries, write_columns
 from mq.web.endpoints import Endpoints
-from mq.web.replies import COLUMNS, write_entries
 from tests.web.test_consumer_operations import get
 from tests.web.written import encode_columns
 
@@ -87,12 +86,12 @@ def test_bodies_go_out_in_pieces_and_give_their_memory_back(sizes: list[int]) ->
     """A page is let go while it is sent; a long body is never there twice."""
     budget = Budget()
     free = budget.free
-    entries = deque(entry(b"%d" % (number % 10) * size, {}) for number, size in enumerate(sizes))
+    entries = [entry(b"%d" % (number % 10) * size, {}) for number, size in enumerate(sizes)]
     sent = [each.body for each in entries]
     room = budget.reserve()
     room.cover(sum(sizes) + 512 * len(sizes))
     pieces, taken = [], []
-    for piece in write_entries(COLUMNS, entries, room)[1]:
+    for piece in write_columns([block_of_entries(entries)], room):
         pieces.append(piece)
         taken.append(free - budget.free)
     assert [body for *_, body in decoded(b"".join(pieces))[0]] == sent

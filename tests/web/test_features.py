@@ -191,7 +191,7 @@ async def test_an_attribute_comes_back_as_it_was(endpoints: Endpoints, broker: B
     assert status == 200
     assert headers["x-message-attribute-name"].encode("latin-1") == raw
     [seen] = await broker.peek("q", state="leased")
-    assert texts_of(seen.message)["name"].encode("utf-8", "surrogateescape") == raw
+    assert texts_of(seen.message.properties.attributes)["name"].encode("utf-8", "surrogateescape") == raw
 
 
 async def test_an_attribute_may_be_as_long_as_it_says(endpoints: Endpoints) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from mq.doors.budget import Budget
 from mq.web.batches import FORMATS, BatchEntry, preferred
+from mq.web.columns import block_of_entries, write_columns
 from mq.web.multipart import begin_part, end_parts
-from mq.web.replies import COLUMNS, write_entries
+from mq.web.replies import write_entries
 
 
 def encode_entries(accept: str, entries: Iterable[BatchEntry]) -> tuple[str, bytes]:
@@ -18,7 +19,7 @@ def encode_entries(accept: str, entries: Iterable[BatchEntry]) -> tuple[str, byt
 
 
 def encode_columns(entries: Iterable[BatchEntry]) -> bytes:
-    return b"".join(write_entries(COLUMNS, deque(entries), Budget().reserve())[1])
+    return b"".join(write_columns([block_of_entries(list(entries))], Budget().reserve()))
 
 
 def write_parts(boundary: str, parts: Iterable[tuple[Iterable[tuple[str, str]], bytes]]) -> bytes:

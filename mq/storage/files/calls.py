@@ -72,6 +72,10 @@ Step = tuple[str, bytes, bytes, bytes] | tuple[str, str] | tuple[str]
 """Write (path, data, sum, attributes), move (path, target), unlink (path,)."""
 
 
+NativeColumns = tuple[int, bytes, bytes, bytes, bytes, dict[int, bytes]]
+"""As :class:`~mq.storage.interface.MessageColumns`, with the attributes as their files have them."""
+
+
 class SyncFailed(OSError):
     """A sync failed. Whatever its errno, that does not pass: the contents of the medium are unknown."""
 
@@ -119,6 +123,12 @@ class Native(Protocol):
 
     def read_files(self, paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
         """Data, sum and attributes of each file that has at most `largest` bytes and a sum; else an errno."""
+
+    def read_columns(
+        self, folder: str, names: list[bytes | str], base: int, most: int, largest: int, /
+    ) -> NativeColumns:
+        """The messages of these names in a folder, up to the first that is not whole or has no room. A name is the 16
+        bytes of an id's key, or begins with an id."""
 
 
 class Calls(Protocol):

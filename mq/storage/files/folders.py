@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
 from mq.storage.files.barrier import Spare, SyncCosts, Syncs, close_all
-from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native
+from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native, NativeColumns
 from mq.storage.files.layout import (
     ATTRIBUTES,
     SUM,
@@ -30,6 +30,7 @@ from mq.storage.files.layout import (
     decode_attributes,
     decode_side,
     is_queue_name,
+    leaf_name,
     parse_flat,
     parse_leaf,
 )
@@ -37,7 +38,7 @@ from mq.storage.files.log import Log
 from mq.storage.files.mount import Mount
 from mq.storage.files.peers import Alarm
 from mq.storage.files.reserve import Reserve
-from mq.storage.interface import Entry
+from mq.storage.interface import Entry, MessageColumns
 
 logger = logging.getLogger("mq.storage")
 
@@ -242,6 +243,16 @@ class Folders:
         read = self.native.read_files([self.layout.path(entry) for entry in entries], largest)
         return [None if isinstance(each, int) else _opened_whole(*each) for each in read]
 
+    def read_columns(
+        self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
+    ) -> MessageColumns | None:
+        """As :meth:`mq.storage.interface.ColumnStorage.read_columns`."""
+        if self.native is None:
+            return None
+        names = [each.to_bytes(16) if isinstance(each, int) else leaf_name(each.id, each.meta) for each in messages]
+        folder = self.layout.folder(State.READY, queue)
+        return _decoded(self.native.read_columns(folder, names, base, most_bytes, READ_AT_ONCE), base)
+
     def flaw(self, entry: Entry) -> str | None:
         """Why a message's file is not whole: "" when it is, None when that is unknown (no checksum, or unreadable)."""
         opened = self.read(entry)
@@ -442,6 +453,27 @@ def _opened_whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None
         with contextlib.suppress(Senseless):
             return Opened(Properties(len(data), found, decode_attributes(attributes)), data)
     return None
+
+
+def _decoded(columns: NativeColumns, base: int) -> MessageColumns:
+    """Columns with their attributes decoded, up to the first message with some that make no sense."""
+    *_, noted = columns
+    known: dict[bytes, Mapping[str, Any]] = {}
+    attributes: dict[int, Mapping[str, Any]] = {}
+    for place, value in noted.items():
+        if value not in known:
+            try:
+                known[value] = decode_attributes(value)
+            except Senseless:
+                return _first(place, columns, base)._replace(attributes=attributes)
+        attributes[place] = known[value]
+    return MessageColumns(*columns[:-1], attributes)
+
+
+def _first(length: int, columns: NativeColumns, base: int) -> MessageColumns:
+    _, times, ends, ids, bodies, _ = columns
+    size = int.from_bytes(ends[4 * length - 4 : 4 * length], "little") - base if length else 0
+    return MessageColumns(length, times[: 8 * length], ends[: 4 * length], ids[: 36 * length], bodies[:size], {})
 
 
 def _unreadable(error: OSError) -> Opened:

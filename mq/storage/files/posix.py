@@ -50,6 +50,7 @@ from mq.storage.interface import (
     Change,
     Description,
     Entry,
+    MessageColumns,
     Operation,
     Outcome,
     Sharing,
@@ -91,9 +92,9 @@ def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
 def load_native() -> Native | None:
     """The package mq-native, where it is installed: a batch's system calls in one go, without Python's lock.
 
-    It is compiled for one machine and need not be there.
+    It is compiled for one machine and need not be there. One that is older than this mq is left alone.
     """
-    return mq_native
+    return mq_native if hasattr(mq_native, "read_columns") else None
 
 
 class FolderStorage:
@@ -311,9 +312,22 @@ class FolderStorage:
         if ahead is not None:
             return [Stored(found.properties, BytesBody(found.data)) for found in ahead]
         inline = not self._mount.persistent and len(entries) <= _MOST_INLINE
-        hop = inline_hop if inline else self._hop_to(self._reading)
-        opened: list[Opened | None] = await self._read_only(self._root_open.folders.read_many, entries, hop=hop)
+        opened: list[Opened | None] = await self._read_only(
+            self._root_open.folders.read_many, entries, thread=self._reading, inline=inline
+        )
         return [None if found is None else Stored(found.properties, self._body(found)) for found in opened]
+
+    async def read_columns(
+        self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
+    ) -> MessageColumns | None:
+        """Read messages in one hop, with mq-native."""
+        folders = self._root_open.folders
+        if folders.native is None:
+            return None
+        found: MessageColumns | None = await self._read_only(
+            folders.read_columns, queue, messages, base, most_bytes, thread=self._reading
+        )
+        return found
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Look in NEW, READY and DELAYED."""
@@ -379,10 +393,13 @@ class FolderStorage:
     def _hop_to(self, thread: OwnThread | None) -> Hop:
         return thread.hop if thread is not None and thread.is_free else self._hop
 
-    async def _read_only(self, verb: Callable[..., _T], *args: object, hop: Hop | None = None) -> _T:
+    async def _read_only(
+        self, verb: Callable[..., _T], *args: object, thread: OwnThread | None = None, inline: bool = False
+    ) -> _T:
         try:
             async with self._readers:
-                result: _T = await (hop or self._hop)(verb, *args)
+                hop = inline_hop if inline else self._hop_to(thread)  # only now: others took the thread meanwhile
+                result: _T = await hop(verb, *args)
                 return result
         except OSError as error:
             raise _unreadable(error) from error

@@ -396,7 +396,7 @@ class _NotedNative:
     def __init__(self, inner: Native, own: OwnChanges) -> None:
         self._inner = inner
         self._own = own
-        self.read_files = inner.read_files
+        self.read_files, self.read_columns = inner.read_files, inner.read_columns
 
     def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
         changes = [_changes_of(step) for step in steps]

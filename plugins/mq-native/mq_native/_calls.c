@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -294,9 +295,306 @@ done:
     return results;
 }
 
+/* One page: messages of one folder, each whole, one behind another. */
+
+#define ID_SIZE 36
+#define SUM_ROOM 48
+
+typedef struct {
+    char id[ID_SIZE + 1]; /* made of a key; empty where the name was given */
+    const char *name;     /* as given, or id */
+    Py_ssize_t said;      /* where its attributes begin in the page's */
+    Py_ssize_t said_size;
+    uint32_t end;         /* of its body in the page's */
+} row;
+
+typedef struct {
+    char *data; /* of room bytes, from malloc */
+    Py_ssize_t size;
+    Py_ssize_t room;
+} buffer;
+
+typedef struct {
+    row *rows;
+    Py_ssize_t count; /* of names */
+    Py_ssize_t taken; /* of them, from the first on */
+    buffer bodies;
+    buffer said;
+    Py_ssize_t most;    /* bytes of both together */
+    Py_ssize_t largest; /* bytes of one body */
+} page;
+
+static uint32_t crc_tables[8][256];
+
+static void make_crc_tables(void)
+{
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+        crc_tables[0][byte] = crc;
+    }
+    for (int table = 1; table < 8; table++)
+        for (uint32_t byte = 0; byte < 256; byte++)
+            crc_tables[table][byte] = crc_tables[table - 1][byte] >> 8 ^ crc_tables[0][crc_tables[table - 1][byte] & 255];
+}
+
+/* CRC-32 as zlib has it, eight bytes a step. */
+static uint32_t crc_of(const unsigned char *data, Py_ssize_t size)
+{
+    uint32_t crc = 0xffffffffu;
+    for (; size >= 8; size -= 8, data += 8) {
+        crc ^= (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
+        crc = crc_tables[7][crc & 255] ^ crc_tables[6][crc >> 8 & 255] ^ crc_tables[5][crc >> 16 & 255] ^
+              crc_tables[4][crc >> 24] ^ crc_tables[3][data[4]] ^ crc_tables[2][data[5]] ^ crc_tables[1][data[6]] ^
+              crc_tables[0][data[7]];
+    }
+    for (; size > 0; size--, data++)
+        crc = crc >> 8 ^ crc_tables[0][(crc ^ *data) & 255];
+    return ~crc;
+}
+
+static int make_room(buffer *buffer, Py_ssize_t more)
+{
+    Py_ssize_t wanted = buffer->size + more, room = buffer->room ? buffer->room : 1 << 16;
+    if (wanted <= buffer->room)
+        return 0;
+    while (room < wanted)
+        room *= 2;
+    char *data = realloc(buffer->data, (size_t)room);
+    if (data == NULL)
+        return ENOMEM;
+    buffer->data = data;
+    buffer->room = room;
+    return 0;
+}
+
+/* The length that a sum begins with; -1 where it begins with something else, or that is longer than any. */
+static Py_ssize_t announced(const char *sum)
+{
+    Py_ssize_t size = 0;
+    int digits = 0;
+    for (; sum[digits] >= '0' && sum[digits] <= '9'; digits++) {
+        if (digits == 15)
+            return -1;
+        size = 10 * size + (sum[digits] - '0');
+    }
+    return digits && sum[digits] == ':' ? size : -1;
+}
+
+/* Whether the sum is that of the bytes, and how it ends: 1 without attributes, 2 with some, 0 for any other sum. */
+static int matches(const char *sum, Py_ssize_t sum_size, const char *data, Py_ssize_t size)
+{
+    char whole[SUM_ROOM];
+    int length = snprintf(whole, sizeof whole, "%zd:%08x", size, (unsigned)crc_of((const unsigned char *)data, size));
+    if (sum_size < length || memcmp(sum, whole, (size_t)length) != 0)
+        return 0;
+    if (sum_size == length)
+        return 1;
+    return sum_size == length + 2 && memcmp(sum + length, ":a", 2) == 0 ? 2 : 0;
+}
+
+static Py_ssize_t read_up_to(int fd, char *data, Py_ssize_t most)
+{
+    Py_ssize_t found = 0;
+    while (found < most) {
+        ssize_t more = read(fd, data + found, (size_t)(most - found));
+        if (more < 0 && errno == EINTR)
+            continue;
+        if (more < 0)
+            return -1;
+        if (more == 0)
+            break;
+        found += more;
+    }
+    return found;
+}
+
+/* Whether an open file was added to the page: it is whole, and there was room. */
+static int add_open(page *page, row *row, int fd)
+{
+    char sum[SUM_ROOM];
+    ssize_t sum_size = fgetxattr(fd, SUM, sum, sizeof sum - 1);
+    if (sum_size <= 0)
+        return 0; /* also what is no plain file: nothing else has such an attribute, and can be read */
+    sum[sum_size] = 0;
+    Py_ssize_t size = announced(sum), used = page->bodies.size + page->said.size;
+    if (size < 0 || size > page->largest || size > page->most - used || make_room(&page->bodies, size + 1) != 0)
+        return 0;
+    char *data = page->bodies.data + page->bodies.size;
+    if (read_up_to(fd, data, size + 1) != size)
+        return 0;
+    int kind = matches(sum, sum_size, data, size);
+    if (kind == 0)
+        return 0;
+    row->said = page->said.size;
+    if (kind == 2) {
+        if (make_room(&page->said, ATTRIBUTE_ROOM) != 0)
+            return 0;
+        row->said_size = fgetxattr(fd, ATTRIBUTES, page->said.data + page->said.size, ATTRIBUTE_ROOM);
+        if (row->said_size <= 0 || row->said_size > page->most - used - size)
+            return 0;
+    }
+    page->said.size += row->said_size;
+    page->bodies.size += size;
+    row->end = (uint32_t)page->bodies.size;
+    return 1;
+}
+
+static void fill_page(page *page, int folder)
+{
+    for (; page->taken < page->count; page->taken++) {
+        row *row = &page->rows[page->taken];
+        int fd = openat(folder, row->name, OPEN_READ);
+        if (fd < 0)
+            return;
+        int added = add_open(page, row, fd);
+        close(fd);
+        if (!added)
+            return;
+    }
+}
+
+/* An id of its key: 60 bits of time, and the 64 bits of its last two groups of digits. */
+static void write_id(char *id, const unsigned char *key)
+{
+    static const char digits[] = "0123456789abcdef";
+    /* Which of the key's 32 digits comes where; the first is 0. */
+    static const unsigned char places[ID_SIZE] = {8,  9,  10, 11, 12, 13, 14, 15, 32, 4,  5,  6,  7,  32, 33, 1,  2,  3,
+                                                  32, 16, 17, 18, 19, 32, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    for (int i = 0; i < ID_SIZE; i++) {
+        int place = places[i];
+        if (place >= 32)
+            id[i] = place == 32 ? '-' : '1';
+        else
+            id[i] = digits[key[place / 2] >> (place % 2 ? 0 : 4) & 15];
+    }
+    id[ID_SIZE] = 0;
+}
+
+/* A name as Python gives it: text that begins with an id, or the 16 bytes of a key. */
+static int parse_name(PyObject *given, row *row)
+{
+    const char *key;
+    Py_ssize_t size;
+    if (PyUnicode_Check(given)) {
+        if (text_of(given, &row->name) < 0)
+            return -1;
+        if (strlen(row->name) < ID_SIZE || strchr(row->name, '/') != NULL) {
+            PyErr_SetString(PyExc_ValueError, "a name begins with an id, and has no slash");
+            return -1;
+        }
+        return 0;
+    }
+    if (bytes_of(given, &key, &size) < 0)
+        return -1;
+    if (size != 16) {
+        PyErr_SetString(PyExc_ValueError, "a key has 16 bytes");
+        return -1;
+    }
+    write_id(row->id, (const unsigned char *)key);
+    row->name = row->id;
+    return 0;
+}
+
+static int digit_of(char digit)
+{
+    return digit >= 'a' ? digit - 'a' + 10 : digit - '0';
+}
+
+/* When an id was made, from its text. */
+static uint64_t time_of(const char *id)
+{
+    static const unsigned char places[15] = {15, 16, 17, 9, 10, 11, 12, 0, 1, 2, 3, 4, 5, 6, 7};
+    uint64_t time = 0;
+    for (int i = 0; i < 15; i++)
+        time = time << 4 | (uint64_t)(digit_of(id[places[i]]) & 15);
+    return time;
+}
+
+static void put_number(char *place, uint64_t number, int size)
+{
+    for (int i = 0; i < size; i++)
+        place[i] = (char)(number >> 8 * i);
+}
+
+static PyObject *attributes_of(const page *page)
+{
+    PyObject *all = PyDict_New();
+    for (Py_ssize_t i = 0; all != NULL && i < page->taken; i++) {
+        const row *row = &page->rows[i];
+        if (row->said_size == 0)
+            continue;
+        PyObject *place = PyLong_FromSsize_t(i), *said = PyBytes_FromStringAndSize(page->said.data + row->said, row->said_size);
+        if (place == NULL || said == NULL || PyDict_SetItem(all, place, said) < 0)
+            Py_CLEAR(all);
+        Py_XDECREF(place);
+        Py_XDECREF(said);
+    }
+    return all;
+}
+
+static PyObject *page_of(const page *page, uint32_t base)
+{
+    Py_ssize_t count = page->taken;
+    char *columns = malloc((size_t)count * (ID_SIZE + 8 + 4) + 1);
+    if (columns == NULL)
+        return PyErr_NoMemory();
+    char *times = columns, *ends = times + 8 * count, *ids = ends + 4 * count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        memcpy(ids + ID_SIZE * i, page->rows[i].name, ID_SIZE);
+        put_number(times + 8 * i, time_of(page->rows[i].name), 8);
+        put_number(ends + 4 * i, base + page->rows[i].end, 4);
+    }
+    PyObject *attributes = attributes_of(page), *result = NULL;
+    if (attributes != NULL)
+        result = Py_BuildValue("(ny#y#y#y#N)", count, times, 8 * count, ends, 4 * count, ids, ID_SIZE * count,
+                               page->bodies.data ? page->bodies.data : "", page->bodies.size, attributes);
+    free(columns);
+    return result;
+}
+
+static PyObject *read_columns(PyObject *module, PyObject *args)
+{
+    PyObject *given, *result = NULL;
+    const char *path;
+    unsigned int base;
+    page page = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sO!Inn:read_columns", &path, &PyList_Type, &given, &base, &page.most, &page.largest))
+        return NULL;
+    PyObject *kept = PyList_AsTuple(given);
+    if (kept == NULL)
+        return NULL;
+    page.count = PyTuple_Size(kept);
+    page.rows = PyMem_Calloc((size_t)page.count + 1, sizeof *page.rows);
+    if (page.rows == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < page.count; i++)
+        if (parse_name(PyTuple_GetItem(kept, i), &page.rows[i]) < 0)
+            goto done;
+    Py_BEGIN_ALLOW_THREADS
+    int folder = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (folder >= 0) {
+        fill_page(&page, folder);
+        close(folder);
+    }
+    Py_END_ALLOW_THREADS
+    result = page_of(&page, base);
+done:
+    free(page.bodies.data);
+    free(page.said.data);
+    PyMem_Free(page.rows);
+    Py_DECREF(kept);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"do_steps", do_steps, METH_VARARGS, "Write, move and unlink files, in order, without Python's lock."},
     {"read_files", read_files, METH_VARARGS, "Read small files, without Python's lock."},
+    {"read_columns", read_columns, METH_VARARGS, "Read messages of one folder, one behind another, without Python's lock."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -304,5 +602,6 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_calls", NULL, 0, me
 
 PyMODINIT_FUNC PyInit__calls(void)
 {
+    make_crc_tables();
     return PyModuleDef_Init(&module);
 }

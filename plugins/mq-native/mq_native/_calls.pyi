@@ -16,3 +16,18 @@ def read_files(paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, by
     Raises:
         ValueError: a path has a NUL in it, or cannot be written as UTF-8.
     """
+
+def read_columns(
+    folder: str, names: list[bytes | str], base: int, most: int, largest: int, /
+) -> tuple[int, bytes, bytes, bytes, bytes, dict[int, bytes]]:
+    """Read the messages of these names, one behind another, up to the first that is not whole, that has more than
+    `largest` bytes, or with which bodies and attributes would have more than `most`. A name is the 16 bytes of an id's
+    key, or a text that begins with an id.
+
+    Returns how many were read; their ids' times, 8 bytes each, and the ends of their bodies, `base` added to each, 4
+    bytes each, all with the lowest byte first; their ids, 36 bytes each; their bodies; and the attributes of those that
+    have any, by their places.
+
+    Raises:
+        ValueError: a name is neither, or has a slash or a NUL in it, or cannot be written as UTF-8.
+    """

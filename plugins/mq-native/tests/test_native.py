@@ -5,14 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
+from mq.message import MessageId, MessageIds
 from mq.storage.files.calls import LinuxCalls, Native, Step
+from mq.storage.files.layout import SUM
 from mq.storage.files.posix import load_native
 from mq.testing.calls import StepByStep
+
+IDS = MessageIds()
 
 mq_native = pytest.importorskip("mq_native", reason="mq-native is not compiled here: apt install gcc libc6-dev")
 
@@ -124,3 +132,101 @@ def _target(name: str) -> str:
         return os.readlink(f"/proc/self/fd/{name}")
     except OSError:
         return ""
+
+
+# Columns
+
+
+def key_of(id: MessageId) -> bytes:
+    return id.key.to_bytes(16)
+
+
+def write(native: Native, files: Path, name: str, body: bytes, said: bytes = b"", noted: bytes | None = None) -> None:
+    if noted is None:
+        noted = b"%d:%08x" % (len(body), zlib.crc32(body)) + (b":a" if said else b"")
+    assert native.do_steps([(str(files / name), body, noted, said)], False) == [0]
+
+
+def test_messages_come_one_behind_another(native: Native, files: Path) -> None:
+    ids = [IDS.new() for _ in range(3)]
+    write(native, files, ids[0], b"one")
+    write(native, files, f"{ids[1]},r2,e99", b"", b'{"a": 1}')
+    write(native, files, ids[2], b"three")
+    found = native.read_columns(str(files), [key_of(ids[0]), f"{ids[1]},r2,e99", str(ids[2])], 1000, 100, 100)
+    count, times, ends, written, bodies, said = found
+    assert (count, written, bodies, said) == (3, "".join(ids).encode(), b"onethree", {1: b'{"a": 1}'})
+    assert struct.unpack("<3q", times) == tuple(id.time for id in ids)
+    assert struct.unpack("<3i", ends) == (1003, 1003, 1008)
+
+
+@pytest.mark.parametrize("size", [*range(20), 255, 4096, 70_001])
+def test_checksums_are_those_of_zlib(native: Native, files: Path, size: int) -> None:
+    id, body = IDS.new(), Random(size).randbytes(size)
+    write(native, files, id, body)
+    assert native.read_columns(str(files), [key_of(id)], 0, 1 << 20, 1 << 20)[4] == body
+    if body:
+        (files / id).write_bytes(bytes([body[0] ^ 1]) + body[1:])
+        assert native.read_columns(str(files), [key_of(id)], 0, 1 << 20, 1 << 20)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "kind", ["gone", "cut", "longer", "foreign", "sum", "side", "unsaid", "large", "full", "said", "link", "folder"]
+)
+def test_columns_end_before_what_is_not_whole(native: Native, files: Path, kind: str) -> None:
+    """What comes before is there, and nothing of what comes after."""
+    ids = [IDS.new() for _ in range(3)]
+    names: list[bytes | str] = [key_of(id) for id in ids]
+    for id in ids:
+        write(native, files, id, b"body")
+    path, most, largest = files / ids[1], 1000, 100
+    if kind == "gone":
+        path.unlink()
+    elif kind == "cut":
+        os.truncate(path, 3)
+    elif kind == "longer":
+        os.truncate(path, 5)
+    elif kind == "foreign":
+        os.removexattr(path, SUM)
+    elif kind in ("sum", "side", "unsaid"):
+        ending = {"sum": b"9", "side": b":f", "unsaid": b":a"}[kind]
+        os.setxattr(path, SUM, b"4:%08x" % zlib.crc32(b"body") + ending)
+    elif kind == "large":
+        path.unlink()
+        write(native, files, ids[1], bytes(101))
+    elif kind == "full":
+        most = 7
+    elif kind == "said":
+        path.unlink()
+        write(native, files, ids[1], b"body", b'{"a": 1}')
+        most = 8 + 7
+    elif kind == "link":
+        path.rename(files / "elsewhere")
+        path.symlink_to("elsewhere")
+    else:
+        path.unlink()
+        path.mkdir()
+    found = native.read_columns(str(files), names, 0, most, largest)
+    assert found[0] == 1
+    assert (found[3], found[4], len(found[1]), len(found[2])) == (ids[0].encode(), b"body", 8, 4)
+
+
+def test_columns_of_no_folder_are_empty(native: Native, files: Path) -> None:
+    assert native.read_columns(str(files / "none"), [key_of(IDS.new())], 0, 9, 9) == (0, b"", b"", b"", b"", {})
+
+
+def test_both_ways_read_the_same_columns(files: Path) -> None:
+    random, slow = Random(1), StepByStep(LinuxCalls())
+    ids = [IDS.new() for _ in range(300)]
+    for id in ids:
+        said = b'{"n": %d}' % random.randrange(9) if random.random() < 0.5 else b""
+        write(slow, files, id, random.randbytes(random.randrange(600)), said)
+    names: list[bytes | str] = [key_of(id) if random.random() < 0.5 else str(id) for id in ids]
+    for most in (0, 100, 10_000, 1 << 20):
+        args = (str(files), names, 5, most, 1 << 16)
+        assert mq_native.read_columns(*args) == slow.read_columns(*args)
+
+
+@pytest.mark.parametrize("name", ["short", "x" * 36 + "/y", "x" * 36 + "\0", "x" * 36 + "\udcff", b"123", 5])
+def test_a_name_that_cannot_be_is_refused(name: Any, files: Path) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        mq_native.read_columns(str(files), [name], 0, 9, 9)

@@ -1,0 +1,126 @@
+"""Messages in columns, as the store has read them together: for readers that take very many (the Spark source)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+from mq.broker.batch_consumers import BatchConsumers
+from mq.broker.core import Core
+from mq.broker.index import QueueIndex
+from mq.lifecycle import State
+from mq.storage.interface import ColumnStorage, Entry, MessageColumns
+
+LONGEST_COLUMNS: Final = 2000
+"""Messages that are read at a time: while their names are gathered, the event loop does nothing else."""
+
+
+class BrowsedColumns(NamedTuple):
+    """The first of the messages that were asked for, each of them whole.
+
+    Attributes:
+        columns: the messages.
+        sequences: their places in their queue.
+        receives: how often each was handed out.
+        is_end: nothing is left behind them. Where False and there are none, the next is one that columns cannot have.
+    """
+
+    columns: MessageColumns
+    sequences: Sequence[int]
+    receives: Sequence[int]
+    is_end: bool
+
+
+class ColumnReader:
+    """Reads messages in columns, without changing them: :attr:`Broker.columns`.
+
+    What it leaves out, because it is damaged, long, or stored in another way, is for the other ways to read.
+
+    Args:
+        storage: reads them.
+        claims: knows what is claimed.
+        look_up: returns a queue's index.
+        catch_up: likewise, with every message delivered that was published before.
+    """
+
+    def __init__(
+        self,
+        storage: ColumnStorage,
+        claims: BatchConsumers,
+        look_up: Callable[[str], Awaitable[QueueIndex]],
+        catch_up: Callable[[str], Awaitable[QueueIndex]],
+    ) -> None:
+        self._storage = storage
+        self._claims = claims
+        self._look_up = look_up
+        self._catch_up = catch_up
+
+    @classmethod
+    def of(
+        cls,
+        core: Core,
+        claims: BatchConsumers,
+        look_up: Callable[[str], Awaitable[QueueIndex]],
+        catch_up: Callable[[str], Awaitable[QueueIndex]],
+    ) -> ColumnReader | None:
+        """The reader of a store that has messages in columns; None for any other store."""
+        return cls(core.storage, claims, look_up, catch_up) if isinstance(core.storage, ColumnStorage) else None
+
+    async def browse(
+        self, queue: str, *, after: int, up_to: int | None, most: int, base: int, most_bytes: int
+    ) -> BrowsedColumns | None:
+        """The first READY messages by their sequence; None where the queue's have to be read in another way.
+
+        Args:
+            queue: the queue's name.
+            after: their sequences are greater than this.
+            up_to: their sequences are not greater than this.
+            most: how many at the most.
+            base: what is added to the ends of their bodies.
+            most_bytes: of bodies and attributes together.
+
+        Raises:
+            NoSuchQueue: the queue does not exist.
+        """
+        index = await self._catch_up(queue)
+        most = min(most, LONGEST_COLUMNS)
+        sequences, messages = index.named_between(after, up_to, most)
+        columns = await self._storage.read_columns(queue, messages, base, most_bytes)
+        if columns is None:
+            return None
+        count = columns.length
+        receives = [each.meta.receives if isinstance(each, Entry) else 0 for each in messages[:count]]
+        return BrowsedColumns(columns, sequences[:count], receives, count == len(messages) < most)
+
+    async def read_claim(
+        self,
+        queue: str,
+        name: str,
+        batch: int,
+        epoch: int,
+        start: int,
+        stop: int,
+        of: int | None,
+        *,
+        most: int,
+        base: int,
+        most_bytes: int,
+    ) -> BrowsedColumns | None:
+        """Up to `most` messages of an open claim from place `start` on, to before `stop`; None as for :meth:`browse`.
+
+        Raises:
+            NoSuchQueue, Conflict, ReceiptMismatch: as :meth:`mq.broker.batch_consumers.Claims.read`.
+        """
+        index = await self._look_up(queue)
+        most = max(0, min(stop - start, most, LONGEST_COLUMNS))
+        entries = await self._claims.leased(index, name, batch, epoch, start, start + most, of)
+        # An earlier version moved what it claimed.
+        moved = next((place for place, entry in enumerate(entries) if entry.state is not State.READY), len(entries))
+        columns = await self._storage.read_columns(queue, entries[:moved], base, most_bytes)
+        if columns is None:
+            return None
+        count = columns.length
+        read = entries[:count]
+        receives = [entry.meta.receives + 1 for entry in read]  # the claim's own is not in its name
+        is_end = count == len(entries) and (count < most or start + count >= stop)
+        return BrowsedColumns(columns, [entry.joined for entry in read], receives, is_end)
