@@ -63,6 +63,7 @@ class Broker:
         random: Random,
     ) -> None:
         self.config = config
+        self._others_move = config.others_move
         self._storage = storage
         self._wiring = wiring = Wiring(storage, config, observers, clock_ns, random)
         self._catalog, self._committer, self._waiters = wiring.catalog, wiring.committer, wiring.waiters
@@ -118,7 +119,7 @@ class Broker:
 
     async def has_queue(self, queue: str) -> bool:
         """Whether the queue exists."""
-        if not self.config.others_move:
+        if not self._others_move:
             return queue in self._known
         return await self._queues.look_up(queue, surely=True) is not None
 
