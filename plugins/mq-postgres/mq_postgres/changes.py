@@ -142,7 +142,7 @@ class Changes:
                 ended = connection.execute("COMMIT")
             assert ended.statusmessage == "COMMIT", f"a transaction ended with {ended.statusmessage}"
             refusals = {n: result for cursor in given for n, result in cursor}
-        self._link.believe(number)
+        self._link.landed.believe(number)
         return refusals
 
     def _withdrawn(self, number: int, ends: float) -> Refusals | None:
@@ -173,7 +173,7 @@ class Changes:
                 refusals = dict(connection.execute(_REFUSALS, (number,)).fetchall())
         self._number += 1
         if row[0]:
-            self._link.believe(number)
+            self._link.landed.believe(number)
         return refusals if row[0] else None
 
 

@@ -69,27 +69,65 @@ class NotNow(Exception):
     """Nothing was changed; it may pass."""
 
 
+class Landed:
+    """The last change whose answer was believed. All sessions of a store share it: a server that does not have that
+    change is none of theirs.
+
+    Args:
+        store: the store's name.
+        confirmed: hears of each such change.
+
+    Attributes:
+        number: of the last one.
+    """
+
+    def __init__(self, store: str, confirmed: LastConfirmed | None = None) -> None:
+        self.number = 0
+        self._store = store
+        self._confirmed = confirmed
+
+    def believe(self, number: int) -> None:
+        """Note that a change has landed, before its answer is."""
+        self.number = number
+        if self._confirmed is not None:
+            self._confirmed.note(self._store, number)
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        """Go on with no standby that was promoted without all that was confirmed.
+
+        Raises:
+            StorageUnusable: it is one.
+        """
+        believed = self.number  # before the server is asked: another session may go on meanwhile
+        if not believed:
+            return
+        row = connection.execute("SELECT landed FROM lane").fetchone()
+        if row is None or row[0] < believed:
+            raise StorageUnusable(
+                f"this PostgreSQL knows of no change after {row and row[0]}, and {believed} was confirmed: "
+                "a standby was promoted that does not hold it. Promote one that does"
+            )
+
+
 class Link:
     """A session with PostgreSQL, made anew when it is gone.
 
     Attributes:
         process: the server's process of this session; 0 without one.
-        landed: the last change whose answer was believed: a server that does not have it is none of ours.
+        landed: how far the server has to have come.
 
     Args:
         address: of the store.
         session: tells this opening of the store from all others.
-        confirmed: hears of each change whose answer is believed.
     """
 
-    def __init__(self, address: Address, session: str, confirmed: LastConfirmed | None = None) -> None:
+    def __init__(self, address: Address, session: str, landed: Landed) -> None:
+        self.landed = landed
         self._address = address
-        self._confirmed = confirmed
         self._name = application_name(session)
         self._connection: psycopg.Connection[Any] | None = None
         self._warnings: list[str] = []
         self.process = 0
-        self.landed = 0
 
     def connect(self) -> psycopg.Connection[Any]:
         """The connection, or a new one.
@@ -116,7 +154,7 @@ class Link:
             raise Lost(in_one_line(error)) from error
         try:
             check_server(connection)
-            self._check_landed(connection)
+            self.landed.check(connection)
         except psycopg.Error as error:
             connection.close()
             raise Lost(in_one_line(error)) from error
@@ -148,23 +186,6 @@ class Link:
             warning = self._warnings[0]
             self.close()
             raise Lost(f"PostgreSQL warned: {warning}")
-
-    def believe(self, number: int) -> None:
-        """Note that a change has landed, before its answer is."""
-        self.landed = number
-        if self._confirmed is not None:
-            self._confirmed.note(self._address.name, number)
-
-    def _check_landed(self, connection: psycopg.Connection[Any]) -> None:
-        """Go on with no standby that was promoted without all that was confirmed."""
-        if not self.landed:
-            return
-        row = connection.execute("SELECT landed FROM lane").fetchone()
-        if row is None or row[0] < self.landed:
-            raise StorageUnusable(
-                f"this PostgreSQL knows of no change after {row and row[0]}, and {self.landed} was confirmed: "
-                "a standby was promoted that does not hold it. Promote one that does"
-            )
 
     def cut(self) -> None:
         """End whatever the session is waiting for. From any thread."""

@@ -36,7 +36,7 @@ from mq_postgres import batches, owner, reader, records
 from mq_postgres.address import Address, parse_address
 from mq_postgres.bodies import CHUNK_BYTES, StagedBody
 from mq_postgres.changes import Changes, InDoubt, Refusals, Statement
-from mq_postgres.link import Link, Lost, NotNow, in_one_line
+from mq_postgres.link import Landed, Link, Lost, NotNow, in_one_line
 from mq_postgres.schema import make_ready
 
 _T = TypeVar("_T")
@@ -90,8 +90,8 @@ class PostgresStorage:
         self._address = address
         self._session = secrets.token_hex(6)
         self._confirmed = confirmed
-        self._writer = Link(address, self._session, confirmed)
-        self._reader, self._keeper = (Link(address, self._session) for _ in range(2))
+        landed = Landed(address.name, confirmed)
+        self._writer, self._reader, self._keeper = (Link(address, self._session, landed) for _ in range(3))
         self._one_writes, self._one_reads, self._one_keeps = (trio.CapacityLimiter(1) for _ in range(3))
         self._open_changes: Changes | None = None
         self._keeping: trio.CancelScope | None = None

@@ -11,8 +11,11 @@ import trio
 from mq_postgres.testing.server import ROLE, Server, running, standbys_of
 
 from mq.broker import Broker, open_broker
-from mq.errors import NoSuchMessage, StorageError, StorageUnusable
+from mq.errors import NoSuchMessage, StorageError, StorageFull, StorageUnusable
+from mq.lifecycle import State
+from mq.message import MessageIds
 from mq.storage.confirmed import ConfirmedFile
+from mq.storage.interface import QUEUE, Result, Write
 from mq.storage.registry import open_storage
 
 
@@ -234,3 +237,20 @@ async def test_a_standby_without_what_was_confirmed_is_not_gone_on_with(primary:
             await until_done(lambda: broker.publish("orders", b"later"))
             got = [await until_done(lambda: broker.fetch("orders", wait=30)) for _ in range(3)]
             assert {await message.body.read() for message in got} == {b"on both", b"on one", b"later"}
+
+
+async def test_nothing_is_read_from_a_server_that_lacks_what_was_confirmed(place) -> None:
+    """Messages that it does not have would be taken for gone. Its sessions are new, as after a fail-over."""
+    place.options = "&deadline=0.4"
+    async with open_storage(place.address) as storage:
+        await storage.put_record(QUEUE, "orders", {"created": 0})
+        write = Write("orders", MessageIds().new(), b"confirmed", state=State.READY)
+        assert (await storage.commit([write]))[0].result is Result.DONE
+        assert await storage.scan(State.READY, "orders") == [write.entry]
+        with place.server.admin() as admin:
+            admin.execute(f"UPDATE {place.schema}.lane SET landed = landed - 1".encode())
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'mq-%'")
+            with pytest.raises(StorageFull, match=r"promoted that does not hold it\. Promote one that does"):
+                await storage.scan(State.READY, "orders")
+            admin.execute(f"UPDATE {place.schema}.lane SET landed = landed + 1".encode())
+        assert await storage.scan(State.READY, "orders") == [write.entry]
