@@ -67,7 +67,7 @@ class _Node:
         self.lost = False
         self.overwritten = False
         self.lost_sectors: set[int] = set()
-        self.written_out: bytes | None = None
+        self.written_out: tuple[bytes, dict[str, bytes]] | None = None
 
 
 class _Part(NamedTuple):
@@ -97,7 +97,7 @@ class _Touched(_Part):
 
 
 class _WrittenOut(_Part):
-    """A file's bytes went to the disk, into its cache."""
+    """A file's bytes went to the disk, into its cache. A journal has the attributes that were set before."""
 
     __slots__ = ()
 
@@ -106,7 +106,8 @@ class _WrittenOut(_Part):
 
     def keep(self) -> None:
         if self.folder.written_out is not None:
-            self.folder.kept_data, self.folder.written_out = self.folder.written_out, None
+            self.folder.kept_data, self.folder.kept_attributes = self.folder.written_out
+            self.folder.written_out = None
 
 
 class _Open(NamedTuple):
@@ -282,7 +283,7 @@ class Disk:
             self._lose([node])
             raise
         if waits and self.medium is Medium.ORDERED and not node.lost and not node.lost_sectors:
-            node.written_out = node.data
+            node.written_out = (node.data, node.attributes)
             self._pending.append([_WrittenOut(node)])
 
     def touch(self, fd: int) -> None:

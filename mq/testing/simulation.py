@@ -248,7 +248,6 @@ class _Run:
         self.ahead_seconds = 0.0
         self.steps = Random(f"clock of {seed}") if self.plan.steps else None
         self.elapsed = 0.0
-        self.guesses, self.measured = Random(seed), 0.0
         self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
         scarce = "no handles" in self.plan.faults
         self.expected = Expected(self.history, self._now, self._wall, scarce=scarce)
@@ -297,11 +296,6 @@ class _Run:
 
     def _wall(self) -> float:
         return self._now() + self.ahead_seconds
-
-    def _stopwatch(self) -> float:
-        """A clock that measures random costs of syncs."""
-        self.measured += self.guesses.choice((0.001, 0.01, 0.1))
-        return self.measured
 
     def _note(self, text: str) -> None:
         self.log.append(f"{self._now():10.3f} {text}")
@@ -448,7 +442,6 @@ class _Run:
             hop=self._hop,
             syncfs=self.plan.syncfs,
             ids=MessageIds(self._clock_ns, self.random.getrandbits(48)),
-            clock=self._stopwatch,
             draw=self.random.randbytes,
         )
         await storage.open()

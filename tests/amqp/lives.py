@@ -62,7 +62,6 @@ class Lives:
         self._disk = Disk(self._medium, self._random, self._faults, tell)
         self._tell = tell
         self._elapsed = 0.0
-        self._guesses, self._measured = Random(seed), 0.0
         self._last = 0
         self._published: set[bytes] = set()
         self._confirmed: set[bytes] = set()
@@ -104,11 +103,6 @@ class Lives:
     def _clock_ns(self) -> int:
         return START_NS + round(trio.current_time() * 1e9)
 
-    def _stopwatch(self) -> float:
-        """What a sync costs is anybody's guess, and the seed's."""
-        self._measured += self._guesses.choice((0.001, 0.01, 0.1))
-        return self._measured
-
     async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
         with trio.CancelScope(shield=True):
             await trio.sleep(self._random.uniform(0, self._slow))
@@ -126,7 +120,6 @@ class Lives:
             mount=lambda root: mount,
             hop=self._hop,
             ids=ids,
-            clock=self._stopwatch,
         )
         store = LayeredStorage(below, 1 << 20)
         await store.open()

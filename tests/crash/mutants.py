@@ -17,7 +17,7 @@ from mq.storage.files.batch import Batch
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.folders import Folders
 from mq.storage.files.mount import Mount
-from mq.storage.interface import Entry, Move, Unlink, Write
+from mq.storage.interface import Entry, Move, Outcome, Result, Unlink, Write
 
 Patch = pytest.MonkeyPatch
 
@@ -42,13 +42,8 @@ def _flush_nothing(patch: Patch) -> None:
 
 
 def _leave_folders_out(patch: Patch) -> None:
-    """Files are synced, folders never: neither one by one nor with everything else."""
-    made = Barrier.__init__
-
-    def make(self: Barrier, *arguments: Any, **options: Any) -> None:
-        made(self, *arguments, **{**options, "syncfs": False})
-
-    patch.setattr(Barrier, "__init__", make)
+    """Files are synced, folders never."""
+    patch.setattr(Barrier, "_sync_folders", lambda self: frozenset(self._folders))
     patch.setattr(barrier, "sync_folder", lambda calls, path: None)
 
 
@@ -75,15 +70,17 @@ def _forget_to_sync_leases(patch: Patch) -> None:
 
 def _hand_over_without_sync(patch: Patch) -> None:
     """What is written and leased by one batch is thought to be durable as it is."""
-    brings = Barrier.brings_move
+    moved = Batch._moved
 
-    def bring(self: Barrier) -> bool:
-        moved = brings(self)
-        if moved:
-            self._calls.close(self._files.pop())
-        return moved
+    def move(self: Batch, operation: Move, entry: Entry) -> Any:
+        barrier = self._barrier
+        if barrier is not None and operation.entry.id in self._written and barrier._files:
+            self._calls.close(barrier._files.pop())
+            barrier._folders.clear()
+            return Outcome(Result.DONE, entry)
+        return moved(self, operation, entry)
 
-    patch.setattr(Barrier, "brings_move", bring)
+    patch.setattr(Batch, "_moved", move)
 
 
 def _forget_to_sync_writes(patch: Patch) -> None:

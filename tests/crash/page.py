@@ -50,8 +50,8 @@ barriers (workload: everything).
 
 | file system | a message is moved by | what an answer waits for |
 |---|---|---|
-| ext4, xfs | rename | one sync: of everything (syncfs), or of what was changed last; names reach the disk in order |
-| btrfs | rename | the same, with both folders, and with every folder left before an unlink: names have no order |
+| ext4, xfs | rename | files written out, and one sync, of what was changed last; names reach the disk in order |
+| btrfs | rename | one syncfs for several files, else a sync of each file and folder: names have no order |
 | ext4-nojournal | link, sync, unlink, sync | the sync of the file before it has a name, then of each folder by itself |
 
 [on-disk.md](../on-disk.md#file-systems) has the whole table, and what is assumed of file systems that are not here.

@@ -130,7 +130,6 @@ class Actor:
             ),
             mount=lambda root: self._variant.mount,
             hop=inline_hop,
-            clock=lambda: 0.0,
             syncfs=self._variant.syncfs,
             ids=MessageIds(_wall_ns, 1),
             draw=Random(0).randbytes,

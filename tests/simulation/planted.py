@@ -45,16 +45,10 @@ BUGS: Final = {
         "Barrier.add_folders", "... if self._syncs.ordered else []", "..."
     ),
     "a file is thought to bring its name where names have no order": Bug(
-        "Barrier.add_file", "if self._syncs.ordered: ...", "..."
+        "Barrier.flush", "self._files and self._syncs.ordered", "self._files"
     ),
-    "a file is thought to bring what was changed after it": Bug(
-        "Barrier.add_folders",
-        "self._folders = {held[0]}",
-        "self._folders = {held[0]} - {*held[bool(self._files) - 1 :]}",
-    ),
-    "a file is thought to bring its lease where names have no order": Bug(
-        "Barrier.brings_move", "self._syncs.ordered and self._files", "self._files"
-    ),
+    "a file is thought to bring what was changed after it": Bug("bring_in_order", "calls.touch(files[-1])", "pass"),
+    "a file is thought to bring the bytes of others": Bug("bring_in_order", "if others or len(files) > 1: ...", "pass"),
     "an old name is unlinked, and that not synced": Bug("Batch._finish_links", "durable = True", "pass"),
     "a message is unlinked while an older name can come back": Bug(
         "Batch._unlink_removed", "if self._folders.dirty_folders: ...", "pass"
@@ -292,10 +286,10 @@ OF_THE_LOG: Final = {
     "records are not put again from the log": Bug("redo", "_redo_records(records, sayings)", "pass"),
     "a file is believed for its name": Bug("_make_whole", "_is_whole(folders, name, fate.wrote)", "True"),
     "a large body is not on the medium when the log names it": Bug(
-        "_LargeBodies._bring_with", "file.write_out(waits=True)", "pass"
+        "bring_in_order", "_write_out(calls, fd, waits=True)", "pass"
     ),
     "large bodies are not changed before the sync that is to bring them": Bug(
-        "_LargeBodies._bring_with", "file.touch()", "True"
+        "bring_in_order", "calls.touch(files[-1])", "pass"
     ),
     "files are there before the log has them": Bug(
         "_record_and_do",

@@ -100,7 +100,6 @@ class Disk:
             StorageOptions(**options) if options else self.options,
             mount=lambda root: self.mount,
             hop=inline_hop,
-            clock=lambda: 0.0,
             syncfs=self.syncfs,
         )
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from mq.storage.files.barrier import FEW_FOLDERS, Barrier, SyncCosts, Syncs, sync_folder
+from mq.storage.files.barrier import FEW_FOLDERS, Barrier, Syncs, sync_folder
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW
 from mq.testing.calls import FaultyCalls
 from tests.storage.disks import make_calls
@@ -28,8 +28,7 @@ class Medium(FaultyCalls):
 
     def barrier(self, *, syncfs: bool, files: int = 0, folders: int = 0) -> Barrier:
         """A barrier with so many files and folders; nothing is written down before."""
-        costs = SyncCosts(lambda: 0.0)
-        syncs = Syncs(self, self.root_fd, costs, syncfs=syncfs, ordered=False, held={})
+        syncs = Syncs(self, self.root_fd, syncfs=syncfs, ordered=False, held={})
         barrier = Barrier(syncs, files)
         opened = [self.open(f"/root/a/{number}", OPEN_NEW) for number in range(files)]
         self.log.clear()

@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from mq.lifecycle import State
+from mq.storage.files.barrier import MOST_OPEN
 from mq.storage.files.batch import FILES_PER_UNLINK
 from mq.storage.files.calls import TRANSIENT, LinuxCalls
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
@@ -102,12 +103,42 @@ async def test_where_others_watch_a_name_appears_when_its_file_is_complete(mount
 async def test_several_writes_share_one_barrier(mount: str) -> None:
     async with open_disk(MOUNTS[mount]) as disk:
         await disk.commit(*(Write("q", new_id(), b"body") for _ in range(3)))
-        assert disk.calls.said("fsync")[3:] == ([] if MOUNTS[mount].ordered else ["fsync new"])
-        assert [line for line in shown(disk) if "sync" in line][:3] == ["fsync new/q:ID"] * 3
+        syncs = [line for line in shown(disk) if "sync" in line]
+        assert syncs == (["fsync new/q:ID"] if MOUNTS[mount].ordered else [*["fsync new/q:ID"] * 3, "fsync new"])
 
 
-async def test_many_writes_are_synced_at_once_and_hold_no_files_open() -> None:
-    async with open_disk(MOUNTS["rename"], syncfs=True) as disk:
+async def test_where_names_are_ordered_all_bytes_are_written_out_and_then_the_last_file_is_changed_and_synced() -> None:
+    """Its sync brings what was changed before its own last change, and of bytes what was written out."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        first, second, third = [Write("q", new_id(), b"body") for _ in range(3)]
+        other = await disk.bring(State.READY)
+        disk.calls.log.clear()
+        await disk.commit(first, second, third, Move(other, State.REMOVED))
+        assert disk.calls.said("rename", "write_out", "touch", "fsync", "syncfs") == [
+            f"write_out new/q:{second.id} begin",
+            f"write_out new/q:{third.id} begin",
+            f"rename queues/q/{other.id} remove/q:{other.id}",
+            *(f"write_out new/q:{write.id} wait" for write in (first, second, third)),
+            f"touch new/q:{third.id}",
+            f"fsync new/q:{third.id}",
+        ]
+
+
+async def test_where_names_are_ordered_few_files_of_a_large_batch_are_open_at_a_time() -> None:
+    async with open_disk(MOUNTS["rename"]) as disk:
+        await disk.commit(*(Write("q", new_id(), b"body") for _ in range(3 * MOST_OPEN)))
+        opened = most = 0
+        for call in disk.calls.log:
+            opened += (call.verb == "open") - (call.verb == "close")
+            most = max(most, opened)
+        assert most == MOST_OPEN + 1
+        waited = {call.path for call in disk.calls.log if call.verb == "write_out" and call.detail == "wait"}
+        assert len(waited) == 3 * MOST_OPEN
+        assert [call.verb for call in disk.calls.log if call.verb in ("touch", "fsync")] == ["touch", "fsync"]
+
+
+async def test_where_everything_is_synced_at_once_no_file_is_held_open() -> None:
+    async with open_disk(MOUNTS["unordered"], syncfs=True) as disk:
         await disk.commit(*(Write("q", new_id(), b"body") for _ in range(20)))
         assert disk.calls.said("fsync", "syncfs") == ["syncfs ."]
         opened = 0
@@ -132,8 +163,9 @@ async def test_a_durable_move_is_a_rename_and_both_folders_are_synced(mount: str
     ("order", "synced"),
     [
         ("MMW", ["fsync new/q:ID"]),
-        ("WMM", ["fsync new/q:ID", "fsync remove"]),
-        ("MWM", ["fsync new/q:ID", "fsync remove"]),
+        ("WMM", ["fsync new/q:ID"]),
+        ("MWM", ["fsync new/q:ID"]),
+        ("MM", ["fsync remove"]),
     ],
 )
 async def test_where_names_are_ordered_the_last_change_of_a_batch_brings_the_others(
@@ -152,7 +184,7 @@ async def test_where_names_are_ordered_the_last_change_of_a_batch_brings_the_oth
     [
         ("WL", ["fsync new/q:ID"]),
         ("WML", ["fsync new/q:ID"]),
-        ("WLM", ["fsync new/q:ID", "fsync delay"]),
+        ("WLM", ["fsync new/q:ID"]),
         ("ML", ["fsync delay"]),
     ],
 )
@@ -173,7 +205,7 @@ async def test_where_names_are_ordered_the_sync_of_what_was_written_brings_its_l
         assert [line for line in shown(disk) if "sync" in line] == synced
 
 
-async def test_a_lease_behind_a_refused_write_is_synced_itself() -> None:
+async def test_a_lease_behind_a_refused_write_is_brought_by_the_write_before() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         new = await disk.bring(State.NEW)
         shown(disk)
@@ -181,7 +213,7 @@ async def test_a_lease_behind_a_refused_write_is_synced_itself() -> None:
             Write("q", new_id(), b"body"), Write("q", new.id, b"body"), Move(new, State.DELAYED, LEASE)
         )
         assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.EXISTS, Result.DONE]
-        assert [line for line in shown(disk) if "sync" in line] == ["fsync new/q:ID", "fsync delay"]
+        assert [line for line in shown(disk) if "sync" in line] == ["fsync new/q:ID"]
 
 
 async def test_where_names_are_ordered_a_move_between_queues_syncs_both() -> None:
@@ -465,7 +497,10 @@ FAILURES: Final = [
     ("rename", _write, "write", 1, errno.EIO),
     ("rename", _write, "fsync", 1, errno.EIO),
     ("rename", _write, "fsync", 1, errno.ENOSPC),
-    ("rename", _write, "fsync", 2, errno.EIO),
+    ("rename", _write, "write_out", 1, errno.ENOSPC),
+    ("rename", _write, "write_out", 2, errno.EIO),
+    ("rename", _write, "touch", 1, errno.EIO),
+    ("unordered", _write, "fsync", 2, errno.EIO),
     ("rename", _write, "open", 2, errno.EIO),
     ("rename", _large_write, "fsync", 1, errno.EIO),
     ("rename", _large_write, "fsync", 2, errno.EDQUOT),
@@ -505,7 +540,7 @@ async def test_any_other_error_fails_the_store(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 async def test_a_failed_sync_of_everything_fails_the_store(number: int) -> None:
-    async with open_disk(MOUNTS["rename"], syncfs=True) as disk:
+    async with open_disk(MOUNTS["unordered"], syncfs=True) as disk:
         kept = await disk.bring(State.READY, b"kept")
         disk.calls.fail("syncfs", number)
         outcomes = await disk.commit(*(Write("q", new_id(), b"body") for _ in range(5)))

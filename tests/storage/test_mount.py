@@ -66,7 +66,7 @@ def machine(tmp_path: Path) -> Machine:
 
 KNOWN: Final[dict[str, tuple[bool, bool, bool]]] = {
     "xfs": (True, True, True),
-    "zfs": (True, True, True),
+    "zfs": (True, True, False),
     "btrfs": (True, True, False),
     "tmpfs": (False, True, True),
     "ramfs": (False, True, True),

@@ -119,9 +119,9 @@ async def test_a_message_is_read_with_a_spare_handle_when_there_is_no_other(
 
 async def test_a_file_system_that_cannot_be_synced_does_not_pass_whatever_it_says() -> None:
     """Where a file gets its name when it is durable, and a message of the same batch is moved on."""
-    async with open_disk(MOUNTS["link"], syncfs=True) as disk:
+    async with open_disk(MOUNTS["link"]) as disk:
         writes = [Write("q", new_id(), b"body") for _ in range(3)]
-        disk.calls.fail("syncfs", errno.ENOSPC)
+        disk.calls.fail("fsync", errno.ENOSPC)
         delivery = Move(Entry("q", writes[0].id, State.NEW), State.READY)
         outcomes = await disk.commit(*writes, delivery)
         assert {outcome.result for outcome in outcomes} == {Result.FAILED}

@@ -1,21 +1,18 @@
 """One durability barrier: which syncs make a batch of changes durable.
 
-A few files and folders are synced one by one; many by one syncfs(2) of the whole file system, whose errors the
-kernel reports since 5.8. Every result is checked; an error is never tried again (the second fsync after an error
-says OK and the bytes are not there).
+Where names are ordered, one sync brings all that was changed before, and the bytes that were written out before: so the
+bytes of all files are written out, and what was changed last is synced. Elsewhere a few files and folders are synced
+one by one; many by one syncfs(2) of the whole file system, where that may be used (its errors are reported since 5.8).
 
-Where names are ordered, syncing the last change makes all earlier ones durable, so only that one is synced.
-
-Which of the two ways is cheaper is measured (:class:`SyncCosts`): ``syncfs`` is cheap on a dedicated file system, and
-expensive when other programs write to it.
+Every result is checked; an error is never tried again (the second fsync after an error says OK and the bytes are not
+there).
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from mq.storage.files.calls import NO_HANDLES, OPEN_FOLDER, OPEN_READ, STALE, Calls, SyncFailed, UnsyncedCalls
@@ -23,55 +20,8 @@ from mq.storage.files.calls import NO_HANDLES, OPEN_FOLDER, OPEN_READ, STALE, Ca
 FEW_FOLDERS: Final = 4
 MOST_MOVED: Final = 32
 """Files that were moved are kept open for their sync, up to so many."""
-MOST_FILES: Final = 64
-"""Files that are synced one by one at the most: each is an open file until then."""
-RETRY_AFTER: Final = 20
-"""The way that was too expensive is tried again after this many times its cost, so it takes at most a twentieth of the
-time."""
-_WEIGHT: Final = 0.2
-"""The weight of the latest measurement in the running mean."""
-
-
-class SyncCosts:
-    """The measured costs of syncing here: of a file by itself, and of everything at once.
-
-    Args:
-        clock: tells the time, in seconds from anywhere.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._file: float | None = None
-        self._everything: float | None = None
-        self._measured = 0.0
-
-    def prefer_everything(self, files: int) -> bool:
-        """Whether so many files are better synced with everything else than one by one."""
-        if not 1 < files <= MOST_FILES:
-            return files > 1
-        if self._file is None or self._everything is None or self._everything <= files * self._file:
-            return True
-        return self._clock() - self._measured > RETRY_AFTER * self._everything
-
-    @contextmanager
-    def of_files(self, files: int) -> Iterator[None]:
-        """Measure a block that syncs so many files one by one."""
-        start = self._clock()
-        yield
-        if files:
-            self._file = _smoothed(self._file, (self._clock() - start) / files)
-
-    @contextmanager
-    def of_everything(self) -> Iterator[None]:
-        """Measure a block that syncs everything."""
-        start = self._clock()
-        yield
-        self._measured = self._clock()
-        self._everything = _smoothed(self._everything, self._measured - start)
-
-
-def _smoothed(before: float | None, latest: float) -> float:
-    return latest if before is None else before + _WEIGHT * (latest - before)
+MOST_OPEN: Final = 64
+"""Files that were written are kept open, up to so many."""
 
 
 class Syncs:
@@ -81,9 +31,9 @@ class Syncs:
         calls: the system.
         root_fd: any folder of the file system, opened before what is written.
         syncfs: whether syncfs may be used.
-        ordered: whether name changes reach the medium in the order in which they were made, across folders.
+        ordered: whether name changes reach the medium in the order in which they were made, across folders, and the
+            sync of a file that was just changed brings all of them.
         held: folders that are kept open, by their paths.
-        costs: what syncing has cost.
         folders: whether the sync of a folder does anything; where not, none is made.
 
     Attributes:
@@ -94,7 +44,6 @@ class Syncs:
         self,
         calls: Calls,
         root_fd: int,
-        costs: SyncCosts,
         *,
         syncfs: bool,
         ordered: bool,
@@ -103,16 +52,11 @@ class Syncs:
     ) -> None:
         self.calls = calls
         self.root_fd = root_fd
-        self.costs = costs
         self.syncfs = syncfs
         self.ordered = ordered
         self.held = held
         self.folders = folders
         self.spare: Spare | None = None
-
-    def prefer_everything(self, files: int) -> bool:
-        """Whether so many files are to be synced with everything else."""
-        return self.syncfs and self.costs.prefer_everything(files)
 
     def everything(self) -> None:
         """Make the whole file system durable.
@@ -120,8 +64,7 @@ class Syncs:
         Raises:
             SyncFailed: it is not known to be.
         """
-        with self.costs.of_everything():
-            sync_all(self.calls, self.root_fd)
+        sync_all(self.calls, self.root_fd)
 
     def folder(self, path: str) -> None:
         """Make the names in a folder durable.
@@ -140,13 +83,14 @@ class Barrier:
 
     Args:
         syncs: how that is done.
-        files: how many files will be written at the most; decides whether they are kept open for fsync.
+        files: how many files will be written at the most. Where several are synced with everything else, none is kept
+            open.
     """
 
     def __init__(self, syncs: Syncs, files: int = 0) -> None:
         self._syncs = syncs
         self._calls = syncs.calls
-        self._one_by_one = not syncs.prefer_everything(files)
+        self._keeps_files = syncs.ordered or files <= 1 or not syncs.syncfs
         self._files: list[int] = []
         self._moved: list[int] = []
         self._not_synced: SyncFailed | None = None
@@ -155,8 +99,8 @@ class Barrier:
 
     @property
     def wants_files(self) -> bool:
-        """Whether a caller has to add written files open, because they are synced one by one."""
-        return self._one_by_one
+        """Whether a caller has to add written files open."""
+        return self._keeps_files
 
     def add_closed_file(self) -> None:
         """Add a file that was written, has its name, and is closed. Only where :attr:`wants_files` is false."""
@@ -164,21 +108,15 @@ class Barrier:
 
     def add_file(self, fd: int) -> None:
         """Add an open file that was written, and has its name. The barrier closes it."""
-        if self._one_by_one:
-            self._files.append(fd)
-            if self._syncs.ordered:
-                self._folders.clear()
-        else:
+        if not self._keeps_files:
             self.add_closed_file()
             self._calls.close(fd)
-
-    def brings_move(self) -> bool:
-        """Whether the sync of an added file also makes its move durable, with all changes before. Call it at the
-        move."""
-        if not (self._syncs.ordered and self._files):
-            return False
-        self._folders.clear()
-        return True
+            return
+        self._files.append(fd)
+        if self._syncs.ordered and len(self._files) > 1:
+            _write_out(self._calls, fd, waits=False)
+        if self._syncs.ordered and len(self._files) > MOST_OPEN:
+            self._write_out_all()
 
     def add_moved(self, path: str) -> None:
         """Add a moved file, where only its own sync makes the move durable. Passed over when a peer has moved it on."""
@@ -214,9 +152,11 @@ class Barrier:
             if self._everything or (self._syncs.syncfs and len(self._folders) > FEW_FOLDERS):
                 self._syncs.everything()
                 return None
-            with self._syncs.costs.of_files(len(self._files)):
-                for fd in self._files:
-                    sync(self._calls, fd)
+            if self._files and self._syncs.ordered:
+                bring_in_order(self._calls, self._files)
+                return frozenset(self._folders)
+            for fd in self._files:
+                sync(self._calls, fd)
             self._sync_moved()
             if self._not_synced is not None:
                 raise self._not_synced
@@ -239,6 +179,15 @@ class Barrier:
         """Close the files that wait for their sync."""
         files, self._files, self._moved = self._files + self._moved, [], []
         close_all(self._calls, files)
+
+    def _write_out_all(self) -> None:
+        """Close all files but the last, whose sync will bring them: their bytes are written out before."""
+        files, self._files = self._files[:-1], self._files[-1:]
+        try:
+            for fd in files:
+                _write_out(self._calls, fd, waits=True)
+        finally:
+            close_all(self._calls, files)
 
     def _sync_moved(self) -> None:
         """Sync what was moved so far. An error is raised for the whole batch: it may concern any of them."""
@@ -311,6 +260,38 @@ def sync(calls: Calls, fd: int) -> None:
     """
     try:
         calls.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror, error.filename) from error
+
+
+def bring_in_order(calls: Calls, files: Sequence[int], *others: int) -> None:
+    """Bring the bytes of open files, and every change that was made before, to the medium by one flush: where names are
+    ordered.
+
+    Args:
+        calls: the system.
+        files: at least one; the last of them is changed and synced.
+        others: files whose times stay as they are.
+
+    Raises:
+        OSError: the medium has failed.
+    """
+    if others or len(files) > 1:
+        for fd in (*files, *others):
+            _write_out(calls, fd, waits=True)
+    # The change has to come after all of that: a sync brings what was changed before its own file was.
+    calls.touch(files[-1])
+    sync(calls, files[-1])
+
+
+def _write_out(calls: Calls, fd: int, *, waits: bool) -> None:
+    """As :meth:`Calls.write_out`.
+
+    Raises:
+        SyncFailed: the bytes may never be on the medium.
+    """
+    try:
+        calls.write_out(fd, waits=waits)
     except OSError as error:
         raise SyncFailed(error.errno, error.strerror, error.filename) from error
 

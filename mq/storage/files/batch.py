@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
-from mq.storage.files.barrier import Barrier, close_all, sync, sync_folder
+from mq.storage.files.barrier import MOST_OPEN, Barrier, close_all, sync, sync_folder
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, Native, Step, is_transient, is_unsure, write_all
 from mq.storage.files.folders import Folders, Opened
 from mq.storage.files.layout import (
@@ -214,6 +214,13 @@ class Batch:
         """
         keep = self._barrier is not None and self._barrier.wants_files
         chosen = list(self._native_steps())
+        at_once = MOST_OPEN if keep else len(chosen)
+        durable = False
+        for begin in range(0, len(chosen), at_once or 1):
+            durable |= self._do_some_natively(native, chosen[begin : begin + at_once], keep=keep)
+        return durable
+
+    def _do_some_natively(self, native: Native, chosen: Sequence[tuple[int, Sequence[Step]]], *, keep: bool) -> bool:
         results = iter(native.do_steps([step for _, steps in chosen for step in steps], keep))
         durable, failure = False, None
         removed: list[MessageId] = []
@@ -221,10 +228,10 @@ class Batch:
             first = result = next(results)
             if len(steps) > 1:
                 result = min(first, next(results))
-            if result >= 0:
-                durable |= self._done_natively(index, first, removed)
-                continue
             try:
+                if result >= 0:
+                    durable |= self._done_natively(index, first, removed)
+                    continue
                 if first >= 0:  # written, and did not get its name
                     _take_back_staged(self._folders, steps[0][0], first if keep else None)
                 _check_refused(result, self._planned[index].path)
@@ -361,13 +368,8 @@ class Batch:
             return
         # here a name can reach the medium before its file: a cut would leave a name that leads to what its inode held
         # before
-        syncs = self._folders.syncs
-        if syncs.prefer_everything(len(self._hidden)):
-            syncs.everything()
-        else:
-            with syncs.costs.of_files(len(self._hidden)):
-                for hidden in self._hidden.values():
-                    sync(self._calls, hidden.fd)
+        for hidden in self._hidden.values():
+            sync(self._calls, hidden.fd)
         for id in list(self._hidden):
             position, fd, source, target = self._hidden.pop(id)
             operation = self._operations[position]
@@ -500,8 +502,6 @@ class Batch:
         if self._barrier is None:
             return Outcome(Result.DONE, moved)
         entry = operation.entry
-        if entry.id in self._written and self._barrier.brings_move():
-            return Outcome(Result.DONE, moved)
         is_durable = self._is_durable(operation)
         if is_durable and not self._folders.mount.folder_syncs:
             self._barrier.add_moved(self._layout.path(moved))

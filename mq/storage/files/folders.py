@@ -10,15 +10,14 @@ import contextlib
 import errno
 import logging
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum
-from mq.storage.files.barrier import Spare, SyncCosts, Syncs, close_all
+from mq.storage.files.barrier import Spare, Syncs, close_all
 from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native, NativeColumns
 from mq.storage.files.layout import (
     ATTRIBUTES,
@@ -75,7 +74,6 @@ class Folders:
         mount: the traits of the file system below.
         root_fd: a folder of that file system, opened before anything is written, and kept.
         held: folders among them that are kept open, by their paths.
-        clock: measures what syncing costs, in seconds.
         syncfs: whether syncfs(2) exists, reports errors, and brings everything here.
         xattrs: whether the file system has user extended attributes.
         published_whole: let a name appear in new/ only when its file is complete, because other processes watch that
@@ -91,7 +89,6 @@ class Folders:
         mount: Mount,
         root_fd: int,
         held: Mapping[str, int] = MappingProxyType({}),
-        clock: Callable[[], float] = time.perf_counter,
         *,
         syncfs: bool,
         xattrs: bool,
@@ -105,7 +102,6 @@ class Folders:
         self.syncs = Syncs(
             calls,
             root_fd,
-            SyncCosts(clock),
             syncfs=syncfs,
             ordered=mount.ordered and mount.atomic_rename,
             held=held,

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from mq.lifecycle import State
 from mq.message import SharedAttributes
-from mq.storage.files.barrier import Barrier
+from mq.storage.files.barrier import Barrier, bring_in_order
 from mq.storage.files.batch import Batch, Planned, plan, refusal
 from mq.storage.files.calls import FileKind, is_transient
 from mq.storage.files.folders import Folders
@@ -368,7 +368,7 @@ class _LargeBodies:
                 self._made[-1] = file
                 file.add(body)
                 if self._shares_flush:
-                    file.write_out(waits=False)
+                    file.begin_write_out()
                 body = StagedBody(file, inline_hop, nullcontext())
         except OSError as error:
             self._discard(len(self._made) - 1)
@@ -405,15 +405,10 @@ class _LargeBodies:
     def _bring_with(self, *fds: int) -> bool:
         """Bring them and these open files to the medium by one flush; False where their stagers have discarded all of
         them, so that nothing was synced."""
-        for file in self._files:
-            file.write_out(waits=True)
-        for fd in fds:
-            self._folders.calls.write_out(fd, waits=True)
-        # The change has to come after all of that: a sync brings what was changed before its own file was.
-        last = next((file for file in reversed(self._files) if file.touch()), None)
-        if last is not None:
-            last.sync()
-        return last is not None
+        files = [file.fd for file in self._files if file.fd is not None]
+        if files:
+            bring_in_order(self._folders.calls, files, *fds)
+        return bool(files)
 
     def discard(self, done: Iterable[bool]) -> None:
         """Take away what was staged here for nothing.

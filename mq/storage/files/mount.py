@@ -20,7 +20,7 @@ class Mount(NamedTuple):
         persistent: its content is still there after a power cut.
         atomic_rename: after a crash a rename has happened or has not, never half (both names, or none).
         ordered: name changes reach the disk in the order in which they were made, across folders; the sync of a file or
-            folder brings the last one that concerns it, and so all before that.
+            folder brings the last one that concerns it, and so all before that, with all bytes that were written out.
         syncfs: syncfs(2) brings everything to the disk. Not so without a journal: there Linux flushes the disk's cache
             first and writes the last of the inodes and folders after that.
         size: how many bytes it holds; 0 where that is unknown.
@@ -57,7 +57,7 @@ class Mount(NamedTuple):
 _KNOWN: Final = {
     "xfs": Mount("xfs", atomic_rename=True, ordered=True, syncfs=True, logged=True),
     "btrfs": Mount("btrfs", atomic_rename=True, syncfs=True),
-    "zfs": Mount("zfs", atomic_rename=True, ordered=True, assumed=True),
+    "zfs": Mount("zfs", atomic_rename=True, assumed=True),
     "tmpfs": Mount("tmpfs", persistent=False, atomic_rename=True, ordered=True, syncfs=True),
     "ramfs": Mount("ramfs", persistent=False, atomic_rename=True, ordered=True, syncfs=True),
     "nfs": Mount("nfs", atomic_rename=True, remote=True, assumed=True),

@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -96,7 +95,6 @@ def open_root(
     root: str,
     mount: Mount,
     options: StorageOptions,
-    clock: Callable[[], float] = time.perf_counter,
     *,
     syncfs: bool = False,
     peers: bool = False,
@@ -109,7 +107,6 @@ def open_root(
         root: its path.
         mount: what its file system keeps over a power cut.
         options: how it will be used.
-        clock: measures what syncing costs, in seconds.
         syncfs: whether that call may be used.
         peers: whether processes that share the root tell each other that they live, and threads may be used.
         draw: random bytes, as many as asked for.
@@ -125,7 +122,7 @@ def open_root(
             "choose a --root on ext4, xfs or btrfs, or serve it all the same with --untested-fs"
         )
     try:
-        return _open(calls, root, mount, options, clock, syncfs=syncfs, peers=peers, draw=draw)
+        return _open(calls, root, mount, options, syncfs=syncfs, peers=peers, draw=draw)
     except StorageUnusable as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM or not mount.size:
             raise
@@ -133,7 +130,7 @@ def open_root(
             Reserve(calls, Layout.under(root), mount.size, shared=True).release()
         except OSError as failed:
             raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(failed)}") from failed
-        return _open(calls, root, mount, options, clock, syncfs=syncfs, peers=peers, draw=draw)
+        return _open(calls, root, mount, options, syncfs=syncfs, peers=peers, draw=draw)
 
 
 def _open(
@@ -141,7 +138,6 @@ def _open(
     root: str,
     mount: Mount,
     options: StorageOptions,
-    clock: Callable[[], float],
     *,
     syncfs: bool,
     peers: bool,
@@ -167,7 +163,6 @@ def _open(
             mount,
             opened[root],
             {folder: opened[folder] for folder in (layout.new, layout.delay, layout.remove)},
-            clock,
             syncfs=syncfs,
             xattrs=has_xattrs(calls, lock),
             published_whole=options.sharing is not Sharing.ALONE,

@@ -11,7 +11,6 @@ import errno
 import functools
 import logging
 import os
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -109,7 +108,6 @@ class FolderStorage:
         hop: how a call that may block is made; where not given, in threads.
         syncfs: whether syncfs(2) may be used; where not given, when the file system and the kernel are fit for it.
         ids: names what has no id of its own.
-        clock: measures what syncing costs, in seconds.
         draw: random bytes, as many as asked for.
     """
 
@@ -124,7 +122,6 @@ class FolderStorage:
         hop: Hop | None = None,
         syncfs: bool | None = None,
         ids: MessageIds | None = None,
-        clock: Callable[[], float] = time.perf_counter,
         draw: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if not root:
@@ -140,7 +137,6 @@ class FolderStorage:
         self._committing = OwnThread("mq-commit") if hop is None else None
         self._reading = OwnThread("mq-read") if hop is None else None
         self._syncfs = syncfs
-        self._clock = clock
         self._draw = draw
         self._mount = Mount("unknown")
         self._open: OpenRoot | None = None
@@ -209,7 +205,6 @@ class FolderStorage:
             self._root,
             self._mount,
             self._options,
-            self._clock,
             syncfs=syncfs,
             peers=self._committing is not None,
             draw=self._draw,

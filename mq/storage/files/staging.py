@@ -29,6 +29,9 @@ class StagedFile:
         xattrs: whether the file system has extended attributes. One is set before the first byte, so that a part of a
             body is never taken for a message, even if its name is durable first.
 
+    Attributes:
+        fd: the open file; None once it is taken or discarded.
+
     Raises:
         OSError: from the system, here and in :meth:`add`.
     """
@@ -40,9 +43,9 @@ class StagedFile:
         self._calls = calls
         self._need_room = need_room
         need_room()
-        self._fd: int | None = calls.open(path, OPEN_NEW)
+        self.fd: int | None = calls.open(path, OPEN_NEW)
         if xattrs:
-            self._note_unfinished(self._fd)
+            self._note_unfinished(self.fd)
 
     def _note_unfinished(self, fd: int) -> None:
         try:
@@ -53,32 +56,20 @@ class StagedFile:
 
     def add(self, chunk: bytes) -> None:
         """Append a chunk."""
-        assert self._fd is not None, "the staged body is closed"
+        assert self.fd is not None, "the staged body is closed"
         self._need_room()
-        write_all(self._calls, self._fd, chunk)
+        write_all(self._calls, self.fd, chunk)
         self.size += len(chunk)
         self.checksum = checksum(chunk, self.checksum)
 
-    def write_out(self, *, waits: bool) -> None:
-        """Let the added chunks go to the disk, as :meth:`Calls.write_out`. Does nothing once it is taken or discarded.
+    def begin_write_out(self) -> None:
+        """Let the added chunks go to the disk. Does nothing once it is taken or discarded.
 
         Raises:
-            OSError: they are not there.
+            OSError: they will not be there.
         """
-        if self._fd is not None:
-            self._calls.write_out(self._fd, waits=waits)
-
-    def touch(self) -> bool:
-        """Change its times, so that its sync brings what was changed before, where that is ordered; False, and nothing
-        done, once it is taken or discarded.
-
-        Raises:
-            OSError: the medium has failed.
-        """
-        if self._fd is None:
-            return False
-        self._calls.touch(self._fd)
-        return True
+        if self.fd is not None:
+            self._calls.write_out(self.fd, waits=False)
 
     def sync(self) -> None:
         """Bring the added chunks to the medium. Does nothing once it is taken or discarded.
@@ -86,19 +77,19 @@ class StagedFile:
         Raises:
             SyncFailed: they are not known to be there.
         """
-        if self._fd is not None:
-            sync(self._calls, self._fd)
+        if self.fd is not None:
+            sync(self._calls, self.fd)
 
     def take(self) -> int | None:
         """Hand over the open file: the caller closes it, and answers for the name. None when it was taken or discarded
         before.
         """
-        fd, self._fd = self._fd, None
+        fd, self.fd = self.fd, None
         return fd
 
     def give_back(self, fd: int) -> None:
         """Undo :meth:`take`."""
-        self._fd = fd
+        self.fd = fd
 
     def discard(self) -> None:
         """Remove it, unless it has been taken."""
