@@ -44,7 +44,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.storage.interface": DOMAIN,
     "mq.storage.files": (*DOMAIN, "mq.storage.files", "mq.storage.interface", "mq.storage.options"),
     "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.groups"),
-    "mq.broker.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
+    "mq.broker.lifetime": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.schedules": (*DOMAIN, "mq.schedules", "mq.broker"),
     "mq.observers": (*DOMAIN, "mq.observers"),
     "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
@@ -155,7 +155,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
 
 SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.client.amqp.connection": "the error of the block around a connection is raised again once its tasks have ended",
-    "mq.broker.broker": "the error of the block around a broker is raised again once the broker's tasks have ended",
+    "mq.broker.lifetime": "the error of the block around a broker is raised again once the broker's tasks have ended",
     "mq.web.fast_http1": "an endpoint's bug is answered with 500, as Quart does; the broker fails in its own nursery",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
     "mq.storage.files.hop": "what is raised in the thread is raised again in the task that asked for it",

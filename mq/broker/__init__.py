@@ -2,13 +2,13 @@
 
 Its files, in reading order:
 
-* ``broker``: the API, how to open a broker, and the wiring of its parts; ``api``: the same as doors see it, in a
-  cluster, too; ``verbs``: what holds for each verb.
+* ``broker``: the API, and the wiring of its parts; ``lifetime``: opens a broker; ``api``: the same as doors see it,
+  in a cluster, too; ``verbs``: what holds for each verb.
 * ``core``: what each part has; ``config``: how a broker works.
 * ``index``: one queue's messages in memory, those of next year, too; ``message_groups``: which of its groups comes
   next; ``catalog``: all queues, and the messages that are being moved.
 * ``settings``: a queue's settings; ``bodies``: body stats, where settings need them, and bodies that are still in
-  memory; ``body_loader``: loads the former.
+  memory; ``body_loader``: loads the former; ``watched_body``: a body whose damage is told.
 * ``queues``: queues made, deleted, set, emptied; what doors declare.
 * ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier,
   and the requests that are not finished.
@@ -23,10 +23,11 @@ Its files, in reading order:
 """
 
 from mq.broker.batch_consumers import LARGEST_CLAIM, ClaimedBatch, ConsumerPosition
-from mq.broker.broker import Broker, open_broker
+from mq.broker.broker import Broker
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Removal
 from mq.broker.exclusion import Exclusion
+from mq.broker.lifetime import open_broker
 from mq.broker.peek import Browsed, Ranges, Seen
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import QueueStatus, Redriven

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import trio
 
-from mq.errors import CorruptMessage
-from mq.message import Body, BytesBody, Message, MessageId, Properties, checksum
+from mq.message import BytesBody, Message, MessageId, Properties, checksum
 from mq.storage.interface import Stored
 
 
@@ -86,45 +85,6 @@ async def close(messages: Sequence[Message]) -> None:
     with trio.CancelScope(shield=True):
         for message in messages:
             await message.body.aclose()
-
-
-class WatchedBody:
-    """A body whose damage is told when its reader finds it.
-
-    Args:
-        body: the body itself.
-        damaged: called when the bytes turn out not to be those that were published.
-    """
-
-    def __init__(self, body: Body, damaged: Callable[[], None]) -> None:
-        self._body = body
-        self._damaged = damaged
-
-    @property
-    def size(self) -> int:
-        """Length in bytes."""
-        return self._body.size
-
-    async def read(self) -> bytes:
-        """All of it."""
-        try:
-            return await self._body.read()
-        except CorruptMessage:
-            self._damaged()
-            raise
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Chunk by chunk."""
-        try:
-            async for chunk in self._body:
-                yield chunk
-        except CorruptMessage:
-            self._damaged()
-            raise
-
-    async def aclose(self) -> None:
-        """Give back what the body holds."""
-        await self._body.aclose()
 
 
 MOST_BYTES: Final = 16 * 1024 * 1024

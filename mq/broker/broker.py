@@ -1,10 +1,8 @@
-"""The broker: the one API that every door calls, and :func:`open_broker`, which opens one for the length of a block."""
+"""The broker: the one API that every door calls, and the wiring of its parts."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -43,11 +41,10 @@ from mq.errors import Conflict, MQError, NoSuchMessage, StorageFailed, StorageFu
 from mq.lifecycle import Observer, Span
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
 from mq.storage.interface import Description, Sharing, Storage
-from mq.storage.registry import open_storage
 
 
 class Broker:
-    """Publish, fetch, remove, requeue, and all that goes with them. Made by :func:`open_broker`.
+    """Publish, fetch, remove, requeue, and all that goes with them. Made by :func:`~mq.broker.lifetime.open_broker`.
 
     Everything raises :class:`~mq.errors.BrokerClosed` once the broker ends, and the storage errors of :mod:`mq.errors`
     when the medium refuses; what a method says it did is durable on return. Methods that name a queue raise
@@ -489,48 +486,6 @@ class Broker:
     async def _fetch(self, request: FetchRequest, wait: float) -> list[Message]:
         with self._in_flight:
             return await self._consuming.fetch(request, wait)
-
-
-@asynccontextmanager
-async def open_broker(
-    storage: Storage | str,
-    config: BrokerConfig = BrokerConfig(),  # noqa: B008 - frozen
-    *,
-    observers: Sequence[Observer] = (),
-    clock_ns: Callable[[], int] = time.time_ns,
-    random: Random | None = None,
-) -> AsyncIterator[Broker]:
-    """A broker over a store, for the length of the block.
-
-    On leaving the block the broker accepts no more requests, finishes those it has, and ends its tasks. Disk is the
-    truth: the next start goes on with moves that the end has interrupted.
-
-    Args:
-        storage: an open store, or the address of one, such as ``posix:/var/lib/mq``.
-        config: how it works.
-        observers: see every transition of every message.
-        clock_ns: wall clock, nanoseconds since 1970.
-        random: chooses among candidates at peers > 0; seeded by the operating system when not given.
-
-    Raises:
-        StorageUnusable: the store cannot serve.
-    """
-    async with AsyncExitStack() as stack:
-        if isinstance(storage, str):
-            storage = await stack.enter_async_context(open_storage(storage, sharing=config.sharing))
-        broker = Broker(storage, config, observers, clock_ns, random or Random())
-        await broker.load()
-        failure: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            await broker.start(nursery)
-            try:
-                yield broker
-            except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group
-                failure = error
-            await broker.finish()
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
 
 
 class Wiring:

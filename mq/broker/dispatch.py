@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from mq.broker.bodies import LARGEST_BODY, RecentBodies, WatchedBody, close
+from mq.broker.bodies import LARGEST_BODY, RecentBodies, close
 from mq.broker.commit import BatchChannel, BatchTimes, error_of
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.core import Core
@@ -33,6 +33,7 @@ from mq.broker.leases import Leases
 from mq.broker.message_groups import number_of
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters, WaitQueue
+from mq.broker.watched_body import WatchedBody
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
 from mq.message import Body, BytesBody, DamagedBody, Message, MessageId, Properties, checksum

@@ -10,10 +10,10 @@ import hashlib
 import json
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import trio
 
@@ -410,19 +410,37 @@ async def stage(storage: Storage, chunks: AsyncIterable[bytes], longest: int) ->
     Raises:
         BodyTooLarge: it is over the limit.
     """
-    digest = hashlib.sha256()
+    body = _LimitedBody(chunks, longest)
+    staged = await storage.stage(body)
+    return Upload(staged, body.digest.digest())
 
-    async def limited() -> AsyncGenerator[bytes]:
-        size = 0
-        async for chunk in chunks:
-            size += len(chunk)
-            check_size(size, longest)
-            digest.update(chunk)
-            yield chunk
 
-    async with aclosing(limited()) as body:
-        staged = await storage.stage(body)
-    return Upload(staged, digest.digest())
+class _LimitedBody:
+    """The chunks of a body while it is staged, up to its limit.
+
+    Args:
+        chunks: the body's own.
+        longest: bytes of it at the most.
+
+    Attributes:
+        digest: of what has passed.
+    """
+
+    def __init__(self, chunks: AsyncIterable[bytes], longest: int) -> None:
+        self._chunks = aiter(chunks)
+        self._size = 0
+        self._longest = longest
+        self.digest = hashlib.sha256()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await anext(self._chunks)
+        self._size += len(chunk)
+        check_size(self._size, self._longest)
+        self.digest.update(chunk)
+        return chunk
 
 
 def check_size(size: int, longest: int) -> None:
