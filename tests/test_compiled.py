@@ -36,13 +36,18 @@ for seed in range(50):
 """
 
 SAME_TESTS: Final = {
-    "broker": [f"tests/broker/test_{topic}.py" for topic in ("broker", "dead_letters", "times")],
+    "broker": [
+        f"tests/broker/test_{topic}.py" for topic in ("broker", "dead_letters", "keys", "message_groups", "times")
+    ],
     "storage": [
         "tests/storage/test_records.py",
         "tests/storage/test_conformance.py",
         "-k=posix or not conformance",
     ],
-    "amqp": [f"tests/amqp/test_{topic}.py" for topic in ("deliveries", "publishes", "served_connection")],
+    "amqp": [
+        *(f"tests/amqp/test_{topic}.py" for topic in ("deliveries", "publishes", "served_connection")),
+        "-k=not (a_get_that_fails or went_just_before or deleted_meanwhile)",
+    ],
     "cluster": ["tests/cluster/test_nodes.py"],
     "kill -9": ["tests/e2e/test_kill.py::test_one_daemon_loses_nothing_acknowledged", "-k=disk", "--kills=4"],
 }
