@@ -184,6 +184,10 @@ class Coordinator(Protocol):
     async def voters(self) -> int:
         """How many machines keep all this, of which a majority must live; 0 where that is not told."""
 
+    async def lead_elsewhere(self) -> bool:
+        """Have another machine than this one lead those that keep all this, where this one does: what leads them and
+        the node that leads are not lost together then. True where that was necessary, and done."""
+
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[None]]:
         """Tells, after the block is entered, whenever members may have changed. The iterator may raise
         CoordinatorError, and may end: then enter anew."""

@@ -32,6 +32,7 @@ class Ground:
     Attributes:
         has_fence: whether a store of somebody who is no member any more refuses to change anything.
         voters: how many machines there would be.
+        led_at: the node with which their leader would share a machine.
         masters: the numbers of those who opened the store, in order.
         is_mute: whether nobody is told what happens to names; who asks is answered.
         reserved: (node, queue) of each name that a node has reserved.
@@ -46,6 +47,7 @@ class Ground:
         self.swallows = False
         self.is_mute = False
         self.voters = 3
+        self.led_at = ""
         self.masters: list[int] = []
         self.reserved: set[tuple[str, str]] = set()
         self.history: list[NameChange] = []
@@ -162,6 +164,13 @@ class FakeCoordinator:
     async def voters(self) -> int:
         await self._ground.reach(self._node)
         return self._ground.voters
+
+    async def lead_elsewhere(self) -> bool:
+        await self._ground.reach(self._node)
+        is_here = self._ground.led_at == self._node
+        if is_here:
+            self._ground.led_at = "elsewhere"
+        return is_here
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[AsyncIterator[None]]:

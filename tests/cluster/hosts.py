@@ -58,6 +58,12 @@ class Machine:
         """Where its member of etcd serves."""
         return f"http://{self.host.address}:{CLIENT_PORT}"
 
+    def leads_etcd(self) -> bool:
+        """Whether its member leads etcd."""
+        with self.host.inside(), httpx.Client(timeout=5) as client:
+            found = client.post(f"{self.endpoint}/v3/maintenance/status", json={}).json()
+        return bool(found["leader"] == found["header"]["member_id"])
+
     def log(self, what: str) -> Path:
         """A log of its own."""
         return self._folder / f"{self.name}.{what}.log"

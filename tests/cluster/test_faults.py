@@ -95,6 +95,27 @@ def test_a_master_that_reaches_etcd_and_no_node_gives_way(tmp_path: Path, capsys
         finish(machines, capsys)
 
 
+@pytest.mark.proof
+def test_a_master_whose_machine_is_lost_has_not_led_etcd_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two elections, one after the other, would take twice as long: the report says how long each took."""
+    with three_machines(tmp_path) as machines:
+        for _ in range(6):
+            time.sleep(2)
+            master, term = machines.master(), machines.term()
+            machines.wait_until(lambda master=master: not master.leads_etcd(), "etcd is led from another machine")
+            machines.fault(f"kill -9 of everything on host {master.name}, the master's")
+            master.node.kill()
+            master.etcd.kill()
+            machines.wait_for_term_after(term)
+            time.sleep(1)
+            master.start_etcd()
+            master.start_node()
+            machines.wait_until_member(master)
+        finish(machines, capsys)
+
+
 def finish(machines: Machines, capsys: pytest.CaptureFixture[str]) -> None:
     machines.stop_clients()
     machines.drain()

@@ -70,6 +70,15 @@ async def test_a_node_that_stays_alone_says_so(
         assert caplog.text.count("node c is the only one of its cluster") == 1
 
 
+async def test_a_master_shares_no_machine_with_what_leads_the_coordinator(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        assert cluster.hosts["a"].node.membership().role == "master"
+        for name, led_at in (("b", "b"), ("a", "elsewhere"), ("a", "elsewhere")):
+            cluster.ground.led_at = name
+            await trio.sleep(41)
+            assert cluster.ground.led_at == led_at
+
+
 async def test_over_amqp_too(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         b, c = cluster.hosts["b"], cluster.hosts["c"]

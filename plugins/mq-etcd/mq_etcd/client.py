@@ -290,6 +290,15 @@ class Client:
         reply = await self._members.ask("/v3/cluster/member/list", {})
         return sum(not member.get("isLearner") for member in reply.get("members", []))
 
+    async def hand_over(self, leader: Endpoint, member: int) -> None:
+        """Let another member lead.
+
+        Args:
+            leader: the member that leads.
+            member: the id of the one that is to.
+        """
+        await self._members.ask_member(leader, "/v3/maintenance/transfer-leadership", {"targetID": str(member)})
+
     async def compact(self, revision: int) -> None:
         """Throw away what is older than `revision`. Does nothing where that has been done.
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
+
+import trio
 
 from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
 from mq.cluster.split_storage import ConfirmedRecord, SplitStorage
@@ -21,9 +24,10 @@ from mq.storage.options import StorageOptions
 from mq.storage.registry import make_storage
 from mq_etcd.address import parse_address
 from mq_etcd.client import Client
+from mq_etcd.connection import Endpoint
 from mq_etcd.errors import EtcdError, Rejected
 from mq_etcd.names import EtcdNames, translated
-from mq_etcd.values import Answer, Get, KeyValue, Page, Put, absent, created_at, end_of_prefix
+from mq_etcd.values import Answer, Get, KeyValue, Page, Put, Status, absent, created_at, end_of_prefix
 from mq_etcd.watch import Watch
 
 logger = logging.getLogger("mq.cluster")
@@ -127,6 +131,27 @@ class EtcdCoordinator:
                 return await self._client.voters()
             except Rejected:
                 return 0
+
+    async def lead_elsewhere(self) -> bool:
+        """Have etcd led by a member that is not on this machine, where one of this machine leads it."""
+        with translated():
+            own = [member for member in self._client.endpoints if await trio.to_thread.run_sync(_is_here, member)]
+            others = [member for member in self._client.endpoints if member not in own]
+            leading = [
+                member for member in own if (state := await self._state(member)) and state.member == state.leader
+            ]
+            states = [state for member in others if (state := await self._state(member))] if leading else []
+            if not states:
+                return False
+            await self._client.hand_over(leading[0], max(states, key=lambda state: state.revision).member)
+        return True
+
+    async def _state(self, member: Endpoint) -> Status | None:
+        """What a member says of itself; None where it does not answer."""
+        try:
+            return await self._client.status(member)
+        except EtcdError:
+            return None
 
     async def _count_voters(self) -> None:
         """Say once when etcd is one machine. That a user may not ask for its members keeps nobody from joining."""
@@ -250,3 +275,16 @@ class _Changes:
     async def __anext__(self) -> None:
         with translated():
             await anext(self._watch)
+
+
+def _is_here(member: Endpoint) -> bool:
+    """Whether this machine has the address of a member: it can listen there."""
+    try:
+        found = socket.getaddrinfo(member.host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with suppress(OSError), socket.socket(family, kind, protocol) as listening:
+            listening.bind(address)
+            return True
+    return False

@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
+from mq_etcd import membership
+from mq_etcd.client import open_client
+from mq_etcd.connection import Endpoint
 from mq_etcd.testing.cluster import Cluster
 from mq_etcd.testing.wire import is_txn, never, wire_to
 
@@ -146,3 +149,30 @@ async def test_a_change_that_takes_longer_than_a_lease_is_late_and_the_master_st
         assert await names(coordinator) == ["a"]
         await store.aclose()
         nursery.cancel_scope.cancel()
+
+
+async def test_etcd_is_led_from_another_machine_than_the_masters(
+    three: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here all members are on one machine: it is said which are taken for others."""
+    async with find_coordinator(f"etcd:{','.join(three.endpoints)}?prefix={prefix}", 5.0) as coordinator:
+        assert not await coordinator.lead_elsewhere(), "there is no other machine"
+        async with open_client(three.endpoints) as client:
+
+            async def leader() -> Endpoint:
+                with trio.fail_after(30):
+                    while True:
+                        for member in client.endpoints:
+                            state = await client.status(member)
+                            if state.member == state.leader:
+                                return member
+                        await trio.sleep(0.05)
+
+            first = await leader()
+            monkeypatch.setattr(membership, "_is_here", lambda member: member == first)
+            assert await coordinator.lead_elsewhere()
+            with trio.fail_after(30):
+                while (second := await leader()) == first:
+                    await trio.sleep(0.05)
+            assert not await coordinator.lead_elsewhere(), "it is led from elsewhere already"
+            assert await leader() == second
