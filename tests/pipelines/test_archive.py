@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import shutil
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -63,6 +70,60 @@ def interrupt_after(messages: int) -> Callable[[str, int, int], None]:
 
 def archived(spark: SparkSession, folder: Path) -> list[tuple[str, bytes]]:
     return sorted((row["id"], bytes(row["value"])) for row in read_archive(spark, str(folder)).collect())
+
+
+@contextmanager
+def counting_rows(port: int) -> Iterator[tuple[str, Counter[str]]]:
+    """Stands between Spark and the daemon: its address, and how many messages it has passed on, by queue."""
+    rows: Counter[str] = Counter()
+
+    class Between(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def pass_on(self) -> None:
+            sent = self.rfile.read(int(self.headers.get("content-length", 0)))
+            asked = {name: text for name, text in self.headers.items() if name.lower() not in ("host", "connection")}
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request(self.command, self.path, sent, asked)
+            answer = connection.getresponse()
+            body = answer.read()
+            kept = [(name, text) for name, text in answer.getheaders() if name in ("content-type", "link", "etag")]
+            connection.close()
+            if answer.headers["content-type"] == "application/vnd.mq.columns":
+                rows[urlsplit(self.path).path.split("/")[1]] += json.loads(body.partition(b"\n")[0])["messages"]
+            self.send_response(answer.status)
+            for name, text in (*kept, ("content-length", str(len(body)))):
+                self.send_header(name, text)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815 - as http.server calls them
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: the test counts."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Between) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", rows
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("browse", [True, False])
+def test_each_message_is_read_once(spark: SparkSession, tmp_path: Path, browse: bool) -> None:
+    """In one pass, of however many queues, micro-batches and partitions."""
+    with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
+        sent = [*publish(daemon, "a").items(), *publish(daemon, "b").items()]
+        with counting_rows(daemon.port) as (url, rows):
+            options = {"url": url, "fetchSize": "30", "numPartitions": "3"}
+            options |= {} if browse else {"maxMessagesPerTrigger": "70"}
+            archive(spark, ["a", "b"], str(tmp_path / "out"), options, browse=browse)
+        assert rows == {"a": len(BODIES), "b": len(BODIES)}
+        assert archived(spark, tmp_path / "out") == sorted(sent)
+        daemon.stop()
 
 
 def test_a_drain_goes_on_where_it_was_cut_off_and_a_replay_brings_each_message_once(
