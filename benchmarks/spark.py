@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from benchmarks.figures import Figure, at_least, median_ratio, spread
+from benchmarks.figures import Figure, at_least, at_most, median_ratio, spread
 from benchmarks.http import _daemon
 from mq.client import Client, Outgoing
 from mq.spark.pipelines.session import provide_java
@@ -30,6 +31,15 @@ READS: Final = {10_000: 0.5, 50_000: 0.3, 200_000: 0.25}
 READ_A_SECOND: Final = 25_000
 WRITTEN_A_SECOND: Final = 8_000
 STREAMED_A_SECOND: Final = 7_000
+FIRST_ROW_SECONDS: Final = 25
+_NEWCOMER: Final = """
+import sys
+from pyspark.sql import SparkSession
+from mq.spark.pipelines.session import provide_java
+provide_java()
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+assert spark.read.format("mq").options(url=sys.argv[1], queue="first").load().first()
+"""
 
 
 def measure(folder: str, rounds: int, messages: int, longest: int) -> list[Figure]:
@@ -41,17 +51,27 @@ def measure(folder: str, rounds: int, messages: int, longest: int) -> list[Figur
         messages: rows of a turn; a stream has four times as many, in as many micro-batches and one more.
         longest: rows of the longest batch read.
     """
-    provide_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    first = _first_row(folder)
+    provide_java()
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.log.level", "ERROR").config("spark.ui.showConsoleProgress", "false").getOrCreate()
     try:
         with _daemon(folder) as (port, _), Client(f"http://127.0.0.1:{port}") as client:
             bench = _Bench(spark, client, f"http://127.0.0.1:{port}", Path(folder))
             figures = [figure for rows in READS if rows <= longest for figure in bench.reads(rounds, rows)]
-            return [*figures, *bench.writes(rounds, messages), *bench.streams(rounds, messages)]
+            return [first, *figures, *bench.writes(rounds, messages), *bench.streams(rounds, messages)]
     finally:
         spark.stop()
+
+
+def _first_row(folder: str) -> Figure:
+    with _daemon(folder) as (port, _), Client(f"http://127.0.0.1:{port}") as client:
+        client.create_queue("first")
+        client.publish_many("first", map(Outgoing, _bodies(100)))
+        program = [sys.executable, "-c", _NEWCOMER, f"http://127.0.0.1:{port}"]
+        took = _timed(lambda: subprocess.run(program, check=True, capture_output=True, timeout=600))
+    return at_most("Spark: a newcomer's first row, from the start of Python to its end", took, FIRST_ROW_SECONDS, "s")
 
 
 class _Bench:
