@@ -25,7 +25,7 @@ BUGS: Final = {
     "a batch that failed is answered as done": Bug("Batch.run", "self._folders.fail(error)", "return self._outcomes"),
     "a message carries no checksum": Bug("Batch._write", "self._note(fd, attributes, size, crc)", "pass"),
     "a link is not durable before its unlink": Bug(
-        "Batch._write_and_move", "durable or self._links or self._must_flush", "durable"
+        "Batch._write_and_move", "durable or self._links or self._must_flush or has_failed", "durable"
     ),
     "what is done at once is not synced": Bug(
         "Batch._done_natively", "return self._is_durable(operation)", "return False"
@@ -293,8 +293,8 @@ OF_THE_LOG: Final = {
     ),
     "files are there before the log has them": Bug(
         "_record_and_do",
-        "log.recorded(payload, flushes=flushes, flush=flush)",
-        "log.recorded(payload, flushes=False)",
+        "log.recorded(sayings, flushes=flushes, flush=flush)",
+        "log.recorded(sayings, flushes=False)",
     ),
 }
 """Found where stores have a log (``--log``)."""

@@ -538,6 +538,16 @@ async def test_any_other_error_fails_the_store(
         assert len([record for record in caplog.records if "the medium failed" in record.message]) == 1
 
 
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_what_could_not_be_written_out_is_taken_away(nth: int) -> None:
+    """The kernel shows its bytes, and they never reach the disk: a restart would believe them."""
+    async with open_disk(MOUNTS["rename"]) as disk:
+        disk.calls.fail("write_out", errno.EIO, nth=nth)
+        outcomes = await disk.commit(*(Write("q", new_id(), b"body") for _ in range(3)))
+        assert {outcome.result for outcome in outcomes} == {Result.FAILED}
+        assert await disk.everything() == set()
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 async def test_a_failed_sync_of_everything_fails_the_store(number: int) -> None:
     async with open_disk(MOUNTS["unordered"], syncfs=True) as disk:

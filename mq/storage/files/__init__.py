@@ -5,7 +5,7 @@ In reading order, the verbs first:
 * ``posix``: the store on a disk, as async verbs over the synchronous code below.
 * ``tmpfs``: the same store on a file system in memory.
 * ``fake``: the same store on a file system of this process's, for tests.
-* ``layout``: what a store writes besides bytes: folders, names, properties; pure.
+* ``layout``: what a store writes besides bytes: folders, names, properties, and where an operation leads; pure.
 * ``folders``: what is in the four folders, and how a message is read.
 * ``batch``: one commit: writes, moves and unlinks, with mq-native where it is installed.
 * ``barrier``: which syncs make a batch durable, and what they cost here.

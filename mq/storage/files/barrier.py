@@ -107,16 +107,25 @@ class Barrier:
         self._everything = True
 
     def add_file(self, fd: int) -> None:
-        """Add an open file that was written, and has its name. The barrier closes it."""
+        """Add an open file that was written, and has its name. The barrier closes it. An error is for :meth:`flush`: it
+        may concern any of the files."""
         if not self._keeps_files:
             self.add_closed_file()
             self._calls.close(fd)
             return
         self._files.append(fd)
-        if self._syncs.ordered and len(self._files) > 1:
-            _write_out(self._calls, fd, waits=False)
-        if self._syncs.ordered and len(self._files) > MOST_OPEN:
-            self._write_out_all()
+        try:
+            if self._syncs.ordered and len(self._files) > 1:
+                _write_out(self._calls, fd, waits=False)
+            if self._syncs.ordered and len(self._files) > MOST_OPEN:
+                self._write_out_all()
+        except SyncFailed as error:
+            self._not_synced = error
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether :meth:`flush` will fail, so that it has to be called."""
+        return self._not_synced is not None
 
     def add_moved(self, path: str) -> None:
         """Add a moved file, where only its own sync makes the move durable. Passed over when a peer has moved it on."""
@@ -149,6 +158,8 @@ class Barrier:
             OSError: the medium failed; nothing of the batch is known to be durable.
         """
         try:
+            if self._not_synced is not None:
+                raise self._not_synced
             if self._everything or (self._syncs.syncfs and len(self._folders) > FEW_FOLDERS):
                 self._syncs.everything()
                 return None

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.message import MessageId, Properties, checksum
+from mq.message import MessageId, Properties
 from mq.storage.files.barrier import MOST_OPEN, Barrier, close_all, sync, sync_folder
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, Native, Step, is_transient, is_unsure, write_all
 from mq.storage.files.folders import Folders, Opened
@@ -33,11 +33,11 @@ from mq.storage.files.layout import (
     ATTRIBUTES,
     LARGEST_ATTRIBUTES,
     SUM,
-    Layout,
-    encode_attributes,
+    Planned,
     encode_side,
     noted_of,
     parse_leaf,
+    plan,
 )
 from mq.storage.files.staging import StagedBody
 from mq.storage.interface import AnyOperation, Entry, Move, Operation, Outcome, Result, Unlink, Write
@@ -79,41 +79,6 @@ class _Hidden(NamedTuple):
     fd: int
     source: str
     target: str
-
-
-class Planned(NamedTuple):
-    """An operation, and what its record in the log and its file calls have in common, worked out once.
-
-    Attributes:
-        operation: what is asked for.
-        entry: where its message is after it; of an Unlink, before it.
-        path: of that entry.
-        source: of a Move, the path before it.
-        attributes: of a Write, as JSON; empty where there are none.
-        size, checksum: of a Write's body.
-    """
-
-    operation: Operation
-    entry: Entry
-    path: str
-    source: str = ""
-    attributes: bytes = b""
-    size: int = 0
-    checksum: int = 0
-
-
-def plan(layout: Layout, operation: Operation) -> Planned:
-    """An operation, worked out."""
-    if isinstance(operation, Write):
-        queue, id, body, attributes, meta, _, _, state = operation
-        entry = Entry(queue, id, state, meta)
-        size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
-        encoded = encode_attributes(attributes) if attributes else b""
-        return Planned(operation, entry, layout.path(entry), "", encoded, size, crc)
-    if isinstance(operation, Move):
-        entry = operation.target
-        return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
-    return Planned(operation, operation.entry, layout.path(operation.entry))
 
 
 class Batch:
@@ -201,7 +166,8 @@ class Batch:
             if index in self._side_files and outcome.result is not Result.DONE:
                 self._undo_side(self._side_files[index])
         self._reveal()
-        if durable or self._links or self._must_flush:
+        has_failed = self._barrier is not None and self._barrier.has_failed
+        if durable or self._links or self._must_flush or has_failed:
             self._flush(self._barrier)
         if self._links:
             self._finish_links()

@@ -24,6 +24,8 @@ an entry has exactly one name. Whatever does not fit the grammar is not mq's. Th
 
 A side file ``state/properties/<id>`` takes the place of both where the file system has no extended attributes,
 and of the second where it would not fit. It is durable before the message's name appears.
+
+*Operations.* What the log's record and the file calls of one have in common (:func:`plan`).
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.message import MessageId, Properties, SharedAttributes
-from mq.storage.interface import FRESH, Entry, Meta
+from mq.message import MessageId, Properties, SharedAttributes, checksum
+from mq.storage.interface import FRESH, Entry, Meta, Move, Operation, Write
 
 SUM: Final = "user.mq.sum"
 ATTRIBUTES: Final = "user.mq.attributes"
@@ -184,6 +186,41 @@ class Layout(NamedTuple):
         if state is State.READY:
             return f"{self.queues}/{queue}/{name}"
         return f"{self.folder(state, queue)}/{queue}:{name}"
+
+
+class Planned(NamedTuple):
+    """An operation, and what its record in the log and its file calls have in common, worked out once.
+
+    Attributes:
+        operation: what is asked for.
+        entry: where its message is after it; of an Unlink, before it.
+        path: of that entry.
+        source: of a Move, the path before it.
+        attributes: of a Write, as JSON; empty where there are none.
+        size, checksum: of a Write's body.
+    """
+
+    operation: Operation
+    entry: Entry
+    path: str
+    source: str = ""
+    attributes: bytes = b""
+    size: int = 0
+    checksum: int = 0
+
+
+def plan(layout: Layout, operation: Operation) -> Planned:
+    """An operation, worked out."""
+    if isinstance(operation, Write):
+        queue, id, body, attributes, meta, _, _, state = operation
+        entry = Entry(queue, id, state, meta)
+        size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
+        encoded = encode_attributes(attributes) if attributes else b""
+        return Planned(operation, entry, layout.path(entry), "", encoded, size, crc)
+    if isinstance(operation, Move):
+        entry = operation.target
+        return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
+    return Planned(operation, operation.entry, layout.path(operation.entry))
 
 
 def leaf_name(id: MessageId, meta: Meta = FRESH) -> str:

@@ -302,18 +302,21 @@ class Log:
             self._thread.start()
 
     @contextmanager
-    def recorded(self, payload: bytes, *, flushes: bool, flush: Callable[[int], object] | None = None) -> Iterator[int]:
+    def recorded(
+        self, sayings: Sequence[Saying], *, flushes: bool, flush: Callable[[int], object] | None = None
+    ) -> Iterator[int]:
         """Write a record for the file calls of the block; its sequence. Until their end no other record is written, and
         the log changes no segment.
 
         Args:
-            payload: what the file calls do.
+            sayings: what the file calls do.
             flushes: the record is on the medium before the block.
             flush: brings it there, as :meth:`flush` takes it.
 
         Raises:
             OSError: the medium has failed.
         """
+        payload = encode(sayings)
         with self.lock:
             sequence = self.append(payload)
             if flushes:

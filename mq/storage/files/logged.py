@@ -20,11 +20,11 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from mq.lifecycle import State
 from mq.message import SharedAttributes
 from mq.storage.files.barrier import Barrier, bring_in_order
-from mq.storage.files.batch import Batch, Planned, plan, refusal
+from mq.storage.files.batch import Batch, refusal
 from mq.storage.files.calls import FileKind, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import inline_hop
-from mq.storage.files.layout import Layout, encode_attributes
+from mq.storage.files.layout import Layout, Planned, encode_attributes, plan
 from mq.storage.files.log import (
     Forgotten,
     Kept,
@@ -83,7 +83,7 @@ def said(log: Log, *sayings: Saying) -> Iterator[None]:
     Raises:
         OSError: the medium has failed.
     """
-    with log.recorded(encode(sayings), flushes=True) as sequence:
+    with log.recorded(sayings, flushes=True) as sequence:
         try:
             yield
         except OSError:
@@ -125,9 +125,8 @@ def _record_and_do(
     flush: _Flush | None = None,
 ) -> _D | None:
     """Append a record of what `do` does, and then do that. None when the medium has failed."""
-    payload = encode(sayings)
     try:
-        with log.recorded(payload, flushes=flushes, flush=flush) as sequence:
+        with log.recorded(sayings, flushes=flushes, flush=flush) as sequence:
             done = do()
             if done.refused:
                 log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
