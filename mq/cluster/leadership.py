@@ -222,6 +222,13 @@ class Leadership:
         are_stored = await self._which_are_stored(queue, drafts, is_again)
         if all(are_stored):
             return [_as_stored(draft) for draft in drafts]
+        # From here on: a second try, over the next link, waits for this one, whose link may not be known to be lost.
+        with self._marked(drafts):
+            return await self._store_arriving(holder, queue, drafts, are_stored)
+
+    async def _store_arriving(
+        self, holder: Holder, queue: str, drafts: Sequence[Draft], are_stored: Sequence[bool]
+    ) -> list[Published | MQError]:
         refused: dict[int, MQError] = {}
         uploads: dict[int, Upload] = {}
         is_given = False
@@ -273,19 +280,25 @@ class Leadership:
         self, queue: str, drafts: Sequence[Draft], are_stored: Sequence[bool]
     ) -> list[Published | MQError]:
         fresh = [draft for draft, is_stored in zip(drafts, are_stored, strict=True) if not is_stored]
-        done = trio.Event()
-        ids = [draft.id for draft in fresh if draft.id is not None]
-        self._publishing.update(dict.fromkeys(ids, done))
-        try:
+        with self._marked(fresh):
             outcomes = iter(await self.broker.publish_many(queue, fresh) if fresh else ())
-        finally:
-            for id in ids:
-                self._publishing.pop(id, None)
-            done.set()
         return [
             _as_stored(draft) if is_stored else next(outcomes)
             for draft, is_stored in zip(drafts, are_stored, strict=True)
         ]
+
+    @contextmanager
+    def _marked(self, drafts: Sequence[Draft]) -> Iterator[None]:
+        """They are being published, so a second try waits."""
+        done = trio.Event()
+        ids = [draft.id for draft in drafts if draft.id is not None]
+        self._publishing.update(dict.fromkeys(ids, done))
+        try:
+            yield
+        finally:
+            for id in ids:
+                self._publishing.pop(id, None)
+            done.set()
 
     async def _is_stored(self, queue: str, id: MessageId | None) -> bool:
         if id is None:

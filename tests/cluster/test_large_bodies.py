@@ -17,7 +17,7 @@ from mq.broker import Draft
 from mq.client.amqp.errors import ConsumeEnded
 from mq.cluster import cluster_broker, spool
 from mq.cluster.leadership import Holder
-from mq.cluster.link_codec import encode
+from mq.cluster.link_codec import Coming, encode
 from mq.cluster.link_sessions import VERSION, LinkSessions
 from mq.cluster.pieces import WHOLE_BYTES, Arrivals, OpenBodies, PiecewiseBody
 from mq.cluster.spool import PIECE_BYTES
@@ -181,6 +181,41 @@ async def test_a_publish_whose_answer_is_lost_is_not_stored_again(autojump_clock
         assert statuses == [201]
         assert calls[0] <= 1, "it is there already: the first piece may be on its way when that is heard"
         assert await all_in(c) == [BODY]
+
+
+async def test_a_second_try_waits_for_the_first(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader has all pieces of it, and does not know yet that its link is lost."""
+    go_on = [trio.Event(), trio.Event()]
+    waiting = iter(go_on)
+
+    async def stage(self: FencedStorage, chunks: AsyncIterator[bytes]) -> Any:
+        staged = await self._store.stage(chunks)
+        await next(waiting).wait()
+        return staged
+
+    monkeypatch.setattr(FencedStorage, "stage", stage)
+    async with three_nodes() as cluster, trio.open_nursery() as nursery:
+        a = cluster.hosts["a"]
+        await a.http("PUT", "/q?store=cluster")
+        leadership, draft = a.node._leadership, Draft(cast(Any, Coming(1, 3)), id=cluster.ids.new())
+        assert leadership is not None
+
+        async def publish(is_again: bool) -> None:
+            holder = Holder()
+            nursery.start_soon(leadership.perform, holder, "publish_in_pieces", ["q", [draft], is_again], {})
+            with trio.move_on_after(1):
+                for piece in (b"123", b""):
+                    await leadership.perform(holder, "piece", [1, piece], {})
+            await trio.sleep(1)
+
+        await publish(is_again=False)
+        await publish(is_again=True)
+        go_on[0].set()
+        await trio.sleep(1)
+        assert await all_in(a) == [b"123"]
+        go_on[1].set()
+        await trio.sleep(1)
+        assert await all_in(a) == [], "it is not stored once more after its removal"
 
 
 @pytest.mark.parametrize("number", range(1, PIECES + 1))
