@@ -176,12 +176,13 @@ def lengths(folder: Path, effort: Effort) -> list[Figure]:
 
 
 def slow(folder: Path, effort: Effort) -> list[Figure]:
-    """The same on a disk whose flush takes two milliseconds, and against beanstalkd with many connections."""
+    """The same on a disk whose flush takes two milliseconds, also beside another program that writes, and against
+    beanstalkd with many connections."""
     why = disks.why_not_slow()
     if why:
         return [not_measured("flush of 2 ms", why)]
     with disks.slow(FLUSH_SECONDS) as root:
-        figures = counted(root, effort)
+        figures = counted(root, effort) + isolation(root, effort)
         if not SYSTEMS["beanstalkd"].absence():
             with _running(root, Mq(), SYSTEMS["beanstalkd"]) as servers:
                 figures += _against_beanstalkd(servers, root, effort, {1: None, 32: None, 256: 40.0})
