@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -20,6 +21,7 @@ from typing import Final
 TREE: Final = Path(__file__).resolve().parents[2]
 IN_MEMORY: Final = Path("/dev/shm")
 COMMAND_SECONDS: Final = 60.0
+_LOOKS_EVERY_SECONDS: Final = 0.05
 
 
 class Bench:
@@ -63,6 +65,24 @@ def run(*command: str | Path) -> str:
     if done.returncode:
         raise CommandFailed(f"{' '.join(map(str, command))}: {done.stderr.strip() or done.returncode}")
     return done.stdout.strip()
+
+
+def unmount_when_free(point: Path) -> None:
+    """Unmount. A loop device is detached when the last program has closed it, which may just be listing all of them.
+
+    Raises:
+        CommandFailed: it is not free after a minute.
+    """
+    deadline = time.monotonic() + COMMAND_SECONDS
+    while True:
+        try:
+            run("umount", point)
+        except CommandFailed as error:
+            if "busy" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOKS_EVERY_SECONDS)
+        else:
+            return
 
 
 class CommandFailed(Exception):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from tests.crash.bench import TREE, CommandFailed, run, sweep
+from tests.crash.bench import TREE, CommandFailed, run, sweep, unmount_when_free
 from tests.crash.recording import Recording
 
 START_SECONDS: Final = 20.0
@@ -123,7 +123,7 @@ class Rig:
         try:
             self.unmount()
             run("losetup", "--detach", self._loop)
-            run("umount", self._fuse)
+            unmount_when_free(self._fuse)
             self._end_device(STOP_SECONDS)
         except CommandFailed:
             if error is None:

@@ -36,7 +36,7 @@ class Machine:
         return Log(
             self.calls,
             str(self.folder / "log"),
-            self.sync,
+            self.bring,
             self.failures.append,
             smallest=SEGMENT,
             largest=largest,
@@ -50,7 +50,7 @@ class Machine:
         log.begin()
         return log
 
-    def sync(self) -> None:
+    def bring(self, *_: object) -> None:
         self.synced += 1
 
     def payloads(self) -> list[bytes]:
@@ -234,12 +234,12 @@ def test_a_segment_is_freed_after_a_sync_and_grows(machine: Machine) -> None:
 def test_commits_go_on_beside_a_checkpoint_and_wait_for_the_next(machine: Machine) -> None:
     syncs, goes_on = threading.Semaphore(0), threading.Semaphore(0)
 
-    def sync() -> None:
+    def sync(*_: object) -> None:
         syncs.release()
         assert goes_on.acquire(timeout=30)
 
     log = machine.log(in_thread=True)
-    log._sync = sync
+    log._bring = sync
     log.forget()
     log.begin()
     append(log, *[b"x"] * 15)
@@ -265,7 +265,7 @@ def test_what_is_old_is_brought_to_the_medium(machine: Machine, monkeypatch: pyt
     monkeypatch.setattr("mq.storage.files.log.AGE_SECONDS", 0.01)
     done = threading.Event()
     log = machine.log(in_thread=True)
-    log._sync = done.set
+    log._bring = lambda *_: done.set()
     log.forget()
     log.begin()
     append(log, b"x")
@@ -294,10 +294,10 @@ def test_after_an_error_nothing_is_appended_nor_tried_again(
 
 
 def test_a_checkpoint_that_fails_ends_all_changes_and_frees_nothing(machine: Machine, log: Log) -> None:
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    log._sync = fail
+    log._bring = fail
     append(log, b"kept")
     with pytest.raises(OSError, match="the log has failed"):
         log.empty()

@@ -701,7 +701,7 @@ def root(tmp_path: Path) -> Path:
     """A real one, with a log in which a message is pending that the files have lost."""
     for folder in ("new", "queues/q", "delay", "remove", "state/log"):
         (tmp_path / folder).mkdir(parents=True)
-    log = Log(LinuxCalls(), str(tmp_path / "state" / "log"), lambda: None, lambda error: None, in_thread=False)
+    log = Log(LinuxCalls(), str(tmp_path / "state" / "log"), lambda *_: None, lambda error: None, in_thread=False)
     log.forget()
     log.begin()
     with log.lock:

@@ -109,6 +109,10 @@ class Record(NamedTuple):
         return pages(_RECORD.size + len(self.payload)) // PAGE
 
 
+Bring = Callable[[int, int, Iterator[Record]], None]
+"""Brings what the records of a segment have done to the medium: its file, its length in bytes, and they."""
+
+
 class Segment:
     """One of the two files.
 
@@ -148,10 +152,11 @@ class Segment:
         self._calls.fsync(self.fd)
         self.size = size
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """Where it has pages that are records of its epoch, valid by themselves, in order, and those records."""
+    def records(self, end: int | None = None) -> Iterator[tuple[int, Record]]:
+        """Where it has pages that are records of its epoch, valid by themselves, in order, and those records; up to
+        byte `end`, where that is given."""
         at = PAGE
-        while self.epoch and at < self.size:
+        while self.epoch and at < (self.size if end is None else end):
             record = self._read(at)
             if record is None:
                 at += PAGE
@@ -188,7 +193,7 @@ class Log:
     Args:
         calls: the system.
         folder: where its segments are; made where it is missing.
-        sync: brings everything on the file system to the medium.
+        bring: brings what a segment says to the medium, before that is used again.
         fail: is told when the medium has failed.
         freed: is told of an epoch whose records count no more, with :attr:`lock`.
         life: what tells this mount from each earlier one; empty where nothing does.
@@ -210,7 +215,7 @@ class Log:
         self,
         calls: Calls,
         folder: str,
-        sync: Callable[[], None],
+        bring: Bring,
         fail: Callable[[OSError], None],
         freed: Callable[[int], None] = lambda _: None,
         *,
@@ -226,7 +231,7 @@ class Log:
         self.waited = 0
         self.checkpoints = 0
         self._calls = calls
-        self._sync = sync
+        self._bring = bring
         self._fail = fail
         self._freed = freed
         self._life = life
@@ -247,6 +252,8 @@ class Log:
         self._offset = PAGE
         self._since: float | None = None
         self._leaving: Segment | None = None
+        self._left = PAGE
+        """Where the records of the segment that is left end."""
         self._is_full = False
         """Whether the segment that is left was full."""
         if calls.kind(folder) is None:
@@ -401,7 +408,7 @@ class Log:
         """Go on in the other segment, once that is free; this one is checkpointed."""
         self._wait_for_checkpoint()
         self.flush()  # a segment is on the medium as a whole before a record follows in the other
-        self._leaving, self._is_full = self._current, is_full
+        self._leaving, self._left, self._is_full = self._current, self._offset, is_full
         self._current = self._segments[1 - self._segments.index(self._current)]
         self._offset, self._since = PAGE, None
         if self._in_thread:
@@ -441,7 +448,7 @@ class Log:
         epoch = segment.epoch
         failure: OSError | None = OSError(errno.EIO, "a checkpoint was cut off")
         try:
-            self._sync()
+            self._bring(segment.fd, segment.size, (record for _, record in segment.records(self._left)))
             if self._is_full and segment.size < self._largest:
                 self._grow(segment)
             segment.free(self._current.epoch + 1, self._draw(_KEY_BYTES), self._life)
@@ -732,6 +739,8 @@ def decode(payload: bytes) -> list[Saying]:
         return payload[at - size : at]
 
     found: list[Saying] = []
+    if not length:  # an empty batch, as versions before this one wrote it down
+        return found
     for line in payload[_TEXT_LENGTH.size : at].decode().split("\n"):
         match line.split("\t"):
             case ["w", path, size, crc, attributes]:

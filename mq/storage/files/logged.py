@@ -125,6 +125,8 @@ def _record_and_do(
     flush: _Flush | None = None,
 ) -> _D | None:
     """Append a record of what `do` does, and then do that. None when the medium has failed."""
+    if not sayings:  # an empty batch or group
+        return do()
     try:
         with log.recorded(sayings, flushes=flushes, flush=flush) as sequence:
             done = do()

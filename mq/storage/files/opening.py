@@ -8,10 +8,12 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import shorten
+from mq.storage.files import checkpoint
 from mq.storage.files.barrier import Spare, close_all, sync, sync_folder
 from mq.storage.files.calls import (
     NO_HANDLES,
@@ -231,7 +233,7 @@ def _repair(
         log = Log(
             calls,
             layout.log,
-            folders.syncs.everything,
+            partial(checkpoint.bring, folders, records),
             folders.fail,
             folders.removed_queues.forget,
             life=life_of(folders.syncs.root_fd) if in_thread else "",

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 from urllib.parse import quote
 
@@ -155,6 +155,14 @@ class Records:
         except FileNotFoundError:  # another process was faster
             return False
         return True
+
+    def newest(self, kind: str, keys: Iterable[str]) -> list[str]:
+        """The paths of the files that hold these records now; those of which there is none are left out."""
+        newest: dict[str, int] = {}
+        for file, version in self._listed(kind):
+            newest[file] = max(version, newest.get(file, 0))
+        files = map(_file, keys)
+        return [f"{self._folder}/{kind}/{file}.{newest[file]}" for file in files if file in newest]
 
     def versions(self, kind: str, key: str) -> list[int]:
         """The versions of a record that are there."""

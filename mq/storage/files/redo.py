@@ -59,7 +59,7 @@ from mq.storage.interface import QUEUE
 logger = logging.getLogger("mq.storage")
 
 
-class _Fate:
+class MessageFate:
     """What the log says of one message.
 
     Attributes:
@@ -109,22 +109,12 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
         told = [(record.sequence, decode(record.payload)) for record in live]
     except (ValueError, IndexError) as error:
         raise LogDamaged(f"a record of the log makes no sense: {error}") from error
-    refused = {
-        (saying.sequence, number)
-        for _, sayings in told
-        for saying in sayings
-        if isinstance(saying, Refused)
-        for number in saying.numbers
-    }
-    _drop_refused(folders, told, refused)
-    done = [
-        [saying for number, saying in enumerate(sayings) if (sequence, number) not in refused]
-        for sequence, sayings in told
-    ]
+    _drop_refused(folders, told, _refused(told))
+    done = carried_out(told)
     everything = [saying for sayings in done for saying in sayings]
     sayings = [saying for sayings in done[-1:] for saying in sayings] if survived else everything
     _redo_queues(folders, records, sayings)
-    fates = _fates(sayings)
+    fates = fates_of(sayings)
     redone = _redo_messages(folders, fates) if fates else Redone()
     _redo_records(records, sayings)
     newest = max((record.flushed for record in live), default=0)
@@ -140,6 +130,26 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     return redone
 
 
+def carried_out(told: Sequence[tuple[int, Sequence[Saying]]]) -> list[list[Saying]]:
+    """What records say, each with its sequence, without what was refused then."""
+    refused = _refused(told)
+    return [
+        [saying for number, saying in enumerate(sayings) if (sequence, number) not in refused]
+        for sequence, sayings in told
+    ]
+
+
+def _refused(told: Iterable[tuple[int, Sequence[Saying]]]) -> set[tuple[int, int]]:
+    """What was refused: of each the sequence of its record, and its number there."""
+    return {
+        (saying.sequence, number)
+        for _, sayings in told
+        for saying in sayings
+        if isinstance(saying, Refused)
+        for number in saying.numbers
+    }
+
+
 def _write_again(folders: Folders, sayings: Sequence[Saying], unsure: Container[str]) -> None:
     """Let the next sync bring all bodies and records of the log, also those that read right.
 
@@ -153,7 +163,7 @@ def _write_again(folders: Folders, sayings: Sequence[Saying], unsure: Container[
         unsure: messages of records that may not have been flushed: of these the large bodies, too, may be in memory
             alone.
     """
-    for id, fate in _fates(sayings).items():
+    for id, fate in fates_of(sayings).items():
         if fate.place is None or fate.wrote is None:
             continue
         if fate.wrote.body is None:
@@ -163,10 +173,10 @@ def _write_again(folders: Folders, sayings: Sequence[Saying], unsure: Container[
             continue
         with _unless_refused():
             _overwrite(folders, folders.layout.above(fate.place), fate.wrote.body)
-            if _has_side(folders, fate.wrote):
+            if has_side(folders, fate.wrote):
                 _overwrite(folders, f"{folders.layout.properties}/{id}", _side(fate.wrote))
     unsynced = Records(UnsyncedCalls(folders.calls), folders.layout.records)
-    for (kind, key), kept in _last_records(sayings).items():
+    for (kind, key), kept in last_records(sayings).items():
         if kept is not None and unsynced.get(kind, key) == kept.value:
             with _unless_refused():
                 unsynced.put(kind, key, kept.value)
@@ -196,20 +206,20 @@ def _drop_refused(
                         folders.calls.unlink(folders.layout.above(saying.path))
 
 
-def _fates(sayings: Iterable[Saying]) -> dict[str, _Fate]:
+def fates_of(sayings: Iterable[Saying]) -> dict[str, MessageFate]:
     """What the log says of each message, by its id."""
-    fates: dict[str, _Fate] = {}
+    fates: dict[str, MessageFate] = {}
     for saying in sayings:
         match saying:
             case Wrote(path):
-                fates[_id_of(path)] = _Fate(path, path, wrote=saying)
+                fates[_id_of(path)] = MessageFate(path, path, wrote=saying)
             case Moved(old, new):
-                fate = fates.setdefault(_id_of(old), _Fate(old, old))
+                fate = fates.setdefault(_id_of(old), MessageFate(old, old))
                 if fate.place == old:
                     fate.place = new
                     fate.places.add(new)
             case Removed(path):
-                fate = fates.setdefault(_id_of(path), _Fate(path, path))
+                fate = fates.setdefault(_id_of(path), MessageFate(path, path))
                 if fate.place == path:
                     fate.place = None
             case QueueRemoved(queue):
@@ -224,7 +234,7 @@ def _id_of(path: str) -> str:
     return (name.partition(":")[2] or name).partition(",")[0]
 
 
-def _redo_messages(folders: Folders, fates: dict[str, _Fate]) -> Redone:
+def _redo_messages(folders: Folders, fates: dict[str, MessageFate]) -> Redone:
     names = _names(folders, fates)
     written = moved = removed = missing = 0
     for id, fate in fates.items():
@@ -246,7 +256,7 @@ def _redo_messages(folders: Folders, fates: dict[str, _Fate]) -> Redone:
     return Redone(written, moved, removed, missing)
 
 
-def _is_elsewhere(folders: Folders, id: str, fate: _Fate, there: list[str]) -> bool:
+def _is_elsewhere(folders: Folders, id: str, fate: MessageFate, there: list[str]) -> bool:
     """Whether a message is whole under a name that the log does not know: moved by hand, or by a record that was not
     flushed. Removes its other names: where names have no order, the one that it left may have come back."""
     unknown = [name for name in there if name not in fate.places]
@@ -263,7 +273,7 @@ def _is_elsewhere(folders: Folders, id: str, fate: _Fate, there: list[str]) -> b
     return False
 
 
-def _make_whole(folders: Folders, id: str, fate: _Fate, place: str, there: list[str]) -> str:
+def _make_whole(folders: Folders, id: str, fate: MessageFate, place: str, there: list[str]) -> str:
     """Make a message whole in its place. Returns what was done for that, in a word."""
     calls, above = folders.calls, folders.layout.above
     whole = [name for name in there if _is_whole(folders, name, fate.wrote)]
@@ -359,7 +369,7 @@ def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
             folders.calls.set_attribute(fd, SUM, Sum(wrote.size, wrote.crc, where).encode())
         finally:
             folders.calls.close(fd)
-    if _has_side(folders, wrote):
+    if has_side(folders, wrote):
         folders.has_side_files = True
         path = f"{folders.layout.properties}/{id}"
         with contextlib.suppress(FileNotFoundError):
@@ -367,7 +377,8 @@ def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
         _write(folders, path, _side(wrote))
 
 
-def _has_side(folders: Folders, wrote: Wrote) -> bool:
+def has_side(folders: Folders, wrote: Wrote) -> bool:
+    """Whether a message has a side file, for attributes that are long or cannot be the file's own."""
     return len(wrote.attributes) > LARGEST_ATTRIBUTES or not folders.xattrs
 
 
@@ -383,7 +394,7 @@ def _has_folder(folders: Folders, place: str) -> bool:
     return folders.calls.kind(folders.layout.above(place.rpartition("/")[0])) is FileKind.FOLDER
 
 
-def _names(folders: Folders, fates: dict[str, _Fate]) -> dict[str, list[str]]:
+def _names(folders: Folders, fates: dict[str, MessageFate]) -> dict[str, list[str]]:
     """The paths below the root under which those messages are."""
     layout, found = folders.layout, dict[str, list[str]]()
     for folder, state in ((layout.new, State.NEW), (layout.delay, State.DELAYED), (layout.remove, State.REMOVED)):
@@ -419,14 +430,14 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
 
 
 def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
-    for (kind, key), kept in _last_records(sayings).items():
+    for (kind, key), kept in last_records(sayings).items():
         if kept is None:
             records.drop(kind, key)
         elif records.all(kind).get(key) != kept.value:
             records.put(kind, key, kept.value)
 
 
-def _last_records(sayings: Iterable[Saying]) -> dict[tuple[str, str], Kept | None]:
+def last_records(sayings: Iterable[Saying]) -> dict[tuple[str, str], Kept | None]:
     """The last value of each record in the log; None where it is forgotten."""
     last: dict[tuple[str, str], Kept | None] = {}
     for saying in sayings:
