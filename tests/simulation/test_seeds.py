@@ -79,6 +79,7 @@ WITH_LOG_REGRESSIONS = {
     4211: "likewise, and the torn file made its idempotency key a sure one",
     5387: "none: the checker counted what a purge was removing just then",
     394: "the caller of a write job's commit went, and who browsed saw a part of it",
+    40673: "where names have no order a power cut left both marks of groups, and the root was refused",
     427: "of two records that no flush had brought the second came alone: taken for damage",
 }
 """Seeds that found a bug of the log, and which."""

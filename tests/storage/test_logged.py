@@ -499,6 +499,21 @@ async def test_the_mark_of_a_group_may_be_taken_away_by_hand(before: str) -> Non
         assert (HALF in disk.tree(), WHOLE in disk.tree()) == (False, True)
 
 
+async def test_a_start_and_a_group_with_both_marks() -> None:
+    """Where names have no order a cut can leave both, and a hand can make them."""
+    async with begun() as disk:
+        group = Group((Put("ledger", "old", {}), Write("q", new_id(), b"old")))
+        await disk.storage.commit([group])
+        disk.power.close(disk.power.open(f"{disk.root}/{HALF}", os.O_CREAT | os.O_WRONLY))
+        await disk.storage.commit([Group((Put("ledger", "new", {}), Write("q", new_id(), b"new")))])
+        assert (HALF in disk.tree(), WHOLE in disk.tree()) == (False, True)
+        disk.power.close(disk.power.open(f"{disk.root}/{HALF}", os.O_CREAT | os.O_WRONLY))
+        disk.power.fsync(disk.power.open(f"{disk.root}/state/log", os.O_RDONLY | os.O_DIRECTORY))
+        assert await disk.cut()
+        assert (HALF in disk.tree(), WHOLE in disk.tree()) == (False, True)
+        assert set(await disk.storage.records("ledger")) == {"old", "new"}
+
+
 async def test_a_full_disk_refuses_groups_that_it_cannot_mark_and_nothing_else() -> None:
     async with begun(room=1 << 20) as disk:
         entry = await disk.bring(State.READY)

@@ -11,6 +11,7 @@ A backup sees the files and not the log. As long as a group may be half done, th
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -594,9 +595,9 @@ def mark_whole(folders: Folders) -> None:
         try:
             calls.rename(layout.half, layout.whole)  # cheaper than a file that comes and goes
         except OSError as error:
-            if not is_transient(error):
+            if not is_transient(error) and error.errno != errno.EEXIST:
                 raise
-            calls.unlink(layout.half)  # which needs no room
+            calls.unlink(layout.half)  # which needs no room, and leaves the other of two that a cut or a hand has left
 
 
 def _mark_half(folders: Folders) -> Outcome | None:
@@ -611,6 +612,8 @@ def _mark_half(folders: Folders) -> Outcome | None:
             calls.rename(layout.whole, layout.half)
         except FileNotFoundError:  # the first one, or the file was taken away by hand
             calls.close(calls.open(layout.half, _MAKE_MARK))
+        except FileExistsError:  # made by hand: it tells what it has to
+            pass
     except OSError as error:
         return refusal(error)
     return None
