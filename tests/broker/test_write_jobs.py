@@ -374,7 +374,6 @@ class Power:
             StorageOptions(log=self.log, log_bytes=LOG_BYTES),
             mount=lambda root: MOUNTS[self.medium],
             hop=inline_hop,
-            clock=lambda: 0.0,
             syncfs=False,
         )
         await storage.open()
