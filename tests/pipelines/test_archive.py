@@ -133,8 +133,9 @@ def test_a_drain_goes_on_where_it_was_cut_off_and_a_replay_brings_each_message_o
     with Daemon(tmp_path / "root", tmp_path / "log", "--delay", "1") as daemon:
         sent = publish(daemon, "orders")
         options = {**address(daemon), "maxMessagesPerTrigger": "70", "leaseSeconds": "5"}
+        small = {**options, "maxMessagesPerTrigger": "10"}  # 20 micro-batches take longer than the second between looks
         with pytest.raises(Interrupted):
-            archive(spark, ["orders"], str(out), options, progress=interrupt_after(70))
+            archive(spark, ["orders"], str(out), small, progress=interrupt_after(10))
         assert 0 < len(archived(spark, out)) < len(sent)
         daemon.kill()
         daemon.start()

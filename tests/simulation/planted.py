@@ -280,7 +280,7 @@ OF_THE_LOG: Final = {
         "pass",
     ),
     "a checkpoint leaves the bytes of its files in memory": Bug(
-        "_are_written_out", "calls.write_out(fd, waits=True)", "pass"
+        "_write_bytes_out", "calls.write_out(fd, waits=True)", "pass"
     ),
     "a checkpoint syncs what was not changed after its files": Bug(
         "bring", "bring_in_order(folders.calls, [segment])", "folders.calls.fsync(segment)"

@@ -79,16 +79,18 @@ async def test_a_file_that_is_not_where_the_log_says_is_brought_by_a_syncfs() ->
         assert await disk.body(moved) == b"moved by hand"
 
 
-async def test_no_file_can_be_opened_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("verb", ["open", "names"])
+async def test_no_file_can_be_opened_any_more(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with begun() as disk:
         disk.log.empty()
         await disk.bring(State.READY)
+        await disk.storage.put_record("kind", "key", {})
 
         def refuse(*_: object, **__: object) -> int:
             raise OSError(errno.EMFILE, "Too many open files")
 
         with monkeypatch.context() as patch:
-            patch.setattr(disk.folders.calls, "open", refuse)
+            patch.setattr(disk.folders.calls, verb, refuse)
             assert [each.partition(" ")[0] for each in checkpoint(disk)] == ["syncfs"]
 
 

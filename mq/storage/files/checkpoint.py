@@ -43,11 +43,18 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
         OSError: the medium has failed.
     """
     most = min(MOST_FILES, size // _BYTES_A_FILE) if folders.syncs.ordered else 0
-    files = _few_files(folders, records, live, most) if most else None
-    if files is None or not _are_written_out(folders, files):
+    files: list[str] | None = None
+    try:
+        files = _few_files(folders, records, live, most) if most else None
+        _write_bytes_out(folders, files or ())
+    except OSError as error:  # one is not there, or no more can be opened
+        if error.errno != errno.ENOENT and error.errno not in NO_HANDLES:
+            raise
+        files = None
+    if files is None:
         folders.syncs.everything()
-        return
-    bring_in_order(folders.calls, [segment])
+    else:
+        bring_in_order(folders.calls, [segment])
 
 
 def _few_files(folders: Folders, records: Records, live: Iterable[Record], most: int) -> list[str] | None:
@@ -93,12 +100,11 @@ def _newest(records: Records, kept: Sequence[Kept]) -> list[str] | None:
     return files
 
 
-def _are_written_out(folders: Folders, files: Sequence[str]) -> bool:
-    """Have the bytes of these files written to the disk, which may keep them in its cache. False where one is not
-    there, or no more can be opened.
+def _write_bytes_out(folders: Folders, files: Sequence[str]) -> None:
+    """Have the bytes of these files written to the disk, which may keep them in its cache.
 
     Raises:
-        OSError: the medium has failed.
+        OSError: the medium has failed, one is not there, or no more can be opened.
     """
     calls = folders.calls
     for first in range(0, len(files), _TOGETHER):
@@ -109,10 +115,5 @@ def _are_written_out(folders: Folders, files: Sequence[str]) -> bool:
                 calls.write_out(fds[-1], waits=False)
             for fd in fds:
                 calls.write_out(fd, waits=True)
-        except OSError as error:
-            if error.errno == errno.ENOENT or error.errno in NO_HANDLES:
-                return False
-            raise
         finally:
             close_all(calls, fds)
-    return True
