@@ -280,7 +280,7 @@ OF_THE_LOG: Final = {
         "pass",
     ),
     "a checkpoint leaves the bytes of its files in memory": Bug(
-        "_write_bytes_out", "calls.write_out(fd, waits=True)", "pass"
+        "_write_bytes_out", "write_out(calls, fd, waits=True)", "pass"
     ),
     "a checkpoint syncs what was not changed after its files": Bug(
         "bring", "bring_in_order(folders.calls, [segment])", "folders.calls.fsync(segment)"
@@ -299,7 +299,7 @@ OF_THE_LOG: Final = {
     "records are not put again from the log": Bug("redo", "_redo_records(records, sayings)", "pass"),
     "a file is believed for its name": Bug("_make_whole", "_is_whole(folders, name, fate.wrote)", "True"),
     "a large body is not on the medium when the log names it": Bug(
-        "bring_in_order", "_write_out(calls, fd, waits=True)", "pass"
+        "bring_in_order", "write_out(calls, fd, waits=True)", "pass"
     ),
     "large bodies are not changed before the sync that is to bring them": Bug(
         "bring_in_order", "calls.touch(files[-1])", "pass"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
@@ -79,15 +80,19 @@ async def test_a_file_that_is_not_where_the_log_says_is_brought_by_a_syncfs() ->
         assert await disk.body(moved) == b"moved by hand"
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("verb", ["open", "names"])
-async def test_no_file_can_be_opened_any_more(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_cannot_be_opened_is_brought_by_a_syncfs(
+    verb: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No handle may be left, a hand may have closed it to this user, its folder may be unreadable."""
     async with begun() as disk:
         disk.log.empty()
         await disk.bring(State.READY)
         await disk.storage.put_record("kind", "key", {})
 
         def refuse(*_: object, **__: object) -> int:
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise OSError(number, os.strerror(number))
 
         with monkeypatch.context() as patch:
             patch.setattr(disk.folders.calls, verb, refuse)

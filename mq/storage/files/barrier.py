@@ -116,7 +116,7 @@ class Barrier:
         self._files.append(fd)
         try:
             if self._syncs.ordered and len(self._files) > 1:
-                _write_out(self._calls, fd, waits=False)
+                write_out(self._calls, fd, waits=False)
             if self._syncs.ordered and len(self._files) > MOST_OPEN:
                 self._write_out_all()
         except SyncFailed as error:
@@ -196,7 +196,7 @@ class Barrier:
         files, self._files = self._files[:-1], self._files[-1:]
         try:
             for fd in files:
-                _write_out(self._calls, fd, waits=True)
+                write_out(self._calls, fd, waits=True)
         finally:
             close_all(self._calls, files)
 
@@ -289,13 +289,13 @@ def bring_in_order(calls: Calls, files: Sequence[int], *others: int) -> None:
     """
     if others or len(files) > 1:
         for fd in (*files, *others):
-            _write_out(calls, fd, waits=True)
+            write_out(calls, fd, waits=True)
     # The change has to come after all of that: a sync brings what was changed before its own file was.
     calls.touch(files[-1])
     sync(calls, files[-1])
 
 
-def _write_out(calls: Calls, fd: int, *, waits: bool) -> None:
+def write_out(calls: Calls, fd: int, *, waits: bool) -> None:
     """As :meth:`Calls.write_out`.
 
     Raises:

@@ -2,17 +2,16 @@
 
 Where few files were written, their bytes are written out, and one change that is synced after that brings all names
 and the bytes with them. So a checkpoint does not wait for what other programs have written to the same file system, nor
-make them wait for it. Many files, or a file that is not where the records say, and it is one ``syncfs``.
+make them wait for it. Many files, or a file that cannot be opened where the records say, and it is one ``syncfs``.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mq.storage.files.barrier import bring_in_order, close_all
-from mq.storage.files.calls import NO_HANDLES, OPEN_READ
+from mq.storage.files.barrier import bring_in_order, close_all, write_out
+from mq.storage.files.calls import OPEN_READ, SyncFailed
 from mq.storage.files.folders import Folders
 from mq.storage.files.log import Kept, Record, Saying, decode
 from mq.storage.files.records import Records
@@ -47,9 +46,9 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
     try:
         files = _few_files(folders, records, live, most) if most else None
         _write_bytes_out(folders, files or ())
-    except OSError as error:  # one is not there, or no more can be opened
-        if error.errno != errno.ENOENT and error.errno not in NO_HANDLES:
-            raise
+    except SyncFailed:
+        raise
+    except OSError:  # one cannot be opened: it is elsewhere, a hand has closed it, or there is no handle for it
         files = None
     if files is None:
         folders.syncs.everything()
@@ -104,7 +103,8 @@ def _write_bytes_out(folders: Folders, files: Sequence[str]) -> None:
     """Have the bytes of these files written to the disk, which may keep them in its cache.
 
     Raises:
-        OSError: the medium has failed, one is not there, or no more can be opened.
+        SyncFailed: the medium has failed.
+        OSError: one cannot be opened.
     """
     calls = folders.calls
     for first in range(0, len(files), _TOGETHER):
@@ -112,8 +112,8 @@ def _write_bytes_out(folders: Folders, files: Sequence[str]) -> None:
         try:
             for path in files[first : first + _TOGETHER]:
                 fds.append(calls.open(path, OPEN_READ))
-                calls.write_out(fds[-1], waits=False)
+                write_out(calls, fds[-1], waits=False)
             for fd in fds:
-                calls.write_out(fd, waits=True)
+                write_out(calls, fd, waits=True)
         finally:
             close_all(calls, fds)

@@ -110,7 +110,7 @@ class Record(NamedTuple):
 
 
 Bring = Callable[[int, int, Iterator[Record]], None]
-"""Brings what the records of a segment have done to the medium: its file, its length in bytes, and they."""
+"""Brings to the medium what a segment's records have done. Called with its file, its length in bytes, and them."""
 
 
 class Segment:
