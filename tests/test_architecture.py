@@ -38,12 +38,16 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         *DOMAIN,
         *(
             f"mq.storage.{waist}"
-            for waist in ("checks", "confirmed", "groups", "interface", "memory", "options", "registry")
+            for waist in ("checks", "confirmed", "groups", "interface", "memory", "options", "outcomes", "registry")
         ),
     ),
     "mq.storage.interface": DOMAIN,
-    "mq.storage.files": (*DOMAIN, "mq.storage.files", "mq.storage.interface", "mq.storage.options"),
-    "mq.broker": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.groups"),
+    "mq.storage.files": (
+        *DOMAIN,
+        "mq.storage.files",
+        *(f"mq.storage.{waist}" for waist in ("interface", "options", "outcomes")),
+    ),
+    "mq.broker": (*DOMAIN, "mq.broker", *(f"mq.storage.{waist}" for waist in ("interface", "outcomes", "groups"))),
     "mq.broker.lifetime": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.schedules": (*DOMAIN, "mq.schedules", "mq.broker"),
     "mq.observers": (*DOMAIN, "mq.observers"),

@@ -101,6 +101,19 @@ class Catalog:
         self.tell(Kind.REMOVE, left, removed, door=door)
         self.tell(Kind.REAP, removed, None)
 
+    def published(self, entry: Entry, size: int, door: str, *, is_there: bool) -> None:
+        """Tell that a message was published.
+
+        Args:
+            entry: where it was made.
+            size: of its body, in bytes.
+            door: it came by.
+            is_there: whether it is to be found in its queue: it was dispatched to no request.
+        """
+        if is_there:
+            self.place(entry, is_new=True)
+        self.tell(Kind.PUBLISH, None, entry, size, door)
+
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:
         """The messages of a queue that are being moved."""
         return [id for id, begun in self._begun.items() if begun.queue is index]

@@ -29,6 +29,7 @@ from mq.errors import (
 )
 from mq.storage import groups
 from mq.storage.interface import AnyOperation, Operation, Outcome, Result, Storage
+from mq.storage.outcomes import Outcomes
 
 T = TypeVar("T")
 LARGEST_BATCH: Final = 1024
@@ -157,12 +158,14 @@ class Committer:
         for each in submissions:
             each.operations = each.make()
         operations = [operation for each in submissions for operation in each.operations]
-        outcomes = iter(await self._commit(operations))
-        barrier = BatchTimes(began, max(began, trio.current_time() - self._storage.description.heard_late))
+        outcomes = await self._commit(operations)
+        heard_late = outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0
+        barrier = BatchTimes(began, max(began, trio.current_time() - heard_late))
         for took in self._took:
             took(barrier.ended - barrier.began)
+        in_order = iter(outcomes)
         for each in submissions:
-            each.then([next(outcomes) for _ in each.operations], barrier)
+            each.then([next(in_order) for _ in each.operations], barrier)
 
     def _is_needed(self) -> bool:
         return bool(self._waiting) or self._shut_out is not None

@@ -39,7 +39,7 @@ from mq.errors import (
     QueueFull,
     StorageError,
 )
-from mq.lifecycle import DOOR, Kind, State
+from mq.lifecycle import DOOR, State
 from mq.message import MessageId
 from mq.storage.groups import bytes_of_body
 from mq.storage.interface import (
@@ -594,12 +594,11 @@ class PublishJob:
         self._release()  # only now: a deleted queue is not made anew while a message of it is under way
         if self.index.bodies is not None:
             self._note_body(self.index.bodies, entry.id)
-        if not self._is_dispatched and not self.index.deleted:
-            if isinstance(self._body, bytes):
-                self._publisher.recent.keep(entry.id, self._body, self._attributes)
-            self._catalog.place(entry, is_new=True)
+        is_there = not self._is_dispatched and not self.index.deleted
+        if is_there and isinstance(self._body, bytes):
+            self._publisher.recent.keep(entry.id, self._body, self._attributes)
         born = entry._replace(state=State.NEW, meta=FRESH) if self._is_dispatched else entry  # its lease is told then
-        self._catalog.tell(Kind.PUBLISH, None, born, self._size, self._door)
+        self._catalog.published(born, self._size, self._door, is_there=is_there)
         self._tell_landed(entry.id)
         if self.index.deleted:
             self.future.fail(NoSuchQueue(f"queue {self.index.name} was deleted meanwhile"))

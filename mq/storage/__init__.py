@@ -3,6 +3,7 @@
 In reading order:
 
 * ``interface``: the verbs of a store, and what each promises.
+* ``outcomes``: what became of a batch, with how late the event loop heard of it.
 * ``groups``: all of some operations or nothing, in every store.
 * ``confirmed``: how far a store has come that others keep alive, noted apart from it.
 * ``options``: how a store will be used, said when it is opened.

@@ -59,7 +59,11 @@ async def commit(storage: Storage, operations: Sequence[AnyOperation]) -> list[O
             together = []
         with trio.CancelScope(shield=True):  # what was begun is ended
             outcomes.append(await _do(storage, operation))
-    return outcomes + (await storage.commit(together) if together else [])
+    if not together:
+        return outcomes
+    last = await storage.commit(together)
+    last[:0] = outcomes
+    return last
 
 
 async def redo(storage: Storage) -> None:

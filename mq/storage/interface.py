@@ -307,8 +307,6 @@ class Description(NamedTuple):
         max_body: the longest body in bytes; None for no limit of its own.
         journaled: its moves are atomic over a crash without a barrier. Where False, a move is made whole by a
             barrier of its own even if it was allowed to ride on the next one.
-        heard_late: seconds from the end of the last batch, wherever that was done, until the event loop came to its
-            outcomes. To be read right after :meth:`Storage.commit`, before anything else is awaited.
         places: a Write can make its message in READY or DELAYED. Where False it makes it in NEW, and a Move of its own
             brings it there.
         groups: operations that a Group may have at the most; 0 where it takes no Group, no Put and no Drop. Where it
@@ -324,7 +322,6 @@ class Description(NamedTuple):
     ordered: bool
     max_body: int | None
     journaled: bool
-    heard_late: float = 0.0
     places: bool = False
     groups: int = 0
     group_bytes: int | None = None
@@ -376,7 +373,8 @@ class Storage(Protocol):
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do all of them, in order, with one durability barrier. A batch is not a transaction: each operation
-        has its own outcome, in the same order; only a Group is done as a whole.
+        has its own outcome, in the same order; only a Group is done as a whole. The list is the caller's. It is
+        an :class:`~mq.storage.outcomes.Outcomes` where the batch was done in a thread.
 
         With ``durable=False`` an operation may ride on the next barrier instead. Puts, Drops and Groups only as the
         description says: :func:`mq.storage.groups.commit` knows another way.

@@ -71,15 +71,13 @@ class LayeredStorage:
         self._below = below
         self._above = MemoryStorage(max_memory)
         self._transient: set[str] = set()
-        self._went_below = False  # a part of the last batch did
         self._is_used = False  # memory may hold messages, or has held some
 
     @property
     def description(self) -> Description:
         """The description of the store below."""
         below = self._below.description
-        heard_late = below.heard_late if self._went_below else 0.0
-        return below._replace(name=f"layered:{below.name}", heard_late=heard_late)
+        return below._replace(name=f"layered:{below.name}")
 
     async def open(self) -> None:
         """Open the store below; memory is empty."""
@@ -133,7 +131,6 @@ class LayeredStorage:
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do each operation in its layer. Those in memory wait for no barrier."""
         if self._is_below(operations):
-            self._went_below = True
             return await self._commit_below(operations)
         self._is_used = True
         outcomes: dict[int, Outcome] = {}
@@ -154,7 +151,8 @@ class LayeredStorage:
         if rest:
             done = await self._commit_below([operations[place] for place in rest])
             outcomes.update(zip(rest, done, strict=True))
-        self._went_below = bool(rest)
+            done[:] = [outcomes[place] for place in range(len(operations))]  # which keeps what it tells besides
+            return done
         return [outcomes[place] for place in range(len(operations))]
 
     async def _commit_below(self, operations: Sequence[AnyOperation]) -> list[Outcome]:

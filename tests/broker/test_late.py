@@ -23,8 +23,9 @@ from mq.broker.upkeep import Upkeep
 from mq.errors import StorageSlow
 from mq.lifecycle import State
 from mq.message import Message
-from mq.storage.interface import Description, Entry, Operation, Outcome, Stored
+from mq.storage.interface import Entry, Operation, Outcome, Stored
 from mq.storage.memory import MemoryStorage
+from mq.storage.outcomes import Outcomes
 from tests.broker.conftest import WallClock
 
 LEASE_SECONDS = 30.0
@@ -41,12 +42,9 @@ class Store(MemoryStorage):
     late_seconds = 0.0
     read_seconds = 0.0
 
-    @property
-    def description(self) -> Description:
-        return super().description._replace(heard_late=self.late_seconds)
-
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        outcomes = await super().commit(operations)
+        outcomes = Outcomes(await super().commit(operations))
+        outcomes.heard_late = self.late_seconds
         await trio.sleep(self.late_seconds)
         return outcomes
 

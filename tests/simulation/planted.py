@@ -306,8 +306,8 @@ OF_THE_LOG: Final = {
     ),
     "files are there before the log has them": Bug(
         "_record_and_do",
-        "log.recorded(sayings, flushes=flushes, flush=flush)",
-        "log.recorded(sayings, flushes=False)",
+        "log.record(sayings, flushes=flushes, flush=flush)",
+        "log.record(sayings, flushes=False)",
     ),
 }
 """Found where stores have a log (``--log``)."""

@@ -14,6 +14,7 @@ from mq.storage.files.mount import Mount
 from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import Move, Operation, Result, Unlink, Write
 from mq.storage.options import StorageOptions
+from mq.storage.outcomes import Outcomes
 from tests.storage.disks import make_calls, new_id
 
 MEMORY = Mount("memory", persistent=False, atomic_rename=True, ordered=True)
@@ -98,7 +99,7 @@ async def test_a_store_tells_how_late_its_last_batch_was_heard_of() -> None:
         store = FolderStorage("test:", "/root", calls, options, mount=lambda root, mount=mount: mount, syncfs=False)
         await store.open()
         since = trio.current_time()
-        await store.commit([write()])
-        late = store.description.heard_late
+        outcomes = await store.commit([write()])
+        late = outcomes.heard_late if isinstance(outcomes, Outcomes) else 0
         assert 0 < late < trio.current_time() - since if mount.persistent else late == 0
         await store.aclose()

@@ -81,6 +81,13 @@ class _Hidden(NamedTuple):
     target: str
 
 
+def run_batch(
+    folders: Folders, operations: Sequence[Operation], planned: Sequence[Planned] | None = None
+) -> list[Outcome]:
+    """Do a batch as :class:`Batch` does it. One outcome for each operation, in order."""
+    return Batch(folders, operations, planned).run()
+
+
 class Batch:
     """One commit of `folders`. Use it once.
 
@@ -216,7 +223,7 @@ class Batch:
         folders = self._folders
         room: bool | None = None
         queues: dict[str, bool] = {}  # whether they are there: looked at once a batch
-        for index, (operation, entry, path, source, attributes, size, crc) in enumerate(self._planned):
+        for index, (operation, entry, path, _, source, _, attributes, size, crc) in enumerate(self._planned):
             if self._outcomes[index] is not _DONE or index in self._side_files:
                 continue
             if isinstance(operation, Move):
@@ -284,7 +291,7 @@ class Batch:
     # Writing
 
     def _write(self, operation: Write, planned: Planned, index: int) -> Outcome:
-        _, entry, target, _, attributes, size, crc = planned
+        _, entry, target, _, _, _, attributes, size, crc = planned
         if self._folders.published_whole and not self._queue_is_there(operation.queue):
             return _NO_QUEUE  # deleted by another broker
         self._need_room()
@@ -446,7 +453,7 @@ class Batch:
     # Moving
 
     def _move(self, operation: Move, planned: Planned, index: int) -> Outcome:
-        entry, moved, target, source = operation.entry, *planned[1:4]
+        entry, moved, target, source = operation.entry, planned.entry, planned.path, planned.source
         try:
             if entry.state is State.NEW and self._folders.published_whole:
                 self._sync_if_anothers(entry.id, source)

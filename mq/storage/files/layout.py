@@ -195,7 +195,9 @@ class Planned(NamedTuple):
         operation: what is asked for.
         entry: where its message is after it; of an Unlink, before it.
         path: of that entry.
+        place: the same, below the root.
         source: of a Move, the path before it.
+        left: the same, below the root.
         attributes: of a Write, as JSON; empty where there are none.
         size, checksum: of a Write's body.
     """
@@ -203,7 +205,9 @@ class Planned(NamedTuple):
     operation: Operation
     entry: Entry
     path: str
+    place: str
     source: str = ""
+    left: str = ""
     attributes: bytes = b""
     size: int = 0
     checksum: int = 0
@@ -216,11 +220,14 @@ def plan(layout: Layout, operation: Operation) -> Planned:
         entry = Entry(queue, id, state, meta)
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
         encoded = encode_attributes(attributes) if attributes else b""
-        return Planned(operation, entry, layout.path(entry), "", encoded, size, crc)
+        path = layout.path(entry)
+        return Planned(operation, entry, path, layout.below_root(path), "", "", encoded, size, crc)
     if isinstance(operation, Move):
         entry = operation.target
-        return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
-    return Planned(operation, operation.entry, layout.path(operation.entry))
+        path, source = layout.path(entry), layout.path(operation.entry)
+        return Planned(operation, entry, path, layout.below_root(path), source, layout.below_root(source))
+    path = layout.path(operation.entry)
+    return Planned(operation, operation.entry, path, layout.below_root(path))
 
 
 def leaf_name(id: MessageId, meta: Meta = FRESH) -> str:

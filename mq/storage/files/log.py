@@ -50,7 +50,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -308,27 +308,22 @@ class Log:
             self._thread = threading.Thread(target=self._work, name="mq-checkpoint", daemon=True)
             self._thread.start()
 
-    @contextmanager
-    def recorded(
-        self, sayings: Sequence[Saying], *, flushes: bool, flush: Callable[[int], object] | None = None
-    ) -> Iterator[int]:
-        """Write a record for the file calls of the block; its sequence. Until their end no other record is written, and
-        the log changes no segment.
+    def record(self, sayings: Sequence[Saying], *, flushes: bool, flush: Callable[[int], object] | None = None) -> int:
+        """Write a record for file calls that come next; its sequence. Only with :attr:`lock`, and keep that until they
+        are made: meanwhile no other record is written, and the log changes no segment.
 
         Args:
             sayings: what the file calls do.
-            flushes: the record is on the medium before the block.
+            flushes: the record is on the medium before this returns.
             flush: brings it there, as :meth:`flush` takes it.
 
         Raises:
             OSError: the medium has failed.
         """
-        payload = encode(sayings)
-        with self.lock:
-            sequence = self.append(payload)
-            if flushes:
-                self.flush(flush)
-            yield sequence
+        sequence = self.append(encode(sayings))
+        if flushes:
+            self.flush(flush)
+        return sequence
 
     def append(self, payload: bytes) -> int:
         """Write a record; its sequence. Only with :attr:`lock`, and when all file calls of earlier records are made,

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from mq.lifecycle import State
 from mq.message import SharedAttributes
 from mq.storage.files.barrier import Barrier, bring_in_order
-from mq.storage.files.batch import Batch, refusal
+from mq.storage.files.batch import refusal, run_batch
 from mq.storage.files.calls import FileKind, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import inline_hop
@@ -84,7 +84,8 @@ def said(log: Log, *sayings: Saying) -> Iterator[None]:
     Raises:
         OSError: the medium has failed.
     """
-    with log.recorded(sayings, flushes=True) as sequence:
+    with log.lock:
+        sequence = log.record(sayings, flushes=True)
         try:
             yield
         except OSError:
@@ -129,7 +130,8 @@ def _record_and_do(
     if not sayings:  # an empty batch or group
         return do()
     try:
-        with log.recorded(sayings, flushes=flushes, flush=flush) as sequence:
+        with log.lock:
+            sequence = log.record(sayings, flushes=flushes, flush=flush)
             done = do()
             if done.refused:
                 log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
@@ -227,7 +229,7 @@ class _DoingPlain:
 
     def __init__(self, folders: Folders, planned: Sequence[Planned]) -> None:
         operations = [each.operation for each in planned]
-        self.outcomes = Batch(folders, operations, planned).run()
+        self.outcomes = run_batch(folders, operations, planned)
         self.refused = [
             number
             for number, outcome in enumerate(self.outcomes)
@@ -242,17 +244,16 @@ class _DoingPlain:
 
 
 def _saying(layout: Layout, planned: Planned) -> Saying:
-    operation, _, path, source, attributes, size, crc = planned
-    path = layout.below_root(path)
+    operation, _, _, place, _, left, attributes, size, crc = planned
     if isinstance(operation, Move):
-        return Moved(layout.below_root(source), path)
+        return Moved(left, place)
     if isinstance(operation, Unlink):
-        return Removed(path)
+        return Removed(place)
     body = operation.body
     if isinstance(body, bytes):
-        return Wrote(path, size, crc, attributes, body)
+        return Wrote(place, size, crc, attributes, body)
     assert isinstance(body, StagedBody), "staged in another store"
-    return Wrote(path, size, crc, attributes, None, layout.below_root(body.file.path))
+    return Wrote(place, size, crc, attributes, None, layout.below_root(body.file.path))
 
 
 # All else: groups and records, and large bodies
@@ -473,7 +474,7 @@ class _Doing:
             for each in unit
             if refused is None and isinstance(each, Write | Move | Unlink)
         ]
-        done = iter(Batch(folders, messages).run() if messages else ())
+        done = iter(run_batch(folders, messages) if messages else ())
         first = 0
         for unit, (steps, refused) in zip(units, kept, strict=True):
             self.outcomes.append(self._end(unit, first, steps, refused, done))

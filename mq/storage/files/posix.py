@@ -21,7 +21,7 @@ from mq.errors import StorageError, StorageFailed, StorageFull, StorageStopped, 
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, shorten
 from mq.storage.files.barrier import make_folder, sync_folder, synced_after
-from mq.storage.files.batch import Batch, JoinedRemovals, ReadAhead
+from mq.storage.files.batch import JoinedRemovals, ReadAhead, run_batch
 from mq.storage.files.calls import (
     Calls,
     FileKind,
@@ -58,6 +58,7 @@ from mq.storage.interface import (
     Write,
 )
 from mq.storage.options import StorageOptions
+from mq.storage.outcomes import Outcomes
 
 try:
     import mq_native
@@ -144,7 +145,6 @@ class FolderStorage:
         self._ids = ids or MessageIds()
         self._read_ahead = ReadAhead()
         self._gate = trio.Lock()
-        self._heard_late = 0.0
         self._described: Description | None = None
         self._readers = trio.CapacityLimiter(_READERS)
 
@@ -154,7 +154,7 @@ class FolderStorage:
         ones."""
         if self._described is None:
             self._described = self._describe()
-        return self._described._replace(heard_late=self._heard_late)
+        return self._described
 
     def _describe(self) -> Description:
         log = None if self._open is None else self._open.folders.log  # which makes a torn file whole again
@@ -280,23 +280,25 @@ class FolderStorage:
         removals = JoinedRemovals(operations) if joins else None
         operations = operations if removals is None else removals.joined
         outcomes = await self._do(operations)
-        return outcomes if removals is None else removals.outcomes(outcomes)
+        if removals is not None:
+            outcomes[:] = removals.outcomes(outcomes)
+        return outcomes
 
-    async def _do(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+    async def _do(self, operations: Sequence[AnyOperation]) -> Outcomes:
         """Do a batch: on a medium in the thread, in memory perhaps without one."""
-        outcomes: list[Outcome]
         async with self._gate:
             inline = self._fits_inline(operations)
             hop = inline_hop if inline else self._hop_to(self._committing)
-            outcomes = await hop(self._run, operations)
-            self._heard_late = 0.0 if inline or self._committing is None else self._committing.heard_late
+            outcomes = Outcomes(await hop(self._run, operations))
+            if not inline and self._committing is not None:
+                outcomes.heard_late = self._committing.heard_late
         return outcomes
 
     def _run(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         opened = self._root_open
         folders, log = opened.folders, opened.folders.log
         plain = cast("Sequence[Operation]", operations)  # without a log nothing else comes
-        outcomes = Batch(folders, plain).run() if log is None else commit(folders, opened.records, log, operations)
+        outcomes = run_batch(folders, plain) if log is None else commit(folders, opened.records, log, operations)
         if folders.native is not None:
             self._read_ahead.fill(folders, operations, outcomes)
         return outcomes

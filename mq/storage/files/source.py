@@ -17,7 +17,7 @@ import trio
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import shorten
-from mq.storage.files.batch import Batch
+from mq.storage.files.batch import run_batch
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.folders import Folders
 from mq.storage.files.format import is_in_use
@@ -121,7 +121,7 @@ class SourceFolder:
             return [Outcome(Result.FULL, reason=_LOG)] * len(operations)
         with unrepaired(self._calls, self._folders.layout) as free:
             if free:
-                return Batch(self._folders, operations).run()
+                return run_batch(self._folders, operations)
         return [Outcome(Result.FULL, reason="a broker is repairing the root")] * len(operations)
 
 
