@@ -114,7 +114,7 @@ def reschedule_command(remote: Remote, queue: str, id: str, delay: float | None,
 @json_option
 @remote
 def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
-    """Remove all messages of a queue that nobody holds.
+    """Remove all messages of a queue that no client holds.
 
     Prints how many.
     """

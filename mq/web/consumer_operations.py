@@ -258,7 +258,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/consumers/CONSUMER",
         Right.CONSUME,
         start_consumer,
-        "starts a consumer: an epoch begins, and who has an earlier one is shut out",
+        "starts a consumer: an epoch begins, and a holder of an earlier one is shut out",
         {200: Success("started", _POSITION)},
         refusals=(404, 409, 503),
         query=(

@@ -236,7 +236,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/purge",
         Right.CONFIGURE,
         purge,
-        "removes all messages that nobody holds",
+        "removes all messages that no client holds",
         {200: Success("how many there were", as_json(record({"purged": COUNT})))},
         refusals=(404, 503),
         audited={200: "queue-purged"},

@@ -36,7 +36,7 @@ KINDS: Final = (
     "lost",  # an acknowledged message is not there
     "back",  # a removed message, or one of a deleted queue, is there again
     "torn",  # a message is handed out that is not whole
-    "invented",  # one that nobody published
+    "invented",  # one that was never published
     "lease broken",  # one that somebody else holds
     "queue lost",  # a queue that was made is not there
     "queue back",  # a deleted one is

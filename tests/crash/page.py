@@ -27,8 +27,8 @@ Then the power goes: the disk is rebuilt as it was at some point of the log. Wha
 since the last flush is lost, kept, or torn: some writes, in no order, of some only a part. Half of the points are last
 moments: everything is lost that can be, just before the next flush. The real kernel mounts what is left, the real
 recovery opens it, and everything is looked at and fetched. Bad is a point at which a promise is broken: an acknowledged
-message is lost, a removed one is back, a lease or a queue is gone, or something is handed out that is torn or that
-nobody published. *Second cut* cuts the power again inside the recovery from a first cut.
+message is lost, a removed one is back, a lease or a queue is gone, or something is handed out that is torn or was
+never published. *Second cut* cuts the power again inside the recovery from a first cut.
 
 ## Points at which a promise was broken
 

@@ -145,7 +145,7 @@ export function queueView(name, { onState }) {
   }
 
   async function purge() {
-    const text = `All messages of ${name} that nobody holds are removed for good.`;
+    const text = `All messages of ${name} that no client holds are removed for good.`;
     if (!(await confirmed(`Purge ${name}?`, text, "Purge"))) return;
     const { purged } = await askJson("POST", path(name, "purge"));
     say(`${many(purged, "message")} removed`);
