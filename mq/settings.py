@@ -204,7 +204,7 @@ class Settings:
     strict_seeds: bool = _line(
         False, _SWITCHED, "the seed MQ to the letter: six endpoints, no AMQP, every step a move between its folders", ""
     )
-    users: str = _line("", _TEXT, "file of users and their rights: with it, nobody else is let in", "none")
+    users: str = _line("", _TEXT, "file of users and their rights: with it, all others are refused", "none")
     tls_cert: str = _line("", _TEXT, "certificate to show, and those above it, as PEM: with it, TLS is spoken", "none")
     tls_key: str = _line("", _TEXT, "private key of the certificate, as PEM", "none")
     tls_client_ca: str = _line("", _TEXT, "authorities, as PEM: each client must show a certificate of theirs", "none")
