@@ -160,7 +160,7 @@ async def _gather(
 
     For a client that prefers columns the store reads as many as it can together, and what it leaves out is read as for
     any other. Returns where to go on; None when nothing is left."""
-    left = context.query["max"]
+    left, few = context.query["max"], SHORTEST_SLICE
     columns = context.broker.columns if _prefers_columns(context) else None
     while left > 0 and not page.is_full:
         browsed = None if columns is None else await read_columns(columns, place, left, *page.room_for_columns())
@@ -172,9 +172,10 @@ async def _gather(
                 return None
             if browsed.sequences:
                 place = following(place, browsed.sequences)
-                left -= len(browsed.sequences)
+                left, few = left - len(browsed.sequences), SHORTEST_SLICE
                 continue
-        seen, after = await read(place, page.slice(left if columns is None else min(left, SHORTEST_SLICE)))
+        seen, after = await read(place, page.slice(left if columns is None else min(left, few)))
+        few *= 2  # where columns bring nothing again, what follows is likely of the same kind
         rest = await page.add(seen)
         if rest:
             taken = [each.sequence or 0 for each in seen[: len(seen) - len(rest)]]

@@ -121,7 +121,7 @@ LARGEST_PAGE: Final = 8 << 20
 LONGEST_SLICE: Final = 500
 """Messages that are opened at a time."""
 SHORTEST_SLICE: Final = 16
-"""Messages that are opened at a time where memory is short, or columns stopped."""
+"""Messages that are opened at a time where memory is short, or columns have just stopped."""
 _FREE_SHARE: Final = 8
 """The part of the free memory that one slice may take: other requests open messages at the same time."""
 _OF_THREE: Final = 48 * 1024

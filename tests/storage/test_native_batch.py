@@ -126,7 +126,7 @@ async def test_among_peers_a_name_appears_in_new_only_when_its_file_is_whole(
             steps.extend(asked)
             return native.do_steps(asked, keep)
 
-        monkeypatch.setattr(folders, "native", SimpleNamespace(do_steps=do_steps, read_files=native.read_files))
+        monkeypatch.setattr(folders, "native", SimpleNamespace(do_steps=do_steps))
         await storage.put_record(QUEUE, "q", {})
         [outcome] = await storage.commit([Write("q", id := new_id(), b"body")])
         staged = f"{folders.stage}/{id}"

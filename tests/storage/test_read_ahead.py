@@ -21,10 +21,10 @@ async def leased(disk: Disk, body: bytes = b"body", *, reads: bool = True) -> En
     return outcome.entry
 
 
-@pytest.fixture
-async def disk() -> AsyncIterator[Disk]:
-    async with open_disk(MOUNTS["rename"]) as disk:
-        disk.folders.native = StepByStep(disk.calls)
+@pytest.fixture(params=["rename", "link"])
+async def disk(request: pytest.FixtureRequest) -> AsyncIterator[Disk]:
+    async with open_disk(MOUNTS[request.param]) as disk:
+        disk.folders.native_reads = StepByStep(disk.calls)
         yield disk
 
 

@@ -109,7 +109,10 @@ class Folders:
         )
         self.xattrs = xattrs
         self.published_whole = published_whole
-        self.native = self._native()
+        self.native_reads = self._native_reads()
+        """mq-native, to read messages; None where it cannot."""
+        self.native = self.native_reads if mount.atomic_rename else None  # elsewhere a move takes more than one step
+        """mq-native, to change them; None where it cannot."""
         self.read_spare = read_spare
         self.stage = stage or layout.stage
         self.reserve = Reserve(calls, layout, mount.size, shared=published_whole)
@@ -130,11 +133,10 @@ class Folders:
         """Why nothing more is changed; empty while the medium is well."""
         self._skipped: set[str] = set()
 
-    def _native(self) -> Native | None:
-        """mq-native, where names are moved and files have attributes; None elsewhere."""
-        is_plain = self.xattrs and self.mount.atomic_rename
+    def _native_reads(self) -> Native | None:
+        """mq-native, where files have attributes and it can be told their paths; None elsewhere."""
         is_utf8 = os.fsencode(self.layout.new) == self.layout.new.encode(errors="replace")
-        return self.calls.native if is_plain and is_utf8 else None
+        return self.calls.native if self.xattrs and is_utf8 else None
 
     @property
     def skipped(self) -> int:
@@ -219,10 +221,10 @@ class Folders:
         """
         if self.read_spare is not None:
             self.read_spare.keep()
-        if self.native is None:
+        if self.native_reads is None:
             at_once: Iterable[tuple[bytes, bytes, bytes] | int] = map(self._read_file, entries)
         else:
-            at_once = self.native.read_files([self.layout.path(entry) for entry in entries], READ_AT_ONCE)
+            at_once = self.native_reads.read_files([self.layout.path(entry) for entry in entries], READ_AT_ONCE)
         opened: list[Opened | None] = []
         try:
             for entry, read in zip(entries, at_once, strict=True):
@@ -234,20 +236,20 @@ class Folders:
 
     def read_plain(self, entries: Sequence[Entry], largest: int) -> list[Opened | None]:
         """Read messages of at most `largest` bytes in one go; None for each that takes more than that."""
-        if self.native is None:
+        if self.native_reads is None:
             return [None] * len(entries)
-        read = self.native.read_files([self.layout.path(entry) for entry in entries], largest)
+        read = self.native_reads.read_files([self.layout.path(entry) for entry in entries], largest)
         return [None if isinstance(each, int) else _opened_whole(*each) for each in read]
 
     def read_columns(
         self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
     ) -> MessageColumns | None:
         """As :meth:`mq.storage.interface.ColumnStorage.read_columns`."""
-        if self.native is None:
+        if self.native_reads is None:
             return None
         names = [each.to_bytes(16) if isinstance(each, int) else leaf_name(each.id, each.meta) for each in messages]
         folder = self.layout.folder(State.READY, queue)
-        return _decoded(self.native.read_columns(folder, names, base, most_bytes, READ_AT_ONCE), base)
+        return _decoded(self.native_reads.read_columns(folder, names, base, most_bytes, READ_AT_ONCE), base)
 
     def flaw(self, entry: Entry) -> str | None:
         """Why a message's file is not whole: "" when it is, None when that is unknown (no checksum, or unreadable)."""

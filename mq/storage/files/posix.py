@@ -299,7 +299,7 @@ class FolderStorage:
         folders, log = opened.folders, opened.folders.log
         plain = cast("Sequence[Operation]", operations)  # without a log nothing else comes
         outcomes = run_batch(folders, plain) if log is None else commit(folders, opened.records, log, operations)
-        if folders.native is not None:
+        if folders.native_reads is not None:
             self._read_ahead.fill(folders, operations, outcomes)
         return outcomes
 
@@ -319,7 +319,7 @@ class FolderStorage:
     ) -> MessageColumns | None:
         """Read messages in one hop, with mq-native."""
         folders = self._root_open.folders
-        if folders.native is None:
+        if folders.native_reads is None:
             return None
         found: MessageColumns | None = await self._read_only(
             folders.read_columns, queue, messages, base, most_bytes, thread=self._reading
