@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import logging
 import re
 import ssl
 import time
@@ -24,6 +25,7 @@ from mq.spark.errors import InvalidOption, naming_options
 from mq.spark.options import Options
 
 T = TypeVar("T")
+logger = logging.getLogger("mq.spark")
 
 _HEADERS: Final = {"user-agent": "mq-spark", "accept-encoding": "identity"}
 
@@ -116,17 +118,21 @@ class DaemonConnection:
             ClientError: the call failed.
         """
         tries = Tries(call, Retry(patience=self._options.retry_seconds, longest=2.0))
+        is_first = True
         while True:
             try:
                 answer = self._send(call)
             except ClientError as error:
-                pause = tries.after_failure(is_sent=isinstance(error, Interrupted))
+                pause, why = tries.after_failure(is_sent=isinstance(error, Interrupted)), str(error)
                 if pause is None:
                     raise
             else:
-                pause = tries.after_answer(answer)
+                pause, why = tries.after_answer(answer), f"the daemon at {self._options.url} answers {answer.status}"
                 if pause is None:
                     return call.result(answer, repeated=tries.perhaps_served, is_unsure=tries.is_unsure)
+            if is_first:  # else a query would stand still for minutes without a word why
+                logger.warning('%s. Trying again for "retrySeconds", %g s', why, self._options.retry_seconds)
+            is_first = False
             time.sleep(min(pause, 2.0))
 
     def _send(self, call: Call[Any]) -> Answer:

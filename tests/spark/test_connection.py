@@ -16,7 +16,7 @@ import pyarrow as pa
 import trustme
 
 from mq.client import Access, Client
-from mq.client.calls import Call
+from mq.client.calls import Answer, Call
 from mq.spark.connection import DaemonConnection
 from mq.spark.errors import SparkSourceError
 from mq.spark.options import Options
@@ -54,6 +54,26 @@ def test_a_request_is_sent_again_when_its_connection_broke(
     reader = MqReader(with_options(options, retry_seconds=30.0), COLUMNS)
     assert rows(reader, reader.partitions()) == bodies
     assert broken
+
+
+@pytest.mark.parametrize("status", [None, 503])
+def test_what_a_query_waits_for_is_told_when_it_begins_to_wait(
+    options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int | None
+) -> None:
+    """Of a daemon that is not there yet, a newcomer would hear after ten minutes. The clock of the tries is real."""
+    away = with_options(options, url="http://127.0.0.1:9", retry_seconds=0.5)
+    if status is not None:
+        monkeypatch.setattr(DaemonConnection, "_send", lambda connection, call: Answer(status, {}))
+    why = "no daemon answers at" if status is None else "the daemon at"
+    with pytest.raises(SparkSourceError):
+        MqReader(away, COLUMNS).partitions()
+    [told] = [record.getMessage() for record in caplog.records if record.name == "mq.spark"]
+    assert told.startswith(f"{why} http://127.0.0.1:9")
+    assert told.endswith('. Trying again for "retrySeconds", 0.5 s')
+    caplog.clear()
+    with pytest.raises(SparkSourceError):
+        MqReader(with_options(away, retry_seconds=0.0), COLUMNS).partitions()
+    assert not caplog.records  # the error says it
 
 
 def test_the_next_page_is_asked_for_before_this_one_is_worked_on(
