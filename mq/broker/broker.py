@@ -129,13 +129,13 @@ class Broker:
 
         Raises:
             InvalidName: not a queue's name.
-            Conflict: a queue cannot live there.
+            Conflict: a queue cannot live there, or is there already in another place.
         """
         name = QueueName(queue)
         if place == CLUSTER:
             raise Conflict(f"queue {name} cannot be highly available: this daemon is in no cluster (--cluster)")
         with self._in_flight:
-            return await self._queues.create(name, is_transient=place == MEMORY)
+            return await self._queues.create(name, is_transient=place == MEMORY, refuses_other=place is not None)
 
     async def delete_queue(self, queue: str) -> None:
         """Delete a queue and all its messages."""

@@ -164,6 +164,7 @@ class Queues:
         declared: Mapping[str, Any] | None = None,
         *,
         is_transient: bool = False,
+        refuses_other: bool = False,
     ) -> bool:
         """Make a queue. False when it is there already; then it stays as it is.
 
@@ -172,8 +173,10 @@ class Queues:
             patch: its settings, by their JSON names; the others are at their defaults.
             declared: a door's own value, kept with it.
             is_transient: whether it ends with this process.
+            refuses_other: whether one that is there has to be as `is_transient` says.
 
         Raises:
+            Conflict: it is there, and ends with this process where the other one would not, or the other way round.
             InvalidName: mq uses that name itself.
             InvalidSetting: a setting is unknown or out of its range.
         """
@@ -183,7 +186,10 @@ class Queues:
         if settings.groups:
             check_groups(self._config)
         async with self._changing:
-            if await self.look_up(name, surely=True) is not None:
+            if (found := await self.look_up(name, surely=True)) is not None:
+                if refuses_other and found.is_transient != is_transient:
+                    where = "in memory, and ends with this process" if found.is_transient else "in this daemon's store"
+                    raise Conflict(f"queue {name} is there already, {where}. Delete it first, or name no place")
                 await self._make_sure(name)
                 return False
             leftovers = await self._leftovers(name)

@@ -9,9 +9,11 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
+from mq.broker.api import DISK, MEMORY
 from mq.errors import (
     BodyTooLarge,
     BrokerClosed,
+    Conflict,
     InvalidId,
     InvalidName,
     InvalidSetting,
@@ -39,6 +41,15 @@ async def test_a_queue_is_made_once(broker: Broker) -> None:
     assert not await broker.create_queue("other")
     assert await broker.has_queue("other")
     assert not await broker.has_queue("another")
+
+
+@pytest.mark.parametrize(("here", "there"), [(MEMORY, DISK), (DISK, MEMORY), (None, MEMORY)])
+async def test_a_queue_that_is_there_is_not_in_another_place(broker: Broker, here: str | None, there: str) -> None:
+    assert await broker.create_queue("other", here)
+    with pytest.raises(Conflict, match="queue other is there already, in"):
+        await broker.create_queue("other", there)
+    assert not await broker.create_queue("other", here)
+    assert not await broker.create_queue("other"), "a caller that names no place takes it where it is"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a:b", ".hidden", "x" * 101, "caf\u00e9", "a\n", "a\0b"])
