@@ -36,7 +36,7 @@ _KNOWN: Final = (
 
 
 class Fence(NamedTuple):
-    """A key that has to be the one it was: whoever makes it anew shuts the store's older users out.
+    """A key that has to be the one it was: a broker that makes it anew shuts the store's older users out.
 
     Attributes:
         key: its name.
@@ -54,13 +54,13 @@ class Address(NamedTuple):
         endpoints: of the members.
         prefix: the beginning of every key of the store; ends with a slash.
         user: (name, password), where etcd asks for one.
-        tls: whom to trust and what to show, over https.
+        tls: authorities to trust and a certificate to show, over https.
         quota: bytes that etcd may hold, as its own --quota-backend-bytes says.
         patience: how long one member has to answer, in seconds.
         deadline: how long a request may take, in seconds.
-        fence: a key of somebody else's that every change depends on; None for one of the store's own.
+        fence: a key of another program's that every change depends on; None for one of the store's own.
         reserved: the beginning of the keys that reserve names (:mod:`mq_etcd.names`): no queue is made of such a name;
-            None where nobody reserves any.
+            None where none are reserved.
     """
 
     endpoints: tuple[str, ...]

@@ -4,8 +4,8 @@ Operations on one message or record go one after the other, for a transaction lo
 anything.
 
 What was sent and not answered until the deadline is in doubt, and its outcome is UNKNOWN. Before anything else is
-changed it is withdrawn, and undone where it was done: then what the broker believes, that nothing happened, is so. What
-was in a record before is read as etcd had it one revision earlier.
+changed it is withdrawn, and undone where it was done: then what the broker believes, that nothing happened, is so. A
+record of before is read as etcd had it one revision earlier.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Batches:
         """Do all of them; their outcomes, by number.
 
         Raises:
-            StorageFenced: somebody else is in charge.
-            StorageFailed: somebody meddles with the store's keys.
+            StorageFenced: another broker is in charge.
+            StorageFailed: another program meddles with the store's keys.
             EtcdError: what was in doubt before still is; nothing was changed.
         """
         await self.settle()
@@ -84,11 +84,11 @@ class Batches:
         return outcomes
 
     async def change(self, change: Nested) -> EtcdOutcome | None:
-        """Do something else than operations; None where the reply was lost, and all that is known is that it was tried.
+        """Do something else than operations; None where the reply was lost, and it is known only that it was tried.
 
         Raises:
-            StorageFenced: somebody else is in charge.
-            StorageFailed: somebody meddles with the store's keys.
+            StorageFenced: another broker is in charge.
+            StorageFailed: another program meddles with the store's keys.
             Uncertain: it may have been done. What was done stays.
             EtcdError: nothing was changed.
         """

@@ -28,8 +28,8 @@ within `patience`. A watch alone waits as long as it takes.
 **A change that was sent and not answered may have landed.** With ``repeats=True`` the client sends it again, to another
 member, until one answers: right for what may be done twice (a Put of the same value, a Delete, a transaction that
 is told from its own result), and what is answered then is about the *last* time. With ``repeats=False`` the call
-raises :class:`~mq_etcd.errors.Uncertain` at once. When nobody has answered until the deadline, it raises Uncertain in
-either case.
+raises :class:`~mq_etcd.errors.Uncertain` at once. When no member has answered until the deadline, it raises Uncertain
+in either case.
 
 Reads are linearizable: they take a majority, and see everything that was answered before.
 """
@@ -80,7 +80,7 @@ class Lease(NamedTuple):
 
     Attributes:
         id: give it to Put, to keep_alive and to revoke.
-        seconds: how long it lasts when nobody keeps it alive.
+        seconds: how long it lasts when it is not kept alive.
     """
 
     id: int
@@ -102,7 +102,7 @@ async def open_client(
     Args:
         endpoints: ``http://HOST:PORT`` or ``https://HOST:PORT`` of each member; the first one is asked first.
         user: (name, password), where etcd asks for one.
-        tls: whom to trust and what to show, over https; the system's authorities where it is None.
+        tls: authorities to trust and a certificate to show, over https; the system's authorities where it is None.
         patience: how long one member has to answer, in seconds.
         deadline: how long a call may take, with all its attempts, in seconds.
         connections: so many requests at the same time; others wait for their turn.
@@ -118,7 +118,7 @@ async def open_client(
 
 
 class Client:
-    """The verbs of etcd. Whoever does not use :func:`open_client` closes it by :meth:`aclose`.
+    """The verbs of etcd. A caller that does not use :func:`open_client` closes it by :meth:`aclose`.
 
     Any call raises :class:`~mq_etcd.errors.Unavailable`, and a change :class:`~mq_etcd.errors.Uncertain`; see there.
     """

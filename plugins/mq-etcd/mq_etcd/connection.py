@@ -55,7 +55,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 class Connection:
-    """An open connection. Whoever is cancelled, or gets an error, closes it: it is of no more use then.
+    """An open connection. A caller that is cancelled, or gets an error, closes it: it is of no more use then.
 
     Args:
         stream: to the member.
@@ -132,7 +132,7 @@ async def connect(endpoint: Endpoint, tls: ssl.SSLContext | None) -> Connection:
     """Open a connection.
 
     Raises:
-        OSError: nobody listens there, or cannot be reached.
+        OSError: no member listens there, or it cannot be reached.
         trio.BrokenResourceError: the handshake of TLS failed.
     """
     stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)

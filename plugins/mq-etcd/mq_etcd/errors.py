@@ -1,6 +1,6 @@
 """What can go wrong between a client and etcd, by what the caller may conclude from it.
 
-* :class:`Unavailable`: nothing was changed. Nobody could be asked, or who was asked could not do it now. It may pass.
+* :class:`Unavailable`: nothing was changed. No member was reached, or the one asked could not do it now. It may pass.
 * :class:`Uncertain`: a write that may have landed, or may land yet. Look, or repeat it if repeating is harmless.
 * :class:`NoSpace`: nothing was changed; etcd has reached its quota. It passes when there is room again.
 * :class:`Rejected`: nothing was changed, and asking again in the same way changes nothing.

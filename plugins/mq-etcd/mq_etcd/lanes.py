@@ -5,7 +5,7 @@ its message has long been removed. So every change goes along a *lane*: a key wh
 transaction there. Each transaction demands that the number is the one before its own, and writes its own. It can be
 sent as often as it takes: it is done once, and when a later one has been done, never more.
 
-Every transaction also demands the *fence*: a key that is made anew by whoever takes the store over.
+Every transaction also demands the *fence*: a key that the next broker to take the store makes anew.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Lane:
         """From here on nothing lands that was sent along it before.
 
         Raises:
-            StorageFenced: somebody else is in charge.
+            StorageFenced: another broker is in charge.
             EtcdError: etcd does not answer, or says no.
         """
         value = self._next()
@@ -78,7 +78,7 @@ class Lane:
         """Do changes, each where its own conditions hold.
 
         Raises:
-            StorageFenced: somebody else is in charge; nothing was changed.
+            StorageFenced: another broker is in charge; nothing was changed.
             Uncertain: they may be done, or may be yet.
             EtcdError: nothing was changed.
         """
@@ -98,7 +98,7 @@ class Lane:
         return Done(None, found.modified)
 
     def doubt(self) -> None:
-        """Take the last transaction for doubtful: it has been done, but nobody can say what came of it."""
+        """Take the last transaction for doubtful: it has been done, but what came of it is unknown."""
         self._value, self._doubtful = self._before, self._value
 
     async def withdraw(self) -> int:
@@ -108,7 +108,7 @@ class Lane:
             The revision at which it has been done: take it back by :meth:`undo`. 0 when it has not.
 
         Raises:
-            StorageFenced: somebody else is in charge.
+            StorageFenced: another broker is in charge.
             EtcdError: it is still in doubt.
         """
         value = self._next()
@@ -128,7 +128,7 @@ class Lane:
             changes: may be done any number of times.
 
         Raises:
-            StorageFenced: somebody else is in charge.
+            StorageFenced: another broker is in charge.
             EtcdError: it is not known to be taken back.
         """
         undone = await self._demanding(self._doubtful, changes)
@@ -159,6 +159,6 @@ class Lane:
 
 
 def shut_out(fence: Fence) -> StorageFenced:
-    """What the one gets who is in charge no more."""
+    """The error for a broker that is in charge no more."""
     was = f"{fence.key} in etcd is no longer the one of revision {fence.revision}"
     return StorageFenced(f"another broker is in charge of the store, or was: {was}. Start mq again")

@@ -38,7 +38,7 @@ class Members:
     Args:
         endpoints: where they are; the first one is asked first.
         user: (name, password), where etcd asks for one.
-        tls: how to trust, and what to show, over https.
+        tls: authorities to trust and a certificate to show, over https.
         patience: of one attempt, in seconds; a long request has more.
         deadline: of one request, with all its attempts, in seconds.
         connections: so many requests at the same time; others wait.
@@ -146,7 +146,7 @@ class Members:
             await connection.aclose()
 
     def pass_over(self, member: Endpoint) -> None:
-        """Ask the one after it first, from now on; where somebody else has not seen to that already."""
+        """Ask the one after it first, from now on, unless another request has seen to that already."""
         if self.current == member:
             self._current = (self._current + 1) % len(self._endpoints)
 

@@ -154,7 +154,7 @@ class EtcdCoordinator:
             return None
 
     async def _count_voters(self) -> None:
-        """Say once when etcd is one machine. That a user may not ask for its members keeps nobody from joining."""
+        """Say once when etcd is one machine. A user who may not ask for its members can still join."""
         if self._has_counted:
             return
         if await self.voters() == 1:

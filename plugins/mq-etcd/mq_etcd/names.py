@@ -3,7 +3,7 @@
     QUEUE/NODE                  a name that a node has reserved, below a prefix beside the store's
 
 A name is reserved only while the store has no queue of it, and the store makes a queue (:mod:`mq_etcd.records`) only
-while nobody has reserved its name. Each is one transaction, so of two that come together one finds the other.
+while no node has reserved its name. Each is one transaction, so of two that come together one finds the other.
 """
 
 from __future__ import annotations

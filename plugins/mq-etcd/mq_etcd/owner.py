@@ -1,7 +1,7 @@
-"""Who may change a store: one broker at a time, by a key that lasts as long as the broker does.
+"""The right to change a store: one broker at a time has it, by a key that lasts as long as the broker does.
 
-The key hangs on a lease, so that of a broker that was killed is gone after a few seconds. Every change demands that it
-is still the one that was made at the opening: a broker that was cut off for longer than the lease finds itself shut
+The key hangs on a lease, so the key of a broker that was killed is gone after a few seconds. Every change demands that
+it is still the one that was made at the opening: a broker that was cut off for longer than the lease finds itself shut
 out, and can do no harm however late it wakes up.
 """
 
@@ -42,10 +42,10 @@ class Owner:
         self._kept = trio.Event()
 
     async def take(self) -> Fence:
-        """Wait until whoever was killed with the store in hand has lost it, then take it.
+        """Take the store, once a broker that was killed with it in hand has lost it.
 
         Raises:
-            StorageUnusable: somebody else has it, and lives.
+            StorageUnusable: another broker has it, and lives.
             EtcdError: etcd does not answer, or says no.
         """
         self._lease = (await self._client.grant(LEASE_SECONDS)).id
@@ -65,7 +65,7 @@ class Owner:
         )
 
     async def give_back(self) -> None:
-        """Let others have it at once. When etcd does not answer they have it when the lease has ended."""
+        """Let others have it at once; where etcd does not answer, when the lease has ended."""
         if self._keeping is not None:
             self._keeping.cancel()
             await self._kept.wait()
@@ -88,7 +88,7 @@ class Owner:
         return Fence(self._key, found.created)
 
     async def _keep(self, scope: trio.CancelScope) -> None:
-        """As a task of the system's, for a store has no nursery. Whether the lease has ended is told by the fence."""
+        """As a task of the system's, for a store has no nursery. The fence tells whether the lease has ended."""
         with scope:
             while True:
                 await trio.sleep(LEASE_SECONDS / 4)

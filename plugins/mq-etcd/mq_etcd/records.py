@@ -27,7 +27,7 @@ class Records:
     Args:
         client: of etcd.
         keys: names what is there.
-        reserved: the beginning of the keys that reserve names; None where nobody does.
+        reserved: the beginning of the keys that reserve names; None where none are reserved.
     """
 
     def __init__(self, client: Client, keys: Keys, reserved: str | None = None) -> None:

@@ -84,8 +84,8 @@ class Room:
             found = await self._client.status()
             if found.used + size > self._limit:
                 await self._compact(found.revision)
-                # etcd counts the pages that a compaction gave back when it writes next. Where nothing is taken for want
-                # of room nobody writes, and it would stay full for ever.
+                # etcd counts the pages that a compaction gave back when it writes next. Where mq refuses all for want
+                # of room there is no write, and it would stay full for ever.
                 await self._client.put(self._key, b"")
                 found = await self._client.status()
             elif now - self._compacted > COMPACT_SECONDS:

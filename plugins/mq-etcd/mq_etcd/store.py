@@ -1,6 +1,6 @@
 """The verbs of a store on etcd. What stands under which key: :mod:`mq_etcd.keys`.
 
-One broker at a time has it (:mod:`mq_etcd.owner`), or whoever holds the fence that its address names.
+One broker at a time has it (:mod:`mq_etcd.owner`), or the holder of the fence that its address names.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class EtcdStorage:
         """Take the store, and see to it that nothing lands any more that was sent before.
 
         Raises:
-            StorageUnusable: etcd does not answer, or somebody else has it.
+            StorageUnusable: etcd does not answer, or another broker has it.
         """
         session = secrets.token_hex(6)
         try:
@@ -137,7 +137,7 @@ class EtcdStorage:
         Raises:
             Conflict: a node has reserved the name of the queue that it would make.
             StorageFull: etcd does not answer, or has no room. It may have been kept all the same.
-            StorageFenced: somebody else is in charge.
+            StorageFenced: another broker is in charge.
         """
         return await self._change_record(self._records.put, kind, key, value)
 
@@ -198,7 +198,7 @@ class EtcdStorage:
         return entries[:limit]
 
     def changes(self) -> None:
-        """Nobody else changes it."""
+        """None: no other program changes it."""
 
     @property
     def _ready_batches(self) -> Batches:
@@ -218,7 +218,7 @@ class EtcdStorage:
         return answers[0]
 
     async def _refresh(self) -> None:
-        """Learn anew which queues there are, when it is not known what became of a change of them."""
+        """Learn anew which queues there are, when the outcome of a change of them is unknown."""
         if self._is_stale:
             await self._ready_batches.settle()
             await self._records.load()

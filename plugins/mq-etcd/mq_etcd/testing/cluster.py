@@ -24,7 +24,7 @@ PROGRAM: Final = shutil.which("etcd")
 MEMORY: Final = "/dev/shm"
 PATIENCE_SECONDS: Final = 30
 LIFE_SECONDS: Final = 900
-"""A member ends after this, also when the one who started it was killed."""
+"""A member ends after this, also when the process that started it was killed."""
 
 
 class Member:
@@ -183,7 +183,7 @@ def running(
     Args:
         size: how many members there are.
         flags: of etcd's command line, for each of them.
-        folder: for what they keep; where it is None, in memory if that can be: who kills members cuts no power.
+        folder: for what they keep; where it is None, in memory if that can be: killing members cuts no power.
         tls: for clients, where the flags say that members speak TLS to them.
     """
     if folder is None and os.path.isdir(MEMORY):

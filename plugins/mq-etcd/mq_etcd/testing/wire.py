@@ -49,7 +49,7 @@ class Wire:
         await trio.serve_listeners(self._pass, [listener])
 
     async def release(self) -> list[bytes]:
-        """Let the member have what was held back; its replies, which nobody waits for any more."""
+        """Let the member have what was held back; its replies, which no client waits for any more."""
         held, self.held = self.held, []
         replies = []
         for request in held:
