@@ -1,9 +1,9 @@
-"""Who has a store: one broker at a time, by a lease that it renews, and an epoch that its successor counts up.
+"""The right to a store: one broker at a time has it, by a lease that it renews and an epoch that its successor raises.
 
 The lease says whether the one before is alive, by the server's clock alone: then a second broker is refused. It
 protects nothing. What protects is the epoch: each transaction holds it FOR SHARE, so a successor waits for what is
 under way, and whatever comes later finds another epoch and is undone as a whole. Sessions of the one before are ended
-first, so that one that hangs in the middle of a transaction holds nobody up.
+first, so that a broker that hangs in the middle of a transaction does not hold up its successor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEASE_SECONDS: Final = 10.0
 TRY_AGAIN_SECONDS: Final = 0.25
 
 SILENT_SECONDS: Final = 3.0
-"""Of a broker without a session for so long the store is free sooner: one that lives makes another when it renews."""
+"""After so long without a session the store is free sooner: a broker that lives makes another when it renews."""
 
 _HOLDER: Final = "SELECT holder, session, until::text, until <= clock_timestamp() FROM lease FOR UPDATE"
 _HAS_SESSION: Final = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s)"
@@ -34,12 +34,12 @@ _RENEW: Final = "UPDATE lease SET until = clock_timestamp() + %s * interval '1 s
 
 
 class Held(NamedTuple):
-    """Somebody else has the store.
+    """Another broker has the store.
 
     Attributes:
-        holder: who, in words.
-        until: changes whenever they renew their lease.
-        has_session: whether they are connected.
+        holder: that broker, in words.
+        until: changes whenever it renews its lease.
+        has_session: whether it is connected.
     """
 
     holder: str
@@ -72,7 +72,7 @@ class Lacking(Exception):
 
 
 def take(link: Link, session: str, confirmed: int, ended: str = "") -> Taken | Held:
-    """Take the store, or say who has it.
+    """Take the store, or tell which broker has it.
 
     Args:
         link: to the server.
@@ -100,7 +100,7 @@ def take(link: Link, session: str, confirmed: int, ended: str = "") -> Taken | H
 
 
 def take_for_term(link: Link, session: str, confirmed: int, term: int) -> Taken:
-    """Take the store for the leader of a cluster, whoever has it: its term is the epoch.
+    """Take the store for the leader of a cluster from any other broker: its term is the epoch.
 
     Raises:
         StorageFenced: a later leader has it, or had.
@@ -120,7 +120,7 @@ def take_for_term(link: Link, session: str, confirmed: int, term: int) -> Taken:
 
 
 def renew(link: Link, session: str, seconds: float = LEASE_SECONDS) -> None:
-    """Keep it for so long; 0 gives it back. Whether it is lost, the epoch tells.
+    """Keep it for so long; 0 gives it back. The epoch tells whether it is lost.
 
     Raises:
         As :meth:`Link.asking`.

@@ -1,4 +1,4 @@
-"""Read, find and scan, by a session of their own: who looks does not wait for a commit."""
+"""Read, find and scan, by a session of their own: a look does not wait for a commit."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def key_bytes(key: str) -> bytes:
 
 
 def _stays(number: int, refused: Refusals) -> list[Statement]:
-    """Who was told that a record may be kept asks again."""
+    """Nothing takes it back: a caller that heard that its record may be kept asks again."""
     return []
 
 

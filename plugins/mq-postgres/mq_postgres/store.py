@@ -117,7 +117,7 @@ class PostgresStorage:
         """Make the tables where there are none, and take the store.
 
         Raises:
-            StorageUnusable: PostgreSQL does not answer, cannot keep mq's promises, or somebody else has the store.
+            StorageUnusable: PostgreSQL does not answer, cannot keep mq's promises, or another broker has the store.
         """
         try:
             await self._write(self._make_ready)
@@ -160,7 +160,7 @@ class PostgresStorage:
         Raises:
             StorageFull: PostgreSQL does not answer, or has no room; nothing was changed.
             StorageUnsure: it may have been kept.
-            StorageFenced: somebody else is in charge.
+            StorageFenced: another broker is in charge.
         """
         return await self._record(records.put, kind, key, value)
 
@@ -231,7 +231,7 @@ class PostgresStorage:
         return entries[:limit]
 
     def changes(self) -> None:
-        """Nobody else changes it."""
+        """None: no other program changes it."""
 
     # -- taking and keeping it
 
@@ -248,10 +248,10 @@ class PostgresStorage:
             make_ready(connection, self._address.schema)
 
     async def _take(self) -> owner.Taken:
-        """Wait until whoever was killed with the store in hand has lost it, then take it.
+        """Take the store, once a broker that was killed with it in hand has lost it.
 
         Raises:
-            StorageUnusable: somebody has it, and lives; or the server lacks what was confirmed.
+            StorageUnusable: another broker has it, and lives; or the server lacks what was confirmed.
         """
         confirmed = 0 if self._confirmed is None else await self._confirmed.recall(self._address.name)
         try:
@@ -271,7 +271,7 @@ class PostgresStorage:
         first = found = await self._write(owner.take, self._writer, self._session, confirmed)
         began = heard = trio.current_time()
         while isinstance(found, owner.Held) and isinstance(first, owner.Held):
-            if found.until != first.until:  # whoever renews it lives
+            if found.until != first.until:  # a broker that renews it lives
                 raise StorageUnusable(
                     f"the store at {self._name} is in use by {first.holder}. "
                     "Stop that broker first, or give this one a schema of its own"

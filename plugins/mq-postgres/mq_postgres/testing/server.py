@@ -22,9 +22,9 @@ from mq.testing.ports import HeldPort
 MEMORY: Final = "/dev/shm"
 PATIENCE_SECONDS: Final = 60
 ADMIN: Final = "admin"
-"""Who may do anything, over the socket in the server's folder alone."""
+"""The user who may do anything, over the socket in the server's folder alone."""
 ROLE: Final = "mq"
-"""Who may make schemas in the database of that name and has no other right."""
+"""The user who may make schemas in the database of that name and has no other right."""
 
 
 def _programs() -> Path | None:
@@ -219,7 +219,7 @@ class Server:
         assert ended.returncode == 0, ended.stderr
 
     def _as_nobody(self, when_parent_dies: str) -> list[str]:
-        """PostgreSQL refuses root; and it ends with who started it, also when that is killed."""
+        """PostgreSQL refuses root; and it ends with its parent, also when that is killed."""
         user = ["--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
         return ["setpriv", *user, "--pdeathsig", when_parent_dies]
 
@@ -258,7 +258,7 @@ def running(*flags: str, folder: Path | None = None) -> Iterator[Server]:
 
     Args:
         flags: of its command line.
-        folder: for what it keeps; where it is None, in memory if that can be: who kills servers cuts no power.
+        folder: for what it keeps; where it is None, in memory if that can be: killing servers cuts no power.
     """
     if folder is None and os.path.isdir(MEMORY):
         folder = Path(MEMORY)
