@@ -3,10 +3,11 @@
     read       entries, and what queues there are; a message that is to be written is taken for new
     append     slots for new messages, then the parts of their bodies
     change     the entries: this is the instant. Then, on the same wire, look whether the slots are still ours
-    clear up   bodies and slots that nobody needs any more
+    clear up   bodies and slots that are needed no more
 
-Who loses a race goes round again. When the connection breaks, what was sent may have been done, or may yet be: it is in
-*doubt*, and before anything else is changed it is undone. Then what the broker believes, that nothing happened, is so.
+A draft that loses a race goes round again. When the connection breaks, what was sent may have been done, or may yet be:
+it is in *doubt*, and before anything else is changed it is undone. Then what the broker believes, that nothing
+happened, is so.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ class Batches:
             ):
                 done.append(draft)
                 self._own.note(self._keys.entry(draft.id), draft.value if draft.places else None)
-            else:  # whoever tidies took our slot for a dead writer's: as if it had not been done
+            else:  # a tidying client took our slot for a dead writer's: as if it had not been done
                 self._doubts.append(Doubt(draft.id, draft.item, draft.tag))
         return done, losers
 
@@ -298,7 +299,7 @@ class Batches:
     # -- clear up
 
     async def _clear_up(self, drafts: list[Draft]) -> None:
-        """Bodies first: who finds a slot whose message is gone takes away its body, too."""
+        """Bodies first: a client that finds a slot whose message is gone takes away its body, too."""
         commands = []
         for draft in drafts:
             for place in draft.unneeded():

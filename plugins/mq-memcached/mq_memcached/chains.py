@@ -1,13 +1,13 @@
 """Chains: what memcached cannot do, list what is there. A chain is a head, a tail, and a slot for each thing.
 
-The old way to put was: take a number from the head, then store under it. Nobody could tell an empty slot from one whose
-writer was still on its way, and whoever guessed wrong lost a message. Here nobody guesses:
+The old way to put was: take a number from the head, then store under it. No reader could tell an empty slot from one
+whose writer was still on its way, and a wrong guess lost a message. Here nothing is guessed:
 
-* A writer *adds* its slot. Whoever wants to pass over an empty slot adds a tombstone there first. Of the two one wins;
-  a writer who finds its slot taken takes another number.
+* A writer *adds* its slot. A client that wants to pass over an empty slot adds a tombstone there first. Of the two one
+  wins; a writer that finds its slot taken takes another number.
 * A writer whose thing is stored looks again: is my slot untouched, and not behind the tail? Else it takes another
-  number. Whoever tidies condemns a slot first, then looks whether there is the thing it points to, and only then buries
-  it. Whichever of the two comes first, the other one sees it.
+  number. A tidying client condemns a slot first, then looks whether there is the thing it points to, and only then
+  buries it. Whichever of the two comes first, the other one sees it.
 
 So every step is right whenever it comes, however long its client slept, and dying after any of them leaves garbage that
 the next tidying finds. The lock saves two processes from doing the same work; nothing rests on it.
@@ -103,7 +103,7 @@ class Chains:
         return [*protocol.get([*keys, self._keys.tail(chain)])]
 
     def holds(self, chain: bytes, number: int, values: Values) -> bool:
-        """Whether that slot will be found by whoever looks."""
+        """Whether a look will find that slot."""
         slot, tail = values.get(self._keys.slot(chain, number)), values.get(self._keys.tail(chain))
         return (
             slot is not None
@@ -144,7 +144,7 @@ class Chains:
             seen.pop(number, None)
 
     async def tidy(self, chain: bytes, living: Living, bury: Bury) -> None:
-        """Bring the tail forward, over what is of no use, if nobody else is at it."""
+        """Bring the tail forward, over what is of no use, if no other client is at it."""
         lock, token = self._keys.lock(chain), secrets.token_hex(8).encode()
         [locked] = await self._link.ask([protocol.add(lock, token, LOCK_SECONDS)])
         if locked != STORED:
@@ -200,7 +200,7 @@ class Chains:
     async def _condemn(self, chain: bytes, things: Mapping[int, bytes], living: Living, bury: Bury) -> set[int]:
         keys = {number: self._keys.slot(chain, number) for number in things}
         await self._replace(keys, {number: CONDEMNED + thing for number, thing in things.items()})
-        alive = await living(things.values())  # after it was condemned: whoever stores it now sees that
+        alive = await living(things.values())  # after it was condemned: a writer that stores it now sees that
         useless = {number: thing for number, thing in things.items() if thing not in alive}
         await bury(useless.values())
         return await self._replace({number: keys[number] for number in useless}, dict.fromkeys(useless, TOMB))
@@ -224,7 +224,7 @@ class Chains:
         )
 
     async def _unlock(self, key: bytes, token: bytes) -> None:
-        """Only if it is still ours: one that expired meanwhile is somebody else's."""
+        """Only if it is still ours: one that expired meanwhile is another client's."""
         item = (await self._link.values([key])).get(key)
         if item is not None and item.value == token:
             ended = protocol.swap(key, token, item.version, protocol.AT_ONCE)
@@ -249,7 +249,7 @@ class Chains:
         return int(reply)
 
     async def _begin(self, chain: bytes) -> None:
-        """Make a chain. Its head comes last: who finds one can rely on the rest."""
+        """Make a chain. Its head comes last: where there is one, the rest is there, too."""
         if chain != self._keys.registry:
             await self.append(self._keys.registry, [chain])
         first = b"%d" % FIRST

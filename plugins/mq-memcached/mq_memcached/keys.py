@@ -6,7 +6,7 @@ r:KIND:DIGEST       a record
 h:CHAIN, t:CHAIN    head and tail of a chain: where the next slot goes, and the first that may be of use
 s:CHAIN:NUMBER      a slot: what it points to
 v:CHAIN             counts changes of what the chain points to
-l:CHAIN             the lock of whoever tidies the chain
+l:CHAIN             the lock of the client that tidies the chain
 e:NUMBER            ballast: room for a move when there is no other
 """
 

@@ -59,7 +59,7 @@ class Known(NamedTuple):
 
     Attributes:
         places: where the message is; more than one only for ids that were used twice.
-        tag: drawn by whoever wrote it, unlike all others.
+        tag: drawn by its writer, unlike all others.
     """
 
     places: tuple[Place, ...]

@@ -1,4 +1,4 @@
-"""What is there: by walking chains, and keeping what was seen for as long as nobody has changed it."""
+"""What is there: by walking chains, and keeping what was seen for as long as it is unchanged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from mq_memcached.protocol import DELETED, Item, Values
 from mq_memcached.records import Records
 
 LOOK_AGAIN_SECONDS: Final = 5.0
-"""How long what was seen counts where nobody has said that it changed: who did may have died before saying so."""
+"""How long what was seen counts while no client says that it changed: one may have died between the two."""
 _TIDY_SECONDS: Final = 2.0
-"""How often those who look tidy a chain at the most; it costs them time."""
+"""How often looks tidy a chain at the most; it costs them time."""
 _PARTS_AT_ONCE: Final = 8
 _FIND_ORDER: Final = (State.NEW, State.READY, State.DELAYED)
 

@@ -11,9 +11,9 @@ A put stores its message first and then moves the head over it, so that an empty
 dies in between leaves a whole message at the head, and the next put lets it in.
 
 A lock expires, and its holder may only have slept. So nothing rests on it: a slot is *added*, a message is taken and
-the head and the tail are moved by comparing, and of many who try one wins. The text's holder deletes the lock if less
-than five seconds passed, by a look at the clock and then a delete, with time to lose it in between; here the lock
-holds a token, and is ended by comparing, too.
+the head and the tail are moved by comparing, and of many that try one wins. The text's holder deletes the lock if less
+than five seconds passed, by a look at the clock and then a delete, with time to lose it in between; here the lock holds
+a token, and is ended by comparing, too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SimpleMessageQueue:
     """A queue of strings or bytes. Use one object in each thread.
 
     A message that was put is not lost while its server runs. It is got **at most once**: a client that dies after it
-    got one takes it along. Who needs more uses the broker, whose messages come back.
+    got one takes it along. A program that needs more uses the broker, whose messages come back.
 
     Args:
         name: the queue's name, as mq's are.
@@ -159,7 +159,8 @@ class SimpleMessageQueue:
     def lock(self) -> Iterator[None]:
         """Hold the queue's lock for the length of the block; put and get inside the block share it.
 
-        It lasts `lock_seconds`, whatever happens. Whoever takes longer than that is no longer alone, and loses nothing.
+        It lasts `lock_seconds`, whatever happens. A holder that takes longer than that is no longer alone, and loses
+        nothing.
         """
         with self._locking(with_room=False):
             yield
@@ -208,7 +209,7 @@ class SimpleMessageQueue:
             time.sleep(random.uniform(0, _LONGEST_NAP_SECONDS))
 
     def _release(self, token: bytes) -> None:
-        """Only if it is still ours: one that expired meanwhile is somebody else's."""
+        """Only if it is still ours: one that expired meanwhile is another client's."""
         item = self._item(self._key("lock"))
         if item is not None and item.value == token:
             with suppress(MemcacheServerError):  # no room even for that: then it expires
@@ -249,7 +250,7 @@ class SimpleMessageQueue:
     # -- head, tail and slots
 
     def _take_out(self, number: int) -> bytes | None:
-        """The message in that slot, if it is there and nobody else gets it."""
+        """The message in that slot, if it is there and no other client gets it."""
         item = self._item(self._slot(number))
         if item is None or not self._take(self._slot(number), item):
             return None
@@ -261,7 +262,7 @@ class SimpleMessageQueue:
         """Our lock has expired and others have moved the head: is our message before it, or was its slot an old one?"""
         item = self._item(self._slot(number))
         if item is None or item.value != value or int(self._number("tail").value) <= number:
-            return True  # somebody got it, or somebody will
+            return True  # a client got it, or one will
         return not self._take(self._slot(number), item)
 
     def _number(self, end: str) -> _Item:

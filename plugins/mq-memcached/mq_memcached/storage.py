@@ -165,7 +165,7 @@ class MemcachedStorage:
         return await self._reader.scan(state, queue, limit)
 
     def changes(self) -> None:
-        """Memcached cannot tell: who shares a store looks at it again from time to time."""
+        """None: memcached cannot tell, so brokers that share a store look at it again from time to time."""
 
     async def _tidy(self, left: Mapping[str, int]) -> None:
         self._useless.update(left)

@@ -1,4 +1,4 @@
-"""A wire that counts commands: it lets so many of them through to the server, and then strikes whoever sends them."""
+"""A wire that counts commands: it lets so many of them through to the server, and then strikes their sender."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Wire:
         """Let go of everything."""
         self._is_closing = True
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            pass  # wakes the one who waits there, where closing does not
+            pass  # wakes the thread that waits there, where closing does not
         self._threads[0].join(10)
         self._listener.close()
         for each in self._sockets:
@@ -116,7 +116,7 @@ class Wire:
     def _hit(self) -> None:
         if not self.has_struck:
             self.has_struck = True
-            now = list(self._sockets)  # who connects anew is not cut
+            now = list(self._sockets)  # a new connection is not cut
             self._strike()
             for each in now:
                 with contextlib.suppress(OSError):
