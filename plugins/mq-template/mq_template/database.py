@@ -14,7 +14,7 @@ from mq.message import BytesBody, MessageId, Properties, checksum
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Stored, Unlink, Write
 
 SETTINGS: Final = {
-    "locking_mode": "exclusive",  # whoever opens the file second is refused
+    "locking_mode": "exclusive",  # a second process that opens the file is refused
     # A commit is one sync of the log. With a rollback journal FULL is not enough: the journal's deletion, which is
     # the commit, would not be synced.
     "journal_mode": "wal",

@@ -143,7 +143,7 @@ class TemplateStorage:
         return await self._hop(self._database.scan, state, queue, limit)
 
     def changes(self) -> None:
-        """Nobody else can change the file while it is open."""
+        """None: no other process can change the file while it is open."""
 
     async def _hop(self, verb: Callable[..., _T], *arguments: object) -> _T:
         return await trio.to_thread.run_sync(verb, *arguments, limiter=self._one_at_a_time)
