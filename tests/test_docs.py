@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
 import os
 import re
+import tokenize
 import tomllib
 from pathlib import Path
 
@@ -25,6 +27,12 @@ SEED_ROW = re.compile(
 )
 SEED_PIECES = {"MQ": 135, "MQ-Core": 89, "VSQS": 48, "SimpleMessageQueue": 35, "CHMQ": 98}
 """The seeds, and how many pieces each has."""
+SOURCES = [
+    *(source for folder in ("mq", "examples", "benchmarks", "tools") for source in (TREE / folder).rglob("*.py")),
+    *(TREE / "plugins").glob("*/mq_*/**/*.py"),
+]
+HIDDEN_ACTOR = re.compile(r"\b(?:anybody|nobody|somebody|whoever)\b", re.IGNORECASE)
+"""Subjects that hide whether the broker, a client or another program acts."""
 TEST_NAME = re.compile(r"`((?:plugins/[\w-]+/)?tests/[\w/]+\.py)::(\w+)`")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TREE)))
@@ -43,6 +51,39 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_no_page_needs_a_network(page: Path) -> None:
     hosts = set(re.findall(r"https?://([^/\s:`\"')]+)", page.read_text()))
     assert hosts <= {"127.0.0.1", "localhost"}
+
+
+def test_pages_name_the_actor() -> None:
+    found = {}
+    for page in PAGES:
+        spoken = re.sub(
+            r"`[^`\n]*`|\"[^\"\n]*\"", "", page.read_text()
+        )  # neither code nor a quotation is ours to change
+        found[page] = HIDDEN_ACTOR.findall(spoken)
+    del found[TREE / "CHANGELOG.md"]  # of versions that are out
+    assert {page: words for page, words in found.items() if words} == {}
+
+
+def test_docstrings_and_comments_name_the_actor() -> None:
+    assert len(SOURCES) > 300
+    texts = {source: source.read_text() for source in SOURCES}
+    suspects = {source: text for source, text in texts.items() if HIDDEN_ACTOR.search(text)}  # the rest need no parser
+    found = {
+        source: [each for each in prose_of(text) if HIDDEN_ACTOR.search(each)] for source, text in suspects.items()
+    }
+    assert {source: prose for source, prose in found.items() if prose} == {}
+
+
+def prose_of(source: str) -> list[str]:
+    """The docstrings and comments of a module, and no other text: an error's is its user's."""
+    statements = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
+    docstrings = [each.value for each in statements if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return docstrings + [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def test_prose_of_a_module() -> None:
+    assert prose_of('"""Top."""\nx = "text"  # why\n"""Of x."""\n') == ["Top.", "Of x.", "# why"]
 
 
 def test_python_examples_compile() -> None:
