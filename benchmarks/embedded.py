@@ -1,7 +1,7 @@
 """A broker inside a program: durable publish with many publishers, fetch and remove with many consumers.
 
 Each round is a turn of mq and a turn of the bare loop with the very groups that mq made last, on fresh folders of the
-same file system. Who begins changes with every round, and nobody finds dirty pages of the other: what comes second
+same file system. The order changes with every round, and neither finds dirty pages of the other: the second one
 would pay for them, and on a disk whose rate is rationed for more than that. The ratio is that of the medians.
 """
 

@@ -1,7 +1,7 @@
 """VSQS beside other queues that need no daemon, at the same durability; and in front of a short and a long backlog.
 
 In each round every queue takes its turn on a fresh folder of the same file system: it publishes the messages, one at a
-time, and then consumes them. Who begins changes with every round, and nobody finds dirty pages of another.
+time, and then consumes them. The order changes with every round, and no queue finds dirty pages of another.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ async def produce(broker: Broker, count: int) -> None:
 
 
 async def consume(broker: Broker, done: list[str]) -> None:
-    """A fetched message is nobody else's until its lease ends; remove it when its work is done."""
+    """A fetched message goes to no other client until its lease ends; remove it when its work is done."""
     while (message := await broker.fetch("work")) is not None:
         job = (await message.body.read()).decode()
         if message.receives == 1 and job.endswith("3"):
-            await broker.requeue("work", message.id)  # not now: somebody else may try
+            await broker.requeue("work", message.id)  # not now: another worker may try
             continue
         done.append(job)
         await broker.remove("work", message.id)

@@ -24,7 +24,7 @@ def produce(url: str) -> None:
 
 
 def consume(url: str) -> list[str]:
-    """A message is removed when its work is done, and given back when that raises: then somebody else may try."""
+    """A message is removed when its work is done, and given back when that raises: then another worker may try."""
     done: list[str] = []
     with Client(url, retry=PATIENT) as client:
         while len(done) < JOBS - 1:
@@ -42,7 +42,7 @@ class Hopeless(Exception):
 
 
 def work(message: Received) -> str:
-    """Nobody can do job 7: after three times the daemon puts it aside."""
+    """No worker can do job 7: after three times the daemon puts it aside."""
     job = message.body.decode()
     if job == "job 7":
         raise Hopeless(f"{job}, try {message.receives}")

@@ -34,7 +34,7 @@ STATUSES = {
     "1": "refused, or a part was not done; trying the same again gains nothing",
     "2": "the command line makes no sense, or the program cannot start",
     "3": "there was no message",
-    "4": "nobody answers, or the daemon is full: trying again later may help",
+    "4": "no daemon answers, or it is full: trying again later may help",
     "5": "doctor found something that should not be there",
     "130": "ended by Control-C",
 }

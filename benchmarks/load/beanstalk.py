@@ -52,7 +52,7 @@ class BeanstalkCodec(Codec):
 
     def delete(self) -> Steps:
         """As in Codec: beanstalkd has no word for it, so what is left is consumed, or most of it. What then stays is
-        in nobody's way."""
+        in no one's way."""
         for _ in range(_MOST_LEFT):
             answer = yield b"reserve-with-timeout 0\r\n"
             if not answer.startswith(b"RESERVED "):

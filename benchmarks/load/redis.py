@@ -1,7 +1,7 @@
 """Redis streams: XADD, then XREADGROUP by one consumer group, then XACK and XDEL together.
 
 A stream with a group is what Redis has that comes nearest to a lease: a message that was handed out stays until it is
-acknowledged, and can be claimed by somebody else.
+acknowledged, and can be claimed by another consumer.
 """
 
 from __future__ import annotations

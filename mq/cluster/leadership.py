@@ -85,7 +85,7 @@ class Guest(Protocol):
 
 
 class NoGuest:
-    """Where nobody lives."""
+    """No guest: a leadership that answers no questions."""
 
     async def answer(self, method: str, args: Sequence[Any]) -> Any:
         """Nothing can be asked."""

@@ -59,7 +59,7 @@ class ConfirmedRecord:
         """As in LastConfirmed."""
         for store, number in list(self._noted.items()):
             if self._kept.get(store) != number:
-                with suppress(StorageError):  # who leads no more keeps nothing
+                with suppress(StorageError):  # a master of before keeps nothing
                     await self._names.put_record(CONFIRMED, store, {"number": number})
                     self._kept[store] = number
 

@@ -266,7 +266,7 @@ def _checked_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
 
 
 async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
-    """Refuse: who may do what is said in mq's users file."""
+    """Refuse: rights stand in mq's users file."""
     call.queue(Right.CONFIGURE)
     raise SqsError(
         "UnsupportedOperation", "Who may do what stands in mq's users file (docs/access.md), and is not changed here"

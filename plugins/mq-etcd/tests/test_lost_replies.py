@@ -54,7 +54,7 @@ async def wired(place, prefix: str) -> AsyncIterator[tuple[Wire, Storage]]:
 
 @contextmanager
 def giving_up_soon(storage: Storage) -> Iterator[None]:
-    """Nobody waits long for what will not come; what is to come has as long as a busy machine needs."""
+    """No test waits long for what will not come; what is to come has as long as a busy machine needs."""
     members = storage._client._members  # type: ignore[attr-defined]
     members._deadline, before = 0.6, members._deadline
     yield

@@ -54,7 +54,7 @@ async def fill(broker: Broker) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [QUOTA], indirect=True)
 async def test_new_messages_are_refused_before_etcd_is_full(cluster: Cluster) -> None:
-    """What is there can be fetched and removed, and then there is room again, without anybody's help."""
+    """What is there can be fetched and removed, and then there is room again, without an operator's help."""
     address = f"etcd:{cluster.endpoints[0]}?quota={QUOTA >> 20}MiB"
     async with open_client(cluster.endpoints) as client, open_broker(address) as broker:
         await broker.create_queue("orders")

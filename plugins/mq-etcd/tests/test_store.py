@@ -1,4 +1,4 @@
-"""What an address may say, what a store refuses, and the fence of somebody else's."""
+"""What an address may say, what a store refuses, and another program's fence."""
 
 from __future__ import annotations
 

@@ -91,5 +91,5 @@ async def storage(place: Place) -> AsyncIterator[Storage]:
 
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever tidies takes a slot for a dead writer's at once."""
+    """A tidying client takes a slot for a dead writer's at once."""
     monkeypatch.setattr(chains, "GRACE_SECONDS", 0)

@@ -1,4 +1,4 @@
-"""One broker at a time: who lives is not pushed aside, who was killed holds nobody up, and who hung changes nothing."""
+"""One broker at a time: a live one is not pushed aside, a killed one blocks no other, a hung one changes nothing."""
 
 from __future__ import annotations
 

@@ -149,6 +149,6 @@ async def test_a_move_writes_no_body_and_no_index(place) -> None:
             await storage.aclose()  # a session tells its counts when it ends, at the latest
             with trio.fail_after(60):
                 while (row := admin.execute(stat, (place.schema,)).fetchone()) is None or row[0] == 0:
-                    await trio.sleep(0.01)  # nobody waits for its process to end
+                    await trio.sleep(0.01)  # the close does not wait for the session's process to end
     assert row[0] == 50
     assert row[1] >= 30, "the first page of a fresh table fills up; the rest moves in place"
