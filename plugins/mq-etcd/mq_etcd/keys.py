@@ -65,51 +65,51 @@ class Keys:
         self.room = f"{prefix}room"
 
     def place(self, entry: Entry, life: int) -> str:
-        """Of a message; `life` counts where it is in READY."""
+        """The key of a message; `life` counts where it is in READY."""
         return f"{self.folder(entry.state, entry.queue, life)}{entry.id}"
 
     def folder(self, state: State, queue: str | None, life: int = 0) -> str:
-        """What the places of a state begin with, of one queue or of all."""
+        """The beginning of the places of a state, of one queue or of all."""
         if queue is None:
             return f"{self._prefix}{_FOLDERS[state]}/"
         begin = f"{self._prefix}{_FOLDERS[state]}/{escaped(queue)}/"
         return f"{begin}{life}/" if state is State.READY else begin
 
     def ready(self, queue: str, life: int) -> str:
-        """What the places in READY begin with, of one life of a queue."""
+        """The beginning of the places in READY, of one life of a queue."""
         return self.folder(State.READY, queue, life)
 
     def body_at(self, place: str, value: bytes) -> str:
-        """Of the bytes of the message whose place that is."""
+        """The key of the bytes of the message at that place."""
         found = decode_meta(value)
         return self.body(MessageId(place.rpartition("/")[2]), found[1] if found else "")
 
     def body(self, id: MessageId, mark: str = "") -> str:
-        """Of a message's bytes."""
+        """The key of a message's bytes."""
         return f"{self._prefix}body/{id}.{mark}" if mark else f"{self._prefix}body/{id}"
 
     def record(self, kind: str, key: str) -> str:
-        """Of a record."""
+        """The key of a record."""
         return f"{self.records(kind)}{escaped(key)}"
 
     def records(self, kind: str) -> str:
-        """What the records of a kind begin with."""
+        """The beginning of the records of a kind."""
         return f"{self._prefix}record/{escaped(kind)}/"
 
     def grave(self, queue: str, life: int) -> str:
-        """Of a queue that was dropped."""
+        """The key of a dropped queue."""
         return f"{self.graves(queue)}{life}"
 
     def graves(self, queue: str | None) -> str:
-        """What dropped queues begin with, those of one name or all."""
+        """The beginning of dropped queues, those of one name or all."""
         return f"{self._prefix}gone/" if queue is None else f"{self._prefix}gone/{escaped(queue)}/"
 
     def lane(self, number: int) -> str:
-        """Of a lane."""
+        """The key of a lane."""
         return f"{self._prefix}lane/{number}"
 
     def entry(self, key: str, value: bytes, state: State) -> Entry | None:
-        """The message whose place that is; None when it is none of mq's."""
+        """The message at that place; None when it is none of mq's."""
         *_, queue, id = key.split("/") if state is not State.READY else _without_life(key)
         found = decode_meta(value)
         named = parse_leaf(id, unquote(queue), state)

@@ -43,7 +43,7 @@ TOMB: Final = b"#"
 CONDEMNED: Final = b"!"
 
 Living = Callable[[Iterable[bytes]], Awaitable[set[bytes]]]
-"""Tells which of the things that slots point to are there."""
+"""Tells which of the things behind slots are there."""
 Bury = Callable[[Iterable[bytes]], Awaitable[None]]
 """Takes away what is left of things that are not there."""
 

@@ -29,31 +29,31 @@ class Keys:
         self.registry = b"chains"
 
     def entry(self, id: MessageId) -> bytes:
-        """Of a message."""
+        """The key of a message."""
         return b"%be:%b" % (self._prefix, id.encode())
 
     def id_of(self, key: bytes) -> MessageId:
-        """Whose entry that is."""
+        """The id of the message with that entry."""
         return str.__new__(MessageId, key[-36:].decode())
 
     def ballast(self, number: int) -> bytes:
-        """As long as that of an entry, so that one gives its room to the other."""
+        """A key as long as that of an entry, so that one gives its room to the other."""
         return b"%be:%036d" % (self._prefix, number)
 
     def part(self, id: bytes, mark: bytes, number: int) -> bytes:
-        """Of a part of a body."""
+        """The key of a part of a body."""
         return b"%bb:%b:%b:%d" % (self._prefix, id, mark, number)
 
     def record(self, kind: str, key: str) -> bytes:
-        """Of a record."""
+        """The key of a record."""
         return self.recorded(kind, _digest(key))
 
     def recorded(self, kind: str, digest: bytes) -> bytes:
-        """Of a record whose key has that digest."""
+        """The key of the record with that digest of its name."""
         return b"%br:%b:%b" % (self._prefix, _plain(kind), digest)
 
     def digest(self, key: str) -> bytes:
-        """By which a chain of records points to one."""
+        """The digest by which a chain of records points to one."""
         return _digest(key)
 
     def chain_of_queue(self, queue: str) -> bytes:
@@ -65,23 +65,23 @@ class Keys:
         return b"r." + _plain(kind)
 
     def head(self, chain: bytes) -> bytes:
-        """Of the number of the next slot."""
+        """The key of the number of the next slot."""
         return b"%bh:%b" % (self._prefix, chain)
 
     def tail(self, chain: bytes) -> bytes:
-        """Of the number of the first slot that may be of use."""
+        """The key of the number of the first slot that may be of use."""
         return b"%bt:%b" % (self._prefix, chain)
 
     def slot(self, chain: bytes, number: int) -> bytes:
-        """Of a slot."""
+        """The key of a slot."""
         return b"%bs:%b:%d" % (self._prefix, chain, number)
 
     def changes(self, chain: bytes) -> bytes:
-        """Of the count of changes."""
+        """The key of the count of changes."""
         return b"%bv:%b" % (self._prefix, chain)
 
     def lock(self, chain: bytes) -> bytes:
-        """Of the lock."""
+        """The key of the lock."""
         return b"%bl:%b" % (self._prefix, chain)
 
 

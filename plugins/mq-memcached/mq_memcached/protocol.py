@@ -16,7 +16,7 @@ STORED: Final = b"STORED"
 DELETED: Final = b"DELETED"
 NOT_FOUND: Final = b"NOT_FOUND"
 NO_ROOM: Final = b"SERVER_ERROR"
-"""How the reply of a server begins that has no memory left, or cannot take an item of that size."""
+"""The beginning of a reply when the server has no memory left, or cannot take an item of that size."""
 
 NEVER: Final = 0
 """The expiry of what stays."""

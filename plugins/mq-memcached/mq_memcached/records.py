@@ -71,7 +71,7 @@ class Records:
         return True if self._chains.holds(chain, number, seen) else await self._list_again(chain, key)
 
     async def _list_again(self, chain: bytes, key: str) -> bool:
-        """List a record that is there, but whose slot a tidying client took for a dead writer's, until a slot stays."""
+        """List a record again whose slot a tidying client took for a dead writer's, until a slot stays."""
         for _ in range(_ROUNDS):
             [number] = await self._chains.append(chain, [self._keys.digest(key)])
             looks = await self._link.ask(self._chains.verify(chain, [number]))

@@ -93,7 +93,7 @@ class Landed:
             self._confirmed.note(self._store, number)
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Go on with no standby that was promoted without all that was confirmed.
+        """Check that the server has all that was confirmed, which a promoted standby may lack.
 
         Raises:
             StorageUnusable: it is one.
