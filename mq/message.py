@@ -97,7 +97,7 @@ class MessageId(str):
 
     @staticmethod
     def group_in(key: int) -> int | None:
-        """The number of the message group to which the message of that :attr:`key` belongs; None for no group."""
+        """The number of the message group of the message with that :attr:`key`; None for no group."""
         return None if key & OF_A_PROCESS else key & _NODE
 
     @staticmethod

@@ -10,7 +10,7 @@ store, and are taken out of what the index hands out (:attr:`QueueIndex.claims`)
 claim, and each renewal, is one durable record. A lease that ends by itself is ended in the record first, which says how
 often each message was received by then; then each becomes READY with that number. An acknowledgement is durable before
 the messages are removed: all of them go, or none, wherever they are by then. A consumer that asks again gets the
-messages that are left, and the number of those that are lost.
+messages that are left, and the number of lost ones.
 
 A claim of an earlier version has no deadline in its record: its messages are leased by their names, whose receipts
 begin with its tag, until that ends or the claim is renewed.
@@ -759,7 +759,7 @@ class ClaimedMessages:
         self._catalog.tell_held(Kind.LEASE, index.name, ids)
 
     def let_go(self, index: QueueIndex, consumer: BatchConsumer, ids: Iterable[MessageId]) -> None:
-        """Have the messages returned that the claim holds, whose lease has ended."""
+        """Have the messages of a claim returned, after its lease has ended."""
         held = [id for id in ids if index.claims.get(id) is consumer]
         for id in held:
             if id not in index.claimed:  # it is being moved, or gone

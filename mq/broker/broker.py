@@ -587,7 +587,7 @@ class Wiring:
         await self.writes.start(nursery)
 
     async def _get_caught_up(self, queue: str) -> QueueIndex:
-        """A queue's index, with all messages in it that were published before, or whose write job was committed."""
+        """A queue's index, with all messages that were published before, and those of committed write jobs."""
         index = await self.queues.get_caught_up(queue)
         await self.writes.settle(index)
         return index

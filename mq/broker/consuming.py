@@ -302,7 +302,7 @@ class Consumption:
     # Implementation
 
     async def _take_back(self, request: FetchRequest) -> None:
-        """Give back the messages of a request that was cancelled in the very step in which it was answered."""
+        """Give back the messages of a request that was cancelled in the very step of its answer."""
         if request.holds:
             self._unacked_deliverer.put_back(request.index, request.held, is_returned=False)
         elif not request.takes:

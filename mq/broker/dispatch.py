@@ -1,4 +1,4 @@
-"""Dispatch: which fetch request gets which message, and by which way.
+"""Dispatch: which fetch request gets which message, and how.
 
 :class:`FetchWorker` chooses messages for waiting requests (:mod:`mq.broker.waiters`) group by group; it chooses the
 next group before the leases of the last are durable. :class:`Deliverer` answers in the order of the leases. Two ways
@@ -537,7 +537,7 @@ def _log_damage(entry: Entry, found: Stored | None) -> None:
 
 
 class DirectDispatch:
-    """Assigns messages that are about to be written to requests that wait for them.
+    """Assigns messages that are about to be written to waiting requests.
 
     Args:
         core: what every part has.
@@ -695,7 +695,7 @@ def share_out(requests: Iterable[FetchRequest], take: Callable[[], Entry | None]
         take: returns the next message, None when there is none.
 
     Returns:
-        The portions that are not empty; first that of the request whose turn is next.
+        The portions that are not empty; first that of the next request in turn.
     """
     portions: dict[FetchRequest, list[Entry]] = {}
     turns = deque(requests)

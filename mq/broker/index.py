@@ -80,8 +80,7 @@ class FarOff:
         return entry
 
     def take(self, up_to_ms: int, most: int) -> list[Entry]:
-        """Take out up to `most` messages, those whose deadlines come first, and none whose deadline is later than
-        `up_to_ms`."""
+        """Take out up to `most` messages, those with the first deadlines, and none with one later than `up_to_ms`."""
         taken: list[Entry] = []
         while self._heap and len(taken) < most and self._heap[0] >> _KEY_BITS <= up_to_ms:
             first = heapq.heappop(self._heap)
@@ -351,7 +350,7 @@ class QueueIndex:
         return self.new.get(id) or self.held.get(id) or self.far_off.find(id)
 
     def hold(self, entry: Entry) -> None:
-        """Note that a connection holds a message that was just taken out."""
+        """Note that a connection holds a message just taken out."""
         self.held[entry.id] = entry
 
     def claim(self, id: MessageId, consumer: object) -> None:

@@ -4,7 +4,7 @@ A record is a *segment*: up to some hundred entries in JSON. The segment that is
 put, so its entries are there as they came. A full segment is never written again, so it is packed: names stand beside
 each other, and so do values, each in as many bytes as its :class:`Codec` makes of it. The map from entries to segments
 is bytes, too: as Python objects, for a million entries, it would take twice what all else takes. An entry that is put
-again goes to the segment that is being filled. Its old segment keeps it on the disk until all entries have left there.
+again goes to the segment in use. Its old segment keeps it on the disk until all entries have left there.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Ledger(Generic[V]):
             self._dirty.update(write.segments)
 
     async def drop_empty(self, write: LedgerWrite[V]) -> None:
-        """Drop the segments that were empty before a write that is done, if that is possible now."""
+        """Drop the segments that were empty when a finished write began, if that is possible now."""
         with self._committer.noting_failure(), suppress(StorageFull, StorageUnsure):
             await self._drop(write.empty)
 
@@ -257,7 +257,7 @@ class Ledger(Generic[V]):
         (self._empty.discard if counting else self._empty.add)(segment)
 
     def _of(self, segment: _Segment[V]) -> Iterator[bytes]:
-        """The names of the entries that a segment has, and that have not left it."""
+        """The names of the entries that are still in a segment."""
         return (name for name in segment.names() if self._where.get(name) is segment)
 
     def _in_turn(self) -> Iterator[tuple[bytes, V, _Segment[V]]]:
@@ -281,7 +281,7 @@ class Ledger(Generic[V]):
             segment.keep(set(self._of(segment)))
 
     def _room(self) -> _Segment[V]:
-        """A segment of our own that has room, and that is the latest of all."""
+        """The latest segment of all, if it is our own and has room."""
         filling = self._filling
         if filling is None or filling.is_full or filling.age[0] < self._number:
             if filling is not None:

@@ -23,7 +23,7 @@ from mq.message import MessageId
 _SEQUENCE_BITS: Final = 64
 """How far left in a key the sequence stands."""
 _STALE_KEYS: Final = 16
-"""Keys of messages that are gone may stay in a group's heap up to this number, and turns of groups that are gone."""
+"""A group's heap may keep up to this number of keys of messages that are gone, and so may the turns of groups."""
 
 
 class _Group:
@@ -195,7 +195,7 @@ class MessageGroups:
             self._tidy(group)
 
     def _tidy(self, group: _Group) -> None:
-        """Give a group its turn that may be free now, and forget one that has no messages."""
+        """Give its turn to a group that may be free now, and forget one without messages."""
         if not group.live and not group.out:
             del self._groups[group.number]
             group.heap = []  # a turn that it may still have leads nowhere
@@ -255,7 +255,7 @@ class GroupTurns:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Forget the keys of messages that are gone, and the groups that have no others."""
+        """Forget the keys of messages that are gone, and then groups without keys."""
         live = {number: sorted({key for key in heap if key in self._ready}) for number, heap in self._heaps.items()}
         self._heaps = {number: heap for number, heap in live.items() if heap}
         self._turns = deque(number for number in self._turns if number in self._heaps)

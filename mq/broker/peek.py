@@ -25,7 +25,7 @@ class Seen(NamedTuple):
     """A message that was peeked at.
 
     Attributes:
-        message: close its body. Its receipt is that of the delivery that holds it.
+        message: close its body. Its receipt is that of the delivery holding it.
         state: ``ready``, ``leased`` or ``delayed``.
         sequence: its place in its queue; None in answers without sequences.
     """

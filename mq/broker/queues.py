@@ -345,7 +345,7 @@ class Queues:
     # Implementation
 
     async def _leftovers(self, name: str) -> list[Entry]:
-        """Messages in NEW and DELAYED that deleted queues of that name have left.
+        """Messages in NEW and DELAYED, left by deleted queues of that name.
 
         Raises:
             StorageFull: some cannot be removed for now.

@@ -52,7 +52,7 @@ come back."""
 ALONE_SECONDS: Final = 10.0
 """How long a node has no other member before it logs that: nodes that start together have found each other by then."""
 APART_SECONDS: Final = 10.0
-"""Between two looks of a master at which machine leads those that keep the members. Doubled with each change."""
+"""Between two looks of a master at which machine leads the coordinator. Doubled with each change."""
 
 _NOBODY_ELSE: Final = "nobody serves its queues when this node is lost. Start the two others"
 

@@ -1,5 +1,5 @@
-"""Large bodies over a link, piece by piece. Each piece is a message of the link, between which others go, and the next
-one is sent when that one was taken: so neither end holds more than a few of them.
+"""Large bodies over a link, piece by piece. Each piece is a message of the link, and follows when the one before
+was taken: others go in between, and neither end holds more than a few.
 
 * To the leader: :class:`Arrivals` hands the pieces of a body that is published to what stages it.
 * From the leader: :class:`OpenBodies` are read by a link, each through a :class:`RemoteBody`.
@@ -149,7 +149,7 @@ class BodySource(Protocol):
 
 
 class RemoteBody:
-    """A body that the leader has, and that is read from there piece by piece.
+    """A body of the leader's, read from there piece by piece.
 
     Attributes:
         size: length in bytes.

@@ -58,7 +58,7 @@ class SharedRecords:
         self._news = trio.Event()
 
     def on_shared(self, told: TellShared) -> None:
-        """Call `told` with each record that comes, and that goes."""
+        """Call `told` with each record that comes or goes."""
         self._told = told
 
     @property

@@ -1,6 +1,6 @@
 """Daemons that take turns: one, the *owner*, serves a root, and the others stand by.
 
-Each listens. A daemon that stands by hands every connection that it accepts to the owner, as an open file (unix(7),
+Each listens. A daemon that stands by hands every accepted connection to the owner, as an open file (unix(7),
 SCM_RIGHTS): bytes between client and owner do not pass through it. It reaches the owner over the owner's Unix socket.
 The socket ends with the owner, and then the next daemon takes its turn; until then connections wait in the kernel.
 

@@ -27,7 +27,7 @@ from mq.message import no_such_queue, shorten
 from mq.schedules.schedule import KIND, Instants, Never, Schedule, check_schedule
 
 LOOK_SECONDS: Final = 60.0
-"""How often the clock is looked at. One that was set is noticed as late as that."""
+"""How often the clock is looked at. The scheduler notices as late that it was set."""
 RETRY_SECONDS: Final = 10.0
 """How long a schedule rests after a firing that failed."""
 BACKWARDS_MS: Final = 86_400_000
@@ -37,7 +37,7 @@ MOST_TOGETHER: Final = 1000
 """Firings of one batch."""
 SCHEDULE: Final = "mq-schedule"
 INSTANT: Final = "mq-schedule-instant"
-"""Attributes of a message that say whence it comes, and for which instant."""
+"""Attributes of a message that name its schedule and its instant."""
 
 FIRINGS: Final = "firing"
 """The kind of the records of firings."""

@@ -21,7 +21,7 @@ _READS: Final = (READ, READ_STREAM)
 _ALL: Final = (READ, READ_STREAM, WRITE)
 
 SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
-"""Options, in small letters, that Spark passes to each source, and that this one ignores."""
+"""Options, in small letters, that Spark passes to each source; this one ignores them."""
 _OF_A_TABLE: Final = "provider"
 """The option that only ``CREATE TABLE`` passes."""
 

@@ -57,7 +57,7 @@ DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 """The content type of a message that was published without one."""
 
 OWN_KEYS: Final = ("idempotencyKey", "id")
-"""Columns of which the first that is not null is the row's own key."""
+"""The first of these columns that is not null is the row's own key."""
 WRITTEN: Final = ("value", "idempotencyKey", "contentType", "headers", "group", "delaySeconds", "ttlSeconds")
 """Columns that make a message."""
 QUEUE: Final = "queue"

@@ -38,7 +38,7 @@ _MOST_WAITING: Final = 32 << 20
 """Bytes of gathered rows, of all queues together, after which all are sent, however few each queue has."""
 _LATER: Final = (429, 503)
 _ANY_CALL: Final = Call(method="POST", target="", read=nothing)
-"""Lines that the broker refuses for now are sent again by the rules of a POST that may be repeated."""
+"""Lines that the broker refuses for now are sent again by the rules of a repeatable POST."""
 
 _Line: TypeAlias = tuple[int, bytes]
 """The number of a row in its partition, and what is sent of it."""

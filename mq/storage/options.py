@@ -15,7 +15,7 @@ class StorageOptions:
     Attributes:
         sharing: who else works on the same store.
         native: whether mq-native may be used, where it is installed.
-        group_writable: whether folders are used in which a group may write, and queues which its members made.
+        group_writable: whether a group may write in folders, and its members may make queues.
         root_owner: the number of a user whose folders are used, besides this process's and root's.
         log: whether batches are made durable by a log instead of file by file. Only where one process has the store, on
             a file system on which a log was proven (:attr:`mq.storage.files.mount.Mount.logged`).

@@ -83,8 +83,8 @@ class TrioMessage:
 class TrioQueue:
     """One folder, for any number of tasks. Made by :func:`open_queue`.
 
-    Receiving has a queue object of its own: tasks that publish or delete read none of its events. A task that receives
-    leaves nothing ready behind, or its own change of the folder wakes the next that waits.
+    Receiving has a queue object of its own: tasks that publish or delete read none of its events. A receiving task
+    leaves nothing ready behind, or its own change of the folder wakes the next waiting task.
     """
 
     def __init__(self, changing: Queue, receiving: Queue) -> None:

@@ -135,7 +135,7 @@ class Handler(Protocol):
         return self
 
     def for_message(self, id: str) -> Handler | None:
-        """What answers a head that names this message in its path, and else is the one for which this was found. None
+        """The handler for a head that differs from this one only by the message in its path; None
         where that has to be found out."""
         return None
 

@@ -207,7 +207,7 @@ class IdleWatch:
                     self._pause.cancel()
 
     async def run(self) -> None:
-        """IdleWatch. When this is cancelled every socket is closed, at once: that ends even a send that is shielded."""
+        """IdleWatch. When this is cancelled every socket is closed, at once: that ends even a shielded send."""
         try:
             while True:
                 await self._somebody.wait()

@@ -143,7 +143,7 @@ class MessagePage:
         longest: bytes that their bodies may have together, but for a single longer one.
 
     Attributes:
-        entries: the messages that were read one by one, since the last that were read in columns.
+        entries: the messages read one by one, since the last ones read in columns.
         is_full: no more fit.
     """
 

@@ -83,7 +83,7 @@ class Exchange:
     @property
     def is_shareable(self) -> bool:
         """Whether all nodes of a cluster have it: not one that goes with its last binding, for no node knows the
-        bindings that the others have for themselves."""
+        others' own bindings."""
         return self.durable and not self.auto_delete
 
     def record(self) -> DurableRecord:

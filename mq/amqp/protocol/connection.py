@@ -157,7 +157,7 @@ NODE_ROLE: Final = "cluster"
 
 FOLLOW_THE_TEXT: Final = frozenset({"py-amqp", "librabbitmq"})
 """Products, as clients name themselves, for which a prefetch also holds for existing consumers. kombu counts on that
-with every server that does not call itself RabbitMQ: a Celery worker raises its prefetch for each task that has to
+with every server by another name than RabbitMQ: a Celery worker raises its prefetch for each task that has to
 wait."""
 
 MOST_BYTES_DROPPED: Final = 256 * 1024 * 1024

@@ -75,7 +75,7 @@ class TopologyStore:
         await self._catch_up()  # with what has gone since the records were written
 
     def queue_of(self, name: QueueName) -> Queue | None:
-        """The queue that was declared over AMQP and has that name in mq."""
+        """The queue declared over AMQP that has that name in mq."""
         return self._by_key.get(name)
 
     def queues(self) -> list[Queue]:

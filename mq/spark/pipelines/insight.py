@@ -23,7 +23,7 @@ from mq.spark.pipelines.report import Report, as_page
 
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 POISON_RECEIVES: Final = 3
-"""Deliveries after which a message that is still there, or has died, counts as poison."""
+"""Deliveries after which a message counts as poison, if it is still there or has died."""
 _MOST_POISON: Final = 1000
 _POINTS: Final = 120
 _STEPS_SECONDS: Final = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)

@@ -160,7 +160,7 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
 
 
 def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
-    """Check that the files have all changes in a log that is in use.
+    """Check that the files have all changes of a log in use.
 
     Raises:
         StorageUnusable: they may not.

@@ -1,8 +1,8 @@
 """A checkpoint of the log: what the records of a segment say is brought to the medium, and then the segment is free.
 
-Where few files were written, their bytes are written out, and one change that is synced after that brings all names
-and the bytes with them. So a checkpoint does not wait for what other programs have written to the same file system, nor
-make them wait for it. Many files, or a file that cannot be opened where the records say, and it is one ``syncfs``.
+Where few files were written, their bytes are written out; then the sync of one change brings all names and these bytes.
+So a checkpoint does not wait for what other programs have written to the same file system, nor make them wait for it.
+Many files, or a file that cannot be opened where the records say, and it is one ``syncfs``.
 """
 
 from __future__ import annotations

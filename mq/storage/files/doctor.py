@@ -45,7 +45,7 @@ class FindingKind(enum.Enum):
     TORN = "torn"
     """A message in new/ that is not whole: it was never acknowledged."""
     DAMAGED = "damaged"
-    """A message whose bytes are not those that were published. It is not handed out."""
+    """A message with other bytes than the published ones. It is not handed out."""
     DOUBLED = "doubled"
     """A name of a message that has another one."""
     ORPHAN = "orphan"
@@ -268,7 +268,7 @@ def inspect(
 
 
 def confirmed(folders: Folders, first: Iterable[Finding], second: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings that two inspections have in common and that still hold."""
+    """The common findings of two inspections that still hold."""
     # a message that moved between two folders while each of them was listed has two names in that inspection: they are
     # two only when both are there at once
     before = {(found.kind, found.path) for found in first}

@@ -407,7 +407,7 @@ class Folders:
 class RemovedQueues:
     """Folders of removed queues of which the log still speaks. Each stays in remove/, emptied, until it does not.
 
-    A start that did not find it there would take a queue's folder that was made since for the removed one's.
+    A start without it would take a queue's folder that was made since for the removed one's.
 
     Args:
         calls: the system.

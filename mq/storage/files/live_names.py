@@ -181,7 +181,7 @@ class LiveNames:
         self.files.get(folder, set()).discard(name)
 
     def _follow(self) -> set[str]:
-        """Apply the changes told so far. Returns folders that a name left for a place that is not told yet."""
+        """Apply the changes told so far. Returns folders that a name left for a place not told yet."""
         half: dict[int, str] = {}
         for watch, name, appeared, is_folder, move in self._notifier.changes():
             folder = self._folders.get(watch)

@@ -486,7 +486,7 @@ class Log:
 
 
 def read_log(calls: Calls, folder: str) -> list[Record]:
-    """The records that count in the log of a root that no daemon serves, in order; none without a log. Changes nothing.
+    """The records that count in the log of an unserved root, in order; none without a log. Changes nothing.
 
     Raises:
         LogDamaged: one that was on the medium is not among them.
@@ -504,7 +504,7 @@ def read_log(calls: Calls, folder: str) -> list[Record]:
 
 
 def lives_of(calls: Calls, folder: str) -> set[str]:
-    """In which lives (:func:`life_of`) the segments of a log were begun, which its daemon may be using.
+    """The lives (:func:`life_of`) in which the segments of a log were begun; its daemon may be using it.
 
     Raises:
         LogDamaged: a header cannot be read.

@@ -531,7 +531,7 @@ class _Doing:
     def _end(
         self, unit: _Unit, first: int, steps: dict[int, _Step], refused: Outcome | None, done: Iterator[Outcome]
     ) -> Outcome:
-        """The outcome of a unit whose records are done, and whose messages may be."""
+        """The outcome of a unit with its records done, and perhaps its messages."""
         if refused is None:
             for place, operation in enumerate(unit):
                 if isinstance(operation, Write | Move | Unlink):

@@ -20,7 +20,7 @@ class Mount(NamedTuple):
         persistent: its content is still there after a power cut.
         atomic_rename: after a crash a rename has happened or has not, never half (both names, or none).
         ordered: name changes reach the disk in the order in which they were made, across folders; the sync of a file or
-            folder brings the last one that concerns it, and so all before that, with all bytes that were written out.
+            folder brings the last one that concerns it, and so all earlier ones, with all bytes written out.
         syncfs: syncfs(2) brings everything to the disk. Not so without a journal: there Linux flushes the disk's cache
             first and writes the last of the inodes and folders after that.
         size: how many bytes it holds; 0 where that is unknown.

@@ -494,9 +494,9 @@ def has_xattrs(calls: Calls, lock: int) -> bool:
     return True
 
 
-# Turns: of several daemons one serves a root, as if it were alone, and the next takes it when that one ends. Whose turn
-# it is holds a lock of the kernel's, which ends with its process, however that ends. So it is only for file systems of
-# this machine: elsewhere a daemon may lose its lock, and live.
+# Turns: of several daemons one serves a root, as if it were alone, and the next takes it when that one ends. The daemon
+# in turn holds a lock of the kernel's, which ends with its process in any case. So it is only for file systems of this
+# machine: elsewhere a daemon may lose its lock, and live.
 
 
 class Turn:

@@ -83,7 +83,7 @@ class Redone(NamedTuple):
         written: messages whose files were written from the log.
         moved: messages that were put where they belong.
         removed: names of messages that were taken away.
-        missing: messages of which the log speaks, and which are nowhere.
+        missing: messages of the log that are nowhere.
     """
 
     written: int = 0

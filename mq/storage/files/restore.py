@@ -44,7 +44,7 @@ class RestoreReport(NamedTuple):
     Attributes:
         header: the backup.
         restored: how many messages are in the root.
-        damaged: ids of messages whose bytes in the backup are missing, or not those that were copied.
+        damaged: ids of messages whose bytes in the backup are missing, or differ from the copied ones.
     """
 
     header: BackupHeader

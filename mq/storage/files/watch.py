@@ -39,8 +39,8 @@ MOST_NOTED: Final = 1 << 16
 _PAUSE_SECONDS: Final = 1.0
 _GATHER_SECONDS: Final = 0.01
 """The shortest time between two looks, and so the longest until what happens is told. Events of a batch come one by
-one: each would wake the event loop, and hold up the thread that makes the next. And of a name that has come and gone in
-that time nothing has to be told."""
+one: each would wake the event loop, and hold up the thread that makes the next. And a name that has come and gone in
+that time need not be told."""
 _FLAGS: Final = inotify_simple.flags
 _ARRIVED: Final = int(_FLAGS.MOVED_TO | _FLAGS.CREATE)
 """The name was not there before."""
