@@ -96,7 +96,7 @@ class Landed:
         """Check that the server has all that was confirmed, which a promoted standby may lack.
 
         Raises:
-            StorageUnusable: it is one.
+            StorageUnusable: it lacks some of that.
         """
         believed = self.number  # before the server is asked: another session may go on meanwhile
         if not believed:
