@@ -6,6 +6,7 @@ Values only: frozen, without I/O, importable anywhere. Clocks are injected.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import time
@@ -168,18 +169,25 @@ def group_number(name: str) -> int:
     return int.from_bytes(digest) & ~OF_A_PROCESS
 
 
+def encode_json(value: Mapping[str, Any]) -> bytes:
+    """JSON that json.loads reads back exactly, half characters (lone surrogates) included."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
 class SharedAttributes(dict[str, Any]):
-    """Attributes that many messages share, and that never change: a store may keep what it makes of them.
+    """Attributes, or another JSON object, that never change: they are encoded once for all that want them so."""
 
-    Attributes:
-        written: what a store has made of them; None so far.
-    """
-
-    __slots__ = ("written",)
+    __slots__ = ("_encoded",)
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         super().__init__(attributes)
-        self.written: bytes | None = None
+        self._encoded: bytes | None = None
+
+    def encoded(self) -> bytes:
+        """As :func:`encode_json` gives them."""
+        if self._encoded is None:
+            self._encoded = encode_json(self)
+        return self._encoded
 
 
 class Properties(NamedTuple):

@@ -128,10 +128,11 @@ class Keys:
                 self.ledger.forget(_name(index, key))
             raise
 
-    def note_beside(self, index: QueueIndex, key: str, id: MessageId) -> None:
-        """Let a key stand for a message that is written in one group with what the ledger writes next."""
-        self._noted.pop(id, None)
-        self._add(index, {key: id}, is_sure=True)
+    def note_beside(self, index: QueueIndex, ids: Mapping[str, MessageId]) -> None:
+        """Let keys stand for messages that are written in one group with what the ledger writes next."""
+        for id in ids.values():
+            self._noted.pop(id, None)
+        self._add(index, ids, is_sure=True)
 
     def doubt(self, index: QueueIndex, key: str, id: MessageId) -> None:
         """Let a key stand, unsure, for a message that may be there: :meth:`landed` or :meth:`drop` ends that."""
@@ -226,7 +227,7 @@ class _KeyCodec:
     def __init__(self, core: Core) -> None:
         self._catalog = core.catalog
         self._clock_ns = core.clock_ns
-        self._secret = os.urandom(16)
+        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=os.urandom(16))
         self._numbers: dict[QueueIndex, int] = {}
         self._indexes: dict[int, QueueIndex] = {}
         self._count = itertools.count(_GONE + 1)
@@ -251,8 +252,9 @@ class _KeyCodec:
 
     def name(self, key: str) -> bytes:
         """Its digest."""
-        encoded = key.encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES, key=self._secret).digest()
+        digest = self._digest.copy()  # with the secret in it
+        digest.update(key.encode("utf-8", "surrogatepass"))
+        return digest.digest()
 
     def pack(self, value: KeyRecord) -> bytes:
         """29 bytes."""

@@ -21,6 +21,7 @@ import trio
 
 from mq.broker.commit import Committer
 from mq.errors import StorageFull, StorageUnsure
+from mq.message import SharedAttributes
 from mq.storage.interface import Put, Storage
 
 LARGEST_SEGMENT = 512
@@ -37,6 +38,11 @@ _PLACE_BYTES: Final = 5
 _KEY: Final = itemgetter(0)
 
 V = TypeVar("V")
+
+
+def segments_changed(entries: int, key_bytes: int) -> int:
+    """How many segments a ledger changes at the most when so many entries are put, with keys of so many bytes."""
+    return 2 + entries // LARGEST_SEGMENT + key_bytes // LARGEST_KEYS  # the one that is being filled, and the last
 
 
 class Codec(Protocol[V]):
@@ -192,7 +198,7 @@ class Ledger(Generic[V]):
         # Entries may move to another segment meanwhile: these copies still have them, the new segment is written next.
         dirty = sorted(self._dirty, key=_by_age, reverse=True)  # what left a segment is in a later one
         self._dirty.clear()
-        puts = [Put(self._kind, segment.name, segment.record()) for segment in dirty]
+        puts = [Put(self._kind, segment.name, SharedAttributes(segment.record())) for segment in dirty]
         return LedgerWrite(puts, dirty, sorted(self._empty, key=_by_age), self._changes)
 
     def end(self, write: LedgerWrite[V], *, is_done: bool) -> None:

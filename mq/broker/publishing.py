@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -26,7 +26,7 @@ from mq.broker.dispatch import DirectDispatch
 from mq.broker.index import RANK_TICKS, QueueIndex
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
-from mq.broker.ledger import LedgerWrite
+from mq.broker.ledger import LedgerWrite, segments_changed
 from mq.broker.settings import DELAY, REJECT, TTL, QueueSettings, check_time, check_value
 from mq.errors import (
     BodyTooLarge,
@@ -41,7 +41,7 @@ from mq.errors import (
 )
 from mq.lifecycle import DOOR, State
 from mq.message import MessageId
-from mq.storage.groups import bytes_of_body
+from mq.storage.groups import bytes_of_message
 from mq.storage.interface import (
     FRESH,
     Entry,
@@ -57,8 +57,6 @@ from mq.storage.interface import (
     Write,
 )
 
-_LEDGER_RECORDS: Final = 2
-"""Records of a ledger that one write changes at the most: the one that is full with it, and the next."""
 _BYTES_OF_KEY: Final = 200
 """More than a ledger keeps of a key, besides the key itself."""
 _OF_ONE: Final = frozenset({Result.GONE, Result.EXISTS, Result.NO_QUEUE})
@@ -319,7 +317,7 @@ class Publisher:
             for draft, entry in zip(drafts, prepared, strict=True)
             if entry.job is not None and entry.is_new
         ]
-        if not (self._keyed.does_groups and all(map(self._keyed.takes, jobs))):
+        if not self._keyed.takes(jobs):
             return False
         self._keyed.put(jobs)
         return True
@@ -568,7 +566,7 @@ class PublishJob:
 
     def bytes_in_group(self, *, counts_staged: bool) -> int:
         """How many bytes the Write takes of a group."""
-        return bytes_of_body(self._body, counts_staged=counts_staged) + len(json.dumps(dict(self._attributes)))
+        return bytes_of_message(self._body, self._attributes, counts_staged=counts_staged)
 
     def choose_id(self) -> None:
         """Make the id now, unless there is one."""
@@ -646,6 +644,8 @@ class KeyedJob:
         key: the client's; None without one, and where it is noted.
 
     Attributes:
+        key_bytes: of its key, as the ledger counts them.
+        bytes: how many it takes of a group.
         write: the job's operation, once it was asked for it.
         is_noted: whether its key is durable without it.
         is_doubtful: whether the message may be there: the store did not answer for it.
@@ -656,13 +656,10 @@ class KeyedJob:
         self.key = key
         self.write: Write | None = None
         self.is_noted = self.is_doubtful = False
+        self.key_bytes = 0 if key is None else len(json.dumps(key))
+        of_key = 0 if key is None else self.key_bytes + _BYTES_OF_KEY
+        self.bytes = of_key + job.bytes_in_group(counts_staged=keyed.counts_staged)
         self._keyed = keyed
-
-    @property
-    def bytes(self) -> int:
-        """How many it takes of a group."""
-        of_key = 0 if self.key is None else len(json.dumps(self.key)) + _BYTES_OF_KEY
-        return of_key + self.job.bytes_in_group(counts_staged=self._keyed.counts_staged)
 
     def operation(self) -> Operation:
         """The Write, without a group."""
@@ -709,9 +706,6 @@ class KeyedJobs:
         self._storage = core.storage
         self._committer = core.committer
         self._keys = keys
-        self._most = min(LARGEST_BATCH, description.groups - _LEDGER_RECORDS)
-        # The other half is for the ledger's segments, which its own limits keep below that.
-        self._most_bytes = math.inf if description.group_bytes is None else description.group_bytes // 2
         self._waiting: deque[KeyedJob] = deque()
         self._arrived = trio.lowlevel.ParkingLot()
         self._one_by_one = 0  # so many of those that wait go in a group of their own
@@ -725,9 +719,10 @@ class KeyedJobs:
         else:
             self._nursery = nursery
 
-    def takes(self, job: KeyedJob) -> bool:
-        """Whether a group takes that job."""
-        return job.bytes <= self._most_bytes
+    def takes(self, jobs: Sequence[KeyedJob]) -> bool:
+        """Whether groups take these jobs."""
+        most_bytes = self._most_bytes
+        return self.does_groups and all(job.bytes <= most_bytes for job in jobs)
 
     def put(self, jobs: Sequence[KeyedJob]) -> None:
         """Save what these write; and ask at once for those that are in doubt."""
@@ -800,14 +795,22 @@ class KeyedJobs:
         if moved.result not in (Result.DONE, Result.GONE):
             raise error_of(moved, "take away what is in doubt")
 
+    @property
+    def _most_bytes(self) -> float:
+        """Bytes of jobs that a group takes; more once a log has grown."""
+        most = self._storage.description.group_bytes
+        return math.inf if most is None else most // 2  # the ledger's own limits keep its segments below the other half
+
     def _taken(self) -> list[KeyedJob]:
         """The first of those that wait, as many as one group takes."""
-        taken = [self._waiting.popleft()]
-        left = self._most_bytes - taken[0].bytes
-        most = 1 if self._one_by_one or taken[0].is_noted else self._most
-        while self._waiting and len(taken) < most and not self._waiting[0].is_noted:
-            left -= self._waiting[0].bytes
-            if left < 0:
+        first = self._waiting.popleft()
+        taken, bytes, key_bytes = [first], first.bytes, first.key_bytes
+        most, most_bytes = self._storage.description.groups, self._most_bytes
+        is_alone = self._one_by_one or first.is_noted
+        while self._waiting and not is_alone and not self._waiting[0].is_noted and len(taken) < LARGEST_BATCH:
+            bytes += self._waiting[0].bytes
+            key_bytes += self._waiting[0].key_bytes
+            if bytes > most_bytes or len(taken) + 1 + segments_changed(len(taken) + 1, key_bytes) > most:
                 break
             taken.append(self._waiting.popleft())
         self._one_by_one = max(0, self._one_by_one - len(taken))
@@ -840,12 +843,15 @@ class _KeyedGroup:
         if jobs[0].is_noted and jobs[0].write is not None:
             return jobs[0].write
         writes: list[Write] = []
+        keys: defaultdict[QueueIndex, dict[str, MessageId]] = defaultdict(dict)
         for each in jobs:
             if each.write is None:
                 each.write = each.job.write_alone()
             if each.key is not None:
-                self._keys.note_beside(each.job.index, each.key, each.write.id)
+                keys[each.job.index][each.key] = each.write.id
             writes.append(each.write)
+        for index, ids in keys.items():
+            self._keys.note_beside(index, ids)
         self.kept = self._keys.ledger.begin()
         return Group((*self.kept.puts, *writes))
 
@@ -885,8 +891,8 @@ class _KeyedGroup:
             if each in left:
                 each.doubt(outcome)
             else:
-                done = outcome._replace(entry=each.write.entry) if outcome.result is Result.DONE else outcome
-                each.job.done(done, self.barrier)
+                is_done = outcome.result is Result.DONE
+                each.job.done(Outcome(Result.DONE, each.write.entry) if is_done else outcome, self.barrier)
         return left
 
 

@@ -18,7 +18,7 @@ import trio
 
 from mq.errors import StorageError, StorageFailed, StorageFenced, StorageFull, StorageUnsure
 from mq.lifecycle import State
-from mq.message import MessageId
+from mq.message import MessageId, SharedAttributes
 from mq.storage.interface import (
     AnyOperation,
     Description,
@@ -113,17 +113,22 @@ def _can(description: Description, operation: AnyOperation) -> bool:
 def _bytes(operation: AnyOperation, *, counts_staged: bool) -> int:
     """About how many bytes an operation has besides its place."""
     if isinstance(operation, Put):
-        return len(json.dumps(operation.value))
+        return _bytes_of_json(operation.value)
     if isinstance(operation, Write):
-        return bytes_of_body(operation.body, counts_staged=counts_staged) + len(json.dumps(dict(operation.attributes)))
+        return bytes_of_message(operation.body, operation.attributes, counts_staged=counts_staged)
     return 0
 
 
-def bytes_of_body(body: bytes | Staged, *, counts_staged: bool) -> int:
-    """How many bytes a body takes of a group."""
+def bytes_of_message(body: bytes | Staged, attributes: Mapping[str, Any], *, counts_staged: bool) -> int:
+    """How many bytes a message takes of a group, besides its place."""
+    of_attributes = _bytes_of_json(attributes) if attributes else len("{}")
     if isinstance(body, bytes):
-        return len(body)
-    return body.size if counts_staged else 0
+        return len(body) + of_attributes
+    return (body.size if counts_staged else 0) + of_attributes
+
+
+def _bytes_of_json(value: Mapping[str, Any]) -> int:
+    return len(value.encoded() if isinstance(value, SharedAttributes) else json.dumps(dict(value)))
 
 
 async def _do(storage: Storage, operation: AnyOperation) -> Outcome:

@@ -231,6 +231,38 @@ async def test_the_same_key_at_once_and_in_a_later_batch_of_many_groups(wall_clo
         assert (await broker.status("q")).ready == 400
 
 
+@pytest.mark.parametrize("log_bytes", [1 << 20, 4 << 20])
+async def test_what_the_ledger_keeps_of_many_keys_fits_their_group(wall_clock: WallClock, log_bytes: int) -> None:
+    """Long keys fill many segments of the ledger, each of which is an operation of the group. A group too large for the
+    store would be done by an intent, with a barrier for each step."""
+    async with (
+        open_disk(WAYS["one group"], syncfs=True, log_bytes=log_bytes) as disk,
+        open_broker(disk.storage) as broker,
+    ):
+        await broker.publish("q", b"x", key="before")
+        disk.calls.log.clear()
+        await broker.publish_many("q", [Draft(b"x", key=f"{number:085}") for number in range(1000)])
+        assert [each for each in disk.calls.log if "records/intent" in each.path] == []
+        assert (await broker.status("q")).ready == 1001
+
+
+async def test_groups_are_larger_once_the_log_has_grown(wall_clock: WallClock) -> None:
+    async with open_disk(WAYS["one group"], syncfs=True) as disk, open_broker(disk.storage) as broker:
+
+        def flushes() -> list[str]:
+            return [path for what, path, *_ in disk.calls.log if what == "fdatasync" and "state/log/" in path]
+
+        drafts = [Draft(b"x", key=f"{number}") for number in range(LARGEST_SEGMENT)]
+        disk.calls.log.clear()
+        await broker.publish_many("q", drafts)
+        assert len(flushes()) > 1
+        for _ in range(20):  # each fills the segment, which is longer when it is used again
+            await broker.publish_many("q", [Draft(bytes(60_000)) for _ in range(30)])
+        disk.calls.log.clear()
+        await broker.publish_many("q", [draft._replace(key=f"again {draft.key}") for draft in drafts])
+        assert len(flushes()) == 1
+
+
 async def test_a_message_whose_queue_has_gone_takes_no_other_with_it(wall_clock: WallClock) -> None:
     """They were one group; the one that is refused is refused alone."""
     storage = MemoryStorage()

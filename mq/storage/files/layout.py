@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.message import MessageId, Properties, SharedAttributes, checksum
+from mq.message import MessageId, Properties, SharedAttributes, checksum, encode_json
 from mq.storage.interface import FRESH, Entry, Meta, Move, Operation, Write
 
 SUM: Final = "user.mq.sum"
@@ -359,11 +359,7 @@ def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
     """Attributes as JSON; empty for none."""
     if not attributes:
         return b""
-    if not isinstance(attributes, SharedAttributes):
-        return _encode(dict(attributes))
-    if attributes.written is None:
-        attributes.written = _encode(attributes)
-    return attributes.written
+    return attributes.encoded() if isinstance(attributes, SharedAttributes) else encode_json(dict(attributes))
 
 
 def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes]:
@@ -402,7 +398,9 @@ def decode_attributes(value: bytes | None) -> Mapping[str, Any]:
 
 def encode_side(properties: Properties) -> bytes:
     """A side file's content."""
-    return _encode({"size": properties.size, "crc32": properties.checksum, "attributes": dict(properties.attributes)})
+    return encode_json(
+        {"size": properties.size, "crc32": properties.checksum, "attributes": dict(properties.attributes)}
+    )
 
 
 def decode_side(content: bytes) -> Properties:
@@ -416,8 +414,3 @@ def decode_side(content: bytes) -> Properties:
         return Properties(int(found["size"]), int(found["crc32"]), dict(found["attributes"]))
     except (*_NOT_OURS, KeyError, TypeError) as error:
         raise Senseless("its side file makes no sense") from error
-
-
-def _encode(value: Mapping[str, Any]) -> bytes:
-    """JSON that json.loads reads back exactly, half characters (lone surrogates) included."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")

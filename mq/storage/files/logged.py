@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from mq.lifecycle import State
@@ -175,7 +176,9 @@ def _encoding_once(operation: AnyOperation) -> AnyOperation:
     """The operation, whose attributes or value are encoded once for the record, the file and the reckoning of both."""
     if isinstance(operation, Write) and operation.attributes and not isinstance(operation.attributes, SharedAttributes):
         return operation._replace(attributes=SharedAttributes(operation.attributes))
-    return operation._replace(value=SharedAttributes(operation.value)) if isinstance(operation, Put) else operation
+    if isinstance(operation, Put) and not isinstance(operation.value, SharedAttributes):
+        return operation._replace(value=SharedAttributes(operation.value))
+    return operation
 
 
 def _inline_bytes(operation: Write, largest: int) -> int | None:
@@ -296,21 +299,23 @@ def _commit_units(
     if not doing:
         return [refused for refused in early if refused is not None]
     operations = [operation for unit in doing for operation in unit]
-    sayings = [_saying_of(folders.layout, operation) for operation in operations]
+    planned = [_planned_of(folders.layout, operation) for operation in operations]
+    sayings = [_saying(folders.layout, each) if isinstance(each, Planned) else each for each in planned]
     flushes = any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations)
-    do = partial(_Doing, folders, records, doing)
+    do = partial(_Doing, folders, records, doing, planned)
     done = _record_and_do(folders, log, sayings, do, flushes=flushes, flush=flush)
     outcomes = iter(_failed(folders, doing) if done is None else done.outcomes)
     return [next(outcomes) if refused is None else refused for refused in early]
 
 
-def _saying_of(layout: Layout, operation: AnyOperation) -> Saying:
+def _planned_of(layout: Layout, operation: AnyOperation) -> Planned | Kept | Forgotten:
+    """An operation on a message, worked out; what the log says of one on a record."""
     if isinstance(operation, Put):
         return Kept(*operation)
     if isinstance(operation, Drop):
         return Forgotten(*operation)
     assert not isinstance(operation, Group), "a group in a group"
-    return _saying(layout, plan(layout, operation))
+    return plan(layout, operation)
 
 
 class _LargeBodies:
@@ -452,6 +457,7 @@ class _Doing:
         folders: of the root.
         records: of the root.
         units: in order.
+        planned: of each operation, through all units.
 
     Attributes:
         outcomes: one of each unit.
@@ -459,7 +465,9 @@ class _Doing:
         undoing: what the log has to say before :meth:`undo`.
     """
 
-    def __init__(self, folders: Folders, records: Records, units: Sequence[_Unit]) -> None:
+    def __init__(
+        self, folders: Folders, records: Records, units: Sequence[_Unit], planned: Sequence[Planned | Kept | Forgotten]
+    ) -> None:
         self._folders = folders
         self._records = records
         self._undo: list[_Step] = []
@@ -468,13 +476,14 @@ class _Doing:
         self.refused: list[int] = []
         self._unmarked = _mark_half(folders) if self._is_marked else None
         kept = [self._keep_all(unit) for unit in units]  # first: they are what a full disk refuses
+        in_order = iter(planned)
         messages = [
             each
             for unit, (_, refused) in zip(units, kept, strict=True)
-            for each in unit
-            if refused is None and isinstance(each, Write | Move | Unlink)
+            for each in islice(in_order, len(unit))
+            if refused is None and isinstance(each, Planned)
         ]
-        done = iter(run_batch(folders, messages) if messages else ())
+        done = iter(run_batch(folders, [each.operation for each in messages], messages) if messages else ())
         first = 0
         for unit, (steps, refused) in zip(units, kept, strict=True):
             self.outcomes.append(self._end(unit, first, steps, refused, done))
@@ -532,6 +541,7 @@ class _Doing:
         self, unit: _Unit, first: int, steps: dict[int, _Step], refused: Outcome | None, done: Iterator[Outcome]
     ) -> Outcome:
         """The outcome of a unit with its records done, and perhaps its messages."""
+        moved: list[int] = []  # places of messages that were written or moved, of a group
         if refused is None:
             for place, operation in enumerate(unit):
                 if isinstance(operation, Write | Move | Unlink):
@@ -539,11 +549,12 @@ class _Doing:
                     if len(unit) == 1 or outcome.result is not Result.DONE:
                         refused = refused or outcome
                     else:
-                        steps[place] = self._taking_back(operation)
+                        moved.append(place)
         if refused is None:
             for step in steps.values():
                 step.end()
             return _DONE
+        steps |= {place: self._taking_back(unit[place]) for place in moved}
         if refused.result in _NOT_DONE and not _is_gone(unit[0], refused):
             self._undo += [steps[place] for place in sorted(steps, reverse=True)]
             self.refused += [first + place for place in range(len(unit)) if place not in steps]
@@ -627,17 +638,17 @@ def _refused_before(folders: Folders, unit: _Unit) -> Outcome | None:
         OSError: the medium has failed.
     """
     kind, path = folders.calls.kind, folders.layout.path
+    wanted: set[str] = set()  # queues
     for operation in unit:
-        if not isinstance(operation, Write | Move):
-            continue
-        target = operation.target if isinstance(operation, Move) else operation.entry
-        if isinstance(operation, Move) and kind(path(operation.entry)) is not FileKind.FILE:
-            return Outcome(Result.GONE)
-        if kind(path(target)) is not None:
-            return Outcome(Result.EXISTS)
-        if (
-            target.state is State.READY
-            and kind(folders.layout.folder(target.state, target.queue)) is not FileKind.FOLDER
-        ):
-            return Outcome(Result.NO_QUEUE)
+        if isinstance(operation, Move):
+            if kind(path(operation.entry)) is not FileKind.FILE:
+                return Outcome(Result.GONE)
+            if kind(path(operation.target)) is not None:
+                return Outcome(Result.EXISTS)
+            if operation.state is State.READY:
+                wanted.add(operation.queue or operation.entry.queue)
+        elif isinstance(operation, Write) and operation.state is State.READY:  # its id is new, so nothing is there
+            wanted.add(operation.queue)
+    if any(kind(folders.layout.folder(State.READY, queue)) is not FileKind.FOLDER for queue in wanted):
+        return Outcome(Result.NO_QUEUE)
     return None

@@ -150,9 +150,9 @@ class FolderStorage:
 
     @property
     def description(self) -> Description:
-        """What it is. The size of groups is that at the opening, though a log that grows later could take larger
-        ones."""
-        if self._described is None:
+        """What it is. Groups may be larger once a log has grown."""
+        log = None if self._open is None else self._open.folders.log
+        if self._described is None or (log is not None and most_together(log)[1] != self._described.group_bytes):
             self._described = self._describe()
         return self._described
 
