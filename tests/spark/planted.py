@@ -1,4 +1,5 @@
-"""Bugs to plant in the data source, each with a test without Spark that has to fail then."""
+"""Bugs to plant in the data source and in what it reads of the daemon, each with a test without Spark that has to fail
+then."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from tests.simulation.planting import Bug
-from tests.spark import test_connection, test_readers, test_staged
+from tests.spark import test_columns, test_connection, test_readers, test_staged
 
 
 class Fault(NamedTuple):
@@ -41,6 +42,153 @@ FAULTS: Final = {
     "a pattern fits what only begins so": Fault(
         Bug("DaemonConnection.queues", "re.compile(...).fullmatch", "re.compile(...).match"),
         test_readers.test_a_pattern_is_that_of_a_whole_name,
+    ),
+    # Columns, as the source reads them
+    "the sequences are each that of the next row": Fault(
+        Bug("mq.spark.calls:read_columns", "rest.slice(0, 8 * count)", "rest.slice(8, 8 * count)"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "the times are each that of the next row": Fault(
+        Bug("mq.spark.calls:read_columns", "rest.slice(8 * count, 8 * count)", "rest.slice(8 * count + 8, 8 * count)"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "how often a row was received is that of the next": Fault(
+        Bug("mq.spark.calls:read_columns", "rest.slice(16 * count, ...)", "rest.slice(16 * count + 4, ...)"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "bodies end where those before them do": Fault(
+        Bug(
+            "mq.spark.calls:read_columns",
+            "_array(pa.binary(), count, ends, bodies)",
+            """
+            _array(pa.binary(), count, pa.py_buffer(bytes(4) + ends.to_pybytes()[:-4]), bodies)
+            """,
+        ),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "a row has the headers of the one before": Fault(
+        Bug("RowMaker._column", "columns.said.get(str(number), ...)", "columns.said.get(str(number - 1), ...)"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "the last row of a page is dropped": Fault(
+        Bug("MqReader.read", "rows.batch(page.messages)", "rows.batch(page.messages)[:-1]"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "the last row of a page of a claim is dropped": Fault(
+        Bug("MqStreamReader.read", "rows.batch(page.messages)", "rows.batch(page.messages)[:-1]"),
+        test_columns.test_each_row_of_a_claim_has_what_is_its_messages,
+    ),
+    "a page of a part is followed by none": Fault(
+        Bug("mq.spark.calls:_page", """'rel="next"' in link""", "False"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    # Columns, as the daemon gathers them
+    "the sequences of a piece are turned round": Fault(
+        Bug("ColumnReader.browse", "sequences[:count]", "sequences[:count][::-1]"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "no message was received before": Fault(
+        Bug("ColumnReader.browse", "each.meta.receives if isinstance(each, Entry) else 0", "0"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "a queue ends where as much was read as was asked for": Fault(
+        Bug("ColumnReader.browse", "count == len(messages) < most", "count == len(messages)"),
+        test_columns.test_a_page_of_more_messages_than_are_read_together,
+    ),
+    "a queue ends where columns stop": Fault(
+        Bug("ColumnReader.browse", "count == len(messages) < most", "count < most"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "a message of a claim was not received by it": Fault(
+        Bug("ColumnReader.read_claim", "entry.meta.receives + 1", "entry.meta.receives"),
+        test_columns.test_each_row_of_a_claim_has_what_is_its_messages,
+    ),
+    "sequences of a claim are those of the messages before": Fault(
+        Bug(
+            "ColumnReader.read_claim",
+            "[entry.joined for entry in read]",
+            "[0, *(each.joined for each in read)][:count]",
+        ),
+        test_columns.test_each_row_of_a_claim_has_what_is_its_messages,
+    ),
+    "a claim ends where columns stop": Fault(
+        Bug("ColumnReader.read_claim", "count == len(entries) and (...)", "True"),
+        test_columns.test_each_row_of_a_claim_has_what_is_its_messages,
+    ),
+    "the store's columns end a row too early": Fault(
+        Bug("mq.storage.files.folders:_first", "times[: 8 * length]", "times[8 : 8 * length + 8]"),
+        test_columns.test_what_is_damaged_is_left_out_and_the_others_keep_what_is_theirs,
+    ),
+    "attributes that make no sense are none": Fault(
+        Bug(
+            "mq.storage.files.folders:_decoded",
+            "return _first(place, ..., ...)._replace(attributes=attributes)",
+            "continue",
+        ),
+        test_columns.test_what_is_damaged_is_left_out_and_the_others_keep_what_is_theirs,
+    ),
+    "a message has the attributes of the first": Fault(
+        Bug(
+            "mq.storage.files.folders:_decoded",
+            "attributes[place] = known[value]",
+            """
+            attributes[place] = next(iter(known.values()))
+            """,
+        ),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    # Columns, as the daemon writes them
+    "bodies end as if none were before them": Fault(
+        Bug("MessagePage._add_block", "self._before += size", "pass"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "bodies read one by one end as if none were before them": Fault(
+        Bug("mq.web.columns:block_of_entries", "accumulate(..., initial=base)", "accumulate(..., initial=0)"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "bodies read one by one end where they begin": Fault(
+        Bug(
+            "mq.web.columns:block_of_entries",
+            "list(accumulate(..., initial=base))[1:]",
+            """
+            list(accumulate(..., initial=base))[:-1]
+            """,
+        ),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "attributes are those of a row of the first piece": Fault(
+        Bug("mq.web.columns:_all_said", "start += block.length", "pass"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "attributes are those of the row before": Fault(
+        Bug(
+            "mq.web.columns:block_of_columns",
+            "{place: written[id(each)] for place, each in attributes.items()}",
+            """
+            {place + 1: written[id(each)] for place, each in attributes.items()}
+            """,
+        ),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "attributes of a message that was read by itself are lost": Fault(
+        Bug("mq.web.columns:block_of_entries", "enumerate(attributes)", "enumerate(attributes[1:])"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "a page goes on a row too late": Fault(
+        Bug("mq.web.consumer_operations:read_claim", "place + len(sequences)", "place + len(sequences) + 1"),
+        test_columns.test_each_row_of_a_claim_has_what_is_its_messages,
+    ),
+    "a page goes on 10 ms after the last row of the one before": Fault(
+        Bug("mq.web.consumer_operations:browse", "sequences[-1]", "sequences[-1] + 100_000"),
+        test_columns.test_each_row_has_what_is_its_messages,
+    ),
+    "what columns have brought does not count": Fault(
+        Bug(
+            "mq.web.consumer_operations:_gather",
+            "left, few = left - len(browsed.sequences), SHORTEST_SLICE",
+            "few = SHORTEST_SLICE",
+        ),
+        test_columns.test_a_page_of_more_messages_than_are_read_together,
     ),
     # Streams
     "a lease is never renewed": Fault(
@@ -100,7 +248,7 @@ FAULTS: Final = {
     ),
     "damaged messages are removed with the others": Fault(
         Bug("MqStreamReader.read", "missing and options.fail_on_claim_lost", "False"),
-        test_readers.test_what_is_damaged_is_neither_lost_to_others_nor_passed_over,
+        test_columns.test_a_claim_with_a_damaged_message_fails_until_it_is_given_up,
     ),
     "a task that stops halfway has read its slice": Fault(
         Bug(

@@ -1,4 +1,4 @@
-"""Bugs that are planted in the data source are found, each by the test of what it breaks."""
+"""Bugs that are planted in the data source and in its daemon are found, each by the test of what it breaks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ pytest.importorskip("pyspark")
 
 from tests.simulation.planting import planted
 from tests.spark.planted import FAULTS
-from tests.spark.test_readers import client
+from tests.spark.test_columns import client, shared_daemon
 
-__all__ = ["client"]
+__all__ = ["client", "shared_daemon"]
 
 
 @pytest.mark.parametrize("name", FAULTS)

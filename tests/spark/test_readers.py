@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 from unittest.mock import ANY
 
 import pytest
@@ -17,13 +16,10 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mq.client import Client, Outgoing
-from mq.spark.calls import ColumnsPage, read_columns
-from mq.spark.connection import DaemonConnection
 from mq.spark.errors import ClaimLost, InvalidRow, SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import ALL_COLUMNS, COLUMNS
 from mq.spark.source import MqDataSource, MqReader
-from mq.spark.stream import Slice
 from mq.spark.writers import MqWriter
 from tests.e2e.daemon import Daemon
 from tests.spark.by_hand import (
@@ -39,7 +35,6 @@ from tests.spark.by_hand import (
     write,
 )
 from tests.spark.conftest import url
-from tests.web.written import encode_columns
 
 
 @pytest.fixture
@@ -436,27 +431,6 @@ def test_a_batch_has_as_many_bytes_as_was_said(client: Client, options: Options)
     reader = stream(with_options(options, max_bytes_per_trigger=250))
     start = reader.initialOffset()
     assert reader.latestOffset(start, LIMIT)["rows"] == 2
-
-
-def test_what_is_damaged_is_neither_lost_to_others_nor_passed_over(client: Client, options: Options) -> None:
-    """Such a message was accepted, and only whoever runs the query may give it up."""
-
-    def lacking(fails: bool) -> None:
-        reader = stream(with_options(options, fail_on_claim_lost=fails))
-        part = Slice(options.queue, 1, 1, 0, 3, 3, None)
-        page = ColumnsPage(read_columns(encode_columns([])), None)
-        with (
-            mock.patch.object(DaemonConnection, "pages", return_value=[page]),
-            mock.patch.object(DaemonConnection, "run") as run,
-        ):
-            try:
-                assert sum(batch.num_rows for batch in reader.read(part)) == 0
-            finally:
-                assert run.called is not fails
-
-    with pytest.raises(ClaimLost, match=r"3 messages of batch 1 are damaged .* stay there .*mq doctor"):
-        lacking(fails=True)
-    lacking(fails=False)
 
 
 def test_messages_that_died_of_claims_are_told_apart(client: Client, options: Options) -> None:

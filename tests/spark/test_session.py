@@ -67,7 +67,14 @@ def test_a_stream_carries_everything_once_and_tells_how_far_it_is(
         queries = patiently(writer.start, to_the_end)
         progress = [each for query in queries for each in query.recentProgress if each["numInputRows"]]
         assert [each["numInputRows"] for each in progress] == [300, 300, 300, 100][: 4 if part == 0 else 1]
-        assert progress[-1]["sources"][0]["endOffset"]
+        [source] = progress[-1]["sources"]
+        end, lag = (
+            json.loads(told) if isinstance(told, str) else told
+            for told in (source["endOffset"], source["latestOffset"])
+        )
+        assert (end["consumer"], end["rows"]) == ("c", [100, 300][part])
+        assert lag.keys() == {"ready", "leased", "delayed", "oldestSeconds", "read"}
+        assert lag["ready"] == 0
         if part == 0:
             client.publish_many("q", [Outgoing(f"{number}") for number in range(1000, 1300)])
     found = [int(bytes(row.value)) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
@@ -93,6 +100,52 @@ def test_a_stream_from_queue_to_queue(spark: Any, daemon: Daemon, client: Client
     assert [rows for rows in read if rows] == [250, 250]
     assert client.queue("r").ready == 500
     assert sorted(message.body for message in client.browse("r")) == sorted(b"%d" % (n % 7) for n in range(500))
+
+
+def test_the_first_example_of_the_page_does_what_the_page_says(
+    spark: Any, daemon: Daemon, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (TREE / "docs" / "spark.md").read_text()
+    shell, code = (page.partition(f"```{language}\n")[2].partition("```")[0] for language in ("sh", "python"))
+    queues = [word.split()[0] for word in shell.split("mq queue create ")[1:]]
+    assert queues == ["orders", "copies"]
+    for queue in queues:
+        client.create_queue(queue)
+    client.publish_many("orders", [Outgoing(f"order {number}") for number in (1, 2, 3)])
+    here = code.replace("/tmp/", f"{tmp_path}/").replace('format("mq")', f'format("mq").option("url", "{url(daemon)}")')
+    whole = compile(here, "spark.md", "exec")
+    patiently(dict, lambda names: exec(whole, names))  # to run it again copies nothing twice, as the page says
+    said = capsys.readouterr().out.strip()
+    assert said == "3 written, 0 left"
+    assert f"`{said}`" in page
+    assert sorted(message.body for message in client.browse("copies")) == [b"order 1", b"order 2", b"order 3"]
+
+
+def test_a_view_in_sql_is_read_anew_and_a_table_is_refused(spark: Any, daemon: Daemon, client: Client) -> None:
+    options = f"OPTIONS (queue 'q', url '{url(daemon)}')"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW asked USING mq {options}")
+    read(spark, daemon).load().createOrReplaceTempView("framed")
+    for count in (1, 2, 3):
+        client.publish("q", f"{count}")
+        if count == 2:
+            spark.sql("REFRESH TABLE framed")
+        for view in ("asked", "framed"):
+            recent = "WHERE timestamp > current_timestamp() - INTERVAL 1 HOUR"
+            assert spark.sql(f"SELECT count(*) FROM {view} {recent}").first()[0] == count
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING mq"):
+        spark.sql(f"CREATE TABLE kept USING mq {options}")
+
+
+def test_asynchronous_progress_is_refused(spark: Any, daemon: Daemon, client: Client, tmp_path: Path) -> None:
+    """By Spark, for the sink mq and for files: a batch is acknowledged on the word of a commit log that would lag."""
+    client.create_queue("r")
+    client.publish("q", "1")
+    stream = spark.readStream.format("mq").options(url=url(daemon), queue="q", consumer="c").load().select("value")
+    for name, options in (("mq", {"url": url(daemon), "queue": "r"}), ("parquet", {"path": str(tmp_path / "out")})):
+        writer = stream.writeStream.format(name).options(asyncProgressTrackingEnabled=True, **options)
+        with pytest.raises(Exception, match=r"[Aa]sync"):
+            writer.option("checkpointLocation", str(tmp_path / name)).start().awaitTermination(120)
+    assert client.queue("q").ready == 1
 
 
 def test_what_is_wrong_is_said_with_its_option_or_row(
