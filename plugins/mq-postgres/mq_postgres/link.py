@@ -6,6 +6,7 @@ All of it runs in threads, one at a time; :meth:`Link.cut` alone is for others.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from mq.errors import StorageFenced, StorageUnusable
 from mq.storage.confirmed import LastConfirmed
 from mq_postgres.address import Address, connection_parameters
 from mq_postgres.schema import check_server
+
+logger = logging.getLogger("mq.postgres")
 
 SETTINGS: Final = {
     "synchronous_commit": "on",
@@ -40,6 +43,7 @@ SETTINGS: Final = {
     "work_mem": "64MB",
 }
 _CONNECT_SECONDS: Final = 5
+_DEFAULT_PORT: Final = "5432"
 _ENDED: Final = ("57P", "08", "25P")
 """Of the SQLSTATEs with which a server ends a session: shutdown, crash, not up yet, idle for too long."""
 FENCED: Final = "MQ001"
@@ -79,16 +83,30 @@ class Landed:
 
     Attributes:
         number: of the last one.
+        server: that takes the changes; empty before the first.
+        place: its host and port.
+        news: counts how often one of them has changed.
     """
 
     def __init__(self, store: str, confirmed: LastConfirmed | None = None) -> None:
         self.number = 0
+        self.server = ""
+        self.place = ("", "")
+        self.news = 0
         self._store = store
         self._confirmed = confirmed
+
+    def move(self, server: str, place: tuple[str, str]) -> None:
+        """Note that changes go to this server from now on."""
+        if self.server not in ("", server):
+            logger.info("changes of %s go to PostgreSQL %s from now on", self._store, server)
+        self.server, self.place = server, place
+        self.news += 1
 
     def believe(self, number: int) -> None:
         """Note that a change has landed, before its answer is."""
         self.number = number
+        self.news += 1
         if self._confirmed is not None:
             self._confirmed.note(self._store, number)
 
@@ -119,14 +137,19 @@ class Link:
     Args:
         address: of the store.
         session: tells this opening of the store from all others.
+        landed: how far the server has to have come.
+        changes: whether it is the one that changes the store.
     """
 
-    def __init__(self, address: Address, session: str, landed: Landed) -> None:
+    def __init__(self, address: Address, session: str, landed: Landed, *, changes: bool = False) -> None:
         self.landed = landed
         self._address = address
         self._name = application_name(session)
+        self._changes = changes
         self._connection: psycopg.Connection[Any] | None = None
         self._warnings: list[str] = []
+        self._server = ""
+        self._news = 0
         self.process = 0
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -136,13 +159,13 @@ class Link:
             Lost: there is none to be had.
             StorageUnusable: the server cannot keep mq's promises, or the password file cannot be read.
         """
-        if self._connection is not None and not self._connection.closed:
+        if self._connection is not None and not self._connection.closed and not self._is_behind:
             return self._connection
         self.close()
         settings = {**SETTINGS, "search_path": self._address.schema}
         try:
             connection = psycopg.connect(
-                **connection_parameters(self._address),
+                **(connection_parameters(self._address) | self._hosts()),
                 application_name=self._name,
                 options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
                 connect_timeout=_CONNECT_SECONDS,
@@ -152,9 +175,11 @@ class Link:
             )
         except psycopg.Error as error:
             raise Lost(in_one_line(error)) from error
+        self._news = self.landed.news  # before the server is asked: the session that changes may go on meanwhile
         try:
             check_server(connection)
             self.landed.check(connection)
+            self._server = _server_of(connection)
         except psycopg.Error as error:
             connection.close()
             raise Lost(in_one_line(error)) from error
@@ -163,7 +188,27 @@ class Link:
             raise
         connection.add_notice_handler(self._note)
         self._connection, self.process = connection, connection.info.backend_pid
+        if self._changes:
+            self.landed.move(self._server, (connection.info.host, str(connection.info.port)))
         return connection
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether changes have gone to another server since this session was made. Its own one is a primary that was
+        given up, as one is that slept, or was cut off: what is confirmed now is not there."""
+        return not self._changes and self._server != self.landed.server and self._news != self.landed.news
+
+    def _hosts(self) -> dict[str, str]:
+        """Of several hosts first the one that takes the changes: an earlier primary may still answer as one."""
+        given = self._address.parameters
+        hosts = given.get("host", "").split(",")
+        if self._changes or len(hosts) < 2:
+            return {}
+        ports = given["port"].split(",") if "port" in given else [""] * len(hosts)
+        pairs = sorted(
+            zip(hosts, ports, strict=True), key=lambda each: (each[0], each[1] or _DEFAULT_PORT) != self.landed.place
+        )
+        return {"host": ",".join(host for host, _ in pairs), "port": ",".join(port for _, port in pairs)}
 
     @contextmanager
     def asking(self) -> Iterator[psycopg.Connection[Any]]:
@@ -182,6 +227,9 @@ class Link:
             yield connection
         except psycopg.Error as error:
             raise self._translated(connection, error) from error
+        if self._is_behind:
+            self.close()
+            raise Lost("meanwhile changes have gone to another server")
         if self._warnings:
             warning = self._warnings[0]
             self.close()
@@ -228,6 +276,13 @@ class Link:
 def application_name(session: str) -> str:
     """By which a successor finds the sessions of this opening."""
     return f"mq-{session}"
+
+
+def _server_of(connection: psycopg.Connection[Any]) -> str:
+    """Which server it is, and since when it runs: what no other one says of itself."""
+    row = connection.execute("SELECT pg_postmaster_start_time()::text").fetchone()
+    assert row is not None, "a SELECT without a row"
+    return f"at {connection.info.host}:{connection.info.port}, started {row[0]}"
 
 
 def in_one_line(error: psycopg.Error) -> str:

@@ -91,7 +91,8 @@ class PostgresStorage:
         self._session = secrets.token_hex(6)
         self._confirmed = confirmed
         landed = Landed(address.name, confirmed)
-        self._writer, self._reader, self._keeper = (Link(address, self._session, landed) for _ in range(3))
+        self._writer = Link(address, self._session, landed, changes=True)
+        self._reader, self._keeper = (Link(address, self._session, landed) for _ in range(2))
         self._one_writes, self._one_reads, self._one_keeps = (trio.CapacityLimiter(1) for _ in range(3))
         self._open_changes: Changes | None = None
         self._keeping: trio.CancelScope | None = None

@@ -239,6 +239,23 @@ async def test_a_standby_without_what_was_confirmed_is_not_gone_on_with(primary:
             assert {await message.body.read() for message in got} == {b"on both", b"on one", b"later"}
 
 
+async def test_nothing_is_read_from_a_primary_that_was_given_up(primary: Server) -> None:
+    """It slept while its standby was promoted, believes that it is the primary still, and stands first in the address:
+    a message that was confirmed since then is not there, and would be taken for gone."""
+    with trio.fail_after(90), standbys_of(primary, "next") as (following,):
+        async with open_storage(address_of(primary, following)) as storage:
+            await storage.put_record(QUEUE, "orders", {"created": 0})
+            before, since = (Write("orders", MessageIds().new(), b"", state=State.READY) for _ in range(2))
+            assert (await storage.commit([before]))[0].result is Result.DONE
+            assert await storage.find("orders", before.id) == before.entry
+            primary.pause()
+            following.promote()
+            while (await storage.commit([since]))[0].result is not Result.DONE:
+                await trio.sleep(0.05)
+            primary.resume()
+            assert None not in await storage.read([before.entry, since.entry])
+
+
 async def test_nothing_is_read_from_a_server_that_lacks_what_was_confirmed(place) -> None:
     """Messages that it does not have would be taken for gone. Its sessions are new, as after a fail-over."""
     place.options = "&deadline=0.4"
