@@ -138,6 +138,11 @@ class ServiceLost(NotServed, StorageUnsure):
     """The node that served the highly available queues lost them, or went out of reach, before it answered."""
 
 
+class MasterTooOld(NotServed):
+    """The node that serves the highly available queues is of an earlier mq, which does not know what was asked.
+    Nothing was changed; it can be done once all nodes are upgraded."""
+
+
 class NoMemory(MQError):
     """Other requests have the memory that this one takes. Nothing was changed; try again."""
 

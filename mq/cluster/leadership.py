@@ -29,6 +29,9 @@ logger = logging.getLogger("mq.cluster")
 
 ENDED: Final = "the node that served the highly available queues does so no more: try again"
 LOST: Final = "the node that served the highly available queues lost them before it could answer: it may have been done"
+UNKNOWN: Final = "is nothing that can be asked of"
+"""What is said of a verb that is not known here, after its name. Neighbours of other releases know the refusal by it,
+so the words stay."""
 
 _VERB_OF: Final = {
     "publish": "publish_many",
@@ -200,13 +203,13 @@ class Leadership:
 
     async def _call(self, holder: Holder, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if method in self._own:
-            return await self._own[method](holder, *args, **named)
+            return await _asked(method, self._own[method], holder, *args, **named)
         if method not in VERBS or method in _ASKED_OTHERWISE:
-            raise CallerError(f"{method} is nothing that can be asked of a master")
+            raise _unknown(method)
         target: Any = self.broker
         for name in method.split("."):
             target = getattr(target, name)
-        return await target(*args, **named)
+        return await _asked(method, target, *args, **named)
 
     async def _publish(
         self, _: Holder, queue: str, drafts: Sequence[Draft], is_again: bool
@@ -375,6 +378,18 @@ class Leadership:
 
     async def _reject(self, holder: Holder, numbers: Sequence[int]) -> None:
         await self.broker.reject(holder.take(numbers))
+
+
+def _asked(method: str, target: Callable[..., Awaitable[Any]], *args: Any, **named: Any) -> Awaitable[Any]:
+    """Call it. Nothing of it has run when Python refuses arguments that only a later release knows."""
+    try:
+        return target(*args, **named)
+    except TypeError as error:
+        raise _unknown(method) from error
+
+
+def _unknown(method: str) -> CallerError:
+    return CallerError(f"{method} {UNKNOWN} a master")
 
 
 async def _pass_over(pieces: AsyncIterable[bytes]) -> None:

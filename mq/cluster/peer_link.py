@@ -24,10 +24,11 @@ from mq.client.amqp.protocol import Arrived
 from mq.client.errors import ClientError
 from mq.cluster.config import ClusterConfig, Neighbor
 from mq.cluster.directory import Directory
+from mq.cluster.leadership import UNKNOWN
 from mq.cluster.link_codec import BodyOf, Handed, Malformed, decode, encode, messages_in
 from mq.cluster.link_sessions import REPLIES, REQUESTS, VERSION
 from mq.cluster.pieces import RemoteBody
-from mq.errors import MQError, NotServed, ServiceLost
+from mq.errors import CallerError, MasterTooOld, MQError, NotServed, ServiceLost
 from mq.message import BytesBody, Message
 
 logger = logging.getLogger("mq.cluster")
@@ -121,7 +122,7 @@ class PeerLeader:
         finally:
             self._answers.pop(correlation, None)
         if isinstance(answer.value, MQError):
-            raise answer.value
+            raise _meant(method, args, answer.value)
         return answer.value
 
     def end_exclusion(self, number: int) -> None:
@@ -293,6 +294,17 @@ class PeerLink:
         if news != self._was_told:
             self._was_told = news
             logger.info(news)
+
+
+def _meant(method: str, args: Sequence[Any], error: MQError) -> MQError:
+    """The error that an answer is: a neighbour that does not know a verb is of an earlier release."""
+    verb = args[0] if method == "ask_guest" else method
+    if type(error) is not CallerError or not str(error).startswith(f"{verb} {UNKNOWN} "):
+        return error
+    return MasterTooOld(
+        f"the node that serves the highly available queues is of an earlier mq, which does not know {verb}: "
+        "try again once all nodes are upgraded"
+    )
 
 
 class MovedNeighbors:

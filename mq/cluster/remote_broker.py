@@ -21,13 +21,17 @@ from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
 from mq.cluster.link_codec import Coming, Handed
 from mq.cluster.pieces import WHOLE_BYTES
-from mq.cluster.spool import SpooledBody, pieces_of
-from mq.errors import MQError, NoSuchQueue, NotServed
+from mq.cluster.spool import GatheredBody, SpooledBody, pieces_of
+from mq.errors import MasterTooOld, MQError, NoSuchQueue, NotServed
 from mq.lifecycle import State
 from mq.message import BytesBody, Message, MessageId, MessageIds
 from mq.storage.interface import Entry
 
 _NO_BODY: Final = BytesBody(b"")
+_NO_PIECES: Final = (
+    "the node that serves the highly available queues is of an earlier mq, which takes no message of more than "
+    f"{WHOLE_BYTES} bytes from this one: try again once all nodes are upgraded"
+)
 
 
 class RemoteUnacked(UnackedMessage):
@@ -112,6 +116,8 @@ class LeaderClient:
             leader = await self.directory.serving(deadline)
             try:
                 return await leader.call(method, args, named)
+            except MasterTooOld:  # it stays so for longer than a client waits
+                raise
             except NotServed:
                 is_again = True
                 if trio.current_time() >= deadline:
@@ -197,6 +203,10 @@ class RemoteBroker(Forwarding):
                     if is_large
                     else leader.call("publish", [queue, numbered, is_again], {})
                 )
+            except MasterTooOld:
+                if not is_large or any(isinstance(draft.body, SpooledBody) for draft in numbered):
+                    raise MasterTooOld(_NO_PIECES) from None
+                is_large = False  # as nodes of its release pass what they have in memory
             except NotServed:
                 if is_large and not is_again:  # it may have taken longer than that until the link broke
                     deadline = trio.current_time() + PATIENCE_SECONDS
@@ -209,10 +219,11 @@ class RemoteBroker(Forwarding):
 
     async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
         """The message of a unique queue that has this body."""
+        data = body.data if isinstance(body, GatheredBody) else body  # this every release knows
         found: MessageId | None = await (
-            self._leader_client.again("contains", queue, body)
-            if isinstance(body, bytes)
-            else self._leader_client.again("contains_digest", queue, body.size, body.digest)
+            self._leader_client.again("contains", queue, data)
+            if isinstance(data, bytes)
+            else self._leader_client.again("contains_digest", queue, data.size, data.digest)
         )
         return found
 

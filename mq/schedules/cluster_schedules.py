@@ -51,7 +51,7 @@ class LeaderSchedules:
         if method == PUT:
             return await self._scheduler.put(Schedule.stored(args[0]))
         if method != DROP:
-            raise CallerError(f"{shorten(method)} is nothing that can be asked of schedules")
+            raise CallerError(f"{shorten(method)} is nothing that can be asked of schedules")  # known by these words
         try:
             return await self._scheduler.drop(args[0])
         except NoSuchSchedule as error:

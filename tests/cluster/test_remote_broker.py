@@ -11,8 +11,9 @@ from trio.testing import MockClock
 
 from mq.broker import Draft, Published
 from mq.cluster.directory import MOMENT_SECONDS, PATIENCE_SECONDS, Directory
+from mq.cluster.leadership import Holder, Leadership
 from mq.cluster.remote_broker import RemoteBroker
-from mq.errors import NoSuchMessage, NotServed
+from mq.errors import CallerError, NoSuchMessage, NotServed
 from mq.message import MessageIds
 
 
@@ -82,3 +83,35 @@ async def test_a_term_that_is_over_is_not_believed_again(autojump_clock: MockClo
     directory.begin(newer)
     directory.begin(Fake(1, 0))
     assert directory.leader is newer
+
+
+class Asked:
+    """A broker that is asked for what every release knows, with what this one knows."""
+
+    async def status(self, queue: str) -> str:
+        if queue == "broken":
+            raise TypeError("an error of ours")
+        return queue
+
+
+def leadership_of(broker: Any) -> Leadership:
+    anything: Any = None
+    return Leadership(1, broker, anything, anything, lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "named"),
+    [("later_verb", [], {}), ("status", ["q"], {"later": 1}), ("hold", ["q", 1, 0, None], {"later": 1})],
+)
+async def test_what_only_a_later_release_knows_is_refused_in_the_words_that_nodes_know(
+    method: str, args: list[Any], named: dict[str, Any]
+) -> None:
+    with pytest.raises(CallerError, match=f"^{method} is nothing that can be asked of a master$"):
+        await leadership_of(Asked()).perform(Holder(), method, args, named)
+
+
+async def test_an_error_of_ours_is_not_taken_for_a_later_release() -> None:
+    leadership = leadership_of(Asked())
+    assert await leadership.perform(Holder(), "status", ["q"], {}) == "q"
+    with pytest.raises(TypeError, match="of ours"):
+        await leadership.perform(Holder(), "status", ["broken"], {})
