@@ -289,7 +289,8 @@ class Broker:
         """Fetch and remove the first READY message in one step: at most once. A caller that loses it cannot get it
         again."""
         index = await self._queues.get(queue)
-        messages = await self._fetch(FetchRequest(index, waits=wait > 0, handing=Handing.REMOVE), wait)
+        with self._in_flight:
+            messages = await self._consuming.take(FetchRequest(index, waits=wait > 0, handing=Handing.REMOVE), wait)
         return messages[0] if messages else None
 
     async def remove(self, queue: str, id: str, *, receipt: str | None = None) -> None:

@@ -104,6 +104,17 @@ class Consumption:
             await self._take_back(request)
             raise
 
+    async def take(self, request: FetchRequest, wait: float) -> list[Message]:
+        """As :meth:`fetch`, for a request that removes what it gets."""
+        messages = await self.fetch(request, wait)
+        try:
+            for message in messages if self.has_other_names else ():
+                await self._remove_other_names(request.index, message.id)
+        except BaseException:
+            await close(messages)
+            raise
+        return messages
+
     def check_exclusion(self, index: QueueIndex, exclusion: object | None) -> None:
         """Check that a consumer may have messages of a queue.
 
@@ -137,13 +148,13 @@ class Consumption:
             return
         while not await self._removed(await self._locate(index, id, removal.receipt)):
             pass
-        if self._has_other_names:
+        if self.has_other_names:
             await self._remove_other_names(index, id)
 
     async def _removed(self, entry: Entry) -> bool:
         """Remove a message from where it is; False when a peer has moved it meanwhile."""
         with suppress(NoSuchMessage):
-            if self._has_other_names:
+            if self.has_other_names:
                 await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").future.get()
             else:
                 await self._remover.remove([entry], durable=True, strict=True).get()
@@ -299,6 +310,11 @@ class Consumption:
                 if not self._others_move:
                     raise
 
+    @property
+    def has_other_names(self) -> bool:
+        """Whether a message may have more than one name in the store: the others come back unless they go with it."""
+        return self._others_move and not self._storage.description.journaled
+
     # Implementation
 
     async def _take_back(self, request: FetchRequest) -> None:
@@ -346,15 +362,10 @@ class Consumption:
                 break
         return _checked(index, id, entry, receipt)
 
-    @property
-    def _has_other_names(self) -> bool:
-        """Whether a message may have more than one name in the store."""
-        return self._others_move and not self._storage.description.journaled
-
     def _removal(self, entry: Entry) -> Move:
         """The move to REMOVED."""
         # Where a message may have more than one name, each needs one of its own in REMOVED.
-        receipt = self._leases.meta(entry, 0).receipt if self._has_other_names else None
+        receipt = self._leases.meta(entry, 0).receipt if self.has_other_names else None
         return Move(entry, State.REMOVED, Meta(receipt=receipt))
 
     async def _remove_other_names(self, index: QueueIndex, id: MessageId) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import trio
 
 from mq.broker.commit import Future
-from mq.broker.consuming import Consumption, Remover
+from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import LIMIT, RECEIVES, REJECTED, DeadLetters
 from mq.broker.dispatch import UnackedDeliverer
@@ -122,7 +122,10 @@ class Unacked:
         in_memory, leased = _split(held)
         entries = list(dict.fromkeys(each.entry for each in in_memory if self._in_memory(each.entry)))
         future = self._remover.remove(entries, durable=durable)
-        await self._change(leased, lambda entry: self._remover.remove([entry], durable=durable))
+        if self._consuming.has_other_names:
+            await self._remove_all_names(leased)
+        else:
+            await self._change(leased, lambda entry: self._remover.remove([entry], durable=durable))
         await future.get()
 
     async def put_back(
@@ -166,6 +169,29 @@ class Unacked:
                     nursery.start_soon(self._renew, each)
 
     # Implementation
+
+    async def _remove_all_names(self, leased: Sequence[UnackedMessage]) -> None:
+        """Remove leased messages, durably and each under all its names."""
+        failed: MQError | None = None
+
+        async def remove(held: UnackedMessage) -> None:
+            nonlocal failed
+            entry = held.entry
+            self._forget(held)
+            if (index := self._catalog.queues.get(entry.queue)) is None:
+                return
+            try:
+                await self._consuming.remove(index, Removal(entry.id, entry.meta.receipt))
+            except (NoSuchMessage, ReceiptMismatch):
+                pass  # others have removed it, or got it
+            except MQError as error:
+                failed = error
+
+        async with trio.open_nursery() as nursery:
+            for each in leased:
+                nursery.start_soon(remove, each)
+        if failed is not None:
+            raise failed
 
     async def _make_ready(self, held: Sequence[UnackedMessage], *, redelivered: bool, to_back: bool) -> None:
         if to_back:

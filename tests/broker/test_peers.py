@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -239,7 +239,31 @@ async def test_who_waits_hears_within_a_second_where_looks_are_slow(autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_both_names_of_a_message_are_removed_before_either_is_reaped() -> None:
+async def remove_it(broker: Broker, id: str, leave_second_name: Callable[[], None]) -> None:
+    leave_second_name()
+    await broker.remove("q", id)
+
+
+async def hold_and_acknowledge(broker: Broker, id: str, leave_second_name: Callable[[], None]) -> None:
+    held = await broker.hold("q")
+    leave_second_name()
+    await broker.acknowledge(held, durable=True)
+
+
+async def take_it(broker: Broker, id: str, leave_second_name: Callable[[], None]) -> None:
+    leave_second_name()
+    assert await take_away(broker) == b"x"
+
+
+async def take_away(broker: Broker) -> bytes | None:
+    message = await broker.take("q")
+    return None if message is None else await message.body.read()
+
+
+@pytest.mark.parametrize("remove", [remove_it, hold_and_acknowledge, take_it])
+async def test_both_names_of_a_message_are_removed_before_either_is_reaped(
+    remove: Callable[[Broker, str, Callable[[], None]], Awaitable[None]],
+) -> None:
     """A peer that is at work, or was killed, left the second."""
     async with (
         open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk,
@@ -248,9 +272,13 @@ async def test_both_names_of_a_message_are_removed_before_either_is_reaped() -> 
         id = await broker.publish("q", b"x")
         while not await disk.storage.scan(State.READY, "q"):
             await trio.sleep(0.01)
-        leased = f"{disk.root}/delay/q:{id},d99999999999999,r1,c0123456789abcdef"
-        disk.inner.link(f"{disk.root}/queues/q/{id}", leased)
-        await broker.remove("q", id)
+        second = f"{disk.root}/delay/q:{id},d99999999999999,r1,c0123456789abcdef"
+
+        def leave_second_name() -> None:
+            [path] = [disk.folders.layout.path(entry) for entry in [disk.folders.find("q", id)] if entry is not None]
+            disk.inner.link(path, second)
+
+        await remove(broker, id, leave_second_name)
         assert await disk.storage.find("q", id) is None
         assert len(await disk.storage.scan(State.REMOVED)) == 2
         for entry in await disk.storage.scan(State.REMOVED):
