@@ -1,6 +1,8 @@
 """What every Spark from 4.0 on can do, in a process of its own. The queues q and copies are there.
 
-python old_driver.py URL FOLDER
+    python old_driver.py URL FOLDER [REMOTE]
+
+REMOTE is an address of Spark Connect; ``local[2]`` starts a server.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 
-def main(url: str, folder: str) -> None:
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+def main(url: str, folder: str, remote: str = "") -> None:
+    builder = SparkSession.builder.remote(remote) if remote else SparkSession.builder.master("local[2]")
+    builder = builder.config("spark.ui.enabled", "false").config("spark.connect.grpc.binding.address", "127.0.0.1")
     builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     spark = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1").getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    if not remote:
+        spark.sparkContext.setLogLevel("ERROR")
     rows = [(f"{number}".encode(), [("h", b"1")]) for number in range(1500)]
     schema = "value binary, headers array<struct<key string, value binary>>"
     frame = spark.createDataFrame(rows, schema).repartition(3)

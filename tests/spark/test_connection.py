@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ from mq.spark.errors import SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import COLUMNS
 from mq.spark.source import MqReader
-from mq.spark.writers import MqStreamWriter
+from mq.spark.writers import MqStreamWriter, MqWriter
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.e2e.daemon import Daemon
 from tests.e2e.test_client import TLSDaemon
-from tests.spark.by_hand import LIMIT, VALUE, fill, rows, stream, task, with_options
+from tests.spark.by_hand import LIMIT, VALUE, fill, rows, stream, task, with_options, write
 from tests.spark.conftest import url
 
 
@@ -54,6 +55,38 @@ def test_a_request_is_sent_again_when_its_connection_broke(
     reader = MqReader(with_options(options, retry_seconds=30.0), COLUMNS)
     assert rows(reader, reader.partitions()) == bodies
     assert broken
+
+
+@pytest.mark.slow
+def test_a_read_and_a_write_outlast_a_restart_of_the_daemon_by_default(tmp_path: Path, free_port: int) -> None:
+    """The daemon is killed between two pages, and starts while the next one is asked for."""
+    with Daemon(tmp_path / "root", tmp_path / "log", "--port", str(free_port)) as daemon, Client(url(daemon)) as client:
+        client.create_queue("q")
+        options = Options(url=url(daemon), queue="q", fetch_size=2, num_partitions=1, consumer="c")
+        assert options.retry_seconds >= 300
+        bodies = fill(client, options, 7)
+        reader = MqReader(options, COLUMNS)
+        [part] = reader.partitions()
+        pages = reader.read(part)
+        found = next(pages)["value"].to_pylist()
+        with restarting(daemon):
+            found += [value for page in pages for value in page["value"].to_pylist()]
+        assert found == bodies
+        with restarting(daemon):
+            write(MqWriter(options, VALUE), [{"value": b"7"}])
+        assert client.queue("q").ready == 8
+
+
+@contextmanager
+def restarting(daemon: Daemon) -> Iterator[None]:
+    """Killed before the block, and started while it runs."""
+    daemon.kill()
+    starting = threading.Thread(target=daemon.start)
+    starting.start()
+    try:
+        yield
+    finally:
+        starting.join()
 
 
 @pytest.mark.parametrize("status", [None, 503])

@@ -132,6 +132,8 @@ def test_a_view_in_sql_is_read_anew_and_a_table_is_refused(spark: Any, daemon: D
         for view in ("asked", "framed"):
             recent = "WHERE timestamp > current_timestamp() - INTERVAL 1 HOUR"
             assert spark.sql(f"SELECT count(*) FROM {view} {recent}").first()[0] == count
+    with pytest.raises(Exception, match="not enough data columns"):
+        spark.sql("INSERT INTO asked VALUES (CAST('4' AS BINARY))")
     with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING mq"):
         spark.sql(f"CREATE TABLE kept USING mq {options}")
 
