@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
@@ -609,3 +611,25 @@ def test_a_queue_that_stays_full_is_named(client: Client, options: Options) -> N
     batch = pa.RecordBatch.from_pylist([{"value": b"x"}, {"value": b"y"}])
     with pytest.raises(SparkSourceError, match="takes no more for now"):
         MqWriter(options, VALUE).write(iter([batch]))
+
+
+@pytest.mark.slow
+def test_among_peers_there_is_only_the_batch_read(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "root", tmp_path / "log", "--peers", "1") as daemon, Client(url(daemon)) as client:
+        client.create_queue("q")
+        for body in (b"0", b"1"):
+            asked = urllib.request.Request(f"{url(daemon)}/q/messages", body, method="POST")
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                assert answer.status == 201
+        options = Options(url=url(daemon), queue="q", consumer="c", retry_seconds=0.0)
+        reader = MqReader(options, COLUMNS)
+        assert sorted(rows(reader, reader.partitions())) == [b"0", b"1"]
+        row = [{"value": b"x"}]
+        with pytest.raises(InvalidRow, match="idempotency keys cannot be kept among peers"):
+            write(MqWriter(options, VALUE), row)
+        with pytest.raises(SparkSourceError, match=r'option "commitMode": write jobs cannot be kept .*--peers=0'):
+            write(MqWriter(with_options(options, is_staged=True), VALUE), row)
+        streamed = stream(options)
+        with pytest.raises(SparkSourceError, match=r'option "consumer": claims cannot be kept .*--peers=0'):
+            streamed.latestOffset(streamed.initialOffset(), LIMIT)
+        streamed.stop()
