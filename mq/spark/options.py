@@ -252,6 +252,9 @@ def read_options(given: Mapping[str, str], way: str | None = None) -> Options:
         raise InvalidOption('option "consumer" is missing: name this query, so that it finds its place again')
     if bool(options.user) != bool(options.password):
         raise InvalidOption('options "user" and "password" go together')
+    begin, end = options.starting_time, options.ending_time
+    if begin is not None and end is not None and begin >= end:
+        raise InvalidOption('option "endingTime" must be later than "startingTime": between them there is nothing')
     if options.token and options.user:
         raise InvalidOption('give the option "token", or "user" and "password", not both')
     return options

@@ -58,6 +58,8 @@ def test_what_spark_hands_on_means_nothing() -> None:
         ({"queuePattern": "("}, READ, "a regular expression"),
         ({"queuePattern": "a"}, WRITE, 'option "queuePattern" is for read and readStream'),
         ({"queue": "q", "startingTime": "yesterday"}, READ, 'option "startingTime" must be a time as'),
+        ({"queue": "q", "startingTime": "2026-11-25", "endingTime": "2026-11-24"}, READ, 'option "endingTime" must be'),
+        ({"queue": "q", "startingTime": "2026-11-25", "endingTime": "2026-11-25"}, READ, "there is nothing"),
         ({"queue": "q", "provider": "mq", "option.queue": "q"}, None, "CREATE TEMPORARY VIEW name USING mq"),
         ({"queue": "q", "consumer": "c"}, READ, 'option "consumer" is for readStream, not for read'),
         ({"queue": "q", "batchSize": "10"}, READ_STREAM, 'option "batchSize" is for write'),
