@@ -214,6 +214,24 @@ async def test_nothing_is_moved_while_the_root_is_repaired(temp_root: Path) -> N
             assert (await folder.commit(moves))[0].result is Result.DONE
 
 
+@pytest.mark.parametrize(
+    ("sharing", "result"), [(Sharing.ALONE, Result.FULL), (Sharing.WATCHED, Result.DONE), (Sharing.PEERS, Result.DONE)]
+)
+async def test_nothing_is_moved_behind_a_broker_that_serves_alone(
+    temp_root: Path, sharing: Sharing, result: Result
+) -> None:
+    """Its index would not find what others have moved, before its next start."""
+    async with open_disk(MOUNTS["unordered"], LinuxCalls(), str(temp_root), sharing=sharing) as disk:
+        entry = await disk.bring(State.NEW)
+        with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
+            [outcome] = await folder.commit([Move(entry, State.READY)])
+            assert outcome.result is result
+            assert ("start that one with --no-mover" in outcome.reason) is (result is Result.FULL)
+            await disk.storage.aclose()
+            assert result is Result.DONE or (await folder.commit([Move(entry, State.READY)]))[0].result is Result.DONE
+        await disk.open()
+
+
 async def test_a_repair_does_not_come_between_the_two_steps_of_a_mover(temp_root: Path) -> None:
     """By links a message has two names for an instant. A repair would take one away, and then the mover the other."""
     mount = MOUNTS["link"]

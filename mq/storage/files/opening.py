@@ -147,6 +147,7 @@ def _open(
 ) -> OpenRoot:
     layout = Layout.under(root)
     handles: list[int] = []
+    moves: list[int] = []
     peer_lease = PeerLease(calls, layout, expires=mount.remote)
     unless_opened = contextlib.ExitStack()
     try:
@@ -179,6 +180,9 @@ def _open(
                 # Also where the log itself is gone, by a crash or by hand.
                 if needed and folders.log is None:
                     put_to_rest(calls, layout)
+            if options.sharing is Sharing.ALONE and folders.log is None:  # beside a log there is its mark
+                # A mover would take messages to where this daemon's index does not look again.
+                handles += (moves := [_lock_moves(calls, layout, root)])
         elif WITH_LOG in needed:
             raise StorageUnusable(
                 f"root {shorten(root)} has a log in use, of a daemon that serves it alone; start one daemon alone, "
@@ -192,7 +196,7 @@ def _open(
         if options.sharing is Sharing.PEERS:
             _lock_shared(calls, lock, root)
         # Before the spare handles are taken: one with a number above a lower limit is of no use when it is freed.
-        handles = [lock, *_let_go(calls, opened, keep=(root, layout.new, layout.delay, layout.remove))]
+        handles = [*moves, lock, *_let_go(calls, opened, keep=(root, layout.new, layout.delay, layout.remove))]
         _fill_reserve(folders)
         if not syncfs:
             folders.syncs.spare = Spare(calls, root)
@@ -372,17 +376,26 @@ def _nobody_moves(calls: Calls, layout: Layout, root: str) -> Iterator[None]:
     """Keep mq-mover and mq-reaper away for the length of the block: they hold no other lock."""
     # Where moves are made by links, one of them would take a repair for a racer that has won the message, and remove
     # the name that was meant to stay.
-    fd = open_moves_lock(calls, layout, make=True)
+    fd = _lock_moves(calls, layout, root)
     try:
-        try:
-            calls.lock(fd, exclusive=True)
-        except BlockingIOError as error:
-            raise RootBusy(
-                f"root {shorten(root)} cannot be repaired while a mover or a reaper is at work; stop it"
-            ) from error
         yield
     finally:
         calls.close(fd)
+
+
+def _lock_moves(calls: Calls, layout: Layout, root: str) -> int:
+    """Keep mq-mover and mq-reaper away for as long as the handle is open."""
+    fd = open_moves_lock(calls, layout, make=True)
+    try:
+        calls.lock(fd, exclusive=True)
+    except OSError as error:
+        calls.close(fd)
+        if not isinstance(error, BlockingIOError):
+            raise
+        raise RootBusy(
+            f"root {shorten(root)} cannot be repaired while a mover or a reaper is at work; stop it"
+        ) from error
+    return fd
 
 
 @contextlib.contextmanager

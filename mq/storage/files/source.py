@@ -33,6 +33,9 @@ _LOG: Final = (
     "a daemon that serves its root alone has a log in use there. Start it with --no-mover or --no-reaper, or stop it"
 )
 """A move without a record could be undone by a power cut."""
+_SERVED: Final = (
+    "a daemon repairs the root, or serves it alone: start that one with --no-mover or --no-reaper, or stop it"
+)
 
 
 class SourceFolder:
@@ -94,7 +97,7 @@ class SourceFolder:
         return self._folders.failure
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """As :meth:`mq.storage.interface.Storage.commit`. FULL while a broker repairs the root."""
+        """As :meth:`mq.storage.interface.Storage.commit`. FULL while a broker repairs the root, or serves it alone."""
         return await trio.to_thread.run_sync(self._commit, operations)
 
     async def scan(self) -> list[Entry]:
@@ -122,7 +125,7 @@ class SourceFolder:
         with unrepaired(self._calls, self._folders.layout) as free:
             if free:
                 return run_batch(self._folders, operations)
-        return [Outcome(Result.FULL, reason="a broker is repairing the root")] * len(operations)
+        return [Outcome(Result.FULL, reason=_SERVED)] * len(operations)
 
 
 def _check(path: str) -> None:
