@@ -235,6 +235,14 @@ def _children(process: int) -> list[int]:
     return found
 
 
+def processes_below(process: int) -> list[int]:
+    """Processes that descend from one, those that go first before those that would miss them."""
+    found = []
+    for child in _children(process):
+        found += [*processes_below(child), child]
+    return found
+
+
 def _wait_for_the_end(processes: Iterable[int]) -> None:
     """Of processes that were killed; they are not children of this one."""
     ends = time.monotonic() + PATIENCE_SECONDS
