@@ -38,6 +38,7 @@ _KINDS: Final[Mapping[str, type[Mq]]] = {kind.name: kind for kind in (Mq, MqAmqp
 _WAITS: Final = (
     "WorkerThread._work",
     "OwnThread._work",
+    "Condition.wait",
     "EpollIOManager.get_events",
     "LinuxCalls.fsync",
     "LinuxCalls.syncfs",

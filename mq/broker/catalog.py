@@ -94,10 +94,11 @@ class Catalog:
         if begun is not None and begun.queue.deleted:
             self.let_go(begun.queue)
 
-    def end_reaped(self, left: Entry, removed: Entry | None, door: str) -> None:
+    def end_reaped(self, left: Entry, door: str) -> None:
         """End a removal whose message was unlinked in the same batch."""
         self.end(left, None, Kind.REMOVE)
         self.events.departed(left.id)
+        removed = Entry(left.queue, left.id, State.REMOVED)
         self.tell(Kind.REMOVE, left, removed, door=door)
         self.tell(Kind.REAP, removed, None)
 

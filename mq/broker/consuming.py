@@ -21,7 +21,7 @@ from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
 from mq.broker.dispatch import UnackedDeliverer
 from mq.broker.index import QueueIndex
-from mq.broker.jobs import MoveJob
+from mq.broker.jobs import MoveJob, removing
 from mq.broker.leases import Leases
 from mq.broker.settings import check_time
 from mq.broker.upkeep import Upkeep
@@ -391,6 +391,7 @@ class Remover:
 
     def __init__(self, core: Core) -> None:
         self._catalog = core.catalog
+        self._storage = core.storage
         self._reaps = core.config.joins_reaping
         self._batches: Together[_RemovalBatch] = Together(core.committer)
         self._batches.begin = partial(_Removals, core.catalog)
@@ -423,9 +424,12 @@ class Remover:
     def _batch(self, entries: Sequence[Entry], *, durable: bool, strict: bool) -> _RemovalBatch:
         for entry in entries:
             self._catalog.begin(entry, is_leaving=True)
-        moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        unlinks = [Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries] if self._reaps else []
-        return _RemovalBatch(moves, unlinks, strict, DOOR.get(), Future())
+        operations: list[Operation]
+        if self._reaps:
+            operations = removing(self._storage, entries, durable=durable)
+        else:
+            operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
+        return _RemovalBatch(entries, operations, strict, DOOR.get(), Future())
 
 
 class _Removals:
@@ -434,44 +438,49 @@ class _Removals:
     def __init__(self, catalog: Catalog, batches: Sequence[_RemovalBatch]) -> None:
         self._catalog = catalog
         self._batches = batches
-        self.operations: list[Operation] = []
-        for batch in batches:
-            self.operations += batch.moves
-            self.operations += batch.unlinks
+        self.operations = [operation for batch in batches for operation in batch.operations]
 
     def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
         each = iter(outcomes)
         for batch in self._batches:
-            moved = list(islice(each, len(batch.moves)))
-            error = self._end(batch, moved, list(islice(each, len(batch.unlinks))))
+            error = self._end(batch, list(islice(each, len(batch.operations))))
             if error is None:
                 batch.future.set(None)
             else:
                 batch.future.fail(error)
 
-    def _end(self, batch: _RemovalBatch, moved: Sequence[Outcome], unlinked: Sequence[Outcome]) -> MQError | None:
+    def _end(self, batch: _RemovalBatch, outcomes: Sequence[Outcome]) -> MQError | None:
         """End the moves of a batch in the catalog; the error of the last message that could not be removed."""
         error = None
-        reaped = zip(batch.moves, unlinked, strict=False)  # an unlink for each move, or none at all
-        gone = {move.entry.id for move, outcome in reaped if outcome.result is Result.DONE}
-        for move, outcome in zip(batch.moves, moved, strict=True):
-            left, now = move.entry, outcome.entry
+        is_reaped = isinstance(batch.operations[-1], Unlink)
+        unlinked = outcomes[-len(batch.entries) :]  # the same where each is removed by one operation
+        for left, outcome, last in zip(batch.entries, outcomes, unlinked, strict=False):
             if outcome.result is Result.GONE:
                 self._catalog.end(left, None, Kind.REMOVE)
                 error = error_of(outcome, "remove the message") if batch.strict else error
             elif outcome.result is not Result.DONE:
                 self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "remove the message")
-            elif left.id in gone:
-                self._catalog.end_reaped(left, now, batch.door)
+            elif is_reaped and last.result is Result.DONE:
+                self._catalog.end_reaped(left, batch.door)
             else:
-                self._catalog.end(left, now, Kind.REMOVE, door=batch.door)
+                self._catalog.end(left, outcome.entry, Kind.REMOVE, door=batch.door)
         return error
 
 
 class _RemovalBatch(NamedTuple):
-    moves: list[Move]
-    unlinks: list[Unlink]
+    """Messages that leave together.
+
+    Attributes:
+        entries: where they are.
+        operations: one for each, in their order; and behind these perhaps an unlink for each.
+        strict: whether one that is gone is an error.
+        door: from which they are removed.
+        future: has the answer.
+    """
+
+    entries: Sequence[Entry]
+    operations: list[Operation]
     strict: bool
     door: str
     future: Future[None]

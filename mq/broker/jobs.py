@@ -6,7 +6,7 @@ A job changes the catalog itself when it is done, so the catalog is right even i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import trio
@@ -15,10 +15,19 @@ from mq.broker.catalog import Catalog
 from mq.broker.commit import BatchTimes, Future, error_of
 from mq.broker.config import MARGIN_SECONDS
 from mq.errors import StorageUnsure
-from mq.lifecycle import DOOR, Kind
-from mq.storage.interface import Entry, Move, Operation, Outcome, Result
+from mq.lifecycle import DOOR, Kind, State
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Storage, Unlink
 
 logger = logging.getLogger("mq.broker")
+
+
+def removing(storage: Storage, entries: Sequence[Entry], *, durable: bool) -> list[Operation]:
+    """The operations that remove messages for good, in one batch: one for each, in their order, or else all moves to
+    REMOVED and then all unlinks."""
+    if storage.description.removes:
+        return [Unlink(entry, durable=durable) for entry in entries]
+    moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
+    return [*moves, *(Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries)]
 
 
 class Job(Protocol):

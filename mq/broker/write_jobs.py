@@ -34,6 +34,7 @@ from mq.broker.commit import Future, InFlight, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex
+from mq.broker.jobs import removing
 from mq.broker.keys import Keys
 from mq.broker.publishing import Draft, Publisher
 from mq.broker.settings import REJECT
@@ -52,7 +53,7 @@ from mq.errors import (
 )
 from mq.lifecycle import State
 from mq.message import shorten
-from mq.storage.interface import WRITE_JOBS, Entry, Move, Operation, Outcome, Result, Unlink, Write
+from mq.storage.interface import WRITE_JOBS, Entry, Outcome, Result, Write
 
 logger = logging.getLogger("mq.broker")
 
@@ -547,8 +548,7 @@ class WriteJobs:
         their rows is known by its key."""
         if not chunks:
             return
-        operations: list[Operation] = [Move(chunk.entry, State.REMOVED, durable=durable) for chunk in chunks]
-        operations += [Unlink(Entry(WRITE_JOBS, chunk.entry.id, State.REMOVED)) for chunk in chunks]
+        operations = removing(self._core.storage, [chunk.entry for chunk in chunks], durable=durable)
         for outcome in await self._core.committer.commit(operations):
             if outcome.result not in (Result.DONE, Result.GONE):
                 raise error_of(outcome, "take away the rows of a write job")

@@ -61,8 +61,8 @@ class GraceStorage:
 
     @property
     def description(self) -> Description:
-        """The description of the store below."""
-        return self._below.description
+        """The description of the store below; but what is unlinked is kept for a while, in REMOVED."""
+        return self._below.description._replace(removes=False)
 
     async def open(self) -> None:
         """Open the store below, and requeue what was leased."""

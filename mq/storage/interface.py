@@ -166,10 +166,11 @@ class Move(NamedTuple):
 
 
 class Unlink(NamedTuple):
-    """Take an entry out of REMOVED, for good. For a deleted queue a part at a time: MORE until it is gone.
+    """Take an entry out of REMOVED, for good; in a store that :attr:`~Description.removes` out of any place. GONE when
+    it is not exactly there. For a deleted queue a part at a time: MORE until it is gone.
 
     EXISTS when nothing of mq's is left in the deleted queue, but something foreign is: asking again changes nothing.
-    It may come in one batch with the Move that brings its entry to REMOVED, behind it; a store may do both in one step.
+    It may come in one batch with the Move that brings its entry to REMOVED, behind it.
     """
 
     entry: Entry
@@ -309,6 +310,8 @@ class Description(NamedTuple):
             barrier of its own even if it was allowed to ride on the next one.
         places: a Write can make its message in READY or DELAYED. Where False it makes it in NEW, and a Move of its own
             brings it there.
+        removes: an Unlink takes a message out of any place. Where False it takes it out of REMOVED, where a Move has
+            brought it.
         groups: operations that a Group may have at the most; 0 where it takes no Group, no Put and no Drop. Where it
             takes them, nothing is durable before what an earlier batch did, and of one message or record nothing before
             what was done before it.
@@ -323,6 +326,7 @@ class Description(NamedTuple):
     max_body: int | None
     journaled: bool
     places: bool = False
+    removes: bool = False
     groups: int = 0
     group_bytes: int | None = None
     counts_staged: bool = False

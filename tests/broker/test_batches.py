@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from mq.broker import Broker, Draft, Published, Removal, open_broker
 from mq.errors import BodyTooLarge, InvalidId, InvalidSetting, NoSuchMessage, ReceiptMismatch
 from mq.message import MessageIds
-from mq.storage.interface import Move, Operation, Outcome, Write
+from mq.storage.interface import Move, Operation, Outcome, Unlink, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import pieces
@@ -25,7 +25,7 @@ class Counting(MemoryStorage):
         self.barriers = 0
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        self.barriers += any(isinstance(each, Write | Move) and each.durable for each in operations)
+        self.barriers += any(isinstance(each, Write | Move | Unlink) and each.durable for each in operations)
         return await super().commit(operations)
 
 

@@ -18,7 +18,7 @@ from mq.broker.settings import QueueSettings
 from mq.errors import MQError, NotLeased, QueueFull, ReceiptMismatch, StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import MessageIds
-from mq.storage.interface import FRESH, Entry, Meta, Move, Outcome, Put, Result, Storage
+from mq.storage.interface import FRESH, Entry, Meta, Move, Outcome, Put, Result, Storage, Unlink
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import START_NS, Legal, Opener, WallClock
 from tests.broker.test_claims import fill, read, slow_down
@@ -167,7 +167,7 @@ async def test_a_removal_that_is_refused_leaves_a_message_in_its_claim(wall_cloc
         await fill(broker, 1)
         epoch = await claim(broker)
         [(_, message)] = await broker.claims.read("q", "c", 1, epoch, 0, 1)
-        heal = refuse(storage, lambda each: isinstance(each, Move))
+        heal = refuse(storage, lambda each: isinstance(each, Move | Unlink))
         with pytest.raises(StorageFull):
             await broker.remove("q", message.id)
         heal()
@@ -463,12 +463,12 @@ async def test_what_was_acknowledged_is_not_handed_out_while_it_cannot_be_remove
         async with open_broker(disk.storage, clock_ns=wall_clock) as broker:
             await fill(broker, 2)
             epoch = await claim(broker, lease=1)
-            heal = refuse(disk.storage, lambda each: isinstance(each, Move))
+            heal = refuse(disk.storage, lambda each: isinstance(each, Move | Unlink))
             with pytest.raises(StorageFull):
                 await broker.claims.acknowledge("q", "c", 1, epoch)
             heal()
         storage = await disk.open()
-        heal = refuse(storage, lambda each: isinstance(each, Move))
+        heal = refuse(storage, lambda each: isinstance(each, Move | Unlink))
         async with open_broker(storage, clock_ns=wall_clock) as broker:
             await trio.sleep(1000)
             assert await broker.fetch("q") is None

@@ -1,4 +1,4 @@
-"""A removal and its unlink in one batch are one unlink, where nobody can tell."""
+"""A removal in one step: an unlink of the message where it is, where names keep their order."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import errno
 
 import pytest
 
+from mq.broker.jobs import removing
 from mq.lifecycle import State
-from mq.storage.interface import Entry, Move, Operation, Result, Sharing, Unlink
+from mq.storage.interface import Move, Result, Sharing, Unlink
 from tests.storage.disks import MOUNTS, open_disk
 from tests.storage.test_batch import shown, syncing
-
-
-def removal(entry: Entry, *, durable: bool = False) -> list[Operation]:
-    return [Move(entry, State.REMOVED, durable=durable), Unlink(Entry(entry.queue, entry.id, State.REMOVED))]
 
 
 @pytest.mark.parametrize(("state", "place"), [(State.NEW, "new/q:ID"), (State.READY, "queues/q/ID")])
@@ -21,10 +18,8 @@ async def test_it_is_one_call(state: State, place: str) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         entry = await disk.bring(state)
         shown(disk)
-        removed, unlinked = await disk.commit(*removal(entry))
+        assert await disk.one(Unlink(entry)) is Result.DONE
         assert shown(disk) == [f"unlink {place}"]
-        assert (removed.result, unlinked.result) == (Result.DONE, Result.DONE)
-        assert removed.entry == Entry("q", entry.id, State.REMOVED)
         assert not disk.files("new", "queues", "remove")
 
 
@@ -33,7 +28,7 @@ async def test_one_that_must_be_durable_is_synced_where_it_was() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         entry = await disk.bring(State.READY)
         shown(disk)
-        await disk.commit(*removal(entry, durable=True))
+        await disk.commit(Unlink(entry, durable=True))
         assert shown(disk) == ["unlink queues/q/ID", *syncing("queues/q")]
 
 
@@ -41,7 +36,7 @@ async def test_many_that_must_be_durable_share_a_sync() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         entries = [await disk.bring(state) for state in (State.READY, State.NEW, State.DELAYED)]
         shown(disk)
-        await disk.commit(*[operation for entry in entries for operation in removal(entry, durable=True)])
+        await disk.commit(*[Unlink(entry, durable=True) for entry in entries])
         assert shown(disk)[3:] == syncing("delay")
 
 
@@ -49,7 +44,8 @@ async def test_where_a_name_could_come_back_it_is_moved_first() -> None:
     async with open_disk(MOUNTS["unordered"]) as disk:
         entry = await disk.bring(State.READY)
         shown(disk)
-        await disk.commit(*removal(entry))
+        assert not disk.storage.description.removes
+        await disk.commit(*removing(disk.storage, [entry], durable=False))
         assert "rename queues/q/ID remove/q:ID" in shown(disk)
 
 
@@ -59,10 +55,10 @@ async def test_among_peers_it_is_one_step_too_and_one_of_them_wins() -> None:
         peer = disk.another(sharing=Sharing.PEERS)
         await peer.open()
         shown(disk)
-        await disk.commit(*removal(entry))
+        await disk.commit(Unlink(entry))
         assert "unlink queues/q/ID" in shown(disk)
-        late = await peer.commit([Move(entry, State.DELAYED, entry.meta._replace(receipt="0" * 16)), *removal(entry)])
-        assert [outcome.result.name for outcome in late] == ["GONE"] * 3
+        late = await peer.commit([Move(entry, State.DELAYED, entry.meta._replace(receipt="0" * 16)), Unlink(entry)])
+        assert [outcome.result.name for outcome in late] == ["GONE"] * 2
         await peer.aclose()
 
 
@@ -71,11 +67,10 @@ async def test_each_has_its_own_outcome_among_others() -> None:
         one, lost, other = [await disk.bring(State.READY) for _ in range(3)]
         removed = await disk.bring(State.REMOVED)
         lost = lost._replace(queue="elsewhere")
-        moves, unlinks = zip(removal(one), removal(lost), strict=True)
         lease = Move(other, State.DELAYED, other.meta._replace(receipt="0" * 16))
-        outcomes = await disk.commit(Unlink(removed), *moves, lease, *unlinks, Unlink(removed))
+        outcomes = await disk.commit(Unlink(removed), Unlink(one), Unlink(lost), lease, Unlink(removed))
         results = [outcome.result.name for outcome in outcomes]
-        assert results == ["DONE", "DONE", "GONE", "DONE", "DONE", "GONE", "GONE"]
+        assert results == ["DONE", "DONE", "GONE", "DONE", "GONE"]
         assert outcomes[3].entry is not None
         assert outcomes[3].entry.state is State.DELAYED
 
@@ -84,7 +79,6 @@ async def test_one_that_is_refused_is_where_it_was() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         entry = await disk.bring(State.READY)
         disk.calls.fail("unlink", errno.EDQUOT)
-        outcomes = await disk.commit(*removal(entry))
-        assert [outcome.result for outcome in outcomes] == [Result.FULL, Result.GONE]
+        assert await disk.one(Unlink(entry)) is Result.FULL
         disk.heal()
         assert await disk.storage.scan(State.READY, "q") == [entry]

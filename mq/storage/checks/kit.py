@@ -182,6 +182,11 @@ async def is_not_at(storage: Storage, entry: Entry) -> None:
     assert read == [None], f"read gave {read} for {entry}, which is not there"
 
 
+def removed(entry: Entry) -> Entry:
+    """Where a removal brings a message."""
+    return Entry(entry.queue, entry.id, State.REMOVED)
+
+
 async def discard(storage: Storage, entry: Entry) -> None:
     """Take a message out of the store altogether."""
     removed = entry if entry.state is State.REMOVED else await done(storage, Move(entry, State.REMOVED))

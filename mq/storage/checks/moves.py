@@ -23,6 +23,7 @@ from mq.storage.checks.kit import (
     publish,
     reap,
     refused,
+    removed,
     together,
 )
 from mq.storage.interface import FRESH, Entry, Meta, Move, Operation, Result, Storage, Unlink
@@ -200,6 +201,33 @@ async def of_racing_unlinks_one_is_done(storage: Storage) -> None:
     await _race(storage, Unlink, State.REMOVED)
 
 
+async def a_removal_in_one_step_takes_it_out_of_its_place(storage: Storage) -> None:
+    """In a store that removes: an Unlink takes a message from just where it is, for good."""
+    if not storage.description.removes:
+        return
+    queue = await make_queue(storage)
+    for state in (State.NEW, State.READY, State.DELAYED):
+        for durable in (True, False):
+            beside = await bring(storage, queue, state, leased() if state is State.DELAYED else FRESH)
+            entry = await bring(storage, queue, state, leased() if state is State.DELAYED else FRESH)
+            for stale in (entry._replace(id=new_id()), entry._replace(meta=leased()), removed(entry)):
+                await refused(storage, Unlink(stale, durable=durable), Result.GONE)
+            await is_at(storage, entry)
+            await refused(storage, Unlink(entry, durable=durable), Result.DONE)
+            await is_not_at(storage, entry)
+            await is_not_at(storage, removed(entry))
+            assert await storage.find(queue, entry.id) is None, f"find still finds the unlinked {entry}"
+            await refused(storage, Unlink(entry, durable=durable), Result.GONE)
+            await refused(storage, Move(entry, State.REMOVED), Result.GONE)
+            await is_at(storage, beside)
+
+
+async def of_racing_removals_in_one_step_one_is_done(storage: Storage) -> None:
+    """Two clients that acknowledge one message are told apart."""
+    if storage.description.removes:
+        await _race(storage, partial(Unlink, durable=True))
+
+
 async def _race(storage: Storage, attempt: Callable[[Entry], Operation], state: State = State.READY) -> None:
     queue = await make_queue(storage)
     for _ in range(10):
@@ -235,4 +263,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     an_orphan_can_be_removed,
     an_unlinked_entry_is_gone,
     of_racing_unlinks_one_is_done,
+    a_removal_in_one_step_takes_it_out_of_its_place,
+    of_racing_removals_in_one_step_one_is_done,
 )

@@ -12,8 +12,7 @@ Where mq-native is installed, it does the plain operations of a batch in one go.
 :mod:`mq.storage.files.folders`, which knows every error and repeats what did not succeed at once. So mq-native holds no
 rule of its own, and a store without it differs in speed only.
 
-:class:`JoinedRemovals` makes one unlink of a removal and the unlink behind it; :class:`ReadAhead` keeps what was read
-in the hop that moved it.
+:class:`ReadAhead` keeps what was read in the hop that moved it.
 """
 
 from __future__ import annotations
@@ -587,7 +586,7 @@ def refusal(error: OSError) -> Outcome:
 
 
 def _is_removal(operation: Operation) -> bool:
-    """Whether it is a removal and its unlink in one (:class:`JoinedRemovals`)."""
+    """Whether it takes a message out of another place than REMOVED (:attr:`Description.removes`)."""
     return isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED
 
 
@@ -724,58 +723,6 @@ def _unlink_sides(native: Native, folders: Folders, ids: Sequence[MessageId]) ->
     for path, result in zip(paths, native.do_steps([(path,) for path in paths], False), strict=True):
         if result < 0:
             _check_refused(result, path)  # what stays for now, recovery takes away
-
-
-class JoinedRemovals:
-    """A batch in which each removal and the unlink of what it removes are one unlink.
-
-    Only for a root whose names reach the medium in the order in which they were changed: there one unlink cannot be
-    told from a move and an unlink. Of peers that race for the message one wins either way.
-
-    Args:
-        operations: the batch as it was asked for: each unlink after its removal.
-
-    Attributes:
-        joined: the batch as it is to be done.
-    """
-
-    def __init__(self, operations: Sequence[AnyOperation]) -> None:
-        self._operations = operations
-        self.joined: list[AnyOperation] = []
-        self._places: list[int] = []  # of each operation, in what is done
-        removed: dict[MessageId, int] = {}
-        for operation in operations:
-            if isinstance(operation, Unlink):
-                place = removed.get(operation.entry.id, -1)
-                move = self.joined[place] if place >= 0 else None
-                if isinstance(move, Move) and operation.entry == move.target:
-                    self.joined[place] = Unlink(move.entry, durable=move.durable)
-                    self._places.append(place)
-                    continue
-            elif isinstance(operation, Move) and operation.state is State.REMOVED:
-                removed[operation.entry.id] = len(self.joined)
-            self._places.append(len(self.joined))
-            self.joined.append(operation)
-
-    def outcomes(self, done: Sequence[Outcome]) -> list[Outcome]:
-        """What became of each operation that was asked for.
-
-        Args:
-            done: what became of those in :attr:`joined`.
-        """
-        if len(self.joined) == len(self._operations):
-            return list(done)
-        return [
-            self._outcome(operation, self.joined[place], done[place])
-            for operation, place in zip(self._operations, self._places, strict=True)
-        ]
-
-    def _outcome(self, asked: AnyOperation, joined: AnyOperation, outcome: Outcome) -> Outcome:
-        if asked is joined:
-            return outcome
-        if isinstance(asked, Move):
-            return outcome._replace(entry=asked.target) if outcome.result is Result.DONE else outcome
-        return outcome if outcome.result is Result.DONE else _GONE
 
 
 class ReadAhead:

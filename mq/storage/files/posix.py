@@ -21,7 +21,7 @@ from mq.errors import StorageError, StorageFailed, StorageFull, StorageStopped, 
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, shorten
 from mq.storage.files.barrier import make_folder, sync_folder, synced_after
-from mq.storage.files.batch import JoinedRemovals, ReadAhead, run_batch
+from mq.storage.files.batch import ReadAhead, run_batch
 from mq.storage.files.calls import (
     Calls,
     FileKind,
@@ -167,6 +167,9 @@ class FolderStorage:
             max_body=None,
             journaled=self._mount.atomic_rename,
             places=log is not None,
+            # Names that reach the medium in the order in which they are changed tell no removal from a move and an
+            # unlink. Of peers that race for the message one wins either way.
+            removes=(self._mount.ordered or log is not None) and self._mount.atomic_rename,
             groups=most,
             group_bytes=most_bytes,
         )
@@ -275,17 +278,7 @@ class FolderStorage:
         return staged
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        """Do a batch in one hop."""
-        joins = self._joins_removals and any(isinstance(operation, Unlink) for operation in operations)
-        removals = JoinedRemovals(operations) if joins else None
-        operations = operations if removals is None else removals.joined
-        outcomes = await self._do(operations)
-        if removals is not None:
-            outcomes[:] = removals.outcomes(outcomes)
-        return outcomes
-
-    async def _do(self, operations: Sequence[AnyOperation]) -> Outcomes:
-        """Do a batch: on a medium in the thread, in memory perhaps without one."""
+        """Do a batch in one hop: on a medium in the thread, in memory perhaps without one."""
         async with self._gate:
             inline = self._fits_inline(operations)
             hop = inline_hop if inline else self._hop_to(self._committing)
@@ -347,11 +340,6 @@ class FolderStorage:
         if self._open is None:
             raise StorageUnusable(f"{shorten(self._name)} is not open")
         return self._open
-
-    @property
-    def _joins_removals(self) -> bool:
-        is_ordered = self._mount.ordered or self._root_open.folders.log is not None
-        return is_ordered and self._mount.atomic_rename
 
     def _fits_inline(self, operations: Sequence[AnyOperation]) -> bool:
         """Whether a hop would take longer than the batch does."""

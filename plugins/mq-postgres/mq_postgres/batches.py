@@ -13,8 +13,7 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 from mq.errors import StorageFailed, StorageFenced
-from mq.lifecycle import State
-from mq.message import MessageId, checksum
+from mq.message import checksum
 from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Outcome, Put, Result, Staged, Unlink, Write
 from mq_postgres.bodies import StagedBody
 from mq_postgres.changes import Changes, InDoubt, Refusals, Statement
@@ -99,7 +98,6 @@ class _Batch:
                     self._grouped.append(n)
                 self._numbered.append((n, each))
                 self.of.append(place)
-        self._numbered, self._unlinked = _joined(self._numbered, frozenset(self._grouped))
 
     def statements(self) -> list[Statement]:
         """What does it."""
@@ -127,7 +125,6 @@ class _Batch:
         found = []
         for place, operation in enumerate(self._operations):
             n = self._first[place]
-            n = self._unlinked.get(n, n)
             if isinstance(operation, Group):
                 found.append(Outcome(Result.DONE))
             elif n in refusals:
@@ -141,28 +138,6 @@ class _Batch:
 
 def _written(operation: AnyOperation) -> Entry | None:
     return operation.entry if isinstance(operation, Write) else None
-
-
-def _joined(numbered: Sequence[Numbered], grouped: Container[int]) -> tuple[list[Numbered], dict[int, int]]:
-    """The operations, where a Move to REMOVED and the Unlink behind it are one Unlink from where the message is; and
-    which Unlinks went into which of them. Not a Move of a group, which has to be undone with it."""
-    joined: dict[int, _Single] = {}
-    moves: dict[MessageId, tuple[int, Move]] = {}
-    unlinked: dict[int, int] = {}
-    for n, operation in numbered:
-        if isinstance(operation, Put | Drop):
-            joined[n] = operation
-            continue
-        id = operation.id if isinstance(operation, Write) else operation.entry.id
-        n_move, move = moves.pop(id, (0, None))
-        if move is not None and isinstance(operation, Unlink) and operation.entry == move.target:
-            joined[n_move] = Unlink(move.entry)
-            unlinked[n] = n_move
-            continue
-        if isinstance(operation, Move) and operation.state is State.REMOVED and n not in grouped:
-            moves[id] = n, operation
-        joined[n] = operation
-    return list(joined.items()), unlinked
 
 
 def _statements(numbered: Sequence[Numbered]) -> list[Statement]:

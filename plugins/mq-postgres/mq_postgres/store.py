@@ -110,6 +110,7 @@ class PostgresStorage:
             max_body=None,
             journaled=True,
             places=True,
+            removes=True,
             groups=batches.MOST_IN_GROUP,
             group_bytes=CHUNK_BYTES,
         )

@@ -74,7 +74,14 @@ class TemplateStorage:
         """What it is. Author: say durable only if you saw each sync end before its answer is told."""
         # Author: places=True where your Write can make a message in READY or DELAYED: a publish is one step then.
         return Description(
-            self._name, durable=True, shared=False, ordered=True, max_body=MAX_BODY, journaled=True, places=True
+            self._name,
+            durable=True,
+            shared=False,
+            ordered=True,
+            max_body=MAX_BODY,
+            journaled=True,
+            places=True,
+            removes=True,
         )
 
     async def open(self) -> None:

@@ -182,3 +182,26 @@ class UnlinksNothing(MemoryStorage):
 @caught_by("of_racing_unlinks_one_is_done")
 class CountsReapedTwice(UnlinksTwice):
     pass
+
+
+@caught_by("a_removal_in_one_step_takes_it_out_of_its_place")
+class UnlinksOnlyWhatWasRemoved(MemoryStorage):
+    """And says that it has done the others."""
+
+    def _do(self, operation: Operation) -> Outcome:
+        if isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED:
+            return Outcome(Result.GONE if self._at(operation.entry) is None else Result.DONE)
+        return super()._do(operation)
+
+
+@caught_by("a_removal_in_one_step_takes_it_out_of_its_place")
+class LeavesWhatItUnlinksInRemoved(MemoryStorage):
+    def _do(self, operation: Operation) -> Outcome:
+        if isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED:
+            return super()._do(Move(operation.entry, State.REMOVED))._replace(entry=None)
+        return super()._do(operation)
+
+
+@caught_by("of_racing_removals_in_one_step_one_is_done")
+class CountsTwoRemovalsInOneStep(UnlinksTwice):
+    pass
