@@ -321,11 +321,13 @@ class _Publisher:
         again = 0
         tries: Tries | None = None
         while wanted:
+            is_first = tries is None
             tries = tries or Tries(_ANY_CALL, Retry(patience=self._options.retry_seconds, longest=2.0))
-            left = []
+            left, why = [], ""
             for line, outcome in self._sent(wanted):
                 if outcome.status in _LATER:
                     left.append(line)
+                    why = outcome.detail.removesuffix(". Try again later")
                 elif outcome.status >= 400:
                     raise self._refused(line[0], outcome.detail)
                 again += outcome.status == 200
@@ -336,6 +338,9 @@ class _Publisher:
                         f'option "queue": {self._options.queue} takes no more for now ({len(left)} rows are left), '
                         'and the option "retrySeconds" is over'
                     )
+                if is_first:  # else a job would stand still for minutes without a word why
+                    patience = self._options.retry_seconds
+                    logger.warning('%d rows wait: %s. Trying again for "retrySeconds", %g s', len(left), why, patience)
                 time.sleep(pause)
             wanted = left
         return again

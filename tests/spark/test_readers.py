@@ -606,11 +606,13 @@ def test_rows_that_were_there_are_counted(client: Client, options: Options, capl
     assert f"of 4 rows 3 were in queue {options.queue} already" in caplog.text
 
 
-def test_a_queue_that_stays_full_is_named(client: Client, options: Options) -> None:
+def test_a_queue_that_stays_full_is_named(client: Client, options: Options, caplog: pytest.LogCaptureFixture) -> None:
     client.configure(options.queue, max_messages=1)
     batch = pa.RecordBatch.from_pylist([{"value": b"x"}, {"value": b"y"}])
     with pytest.raises(SparkSourceError, match="takes no more for now"):
-        MqWriter(options, VALUE).write(iter([batch]))
+        MqWriter(with_options(options, retry_seconds=1.0), VALUE).write(iter([batch]))
+    [told] = [each.getMessage() for each in caplog.records if each.name == "mq.spark"]  # once, however often it tried
+    assert told.startswith(f"1 rows wait: queue {options.queue} holds 1 messages, its limit. Trying again for")
 
 
 @pytest.mark.slow
