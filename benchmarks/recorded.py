@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.storage.files.batch import JoinedRemovals
 from mq.storage.files.calls import Calls, LinuxCalls
 from mq.storage.files.mount import mount_of_root
 from mq.storage.files.posix import FolderStorage, load_native
@@ -87,7 +86,7 @@ class RecordedStorage(FolderStorage):
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As the store does it."""
         outcomes = await super().commit(operations)
-        self._groups.append(_group(JoinedRemovals(operations).joined if self._joins_removals else operations))
+        self._groups.append(_group(operations))
         return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
