@@ -169,9 +169,12 @@ def group_number(name: str) -> int:
     return int.from_bytes(digest) & ~OF_A_PROCESS
 
 
+_JSON: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)  # json.dumps makes one at each call
+
+
 def encode_json(value: Mapping[str, Any]) -> bytes:
     """JSON that json.loads reads back exactly, half characters (lone surrogates) included."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return _JSON.encode(value).encode("utf-8", "surrogatepass")
 
 
 class SharedAttributes(dict[str, Any]):

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -89,7 +89,7 @@ class Keys:
                 self.ledger.forget(name)
             else:
                 self._mark_sure(name, record, record.message)
-        self.ledger.sweep(len(self.ledger), self._is_over)
+        self.ledger.sweep(len(self.ledger), self._over())
 
     def find(self, index: QueueIndex, key: str) -> MessageId | None:
         """The message that `key` stands for; None without one."""
@@ -97,7 +97,7 @@ class Keys:
         record = self.ledger.get(name)
         if record is None:
             return None
-        if self._is_over(record):
+        if self._over()(record):
             self.ledger.forget(name)
             return None
         return record.message
@@ -197,18 +197,21 @@ class Keys:
         id = record.message
         return (record.queue is not None and record.queue.find(id) is not None) or id in self._catalog.locks
 
-    def _is_over(self, record: KeyRecord) -> bool:
-        """Whether a key is over: its window has ended, or its queue was deleted or made anew."""
-        index = record.queue
-        if index is None or self._catalog.queues.get(index.name) is not index:
-            return True
-        if index in self.frozen:
-            return False
-        return trio.current_time() - record.since > index.settings.key_window
+    def _over(self) -> Callable[[KeyRecord], bool]:
+        """Tells which keys are over now: their window has ended, or their queue was deleted or made anew."""
+        now, queues, frozen = trio.current_time(), self._catalog.queues, self.frozen
+
+        def is_over(record: KeyRecord) -> bool:
+            index = record.queue
+            if index is None or queues.get(index.name) is not index:
+                return True
+            return now - record.since > index.settings.key_window and index not in frozen
+
+        return is_over
 
     def _forget_old(self, count: int) -> None:
         """Look at so many keys, in turn, and forget those that are over."""
-        if self.ledger.sweep(count, self._is_over):
+        if self.ledger.sweep(count, self._over()):
             self._codec.forget_queues()
 
 

@@ -10,10 +10,10 @@ again goes to the segment in use. Its old segment keeps it on the disk until all
 from __future__ import annotations
 
 import itertools
-import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from json.encoder import encode_basestring_ascii
 from operator import itemgetter
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -445,7 +445,7 @@ class _Segment(Generic[V]):
     def put(self, name: bytes, key: str, value: V) -> None:
         """Put an entry into an open segment."""
         if name not in self.open:
-            self._key_bytes += len(json.dumps(key))
+            self._key_bytes += len(encode_basestring_ascii(key))
         self.open[name] = (key, value)
 
     @property

@@ -7,12 +7,12 @@ together keep their order and share one barrier. A large body is staged in the s
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import defaultdict, deque
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple, Self
 
 import trio
@@ -656,7 +656,7 @@ class KeyedJob:
         self.key = key
         self.write: Write | None = None
         self.is_noted = self.is_doubtful = False
-        self.key_bytes = 0 if key is None else len(json.dumps(key))
+        self.key_bytes = 0 if key is None else len(encode_basestring_ascii(key))
         of_key = 0 if key is None else self.key_bytes + _BYTES_OF_KEY
         self.bytes = of_key + job.bytes_in_group(counts_staged=keyed.counts_staged)
         self._keyed = keyed

@@ -58,10 +58,7 @@ class Answer(NamedTuple):
         Raises:
             NotUnderstood: it is something else.
         """
-        try:
-            return json.loads(self.body)
-        except ValueError as error:
-            raise NotUnderstood(f"the daemon answered {self.status} with something that is not JSON") from error
+        return self._parsed(self.body)
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
         """Its body as JSON Lines.
@@ -70,7 +67,7 @@ class Answer(NamedTuple):
             NotUnderstood: it is something else.
         """
         for line in self.body.splitlines():
-            yield self._replace(body=line).members()
+            yield self._object(line)
 
     def members(self) -> Mapping[str, Any]:
         """Its body as one JSON object.
@@ -78,10 +75,19 @@ class Answer(NamedTuple):
         Raises:
             NotUnderstood: it is something else.
         """
-        found = self.document()
+        return self._object(self.body)
+
+    def _object(self, text: bytes) -> Mapping[str, Any]:
+        found = self._parsed(text)
         if not isinstance(found, dict):
             raise NotUnderstood(f"the daemon answered {self.status} with JSON that is not an object")
         return found
+
+    def _parsed(self, text: bytes) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise NotUnderstood(f"the daemon answered {self.status} with something that is not JSON") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

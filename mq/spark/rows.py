@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from mq.errors import InvalidName
-from mq.message import QueueName
+from mq.message import QueueName, encode_json
 from mq.spark.calls import Columns
 from mq.spark.errors import InvalidRow, InvalidSchema
 from mq.spark.versions import arrow_schema
@@ -238,8 +238,7 @@ class LineMaker:
                 raise InvalidRow(f"row {first + number} of partition {self._partition}: {error}") from error
             if has_digests:
                 self.digests += _digest_of(queue, line["key"]) if own is not None or self._is_named else _NO_DIGEST
-            text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
-            yield queue, text.encode("utf-8", "surrogatepass") + b"\n"
+            yield queue, encode_json(line) + b"\n"
 
     def _line(self, row: Mapping[str, Any], own: str | None) -> dict[str, Any]:
         value = row["value"]
