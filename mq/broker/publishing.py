@@ -804,13 +804,13 @@ class KeyedJobs:
     def _taken(self) -> list[KeyedJob]:
         """The first of those that wait, as many as one group takes."""
         first = self._waiting.popleft()
-        taken, bytes, key_bytes = [first], first.bytes, first.key_bytes
+        taken, size, key_bytes = [first], first.bytes, first.key_bytes
         most, most_bytes = self._storage.description.groups, self._most_bytes
         is_alone = self._one_by_one or first.is_noted
         while self._waiting and not is_alone and not self._waiting[0].is_noted and len(taken) < LARGEST_BATCH:
-            bytes += self._waiting[0].bytes
+            size += self._waiting[0].bytes
             key_bytes += self._waiting[0].key_bytes
-            if bytes > most_bytes or len(taken) + 1 + segments_changed(len(taken) + 1, key_bytes) > most:
+            if size > most_bytes or len(taken) + 1 + segments_changed(len(taken) + 1, key_bytes) > most:
                 break
             taken.append(self._waiting.popleft())
         self._one_by_one = max(0, self._one_by_one - len(taken))
