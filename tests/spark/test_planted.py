@@ -1,4 +1,5 @@
-"""Bugs that are planted in the data source and in its daemon are found, each by the test of what it breaks."""
+"""Bugs that are planted in the data source and in its daemon are found, each by the test of what it breaks. A third of
+them is asked with each commit, and all by ``make proof``."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from tests.commit import commit_number
 from tests.simulation.planting import planted
 from tests.spark.planted import FAULTS
 from tests.spark.test_columns import client, shared_daemon
@@ -15,7 +17,14 @@ from tests.spark.test_columns import client, shared_daemon
 __all__ = ["client", "shared_daemon"]
 
 
-@pytest.mark.parametrize("name", FAULTS)
+PARTS = 3
+IN_TURN = [
+    pytest.param(name, marks=() if number % PARTS == commit_number() % PARTS else pytest.mark.proof)
+    for number, name in enumerate(FAULTS)
+]
+
+
+@pytest.mark.parametrize("name", IN_TURN)
 def test_a_planted_bug_is_found(name: str, request: pytest.FixtureRequest) -> None:
     fault = FAULTS[name]
     given = {each: request.getfixturevalue(each) for each in inspect.signature(fault.found_by).parameters}
