@@ -20,6 +20,7 @@ from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
 from mq.errors import CorruptMessage, MQError
 from mq.lifecycle import State
 from mq.message import Body, MessageId, Properties
+from mq.storage import groups
 from mq.storage.interface import QUEUE, Entry, Storage
 from mq.storage.registry import open_storage
 from tests.crash.ledger import Claim, Ledger, digest
@@ -92,6 +93,7 @@ async def _judge(root: Path, ledger: Ledger, now_ns: int, step_ns: int) -> list[
     try:
         async with _in_time():
             async with _opened(root) as storage:
+                await groups.redo(storage)  # first, as a broker does: what an intent undoes was never handed out
                 await court.look(storage)
                 async with open_broker(storage, config, clock_ns=lambda: now_ns + step_ns) as broker:
                     await court.fetch(broker)
