@@ -9,7 +9,7 @@ from mq.broker.batch_consumers import BatchConsumers
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex
 from mq.lifecycle import State
-from mq.storage.interface import ColumnStorage, Entry, MessageColumns
+from mq.storage.interface import ColumnStorage, Entry, MessageColumns, reads_columns
 
 LONGEST_COLUMNS: Final = 2000
 """Messages that are read at a time: while their names are gathered, the event loop does nothing else."""
@@ -64,7 +64,7 @@ class ColumnReader:
         catch_up: Callable[[str], Awaitable[QueueIndex]],
     ) -> ColumnReader | None:
         """The reader of a store that has messages in columns; None for any other store."""
-        return cls(core.storage, claims, look_up, catch_up) if isinstance(core.storage, ColumnStorage) else None
+        return cls(core.storage, claims, look_up, catch_up) if reads_columns(core.storage) else None
 
     async def browse(
         self, queue: str, *, after: int, up_to: int | None, most: int, base: int, most_bytes: int

@@ -14,7 +14,7 @@ import enum
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 from mq.lifecycle import State
 from mq.message import Body, MessageId, Properties
@@ -407,7 +407,6 @@ class Storage(Protocol):
         """
 
 
-@runtime_checkable
 class ColumnStorage(Protocol):
     """What a store can do besides, if it has its messages at hand."""
 
@@ -427,3 +426,8 @@ class ColumnStorage(Protocol):
         Returns:
             Their columns, perhaps of none; or None where no message of the queue can be read so.
         """
+
+
+def reads_columns(storage: Storage) -> TypeGuard[ColumnStorage]:
+    """Whether a store can."""
+    return hasattr(storage, "read_columns")  # not runtime_checkable: that cannot be compiled

@@ -22,7 +22,6 @@ from mq.storage.interface import (
     QUEUE,
     AnyOperation,
     Change,
-    ColumnStorage,
     Description,
     Drop,
     Entry,
@@ -39,6 +38,7 @@ from mq.storage.interface import (
     Stored,
     Unlink,
     Write,
+    reads_columns,
 )
 from mq.storage.memory import MemoryStorage
 from mq.storage.options import StorageOptions
@@ -193,7 +193,7 @@ class LayeredStorage:
         self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
     ) -> MessageColumns | None:
         """From the store below, up to the first that is in memory."""
-        if queue in self._transient or not isinstance(self._below, ColumnStorage):
+        if queue in self._transient or not reads_columns(self._below):
             return None
         return await self._below.read_columns(queue, messages, base, most_bytes)
 
