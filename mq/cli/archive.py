@@ -1,9 +1,9 @@
 """Messages of a queue as a file: the verbs ``export`` and ``import``, and the two formats, JSON Lines and tar.
 
-A line of JSON has ``id``, ``state``, ``receives``, ``content_type``, ``attributes``, and ``body`` or ``base64``. In a
-tar a member's name is the message's id and its content the body, byte for byte; the rest stands in pax headers that
-tars take for extended attributes ``user.mq.export.*``. A tar made by anything else is read, too: every file in it is a
-message. Files are written and read one message at a time; an import can be run again where it stopped.
+A line of JSON has ``id``, ``state``, ``receives``, ``content_type``, ``group``, ``attributes``, and ``body`` or
+``base64``. In a tar a member's name is the message's id and its content the body, byte for byte; the rest stands in pax
+headers that tars take for extended attributes ``user.mq.export.*``. A tar made by anything else is read, too: every
+file in it is a message. Files are written and read one message at a time; an import can be run again where it stopped.
 """
 
 from __future__ import annotations
@@ -136,18 +136,24 @@ def _read_tar(file: IO[bytes]) -> Iterator[Outgoing]:
 
 def _from_pax(headers: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if content_type := headers.get(_PAX + "content_type"):
-        found["content_type"] = content_type
+    for name in ("content_type", "group"):
+        if value := headers.get(_PAX + name):
+            found[name] = value
     if attributes := headers.get(_PAX + "attributes"):
         found["attributes"] = json.loads(attributes)
     return found
 
 
 def _outgoing(body: bytes, members: Mapping[str, Any]) -> Outgoing:
-    content_type, attributes = members.get("content_type"), members.get("attributes") or {}
-    if not isinstance(content_type, str | None) or not isinstance(attributes, dict):
-        raise ValueError('its "content_type" is no text, or its "attributes" no object')
-    return Outgoing(body, content_type, attributes={str(name): str(value) for name, value in attributes.items()})
+    content_type, group, attributes = members.get("content_type"), members.get("group"), members.get("attributes") or {}
+    if (
+        not isinstance(content_type, str | None)
+        or not isinstance(group, str | None)
+        or not isinstance(attributes, dict)
+    ):
+        raise ValueError('its "content_type" or its "group" is no text, or its "attributes" no object')
+    texts = {str(name): str(value) for name, value in attributes.items()}
+    return Outgoing(body, content_type, attributes=texts, group=group)
 
 
 def _described(message: Received) -> dict[str, Any]:
@@ -157,6 +163,8 @@ def _described(message: Received) -> dict[str, Any]:
         "receives": message.receives,
         "content_type": message.content_type,
     }
+    if message.group is not None:
+        found["group"] = message.group
     if message.attributes:
         found["attributes"] = dict(message.attributes)
     return found
@@ -226,10 +234,18 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Else as the end of FILE says; JSON Lines for -.")
 @click.option("--run", metavar="NAME", help="Go on with the run of this name: what it has stored is not stored again.")
 @click.option("--no-keys", is_flag=True, help="For daemons with peers, which refuse keys: it cannot be run again.")
+@click.option("--no-groups", is_flag=True, help="Leave message groups out, for a queue that has none.")
 @json_option
 @remote
 def import_command(
-    remote: Remote, queue: str, file: str, kind: str | None, run: str | None, no_keys: bool, as_json: bool
+    remote: Remote,
+    queue: str,
+    file: str,
+    kind: str | None,
+    run: str | None,
+    no_keys: bool,
+    no_groups: bool,
+    as_json: bool,
 ) -> None:
     """Publish the messages of FILE to a queue.
 
@@ -239,7 +255,7 @@ def import_command(
     if run is not None and no_keys:
         raise click.UsageError("without keys no run can be gone on with")
     run = run or secrets.token_hex(4)
-    importing = _Import(queue, None if no_keys else run)
+    importing = _Import(queue, None if no_keys else run, not no_groups)
     try:
         with remote.client(keys=False) as client, ExitStack() as stack:
             source = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
@@ -261,13 +277,15 @@ class _Import:
     Args:
         queue: where to.
         run: its name, from which each message's key is made; None for no keys.
+        with_groups: keep the messages' groups.
     """
 
-    def __init__(self, queue: str, run: str | None) -> None:
+    def __init__(self, queue: str, run: str | None, with_groups: bool) -> None:
         self.stored = 0
         self.there = 0
         self._queue = queue
         self._run = run
+        self._with_groups = with_groups
 
     def all(self, client: Client, source: IO[bytes], kind: str) -> None:
         """Publish batch after batch, up to the first one with a refused entry."""
@@ -282,7 +300,8 @@ class _Import:
 
     def _keyed(self, messages: Iterator[Outgoing]) -> Iterator[Outgoing]:
         for number, message in enumerate(messages, 1):
-            yield message if self._run is None else replace(message, key=f"mq-import-{self._run}-{number}")
+            key = None if self._run is None else f"mq-import-{self._run}-{number}"
+            yield replace(message, key=key, group=message.group if self._with_groups else None)
 
     def _count(self, outcomes: list[Outcome]) -> None:
         before = self.stored + self.there

@@ -258,6 +258,8 @@ def described(message: Head, body: bytes) -> dict[str, Any]:
     if message.state:
         shown["state"] = message.state
     shown |= {"receives": message.receives, "content_type": message.content_type}
+    if message.group is not None:
+        shown["group"] = message.group
     if message.attributes:
         shown["attributes"] = dict(message.attributes)
     if message.deaths:

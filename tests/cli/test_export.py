@@ -48,6 +48,36 @@ def test_there_and_back(filled: Client, mq: Mq, tmp_path: Path, name: str) -> No
     assert (found.ready, found.leased, found.delayed) == (2, 1, 1)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.tar"])
+def test_message_groups_are_kept(client: Client, mq: Mq, tmp_path: Path, name: str) -> None:
+    """Else a queue with groups hands out what was imported at once, in no group's order."""
+    for queue in ("q", "p"):
+        client.create_queue(queue)
+        client.configure(queue, groups=True)
+    client.publish("q", "1", group="a")
+    client.publish("q", "2", group="a")
+    client.publish("q", "3")
+    mq("export", "q", tmp_path / name)
+    mq("import", "p", tmp_path / name)
+    assert [(found.body, found.group) for found in client.browse("p")] == [(b"1", "a"), (b"2", "a"), (b"3", None)]
+    assert [line.get("group") for line in mq("peek", "p", "--json").json] == ["a", "a", None]
+    assert [client.fetch("p"), client.fetch("p"), client.fetch("p")][2] is None
+
+
+def test_a_queue_without_groups_refuses_them_until_they_are_left_out(client: Client, mq: Mq, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"body": "1", "group": "a"}\n{"body": "2"}\n')
+    client.create_queue("q")
+    done = mq("import", "q", tmp_path / "a", "--run", "x")
+    assert (done.status, done.out) == (1, "")
+    assert "message 1 was refused: queue q has no message groups" in done.error
+    assert mq("import", "q", tmp_path / "a", "--run", "x", "--no-groups", "--json").json == [{"stored": 1, "there": 1}]
+    assert sorted((found.body, found.group) for found in client.browse("q")) == [(b"1", None), (b"2", None)]
+    (tmp_path / "a").write_text('{"body": "1", "group": 7}')
+    assert (
+        'line 1 is no message: its "content_type" or its "group" is no text' in mq("import", "q", tmp_path / "a").error
+    )
+
+
 def test_through_pipes(filled: Client, mq: Mq) -> None:
     exported = mq("export", "q", "--state", "ready")
     assert [line["body"] for line in exported.json if "body" in line] == ["ready"]
