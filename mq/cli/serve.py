@@ -29,7 +29,7 @@ from mq.cli.programs import READY, STOPPING, collect_seldom, leave_in_time, run_
 from mq.cli.turns import Doorways, check_turns, in_turn
 from mq.cluster.config import ClusterConfig
 from mq.doors.budget import Budget
-from mq.doors.connections import Crowd
+from mq.doors.connections import Crowd, raise_most_handles
 from mq.doors.exchanges import Exchanges
 from mq.doors.listeners import CannotListen
 from mq.doors.open_connections import OpenConnections
@@ -79,6 +79,7 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
         click.echo(f"mq: {error}", err=True)
         sys.exit(CANNOT_START)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    raise_most_handles()
     log_lines.begin(settings.log_level, settings.log_format, requests=settings.log_requests)
     run_program("mq", partial(_serve, settings), _REFUSALS)
 

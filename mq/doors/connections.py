@@ -1,11 +1,12 @@
-"""Connections of all doors: the peer at the other end, the limit for one address, turns to be read, and blocks that a
-connection's end does not cut off."""
+"""Connections of all doors: the peer at the other end, the limit for one address and for all of them, turns to be read,
+and blocks that a connection's end does not cut off."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
 import re
+import resource
 import socket as sockets
 import struct
 from collections import Counter
@@ -21,6 +22,9 @@ from mq.errors import StorageUnsure
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS: Final = 1024
+MOST_RESERVED_HANDLES: Final = 128
+"""Open files that connections leave to the store; a quarter of them where the process may have few. Without one a
+publish is refused, and connections that do nothing keep theirs for as long as they like."""
 QUIET_SECONDS: Final = 60.0
 """After a line in the log, until the next."""
 HEARD_IN_A_STEP: Final = 64
@@ -80,8 +84,37 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def raise_most_handles() -> None:
+    """Let this process have as many open files as its hard limit allows: most systems set the soft one to 1,024, for
+    programs that call ``select``, which mq does not."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Refusals:
+    """Says in the log what was closed at once, and why, but not each time.
+
+    Args:
+        text: with a place for their number, and for what is told of the last one.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._number = 0
+        self._tell_at = float("-inf")
+
+    def add(self, *told: object) -> None:
+        """One more."""
+        self._number += 1
+        now = trio.current_time()
+        if now >= self._tell_at:
+            logger.warning(self._text, self._number, *told)
+            self._number = 0
+            self._tell_at = now + QUIET_SECONDS
+
+
 class Crowd:
-    """Counts the connections of each address. Those from this machine are not counted.
+    """Counts the connections of each address, but for those from this machine, and keeps open files for the store.
 
     Args:
         most: of one address, of IPv6 of one network of 64 bits; 0 for as many as come.
@@ -90,19 +123,35 @@ class Crowd:
     def __init__(self, most: int = MOST_CONNECTIONS) -> None:
         self._most = most
         self._counts: Counter[str] = Counter()
-        self._refused = 0
-        self._tell_at = float("-inf")
+        self._too_many = _Refusals(
+            "%d connections were closed at once, the last one of %s, which has %d (--connections-per-address)"
+        )
+        self._no_handles = _Refusals(
+            "%d connections were closed at once, the last one of %s: this process may have %d open files"
+            " (LimitNOFILE of systemd, ulimit -n), of which %d are kept for the store"
+        )
 
     @contextmanager
-    def room(self, address: str) -> Iterator[bool]:
-        """Whether there is room for one more connection of an address. If so, it counts for as long as the block
-        runs; if not, close it."""
+    def room(self, address: str, handle: int) -> Iterator[bool]:
+        """Whether there is room for one more connection. If so, it counts for as long as the block runs; if not,
+        close it.
+
+        Args:
+            address: of its peer.
+            handle: its file descriptor. The kernel gives the lowest number that is free, so it tells how many are not.
+        """
+        most_handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        reserved = min(MOST_RESERVED_HANDLES, most_handles // 4)
+        if handle >= most_handles - reserved:
+            self._no_handles.add(address, most_handles, reserved)
+            yield False
+            return
         source = source_of(address)
         if not self._most or not address or is_loopback(source):
             yield True
             return
         if self._counts[source] >= self._most:
-            self._refuse(source)
+            self._too_many.add(source, self._most)
             yield False
             return
         self._counts[source] += 1
@@ -112,16 +161,6 @@ class Crowd:
             self._counts[source] -= 1
             if not self._counts[source]:
                 del self._counts[source]
-
-    def _refuse(self, source: str) -> None:
-        self._refused += 1
-        now = trio.current_time()
-        if now < self._tell_at:
-            return
-        text = "%d connections were closed at once, the last one of %s, which has %d (--connections-per-address)"
-        logger.warning(text, self._refused, source, self._most)
-        self._refused = 0
-        self._tell_at = now + QUIET_SECONDS
 
 
 class Turns:

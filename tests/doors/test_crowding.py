@@ -1,8 +1,9 @@
-"""How many connections one address may have."""
+"""How many connections one address may have, and all of them."""
 
 from __future__ import annotations
 
 import logging
+import resource
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from mq.web import serve as web_server
 
 
 def enter(stack: ExitStack, crowd: Crowd, address: str, count: int = 1) -> list[bool]:
-    return [stack.enter_context(crowd.room(address)) for _ in range(count)]
+    return [stack.enter_context(crowd.room(address, handle=3)) for _ in range(count)]
 
 
 async def test_an_address_has_so_many_and_no_more() -> None:
@@ -58,6 +59,20 @@ async def test_the_log_says_so_once_a_minute(autojump_clock: MockClock, caplog: 
     assert len(said) == 2
     assert "192.0.2.1" in said[0]
     assert said[1].startswith("99 connections")
+
+
+@pytest.mark.parametrize(("most_handles", "reserved"), [(1024, 128), (65_536, 128), (100, 25)])
+async def test_open_files_are_kept_for_the_store(
+    most_handles: int, reserved: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also from connections of this machine, and where no address has a limit."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (most_handles, 1 << 20))
+    crowd = Crowd(0)
+    room = [handle for handle in range(most_handles) if ExitStack().enter_context(crowd.room("127.0.0.1", handle))]
+    assert room == list(range(most_handles - reserved))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert f"may have {most_handles} open files" in said
+    assert f"{reserved} are kept" in said
 
 
 @pytest.mark.parametrize("door", ["http", "amqp"])

@@ -202,19 +202,36 @@ def test_without_handles_nothing_new_is_taken_and_what_is_there_is_given(size: i
         assert_empty(tmp_path / "root")
 
 
-def test_a_crowd_that_takes_all_handles_leaves_no_mark(tmp_path: Path) -> None:
+def test_a_crowd_that_wants_all_handles_leaves_some_to_the_store(tmp_path: Path) -> None:
+    """Else connections that do nothing, such as those of AMQP that send heartbeats, end all publishing."""
     with Daemon(tmp_path / "root", tmp_path / "log") as daemon, Visitor(daemon) as client:
         assert client.create()
         assert client.publish(8)
-        with ExitStack() as crowd, no_new_handles(daemon, 5):
-            for _ in range(30):
-                crowd.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
-            client.soon(lambda: not client.publish(8))
+        with ExitStack() as crowd, no_new_handles(daemon, 40):
+            idle = [crowd.enter_context(socket.create_connection(("127.0.0.1", daemon.port))) for _ in range(80)]
+            idle[-1].settimeout(10)
+            assert idle[-1].recv(1) == b""  # those that are too many are told at once
+            for size in (8, 8, 300_000):
+                assert client.publish(size)
             assert client.fetch() is not None
+            assert len(os.listdir(f"/proc/{daemon.pid}/fd")) > 40  # as many as may come did
         client.soon(lambda: client.publish(8))
         client.close()
         client.remove_all()
         assert daemon.starts == 1
+
+
+def test_the_soft_limit_of_open_files_is_raised(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    daemon = Daemon(tmp_path / "root", tmp_path / "log")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        daemon.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    found = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    daemon.stop()
+    assert found == (before[1], before[1])
 
 
 # Failing

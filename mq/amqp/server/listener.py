@@ -124,7 +124,7 @@ class _ServedConnections:
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end."""
         peer = peer_of(stream.socket)
-        with self._crowd.room(peer.address) as has_room:
+        with self._crowd.room(peer.address, stream.socket.fileno()) as has_room:
             if has_room:
                 await self._serve_peer(peer, stream)
 
