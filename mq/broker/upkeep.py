@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from mq.broker.calendar import Calendar
+from mq.broker.calendar import LOOK_SECONDS, Calendar
 from mq.broker.catalog import CatalogEvents
 from mq.broker.commit import Future
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
@@ -90,7 +90,8 @@ class Expiry:
         if not self._heap:
             return math.inf
         left_ns = self._heap[0][0] * 1_000_000 - self._clock_ns()
-        return max(_SHORTEST_SECONDS, left_ns / 1e9) if left_ns > 0 else 0.0
+        # The wall clock may be set, or go on while the machine sleeps and Trio's does not: it is asked again.
+        return min(max(_SHORTEST_SECONDS, left_ns / 1e9), LOOK_SECONDS) if left_ns > 0 else 0.0
 
 
 logger = logging.getLogger("mq.broker")

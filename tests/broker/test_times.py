@@ -7,6 +7,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft
+from mq.broker.calendar import LOOK_SECONDS
 from mq.errors import InvalidSetting
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
@@ -56,12 +57,13 @@ async def test_what_waited_is_in_its_place_when_it_comes(broker: Broker) -> None
     [(None, 5, 5), (5, None, 5), (5, 7, 5), (7, 5, 5), (None, 0.001, 0.001), (None, 315_576_000, 315_576_000)],
 )
 async def test_a_time_to_live_is_the_shorter_of_both(
-    broker: Broker, of_queue: float | None, of_message: float | None, seconds: float
+    broker: Broker, wall_clock: WallClock, of_queue: float | None, of_message: float | None, seconds: float
 ) -> None:
     await broker.change_settings("q", {"ttl": of_queue})
     await broker.publish("q", b"x", ttl=of_message)
     await wait_all_tasks_blocked()
-    await trio.sleep(seconds - 0.0009)
+    wall_clock.ahead_seconds = max(0.0, seconds - 86_400)  # a look each minute takes ten years long
+    await trio.sleep(seconds - wall_clock.ahead_seconds - 0.0009)
     assert (await broker.status("q")).ready == 1
     await trio.sleep(0.002)
     await wait_all_tasks_blocked()
@@ -115,6 +117,23 @@ async def test_what_expires_is_never_handed_out_though_nobody_was_there_to_remov
         wall_clock.ahead_seconds = 60  # the clock is set: its timer is not due
         assert await take(broker) is None
         assert await broker.take("q") is None
+
+
+@pytest.mark.parametrize("years", [-5, 5])
+async def test_what_expires_goes_a_minute_after_the_clock_was_set_at_the_latest(
+    broker: Broker, wall_clock: WallClock, years: int
+) -> None:
+    """Back: it is due once the clock is right again. Ahead: as after a sleep of the machine, it is due now."""
+    await broker.publish("q", b"x", ttl=20 if years < 0 else 86_400)
+    await wait_all_tasks_blocked()
+    wall_clock.ahead_seconds = years * 31_557_600.0
+    if years < 0:
+        await trio.sleep(100)
+        assert (await broker.status("q")).ready == 1
+        wall_clock.ahead_seconds = 0.0
+    await trio.sleep(LOOK_SECONDS + 1)
+    await wait_all_tasks_blocked()
+    assert (await broker.status("q")).ready == 0
 
 
 async def test_timers_of_what_would_expire_in_years_take_no_room_once_it_is_gone(broker: Broker) -> None:
