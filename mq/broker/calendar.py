@@ -92,7 +92,7 @@ class Calendar:
     def _watch(self) -> None:
         if self._nursery is not None and not self._is_watching:
             self._is_watching = True
-            clock = DoubtedClock(self._clock_ns, MessageId.time_ns(self._ids.last))
+            clock = DoubtedClock(self._clock_ns, MessageId.time_ns(self._ids.last), "delayed messages", "come")
             self._nursery.start_soon(self._run, clock)
 
     async def _run(self, clock: DoubtedClock) -> None:
@@ -118,14 +118,18 @@ class DoubtedClock:
     """A wall clock that is doubted for a while when it is far ahead of everything known.
 
     A machine may start with a clock that is years ahead, and set it soon. Without the doubt every delayed message would
-    come at once, for good. A clock that is behind does no harm: messages come once it is set.
+    come at once, for good, and what has a time to live would go. A clock that is behind does no harm: all that waits
+    for an instant goes on waiting until it is set.
 
     Args:
         clock_ns: wall clock, nanoseconds since 1970.
         youngest_ns: when the youngest message came. It is later than that.
+        what: waits for an instant, for the log.
+        does: what it does then.
     """
 
-    def __init__(self, clock_ns: Callable[[], int], youngest_ns: int) -> None:
+    def __init__(self, clock_ns: Callable[[], int], youngest_ns: int, what: str, does: str) -> None:
+        self._what, self._does = what, does
         self._clock_ns = clock_ns
         self._youngest_ns = youngest_ns
         self._believed_ns = youngest_ns
@@ -142,13 +146,14 @@ class DoubtedClock:
         elif self._doubted_since is None:
             self._doubted_since = now
             logger.warning(
-                "the clock is %.0f days ahead of what this store knows: delayed messages that would be due by it wait "
+                "the clock is %.0f days ahead of what this store knows: %s that would be due by it wait "
                 "for %.0f seconds more, in which it may be set. Set it if it is wrong",
                 ahead / 86_400,
+                self._what,
                 DOUBT_SECONDS,
             )
         elif now - self._doubted_since >= DOUBT_SECONDS:
-            logger.warning("the clock has not been set: delayed messages that are due by it come now")
+            logger.warning("the clock has not been set: %s that are due by it %s now", self._what, self._does)
             self._doubted_since = None
             self._believed_ns, self._looked = shown_ns, now
             return shown_ns

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from mq.broker.calendar import LOOK_SECONDS, Calendar
+from mq.broker.calendar import LOOK_SECONDS, Calendar, DoubtedClock
 from mq.broker.catalog import CatalogEvents
 from mq.broker.commit import Future
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
@@ -27,7 +27,7 @@ from mq.broker.mover import LARGEST_ROUND, Mover, Reaper, to_ready
 from mq.broker.settings import DROP_HEAD
 from mq.broker.waiters import Waiters
 from mq.lifecycle import Kind, State
-from mq.message import MessageId
+from mq.message import MessageId, MessageIds
 from mq.storage.interface import Entry, Move, Outcome, Result
 
 _LARGEST_ROUND: Final = 512
@@ -41,11 +41,14 @@ class Expiry:
     Args:
         expire: called with the queue and id of each expired message, which may be gone.
         clock_ns: wall clock, nanoseconds since 1970.
+        ids: tells how late it was when the youngest message came.
     """
 
-    def __init__(self, expire: Callable[[str, MessageId], None], clock_ns: Callable[[], int]) -> None:
+    def __init__(self, expire: Callable[[str, MessageId], None], clock_ns: Callable[[], int], ids: MessageIds) -> None:
         self._expire = expire
         self._clock_ns = clock_ns
+        self._ids = ids
+        self._clock: DoubtedClock | None = None
         self._due: dict[MessageId, tuple[int, MessageId, str]] = {}
         self._heap: list[tuple[int, MessageId, str]] = []
         self._changed = trio.Event()
@@ -77,7 +80,7 @@ class Expiry:
             self._changed = trio.Event()
             with trio.move_on_after(self._seconds_left()):
                 await self._changed.wait()
-            now_ms = self._clock_ns() // 1_000_000
+            now_ms = self._now_ns() // 1_000_000
             for _ in range(_LARGEST_ROUND):
                 if not self._heap or self._heap[0][0] > now_ms:
                     break
@@ -88,10 +91,17 @@ class Expiry:
 
     def _seconds_left(self) -> float:
         if not self._heap:
+            self._clock = None  # what comes next is younger than all that the doubt was about
             return math.inf
-        left_ns = self._heap[0][0] * 1_000_000 - self._clock_ns()
+        left_ns = self._heap[0][0] * 1_000_000 - self._now_ns()
         # The wall clock may be set, or go on while the machine sleeps and Trio's does not: it is asked again.
         return min(max(_SHORTEST_SECONDS, left_ns / 1e9), LOOK_SECONDS) if left_ns > 0 else 0.0
+
+    def _now_ns(self) -> int:
+        if self._clock is None:
+            youngest_ns = MessageId.time_ns(self._ids.last)
+            self._clock = DoubtedClock(self._clock_ns, youngest_ns, "times to live", "end")
+        return self._clock.now_ns()
 
 
 logger = logging.getLogger("mq.broker")
@@ -117,7 +127,7 @@ class Upkeep(CatalogEvents):
         self.clock_ns = core.clock_ns
         self._mover = Mover(core.committer.commit, self._begin_move, self._end_move, self._aim)
         self._calendar = Calendar(core.catalog, core.ids, core.clock_ns, self._is_near)
-        self._expiry = Expiry(self._expire, core.clock_ns)
+        self._expiry = Expiry(self._expire, core.clock_ns, core.ids)
         self._reaper = Reaper(core.committer.commit, self._end_reap)
         self._stuck: dict[MessageId, tuple[Entry, QueueIndex | None]] = {}
         self._is_stuck = trio.Event()

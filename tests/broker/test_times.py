@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft
-from mq.broker.calendar import LOOK_SECONDS
+from mq.broker.calendar import DOUBT_SECONDS, LOOK_SECONDS
 from mq.errors import InvalidSetting
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
@@ -119,21 +121,50 @@ async def test_what_expires_is_never_handed_out_though_nobody_was_there_to_remov
         assert await broker.take("q") is None
 
 
-@pytest.mark.parametrize("years", [-5, 5])
+@pytest.mark.parametrize(("ahead_days", "ttl"), [(-2000, 20), (2, 86_400)])
 async def test_what_expires_goes_a_minute_after_the_clock_was_set_at_the_latest(
-    broker: Broker, wall_clock: WallClock, years: int
+    broker: Broker, wall_clock: WallClock, ahead_days: int, ttl: float
 ) -> None:
     """Back: it is due once the clock is right again. Ahead: as after a sleep of the machine, it is due now."""
-    await broker.publish("q", b"x", ttl=20 if years < 0 else 86_400)
+    await broker.publish("q", b"x", ttl=ttl)
     await wait_all_tasks_blocked()
-    wall_clock.ahead_seconds = years * 31_557_600.0
-    if years < 0:
+    wall_clock.ahead_seconds = ahead_days * 86_400.0
+    if ahead_days < 0:
         await trio.sleep(100)
         assert (await broker.status("q")).ready == 1
         wall_clock.ahead_seconds = 0.0
     await trio.sleep(LOOK_SECONDS + 1)
     await wait_all_tasks_blocked()
     assert (await broker.status("q")).ready == 0
+
+
+@pytest.mark.parametrize("starts", [False, True])
+async def test_a_clock_that_is_years_ahead_is_doubted_before_what_expires_goes(
+    disk_address: str, opened: Opener, wall_clock: WallClock, caplog: pytest.LogCaptureFixture, *, starts: bool
+) -> None:
+    """Set in time, it has done nothing; else it is believed."""
+    async with AsyncExitStack() as lives:
+        broker = await lives.enter_async_context(opened(disk_address))
+        await broker.create_queue("q")
+        await broker.publish("q", b"x", ttl=86_400)
+
+        async def be_ahead() -> Broker:
+            wall_clock.ahead_seconds = 2000 * 86_400.0
+            if not starts:
+                return broker
+            await lives.aclose()
+            return await lives.enter_async_context(opened(disk_address))
+
+        broker = await be_ahead()
+        await trio.sleep(DOUBT_SECONDS - 1)
+        assert (await broker.status("q")).ready == 1
+        wall_clock.ahead_seconds = 0.0
+        await trio.sleep(LOOK_SECONDS + 1)
+        assert (await broker.status("q")).ready == 1
+        broker = await be_ahead()
+        await trio.sleep(DOUBT_SECONDS + 2 * LOOK_SECONDS)
+        assert (await broker.status("q")).ready == 0
+        assert caplog.messages[-1] == "the clock has not been set: times to live that are due by it end now"
 
 
 async def test_timers_of_what_would_expire_in_years_take_no_room_once_it_is_gone(broker: Broker) -> None:
