@@ -84,6 +84,30 @@ def test_queues_are_sorted_and_filtered_and_live(hand: Hand) -> None:
     hand.until(lambda: names.all_inner_texts() == ["sorted-b", "sorted-a"])
 
 
+def test_who_goes_back_leaves_a_dialog_behind(hand: Hand) -> None:
+    """Else it lies over the view before, which takes no click, and still asks about the one that is gone."""
+    hand.ask("PUT", "/gone-back")
+    hand.ask("POST", "/gone-back/messages", b"looked at")
+    for opens in (lambda: hand.tab.locator("button.look").click(), lambda: hand.click("button", "Delete…")):
+        hand.open("#/queues")
+        hand.click("link", "gone-back")
+        opens()
+        hand.tab.locator("dialog").wait_for()
+        hand.tab.go_back()
+        hand.tab.get_by_role("heading", name="Queues").wait_for()
+        assert hand.tab.locator("dialog").count() == 0
+        hand.click("link", "gone-back")
+        hand.tab.get_by_role("heading", name="gone-back").wait_for()
+
+
+def test_a_name_that_does_not_do_is_told_what_does(hand: Hand) -> None:
+    hand.press("New queue")
+    hand.write("Name", "no name!")
+    hand.click("button", "Create")
+    name = hand.tab.get_by_label("Name", exact=True)
+    assert name.evaluate("(it) => [it.matches(':invalid'), it.title]") == [True, "letters, digits and . _ @ -"]
+
+
 def test_messages_are_looked_into(hand: Hand) -> None:
     hand.ask("PUT", "/bodies")
     large = json.dumps({"number": 12345678901234567890, "list": [1, {}, "é" * 200]})

@@ -18,6 +18,11 @@ export function shown(title, content) {
   return asked(title, content, null, () => null, "", "wide");
 }
 
+/** Closes what stands open, as if the answer were no: its view is gone. */
+export function closeDialogs() {
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+}
+
 function asked(title, content, yes, answer, kind, width = "") {
   return new Promise((resolve) => {
     const dialog = h(

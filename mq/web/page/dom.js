@@ -38,6 +38,7 @@ export function field(label, input, hint = null) {
   fields += 1;
   input.id = `field-${fields}`;
   if (hint) input.setAttribute("aria-describedby", `hint-${fields}`);
+  if (hint && input.hasAttribute("pattern")) input.title = hint; // the browser shows it where the pattern does not fit
   return h(
     "div", { class: "field" },
     h("label", { for: input.id }, label), input, hint && h("small", { id: `hint-${fields}` }, hint),

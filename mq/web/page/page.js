@@ -3,6 +3,7 @@
 import { enter, logOut, may, mayAnywhere, session, whenStranger } from "./api.js";
 import { connectionsView, consumersView } from "./connections.js";
 import { deadView } from "./dead.js";
+import { closeDialogs } from "./dialogs.js";
 import { button, h, say, setText } from "./dom.js";
 import { exchangesView } from "./exchanges.js";
 import { loginView } from "./login.js";
@@ -76,6 +77,7 @@ function decoded(text) {
 }
 
 function stranger() {
+  closeDialogs();
   end();
   end = () => {};
   views.replaceChildren();
@@ -101,5 +103,8 @@ async function start() {
 }
 
 whenStranger(stranger);
-addEventListener("hashchange", () => { if (views.children.length) { route(); main.focus({ preventScroll: true }); scrollTo(0, 0); } });
+addEventListener("hashchange", () => {
+  closeDialogs(); // the browser's Back works beside a dialog, too
+  if (views.children.length) { route(); main.focus({ preventScroll: true }); scrollTo(0, 0); }
+});
 start();
