@@ -90,7 +90,10 @@ class Directory:
             with trio.move_on_at(deadline) as patience:
                 await self._changed.wait()
             if patience.cancelled_caught:
-                raise NotServed("nobody serves the highly available queues just now: two of three nodes must be up")
+                raise NotServed(
+                    "no node serves the highly available queues just now: two of three nodes must be up,"
+                    " and so must a majority of the members of etcd"
+                )
         return self.leader
 
     async def moved_on(self, leader: Leader) -> None:
