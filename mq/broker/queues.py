@@ -16,7 +16,7 @@ from mq.broker.body_loader import BodyLoader
 from mq.broker.config import BrokerConfig
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
-from mq.broker.index import QueueIndex
+from mq.broker.index import QueueIndex, without_rank
 from mq.broker.jobs import MoveJob
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.broker.shared import StoreWatcher
@@ -58,7 +58,7 @@ class QueueStatus(NamedTuple):
         ready: messages that can be fetched now, or in a moment.
         leased: messages that are leased or held, or on their way from or to a lease.
         delayed: messages that cannot be fetched yet.
-        oldest_ns: when the oldest ready message came into the queue, nanoseconds since 1970; None without one.
+        oldest_ns: when the first ready message came into the queue, nanoseconds since 1970; None without one.
         created_ns: when the queue was made, nanoseconds since 1970.
     """
 
@@ -272,7 +272,7 @@ class Queues:
             ready=index.ready + index.delivering + len(index.new) - held_back,
             leased=index.leased + len(index.held) + len(index.claimed) + index.moving - index.delivering,
             delayed=len(index.delayed) + len(index.far_off) - index.leased + held_back,
-            oldest_ns=MessageId.time_ns(first[0].joined) if first else None,
+            oldest_ns=MessageId.time_ns(without_rank(first[0])) if first else None,
             created_ns=MessageId.time_ns(index.created),
         )
 

@@ -166,7 +166,7 @@ def _depths(snapshot: Scrape) -> Iterator[Metric]:
         "mq_queue_messages", "messages in a queue, by what they wait for", labels=["queue", "state"]
     )
     oldest = GaugeMetricFamily(
-        "mq_queue_oldest_seconds", "how long the oldest message that can be fetched has been there", labels=["queue"]
+        "mq_queue_oldest_seconds", "how long the message that is handed out next has been there", labels=["queue"]
     )
     ready = leased = delayed = 0
     age = 0.0

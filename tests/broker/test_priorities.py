@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft
+from tests.broker.conftest import START_NS
 from tests.broker.test_broker import take
 
 
@@ -24,6 +26,18 @@ async def test_a_higher_one_is_handed_out_first(broker: Broker) -> None:
     await broker.change_settings("q", {"max_priority": 9})
     await publish(broker, 0, 5, 9, 5, 1)
     assert await all_of(broker) == [b"9", b"5", b"5", b"1", b"0"]
+
+
+async def test_the_next_one_tells_how_long_it_has_been_there(broker: Broker) -> None:
+    """Its place in the order is years ahead for a low priority: as an age that was none at all."""
+    await broker.change_settings("q", {"max_priority": 9})
+    begin_ns = START_NS + round(trio.current_time() * 1e9)
+    await publish(broker, 0)
+    await trio.sleep(100)
+    assert (await broker.status("q")).oldest_ns == pytest.approx(begin_ns, abs=1e7)
+    await publish(broker, 5)
+    await wait_all_tasks_blocked()
+    assert (await broker.status("q")).oldest_ns == pytest.approx(begin_ns + 100e9, abs=1e7)
 
 
 async def test_a_priority_over_the_highest_is_the_highest(broker: Broker) -> None:
