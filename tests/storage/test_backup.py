@@ -466,6 +466,20 @@ async def test_a_body_that_was_damaged_in_the_backup_is_named_and_left_out(disk:
 
 
 @on_one_disk
+async def test_a_body_that_is_gone_from_the_backup_is_copied_by_the_next_one(disk: Disk) -> None:
+    """As after a copy of the folder that was broken off, or where a damaged body was taken away."""
+    kept, gone, empty = [await disk.bring(State.READY, body) for body in (b"kept", b"gone", b"")]
+    target = make_calls()
+    backed_up(disk, target)
+    target.unlink(f"{BACKUPS}/bodies/{gone.id[6:8]}/{gone.id}")
+    assert backed_up(disk, target).copied == 1
+    elsewhere = make_calls()
+    assert restored(target, elsewhere).damaged == ()
+    async with served(elsewhere, disk.mount) as again:
+        assert await again.everything() == {kept, gone, empty}
+
+
+@on_one_disk
 async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout.under(disk.root)
     await disk.storage.aclose()

@@ -233,6 +233,9 @@ def save(
             f"for those of {shorten(root, 200)}"
         )
     known = {_id_of(path): saved for path, saved in before.messages.items()} if before is not None else {}
+    # A body that is gone from the folder is copied again. Without this no backup would have it as long as it waits.
+    there = backups.bodies()
+    known = {id: saved for id, saved in known.items() if id in there or not saved.size}
     number = max(backups.numbers(), default=0) + 1
     saver = _Saver(calls, Layout.under(root), notifier, backups, known, told, pause)
     try:

