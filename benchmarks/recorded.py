@@ -7,13 +7,13 @@ import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from mq.lifecycle import State
 from mq.storage.files.calls import Calls, LinuxCalls
 from mq.storage.files.mount import mount_of_root
 from mq.storage.files.posix import FolderStorage, load_native
-from mq.storage.interface import Entry, Move, Operation, Outcome, Stored, Unlink, Write
+from mq.storage.interface import AnyOperation, Entry, Hear, Move, Operation, Outcome, Stored, Unlink, Write
 from mq.storage.options import StorageOptions
 
 Step = tuple[str, str]
@@ -87,6 +87,12 @@ class RecordedStorage(FolderStorage):
         """As the store does it."""
         outcomes = await super().commit(operations)
         self._groups.append(_group(operations))
+        return outcomes
+
+    async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
+        """As the store does it."""
+        outcomes = await super().commit_in_parts(operations, hear)
+        self._groups.append(_group(cast("Sequence[Operation]", operations)))
         return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:

@@ -163,6 +163,7 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.web.fast_http1": "an endpoint's bug is answered with 500, as Quart does; the broker fails in its own nursery",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
     "mq.storage.files.hop": "what is raised in the thread is raised again in the task that asked for it",
+    "mq.testing.stepped": "as in mq.storage.files.hop, for which it stands",
 }
 """Module -> why it may catch every exception and go on. Elsewhere such a handler must raise again."""
 

@@ -8,7 +8,7 @@ once, :class:`Future` one answer to one task.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
@@ -28,12 +28,14 @@ from mq.errors import (
     StorageUnsure,
 )
 from mq.storage import groups
-from mq.storage.interface import AnyOperation, Operation, Outcome, Result, Storage
+from mq.storage.interface import AnyOperation, Hear, Operation, Outcome, Result, Storage, tells
 from mq.storage.outcomes import Outcomes
 
 T = TypeVar("T")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
+ANSWERED_TOGETHER = 16
+"""Messages of a submission where a store tells of the first ones before the last ones are done: so many at a time."""
 QUIET_STEPS: Final = 3
 """Steps of the event loop without a new operation after which a batch begins: about as many as a request takes from its
 arrival to its operation."""
@@ -53,11 +55,14 @@ class Committer:
 
     Attributes:
         failure: why the medium failed; empty while it works.
+        together: messages in one submission, where it can be cut: those of one are answered together.
     """
 
     def __init__(self, storage: Storage, took: Sequence[Callable[[float], None]] = ()) -> None:
         self._storage = storage
         self._took = took
+        self._telling = storage if tells(storage) else None
+        self.together = ANSWERED_TOGETHER if self._telling is not None else LARGEST_BATCH
         self._gathers = storage.description.durable  # without a barrier there is nothing to share
         self._waiting: deque[Submission] = deque()
         self._size = 0  # messages that wait
@@ -158,14 +163,11 @@ class Committer:
         for each in submissions:
             each.operations = each.make()
         operations = [operation for each in submissions for operation in each.operations]
-        outcomes = await self._commit(operations)
-        heard_late = outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0
-        barrier = BatchTimes(began, max(began, trio.current_time() - heard_late))
+        answering = _Answering(submissions, began)
+        outcomes = await self._commit(operations, answering.hear)
+        ended = answering.hear(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0)
         for took in self._took:
-            took(barrier.ended - barrier.began)
-        in_order = iter(outcomes)
-        for each in submissions:
-            each.then([next(in_order) for _ in each.operations], barrier)
+            took(ended - began)
 
     def _is_needed(self) -> bool:
         return bool(self._waiting) or self._shut_out is not None
@@ -202,11 +204,15 @@ class Committer:
         self._calls -= calls
         return taken
 
-    async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+    async def _commit(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
+        """The outcomes, but for those of the first operations that were heard of before."""
+        storage = self._storage
         if any(isinstance(operation, groups.BEYOND) for operation in operations):
-            outcomes = await groups.commit(self._storage, operations)
-        else:  # nearly always
-            outcomes = await self._storage.commit(cast("Sequence[Operation]", operations))
+            outcomes = await groups.commit(storage, operations)
+        elif self._telling is not None:  # nearly always
+            outcomes = await self._telling.commit_in_parts(cast("Sequence[Operation]", operations), hear)
+        else:
+            outcomes = await storage.commit(cast("Sequence[Operation]", operations))
         for outcome in outcomes:
             if outcome.result is Result.FENCED:
                 raise StorageFenced(outcome.reason or "another broker is in charge of the store. Start mq again")
@@ -267,6 +273,32 @@ class Submission:
         self.then = then
 
 
+class _Answering:
+    """Answers submissions, in order, as their outcomes come.
+
+    Args:
+        submissions: of one batch, with their operations made.
+        began: when the store was called.
+    """
+
+    def __init__(self, submissions: Iterable[Submission], began: float) -> None:
+        self._left = deque(submissions)
+        self._began = began
+        self._outcomes: list[Outcome] = []  # heard, of a submission of which others are missing
+
+    def hear(self, outcomes: Sequence[Outcome], late_seconds: float) -> float:
+        """Take the next outcomes. Returns the time at which they were there."""
+        times = BatchTimes(self._began, max(self._began, trio.current_time() - late_seconds))
+        heard = [*self._outcomes, *outcomes]
+        while self._left and len(self._left[0].operations) <= len(heard):
+            submission = self._left.popleft()
+            size = len(submission.operations)
+            submission.then(heard[:size], times)
+            del heard[:size]
+        self._outcomes = heard
+        return times.ended
+
+
 class Begun(Protocol):
     """Items that are being committed."""
 
@@ -279,7 +311,7 @@ class Begun(Protocol):
 
 
 class Together(Generic[T]):
-    """Items of one kind: what many calls bring until a batch begins is one submission of it.
+    """Items of one kind: what many calls bring until a batch begins is one submission of it, or a few.
 
     Args:
         committer: commits their operations.
@@ -303,7 +335,7 @@ class Together(Generic[T]):
             messages: how many they are about; one each by default.
         """
         size = len(items) if messages is None else messages
-        if self._submission is not None and self._submission.messages + size <= LARGEST_BATCH:
+        if self._submission is not None and self._submission.messages + size <= self._committer.together:
             self._items += items
             self._committer.join(self._submission, size)
             return

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -302,6 +302,13 @@ class FetchWorker:
         """Submit the moves; their outcomes go to the deliverer."""
         served = {each.request: Fulfilment() for each in assignments}
         assignments = await self._movable(assignments, served)
+        for some in _cut(assignments, self._committer.together):
+            requests = dict.fromkeys(each.request for each in some)
+            self._submit(some, {request: served.pop(request) for request in requests})
+        if served:  # refused, all of them
+            self._submit([], served)
+
+    def _submit(self, assignments: Sequence[Assignment], served: dict[FetchRequest, Fulfilment]) -> None:
         allowance = self._leases.allowance
 
         def make() -> list[Move]:
@@ -325,6 +332,16 @@ class FetchWorker:
                 served[each.request].error = error
             return [each for each in assignments if not each.request.takes]
         return assignments
+
+
+def _cut(assignments: Sequence[Assignment], size: int) -> Iterator[Sequence[Assignment]]:
+    """The assignments in order, about so many at a time; those of a request together."""
+    begin = 0
+    for end in range(1, len(assignments) + 1):
+        is_last = end == len(assignments)
+        if is_last or (end - begin >= size and assignments[end].request is not assignments[end - 1].request):
+            yield assignments[begin:end]
+            begin = end
 
 
 class Deliverer:

@@ -11,7 +11,7 @@ outcome ``DONE`` survives the loss of power at any later instant.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeGuard
@@ -317,6 +317,7 @@ class Description(NamedTuple):
             what was done before it.
         group_bytes: of the bodies, attributes and values in a Group at the most; None for no limit.
         counts_staged: among these are the bodies that were staged.
+        tells: it tells of the first outcomes of a batch before it has them all (:class:`TellingStorage`).
     """
 
     name: str
@@ -330,6 +331,7 @@ class Description(NamedTuple):
     groups: int = 0
     group_bytes: int | None = None
     counts_staged: bool = False
+    tells: bool = False
 
 
 class Storage(Protocol):
@@ -405,6 +407,27 @@ class Storage(Protocol):
         Everything that happens after the block is entered is told, if only as "look again at everything"; but nothing
         of what has come and gone before a look.
         """
+
+
+class TellingStorage(Storage, Protocol):
+    """What a store can do besides, if a batch is durable before all of it is done."""
+
+    async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
+        """As :meth:`Storage.commit`, and `hear` is called in the event loop with the outcomes of the first operations,
+        in order, as they come: they count from then on.
+
+        Returns:
+            The outcomes of all others.
+        """
+
+
+def tells(storage: Storage) -> TypeGuard[TellingStorage]:
+    """Whether a store does."""
+    return storage.description.tells and hasattr(storage, "commit_in_parts")
+
+
+Hear = Callable[[Sequence[Outcome], float], object]
+"""Called with outcomes, and with how many seconds ago they were there."""
 
 
 class ColumnStorage(Protocol):

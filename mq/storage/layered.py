@@ -26,6 +26,7 @@ from mq.storage.interface import (
     Drop,
     Entry,
     Group,
+    Hear,
     MessageColumns,
     Move,
     Operation,
@@ -39,6 +40,7 @@ from mq.storage.interface import (
     Unlink,
     Write,
     reads_columns,
+    tells,
 )
 from mq.storage.memory import MemoryStorage
 from mq.storage.options import StorageOptions
@@ -154,6 +156,12 @@ class LayeredStorage:
             done[:] = [outcomes[place] for place in range(len(operations))]  # which keeps what it tells besides
             return done
         return [outcomes[place] for place in range(len(operations))]
+
+    async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
+        """As :meth:`commit`; in parts where the store below can, and all of it is for that."""
+        if tells(self._below) and self._is_below(operations):
+            return await self._below.commit_in_parts(cast("Sequence[Operation]", operations), hear)
+        return await self.commit(operations)
 
     async def _commit_below(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         # This store is described as the one below: no Put, Drop or Group comes that the one below cannot do by itself.

@@ -33,6 +33,7 @@ from mq.storage.files.calls import (
     Step,
     write_all,
 )
+from mq.storage.files.hop import EarlyResults
 from mq.storage.files.layout import ATTRIBUTES, SUM
 
 
@@ -312,6 +313,16 @@ class StepByStep:
     def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
         """As mq-native does."""
         return [self._result(step, keep) for step in steps]
+
+    def do_steps_telling(self, steps: list[Step], fd: int, every: int, before: int, /) -> list[int]:
+        """As mq-native does."""
+        results: list[int] = []
+        early = EarlyResults(fd)
+        for number, step in enumerate(steps, 1):
+            results.append(self._result(step, keep=False))
+            if min(results) >= 0 and number % every == 0 and number < len(steps):
+                early.tell(before + number)
+        return results
 
     def read_files(self, paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
         """As mq-native does."""

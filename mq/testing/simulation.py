@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import trio
 from trio.testing import MockClock
 
-from mq.broker import Broker, BrokerConfig, ledger, mover, open_broker, write_jobs
+from mq.broker import Broker, BrokerConfig, commit, ledger, mover, open_broker, write_jobs
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.errors import MQError
 from mq.lifecycle import State
@@ -40,6 +40,7 @@ from mq.testing.expected import Expected
 from mq.testing.faults import KINDS, REFUSALS, Faults, PowerCut
 from mq.testing.group_users import GroupLedger, GroupUsers
 from mq.testing.history import History
+from mq.testing.stepped import SteppedThreads
 from mq.testing.users import Users
 from mq.testing.write_job_users import WriteJobUsers, WriteLedger
 
@@ -103,6 +104,7 @@ class Plan(NamedTuple):
         at_once: whether a batch's calls are made as mq-native makes them.
         strict_seeds: whether the brokers keep to the letter of the seed; never drawn.
         has_log: whether the store makes batches durable by its log; never drawn.
+        every: with a log, outcomes that the store tells together before a batch ends; 0 where it tells of none.
     """
 
     medium: Medium
@@ -127,11 +129,12 @@ class Plan(NamedTuple):
     at_once: bool = False
     strict_seeds: bool = False
     has_log: bool = False
+    every: int = 0
 
-    def with_log(self) -> Plan:
+    def with_log(self, every: int) -> Plan:
         """The same with a log: by one broker, on a disk on which there can be one."""
         medium = Medium.ORDERED if self.medium is Medium.ADVERSARIAL else self.medium
-        return self._replace(has_log=True, brokers=1, syncfs=True, medium=medium)
+        return self._replace(has_log=True, brokers=1, syncfs=True, medium=medium, every=every)
 
 
 def make_plan(seed: int, random: Random) -> Plan:
@@ -238,7 +241,7 @@ class _Run:
         self.seed = seed
         self.random = Random(seed)
         plan = make_plan(seed, self.random)._replace(strict_seeds=strict_seeds)
-        self.plan = plan.with_log() if log else plan
+        self.plan = plan.with_log(Random(f"telling of {seed}").choice((0, 1, 2, 3))) if log else plan
         self.slow, self.brokers = self.plan.slow, self.plan.brokers
         self.log: list[str] = []
         self.faults = Faults(self.random, self._note)
@@ -256,7 +259,7 @@ class _Run:
         self.writes = WriteLedger(self.history)
 
     def run(self) -> RunReport:
-        with _silence(), _small(self.plan.longest_round, self.plan.largest_segment):
+        with _silence(), _small(self.plan):
             for life in range(self.plan.lives):
                 self._note(f"life {life}")
                 self._serve(self._live)
@@ -440,6 +443,7 @@ class _Run:
             StorageOptions(sharing=sharing, log=self.plan.has_log, log_bytes=LOG_BYTES),
             mount=lambda root: MOUNTS[self.plan.medium],
             hop=self._hop,
+            hop_in_parts=SteppedThreads(self.plan.every, self._pause).hop_in_parts if self.plan.every else None,
             syncfs=self.plan.syncfs,
             ids=MessageIds(self._clock_ns, self.random.getrandbits(48)),
             draw=self.random.randbytes,
@@ -460,9 +464,13 @@ class _Run:
     async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
         """Make a call to the disk: it takes its time, but acts in one step, and is not interrupted."""
         with trio.CancelScope(shield=True):
-            slow = self.slow if self.random.random() < 0.1 else self.slow / 100
-            await trio.sleep(self.random.uniform(0, slow))
+            await self._pause()
             return verb(*args)
+
+    async def _pause(self) -> None:
+        slow = self.slow if self.random.random() < 0.1 else self.slow / 100
+        await trio.sleep(self.random.uniform(0, slow))
+        self.elapsed = trio.current_time()  # for a call in another thread, which takes no time
 
     async def _only_open(self) -> None:
         async with AsyncExitStack() as stack:
@@ -532,11 +540,12 @@ def run_until_cut(life: Callable[..., Awaitable[None]], *args: Any, clock: MockC
 
 
 @contextmanager
-def _small(longest_round: int, largest_segment: int) -> Iterator[None]:
-    """A block in which rounds, segments and chunks are small, so that few messages fill them."""
+def _small(plan: Plan) -> Iterator[None]:
+    """A block in which rounds, segments, chunks and submissions are small, so that few messages fill them."""
     small = (
-        (mover, "LARGEST_ROUND", longest_round),
-        (ledger, "LARGEST_SEGMENT", largest_segment),
+        (mover, "LARGEST_ROUND", plan.longest_round),
+        (ledger, "LARGEST_SEGMENT", plan.largest_segment),
+        (commit, "ANSWERED_TOGETHER", plan.every),
         (write_jobs, "LARGEST_CHUNK", CHUNK_BYTES),
         (write_jobs, "ROWS_AT_ONCE", ROWS_AT_ONCE),
     )

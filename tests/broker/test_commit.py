@@ -11,10 +11,11 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from mq.broker import commit
 from mq.broker.commit import LARGEST_BATCH, BatchTimes, Committer, SaveWorker, Together
 from mq.errors import StorageFenced
 from mq.message import MessageIds
-from mq.storage.interface import Description, Operation, Outcome, Result, Write
+from mq.storage.interface import Description, Hear, Operation, Outcome, Result, Write
 from mq.storage.memory import MemoryStorage
 
 IDS = MessageIds()
@@ -189,11 +190,11 @@ async def test_save_workers_take_turns(
     callers: int, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, turns = Disk(), []
-    commit = disk.commit
+    commit_of_disk = disk.commit
 
     async def noted(operations: Sequence[Operation]) -> list[Outcome]:
         turns.append(trio.lowlevel.current_task().name)
-        return await commit(operations)
+        return await commit_of_disk(operations)
 
     monkeypatch.setattr(disk, "commit", noted)
     committer = Committer(disk)
@@ -271,3 +272,78 @@ async def test_who_comes_first_is_answered_first(_: int, autojump_clock: MockClo
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert answered == [0, 1, 2, 3]
+
+
+# Stores that tell of the first outcomes before they have the last
+
+
+class TellingDisk(Disk):
+    """A disk on which a batch is durable at once, and each operation then takes its time."""
+
+    @property
+    def description(self) -> Description:
+        return super().description._replace(tells=True)
+
+    async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
+        self.sizes.append(len(operations))
+        for _ in operations[1:]:
+            await trio.sleep(OPERATION_SECONDS)
+            hear([Outcome(Result.DONE)], 0.25)
+        await trio.sleep(OPERATION_SECONDS)
+        return [Outcome(Result.DONE)]
+
+
+async def test_a_submission_is_answered_when_the_last_of_its_outcomes_is_there(autojump_clock: MockClock) -> None:
+    disk, answered = TellingDisk(), list[tuple[str, float, BatchTimes]]()
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        for name, size in (("a", 2), ("b", 0), ("c", 3), ("d", 1)):
+
+            def then(outcomes: list[Outcome], times: BatchTimes, name: str = name, size: int = size) -> None:
+                assert len(outcomes) == size
+                answered.append((name, trio.current_time(), times))
+
+            committer.submit(lambda size=size: writes(size), size, then)
+        began = trio.current_time()
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert disk.sizes == [6]
+    assert [(name, at - began) for name, at, _ in answered] == [("a", 2.0), ("b", 2.0), ("c", 5.0), ("d", 6.0)]
+    assert [times.ended - began for _, _, times in answered] == [1.75, 1.75, 4.75, 6.0]
+    assert {times.began for _, _, times in answered} == {began}
+
+
+async def test_what_many_calls_bring_is_cut_into_submissions_where_the_store_tells(
+    autojump_clock: MockClock, kind: type[Items], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "ANSWERED_TOGETHER", 4)
+    disk = TellingDisk()
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        together: Together[str] = Together(committer)
+        together.begin = kind
+        for number in range(3):
+            together.put([number, number + 10])
+        together.put([3, 4, 5, 6, 7])  # of one call, so not cut
+        await trio.sleep(5.5)
+        assert kind.answered == [[0, 10, 1, 11]]
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert kind.begun == kind.answered == [[0, 10, 1, 11], [2, 12], [3, 4, 5, 6, 7]]
+    assert disk.sizes == [11]
+
+
+async def test_who_is_answered_early_is_in_the_next_batch(autojump_clock: MockClock) -> None:
+    disk = TellingDisk()
+
+    async def call() -> None:
+        for _ in range(2):
+            await committer.commit(writes(1))
+
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        async with trio.open_nursery() as calling:
+            for _ in range(8):
+                calling.start_soon(call)
+        nursery.cancel_scope.cancel()
+    assert disk.sizes == [8, 8]

@@ -309,5 +309,15 @@ OF_THE_LOG: Final = {
         "log.record(sayings, flushes=flushes, flush=flush)",
         "log.record(sayings, flushes=False)",
     ),
+    "it is told of what is not on the medium yet": Bug(
+        "_record_and_do",
+        "sequence = log.record(sayings, flushes=flushes, flush=flush)\ndone = do()",
+        "sequence = log.record(sayings, flushes=False)\ndone = do()\nlog.flush(flush)",
+    ),
+    "what comes after a refusal is told as if it were the refused one": Bug(
+        "_tell", "early.is_over or outcome.result is not Result.DONE", "False"
+    ),
+    "what was told is told again at the end": Bug("commit_in_parts", "del outcomes[:heard]", "pass"),
+    "an outcome that was heard is given to the next submission, too": Bug("hear", "del heard[:size]", "pass"),
 }
 """Found where stores have a log (``--log``)."""

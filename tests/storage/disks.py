@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, Final
 
+import trio
+
 from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
 from mq.storage.checks.whole import check_whole
@@ -21,6 +23,7 @@ from mq.storage.options import StorageOptions
 from mq.testing import disk as simulated
 from mq.testing.calls import FaultyCalls
 from mq.testing.faults import Faults
+from mq.testing.stepped import SteppedThreads
 
 MOUNTS: Final = {
     "rename": Mount("rename", atomic_rename=True, ordered=True),
@@ -66,17 +69,27 @@ class Disk:
         inner: does the work; a fake file system of its own when not given.
         root: the root.
         syncfs: whether the store may use that call.
+        told_together: outcomes of which the store tells together before a batch ends; 0 where it tells of none.
         options: how the store is used.
     """
 
     def __init__(
-        self, mount: Mount, inner: Calls | None = None, root: str = "/root", *, syncfs: bool = False, **options: Any
+        self,
+        mount: Mount,
+        inner: Calls | None = None,
+        root: str = "/root",
+        *,
+        syncfs: bool = False,
+        told_together: int = 0,
+        **options: Any,
     ) -> None:
         self.mount = mount
         self.root = root
         self.inner = inner or make_calls()
         self.calls = FaultyCalls(self.inner, root)
         self.syncfs = syncfs
+        threads = SteppedThreads(told_together, trio.lowlevel.checkpoint)
+        self._hop_in_parts = threads.hop_in_parts if told_together else None
         self.options = StorageOptions(**options)
         self._storage: FolderStorage | None = None
 
@@ -100,6 +113,7 @@ class Disk:
             StorageOptions(**options) if options else self.options,
             mount=lambda root: self.mount,
             hop=inline_hop,
+            hop_in_parts=self._hop_in_parts,
             syncfs=self.syncfs,
         )
 

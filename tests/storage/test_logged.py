@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -56,6 +57,7 @@ from mq.storage.interface import (
     Entry,
     Group,
     Move,
+    Outcome,
     Put,
     Result,
     Sharing,
@@ -65,6 +67,7 @@ from mq.storage.interface import (
 )
 from mq.storage.options import StorageOptions
 from mq.testing import disk as simulated
+from mq.testing.calls import FaultyCalls, StepByStep
 from mq.testing.faults import DiskFault, Faults, PowerCut
 from tests.storage.disks import LEASE, MOUNTS, Disk, new_id
 
@@ -79,13 +82,17 @@ LOGGED: Final = MOUNTS["rename"]._replace(logged=True)
 class CutDisk(Disk):
     """A store with a log, on a disk whose power can be cut."""
 
-    def __init__(self, seed: int = 0, *, ordered: bool = True, log: bool = True, room: int = 0) -> None:
+    def __init__(
+        self, seed: int = 0, *, ordered: bool = True, log: bool = True, room: int = 0, told_together: int = 0
+    ) -> None:
         random = Random(seed)
         medium = simulated.Medium.ORDERED if ordered else simulated.Medium.UNORDERED
         self.odds = Faults(random, lambda told: None)
         self.power = simulated.Disk(medium, random, self.odds)
         mount = MOUNTS["rename" if ordered else "unordered"]._replace(logged=True, size=room)
-        super().__init__(mount, self.power, "/root", syncfs=True, log=log, log_bytes=LOG_BYTES)
+        super().__init__(
+            mount, self.power, "/root", syncfs=True, told_together=told_together, log=log, log_bytes=LOG_BYTES
+        )
 
     @property
     def log(self) -> Log:
@@ -114,8 +121,10 @@ class CutDisk(Disk):
 
 
 @asynccontextmanager
-async def begun(seed: int = 0, *, ordered: bool = True, room: int = 0) -> AsyncIterator[CutDisk]:
-    disk = CutDisk(seed, ordered=ordered, room=room)
+async def begun(
+    seed: int = 0, *, ordered: bool = True, room: int = 0, told_together: int = 0
+) -> AsyncIterator[CutDisk]:
+    disk = CutDisk(seed, ordered=ordered, room=room, told_together=told_together)
     await disk.open()
     await disk.make_queue()
     disk.calls.log.clear()
@@ -136,9 +145,10 @@ async def opened(disk: CutDisk) -> AsyncIterator[Storage]:
         await storage.aclose()
 
 
+@pytest.mark.parametrize("told_together", [0, 1, 16])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_promise_is_kept(check: Check) -> None:
-    await run_check(check, lambda: opened(CutDisk()))
+async def test_promise_is_kept(check: Check, told_together: int) -> None:
+    await run_check(check, lambda: opened(CutDisk(told_together=told_together)))
 
 
 @pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
@@ -284,6 +294,98 @@ async def test_large_bodies_of_a_failed_flush_are_never_half_there(seed: int, ve
         await disk.cut()
         assert await disk.everything() == there
         assert {entry.id: await disk.body(entry) for entry in there} == {each.id: each.body for each in writes}
+
+
+# What is told before the batch ends
+
+
+@pytest.fixture(params=[False, True], ids=["one by one", "natively"])
+def natively(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether stores make many calls in one, as with mq-native."""
+    if request.param:
+        monkeypatch.setattr(FaultyCalls, "native", property(StepByStep))
+    return bool(request.param)
+
+
+class Told:
+    """What a store told of a batch that it did, or did not do to its end."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.portions: list[int] = []
+
+    def hear(self, outcomes: Sequence[Outcome], _: float) -> None:
+        self.outcomes += outcomes
+        self.portions.append(len(outcomes))
+
+
+async def test_outcomes_are_told_as_their_file_calls_are_made(natively: bool) -> None:
+    async with begun(told_together=3) as disk:
+        told = Told()
+        kept = [await disk.bring(State.READY) for _ in range(3)]
+        writes = [Write("q", new_id(), b"body", state=State.READY) for _ in range(5)]
+        moves = [Move(entry, State.DELAYED, LEASE) for entry in kept[:2]]
+        returned = await disk.storage.commit_in_parts([*writes, *moves, Unlink(kept[2], durable=True)], told.hear)
+        places = [*(write.entry for write in writes), *(move.target for move in moves), None]
+        assert [each.entry for each in told.outcomes + returned] == places
+        assert all(each.result is Result.DONE for each in told.outcomes + returned)
+        assert told.portions == [3, 3]
+
+
+async def test_of_a_batch_that_needs_several_records_is_told_through_all_of_them(natively: bool) -> None:
+    async with begun(told_together=2) as disk:
+        told = Told()
+        writes = [Write("q", new_id(), bytes(LOG_BYTES // 16)) for _ in range(20)]
+        returned = await disk.storage.commit_in_parts(writes, told.hear)
+        assert len(disk.calls.said("fdatasync")) > 3
+        assert [each.entry for each in told.outcomes + returned] == [write.entry for write in writes]
+        assert len(told.outcomes) >= 17
+
+
+async def test_from_a_refusal_on_nothing_is_told(natively: bool) -> None:
+    async with begun(told_together=1) as disk:
+        told = Told()
+        writes = [Write("q", new_id(), bytes(LOG_BYTES // 16)) for _ in range(20)]
+        returned = await disk.storage.commit_in_parts([*writes[:9], writes[0], *writes[9:]], told.hear)
+        expected = [Outcome(Result.DONE, write.entry) for write in writes]
+        expected.insert(9, Outcome(Result.EXISTS))
+        assert told.outcomes + returned == expected
+        assert len(told.outcomes) in (8, 9)  # the last of a record is told with the next one's
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_cut_takes_nothing_that_was_told(natively: bool, seed: int) -> None:
+    """At each call of a batch in which one operation is refused: what it told of is there, as it told."""
+    for call in itertools.count(1):
+        async with begun(seed, told_together=2) as disk:
+            told, returned = Told(), list[Outcome]()
+            held, gone = await disk.bring(State.READY, b"held"), await disk.bring(State.READY, b"gone")
+            writes = [Write("q", new_id(), b"%d" % number) for number in range(8)]
+            batch = [
+                Unlink(gone, durable=True),
+                Move(held, State.DELAYED, LEASE),
+                *writes[:6],
+                Move(held, State.DELAYED, LEASE),
+                *writes[6:],
+            ]
+            disk.odds.cut_at = disk.odds.calls + call
+            with suppress(PowerCut):
+                returned = await disk.storage.commit_in_parts(batch, told.hear)
+            await disk.cut()
+            there = {entry: await disk.body(entry) for entry in await disk.everything()}
+            answered = list(zip(batch, told.outcomes + returned, strict=False))
+            for operation, outcome in answered:
+                if outcome.entry is not None:
+                    body = operation.body if isinstance(operation, Write) else b"held"
+                    assert there[outcome.entry] == body
+                elif isinstance(operation, Unlink):
+                    assert gone not in there
+            bodies = {b"held", b"gone", *(b"%d" % number for number in range(8))}
+            assert set(there.values()) <= bodies
+            assert len(there) <= 10
+            if returned:
+                assert len(answered) == len(batch)
+                return
 
 
 # Cuts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -20,7 +21,19 @@ from mq.storage.checks.kit import (
     publish,
     together,
 )
-from mq.storage.interface import FRESH, Entry, Move, Operation, Result, Storage, Unlink, Write
+from mq.storage.interface import (
+    FRESH,
+    Entry,
+    Move,
+    Operation,
+    Outcome,
+    Result,
+    Storage,
+    Stored,
+    Unlink,
+    Write,
+    tells,
+)
 
 MANY: Final = 300
 """More than any store that splits a batch does at once."""
@@ -153,6 +166,45 @@ async def a_cancelled_commit_leaves_the_store_in_order(storage: Storage) -> None
     assert await body_of(storage, entry) == b"body", "a cancelled Write left something else"
 
 
+async def what_is_told_early_is_so(storage: Storage) -> None:
+    """What is heard of and what is returned are the outcomes of all operations, in order; what is heard of is there.
+    For stores that tell."""
+    if not tells(storage):
+        return
+    queue = await make_queue(storage)
+    writes = [Write(queue, id, id.encode()) for id in [new_id() for _ in range(MANY)]]
+    taken = MANY - MANY // 10  # so much may be told before one is refused
+    batch = [*writes[:taken], writes[0], *writes[taken:]]
+    expected = [Outcome(Result.DONE, write.entry) for write in writes]
+    expected.insert(taken, Outcome(Result.EXISTS))
+    heard: list[Outcome] = []
+    late: list[float] = []
+    found: list[Stored | None] = []
+    news, hears = trio.open_memory_channel[Outcome](len(batch))
+
+    def hear(outcomes: Sequence[Outcome], late_seconds: float) -> None:
+        heard.extend(outcomes)
+        late.append(late_seconds)
+        news.send_nowait(outcomes[-1])
+
+    async def look() -> None:
+        async for outcome in hears:
+            found.extend(await storage.read([outcome.entry] if outcome.entry is not None else []))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        returned = await storage.commit_in_parts(batch, hear)
+        news.close()
+    assert [*heard, *returned] == expected, (
+        f"{len(heard)} outcomes were heard, {len(returned)} returned: not those of all"
+    )
+    assert all(seconds >= 0 for seconds in late), f"seconds since outcomes were there: {late}"
+    assert len(found) == len(late), f"told early: {heard}"
+    for each in found:
+        assert each is not None, "what was told of was not there"
+        await each.body.aclose()
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     outcomes_stand_in_order,
     outcomes_carry_their_own_entry,
@@ -162,4 +214,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     an_empty_batch_is_nothing,
     batches_run_side_by_side,
     a_cancelled_commit_leaves_the_store_in_order,
+    what_is_told_early_is_so,
 )

@@ -27,7 +27,7 @@ In reading order, the verbs first:
 * ``backup``: saves a root as it is at one instant. ``live_names``: the names in it, while brokers change them.
 * ``backup_folder``: where backups lie. ``restore``: makes a root of one.
 * ``mount``: what the file system below keeps over a power cut.
-* ``hop``: how a call that may block is made, in a thread or inline.
+* ``hop``: how a call that may block is made, in a thread or inline, and how it tells of its first results.
 * ``calls``: the system calls, replaceable; which of their errors pass, and which calls are repeated.
 """
 

@@ -28,6 +28,7 @@ from mq.message import MessageId, Properties
 from mq.storage.files.barrier import MOST_OPEN, Barrier, close_all, sync, sync_folder
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, Native, Step, is_transient, is_unsure, write_all
 from mq.storage.files.folders import Folders, Opened
+from mq.storage.files.hop import EarlyResults
 from mq.storage.files.layout import (
     ATTRIBUTES,
     LARGEST_ATTRIBUTES,
@@ -63,6 +64,7 @@ _GONE: Final = Outcome(Result.GONE)
 _EXISTS: Final = Outcome(Result.EXISTS)
 _NO_QUEUE: Final = Outcome(Result.NO_QUEUE)
 _MORE: Final = Outcome(Result.MORE)
+_REMOVED: Final = Outcome(Result.DONE)  # another one than _DONE, which is still to be done
 
 
 class _Link(NamedTuple):
@@ -81,10 +83,13 @@ class _Hidden(NamedTuple):
 
 
 def run_batch(
-    folders: Folders, operations: Sequence[Operation], planned: Sequence[Planned] | None = None
+    folders: Folders,
+    operations: Sequence[Operation],
+    planned: Sequence[Planned] | None = None,
+    early: EarlyResults | None = None,
 ) -> list[Outcome]:
     """Do a batch as :class:`Batch` does it. One outcome for each operation, in order."""
-    return Batch(folders, operations, planned).run()
+    return Batch(folders, operations, planned, early).run()
 
 
 class Batch:
@@ -94,10 +99,15 @@ class Batch:
         folders: of the root.
         operations: in order.
         planned: the same, worked out, where the log has done that.
+        early: is told of outcomes as they come, where they count without a barrier.
     """
 
     def __init__(
-        self, folders: Folders, operations: Sequence[Operation], planned: Sequence[Planned] | None = None
+        self,
+        folders: Folders,
+        operations: Sequence[Operation],
+        planned: Sequence[Planned] | None = None,
+        early: EarlyResults | None = None,
     ) -> None:
         self._folders = folders
         self._calls = folders.calls
@@ -105,6 +115,7 @@ class Batch:
         self._operations = operations
         self._planned = [plan(folders.layout, each) for each in operations] if planned is None else planned
         self._outcomes = [_DONE] * len(operations)
+        self._early = None if early is None else self._telling(early)
         self._is_atomic = folders.mount.atomic_rename
         # Without a journal only what fits into the inode, which the sum takes: a repair can ruin the block in which
         # other attributes stand, when it was a deleted file's before.
@@ -140,6 +151,22 @@ class Batch:
                     close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
         return [Outcome(Result.FAILED, reason=self._folders.failure)] * len(self._operations)
 
+    def _telling(self, early: EarlyResults) -> EarlyResults | None:
+        """The same, where each operation is one step, and they are done in their order; else nothing is told."""
+        if self._folders.has_side_files or any(
+            isinstance(each, Unlink) and not _is_removal(each) for each in self._operations
+        ):
+            early.is_over = True
+        return None if early.is_over else early
+
+    def _tell(self, early: EarlyResults, outcome: Outcome) -> None:
+        """Tell of an operation that was not done natively, in its turn."""
+        early.is_over = early.is_over or outcome.result is not Result.DONE
+        if not early.is_over:
+            early.expected.append(outcome)
+            if len(early.expected) % early.every == 0:
+                early.tell(len(early.expected))
+
     def _take_back(self) -> None:
         """Take the messages of a failed batch away, wherever they are: they are answered with an error."""
         # while the kernel still shows them: after a failed sync their bytes may be in memory only, and a restart that
@@ -168,6 +195,8 @@ class Batch:
             except OSError as error:
                 outcome = self._refusal_of_shared(operation, error) or refusal(error)
             self._outcomes[index] = outcome
+            if self._early is not None:
+                self._tell(self._early, outcome)
             durable |= self._is_durable(operation) and outcome.result is Result.DONE
             if index in self._side_files and outcome.result is not Result.DONE:
                 self._undo_side(self._side_files[index])
@@ -186,14 +215,41 @@ class Batch:
         """
         keep = self._barrier is not None and self._barrier.wants_files
         chosen = list(self._native_steps())
+        if self._early is not None:
+            return self._do_telling(native, chosen, self._early)
         at_once = MOST_OPEN if keep else len(chosen)
         durable = False
         for begin in range(0, len(chosen), at_once or 1):
             durable |= self._do_some_natively(native, chosen[begin : begin + at_once], keep=keep)
         return durable
 
+    def _do_telling(self, native: Native, chosen: Sequence[tuple[int, Sequence[Step]]], early: EarlyResults) -> bool:
+        """Do all that is plain in one go. If all is, of the first ones is told before the last ones are done."""
+        steps = [step for _, [step] in chosen]
+        if len(steps) < len(self._operations):
+            early.is_over = True
+            return self._note_native(native, chosen, native.do_steps(steps, False), keep=False)
+        expected = [_expected(each) for each in self._planned]
+        results = early.do(native, steps, expected)
+        if min(results) < 0:
+            early.is_over = True
+            return self._note_native(native, chosen, results, keep=False)
+        self._outcomes = expected
+        return False  # there is no barrier
+
     def _do_some_natively(self, native: Native, chosen: Sequence[tuple[int, Sequence[Step]]], *, keep: bool) -> bool:
-        results = iter(native.do_steps([step for _, steps in chosen for step in steps], keep))
+        results = native.do_steps([step for _, steps in chosen for step in steps], keep)
+        return self._note_native(native, chosen, results, keep=keep)
+
+    def _note_native(
+        self, native: Native, chosen: Sequence[tuple[int, Sequence[Step]]], done: Sequence[int], *, keep: bool
+    ) -> bool:
+        """Note what became of steps of mq-native; their twins do again what was refused.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        results = iter(done)
         durable, failure = False, None
         removed: list[MessageId] = []
         for index, steps in chosen:
@@ -585,6 +641,11 @@ def refusal(error: OSError) -> Outcome:
     raise error
 
 
+def _expected(planned: Planned) -> Outcome:
+    """The outcome of an operation if nothing is in its way."""
+    return _REMOVED if isinstance(planned.operation, Unlink) else Outcome(Result.DONE, planned.entry)
+
+
 def _is_removal(operation: Operation) -> bool:
     """Whether it takes a message out of another place than REMOVED (:attr:`Description.removes`)."""
     return isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED
@@ -726,7 +787,8 @@ def _unlink_sides(native: Native, folders: Folders, ids: Sequence[MessageId]) ->
 
 
 class ReadAhead:
-    """Messages that were read in the same hop as their move, because the caller reads them next.
+    """Messages that were read in the same hop as their move, because the caller reads them next. They are read before
+    they are moved, so that they are there when the first ones are told of.
 
     Filled in the thread that moves, asked for in the event loop's.
     """
@@ -735,25 +797,22 @@ class ReadAhead:
         self._read: dict[MessageId, tuple[Entry, Opened]] = {}
         self._bytes = 0
 
-    def fill(self, folders: Folders, operations: Sequence[AnyOperation], outcomes: Sequence[Outcome]) -> None:
-        """Read what was moved to be read, where it is plain."""
-        entries = [
-            outcome.entry
-            for operation, outcome in zip(operations, outcomes, strict=True)
-            if type(operation) is Move and operation.reads and outcome.result is Result.DONE and outcome.entry
-        ]
-        if not entries:
+    def fill(self, folders: Folders, operations: Sequence[AnyOperation]) -> None:
+        """Read what is about to be moved to be read, where it is plain."""
+        moves = [each for each in operations if type(each) is Move and each.reads]
+        if not moves:
             return
-        if len(self._read) + len(entries) > MOST_READ_AHEAD or self._bytes > MOST_BYTES_READ_AHEAD:
+        if len(self._read) + len(moves) > MOST_READ_AHEAD or self._bytes > MOST_BYTES_READ_AHEAD:
             self._read.clear()
             self._bytes = 0
-        for start in range(0, len(entries), _READ_IN_ONE_GO):
+        for start in range(0, len(moves), _READ_IN_ONE_GO):
             if self._bytes > MOST_BYTES_READ_AHEAD:
                 return  # the others are read when they are asked for
-            some = entries[start : start + _READ_IN_ONE_GO]
-            for entry, opened in zip(some, folders.read_plain(some, LARGEST_READ_AHEAD), strict=True):
+            some = moves[start : start + _READ_IN_ONE_GO]
+            found = folders.read_plain([move.entry for move in some], LARGEST_READ_AHEAD)
+            for move, opened in zip(some, found, strict=True):
                 if opened is not None:
-                    self._read[entry.id] = entry, opened
+                    self._read[move.entry.id] = move.target, opened
                     self._bytes += len(opened.data)
 
     def take(self, entries: Sequence[Entry]) -> list[Opened] | None:

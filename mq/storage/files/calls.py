@@ -121,6 +121,10 @@ class Native(Protocol):
         """Do steps in order. Returns for each 0; or -errno, when nothing of it was done; or the written file, open,
         where `keep` is true."""
 
+    def do_steps_telling(self, steps: list[Step], fd: int, every: int, before: int, /) -> list[int]:
+        """As :meth:`do_steps`. After `every` so many steps, as long as none was refused, it tells a
+        :class:`~mq.storage.files.hop.EarlyResults` how many are done, `before` more than that."""
+
     def read_files(self, paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
         """Data, sum and attributes of each file that has at most `largest` bytes and a sum; else an errno."""
 

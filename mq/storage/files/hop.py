@@ -1,19 +1,41 @@
-"""How a call that may block is made: in a thread, so that the event loop goes on, or at once where nothing blocks."""
+"""How a call that may block is made: in a thread, so that the event loop goes on, or at once where nothing blocks.
+
+A call in a thread can tell the first of its results before it ends (:class:`EarlyResults`).
+"""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import struct
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
+
+from mq.storage.files.calls import Native, Step
 
 _T = TypeVar("_T")
 
 Hop = Callable[..., Awaitable[Any]]
 """How a synchronous verb is called: in a thread, or at once where nothing can block."""
+Hear = Callable[[Sequence[Any], float], None]
+"""Called in the event loop with the next results of a call that has not ended, and with how many seconds ago they were
+there."""
+
+HopInParts = Callable[..., Awaitable[Any]]
+"""As a :data:`Hop`, for a verb that gets a :class:`EarlyResults` first. It takes a :data:`Hear`, `hear`, besides."""
+
+TOLD_TOGETHER: Final = 16
+"""Results of a call that are told together. Waking the event loop costs about as much as two small files."""
+_TOLD: Final = struct.Struct("=qd")
+"""What a thread writes to the event loop: how many results there are, and when that was, by :func:`time.monotonic`.
+mq-native writes the same."""
+_END: Final = -1
+"""In place of a number: the call has ended."""
+_MOST_READ: Final = 256 * _TOLD.size
 
 
 async def inline_hop(verb: Callable[..., _T], *args: object) -> _T:
@@ -22,18 +44,45 @@ async def inline_hop(verb: Callable[..., _T], *args: object) -> _T:
     return verb(*args)
 
 
+class EarlyResults:
+    """How far a call has come. The thread says which results come next if nothing is in the way, and then how many of
+    them there are; they are told in their order.
+
+    Args:
+        fd: a pipe to the event loop, to which mq-native writes by itself; -1 for none.
+        every: results after which it is worth telling.
+
+    Attributes:
+        fd, every: as given.
+        expected: the results. What has been told of them does not change.
+        is_over: nothing more is told, for what comes next is not as expected.
+    """
+
+    def __init__(self, fd: int = -1, every: int = TOLD_TOGETHER) -> None:
+        self.fd = fd
+        self.every = every
+        self.expected: list[Any] = []
+        self.is_over = False
+
+    def do(self, native: Native, steps: list[Step], expected: Sequence[Any]) -> list[int]:
+        """Do steps of mq-native, one for each of these results, and tell of them on the way. Returns what they did."""
+        before = len(self.expected)
+        self.expected += expected
+        return native.do_steps_telling(steps, self.fd, self.every, before)
+
+    def tell(self, count: int) -> None:
+        """Tell that there are the first so many of what is expected."""
+        _write(self.fd, count)
+
+
 class _Job:
     """A call, and what became of it."""
 
-    __slots__ = ("args", "clock", "ended", "error", "result", "task", "token", "verb")
+    __slots__ = ("args", "error", "result", "verb")
 
     def __init__(self, verb: Callable[..., Any], args: tuple[object, ...]) -> None:
         self.verb = verb
         self.args = args
-        self.task = trio.lowlevel.current_task()
-        self.token = trio.lowlevel.current_trio_token()
-        self.clock = trio.lowlevel.current_clock()
-        self.ended = 0.0
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -42,21 +91,38 @@ class _Job:
             self.result = self.verb(*self.args)
         except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
             self.error = error
-        self.ended = self.clock.current_time()
-        with contextlib.suppress(trio.RunFinishedError):
-            self.token.run_sync_soon(trio.lowlevel.reschedule, self.task)
+
+
+class _Parts:
+    """What a caller hears of a call's results before it ends."""
+
+    def __init__(self, early: EarlyResults, hear: Hear) -> None:
+        self.error: Exception | None = None
+        self._early = early
+        self._hear = hear
+        self._heard = 0
+
+    def hear(self, count: int, late_seconds: float) -> None:
+        """The first so many results are there."""
+        if self.error is None and count > self._heard:
+            try:
+                self._hear(self._early.expected[self._heard : count], late_seconds)
+            except Exception as error:  # noqa: BLE001 - it is raised when the call has ended
+                self.error = error
+            self._heard = count
 
 
 class OwnThread:
-    """A thread of a store's own, that makes one call after another. A hop to it costs less than one to Trio's threads.
+    """A thread of a store's own, that makes one call at a time. A hop to it costs less than one to Trio's threads: its
+    answer comes by a pipe, for which the caller waits itself.
 
-    It is started when it is first needed, and finishes what it has begun, also when the caller is cancelled meanwhile.
+    Call :meth:`start` before a hop. It finishes what it has begun, also when the caller is cancelled meanwhile.
 
     Args:
         name: the thread's.
 
     Attributes:
-        is_free: every call that was asked for is answered.
+        is_free: no call is under way. Ask for one only then.
         heard_late: seconds from the end of the last call until the event loop came to it. Look before anything else is
             awaited.
     """
@@ -67,38 +133,76 @@ class OwnThread:
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
-        self._asked = 0
+        self._hearing = self._telling = -1  # the two ends of the pipe
+        self._told = 0  # so many results of the call that is under way
+
+    def start(self) -> bool:
+        """Start the thread, unless it has been. False where there are no handles for its pipe."""
+        if self._worker is None:
+            try:
+                self._hearing, self._telling = os.pipe2(os.O_CLOEXEC)
+            except OSError:
+                return False
+            self._worker = threading.Thread(target=self._work, args=(self._telling,), name=self._name, daemon=True)
+            self._worker.start()
+        return True
 
     async def hop(self, verb: Callable[..., Any], *args: object) -> Any:
-        """Make the call there, after those asked for before. What it raises is raised here."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._worker.start()
-        job = _Job(verb, args)
-        self._asked += 1
-        self.is_free = False
-        self._jobs.put(job)
-        await trio.lowlevel.wait_task_rescheduled(_go_on)
-        self._asked -= 1
-        self.is_free = self._asked == 0
-        self.heard_late = trio.current_time() - job.ended
-        if job.error is not None:
-            raise job.error
-        return job.result
+        """Make the call there. What it raises is raised here."""
+        return await self._make(_Job(verb, args))
+
+    async def hop_in_parts(self, verb: Callable[..., Any], *args: object, hear: Hear) -> Any:
+        """As :meth:`hop`, for a call that gets its :class:`EarlyResults` before its other arguments: `hear` is called
+        with those of which it tells."""
+        early = EarlyResults(self._telling)
+        return await self._make(_Job(verb, (early, *args)), _Parts(early, hear))
 
     def end(self) -> None:
-        """End the thread once it has made all calls, and wait for that. Another hop starts another thread."""
+        """End the thread once it has made its call, and wait for that. Another can be started then."""
         thread, self._worker = self._worker, None
         if thread is not None:
             self._jobs.put(None)
             thread.join()
+            if self.is_free:
+                self._close_pipe()
 
-    def _work(self) -> None:
+    async def _make(self, job: _Job, parts: _Parts | None = None) -> Any:
+        assert self.is_free, "one call at a time"
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.is_free = False
+        self._told = 0
+        self._jobs.put(job)
+        with trio.CancelScope(shield=True):  # the call was begun, so the caller has to know its outcome
+            while not await self._has_ended():
+                if parts is not None:
+                    parts.hear(self._told, self.heard_late)
+        self.is_free = True
+        if self._worker is None:
+            self._close_pipe()  # it was ended meanwhile
+        for error in (job.error, None if parts is None else parts.error):
+            if error is not None:
+                raise error
+        return job.result
+
+    async def _has_ended(self) -> bool:
+        """Wait for what the thread tells next."""
+        await trio.lowlevel.wait_readable(self._hearing)
+        said = list(_TOLD.iter_unpack(os.read(self._hearing, _MOST_READ)))
+        count, at = said[-1]
+        self.heard_late = max(0.0, time.monotonic() - at)
+        if count != _END:
+            self._told = count
+        return bool(count == _END)
+
+    def _close_pipe(self) -> None:
+        os.close(self._hearing)
+        os.close(self._telling)
+
+    def _work(self, telling: int) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
+            _write(telling, _END)
 
 
-def _go_on(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-    """Let a cancelled caller wait for the end all the same."""
-    return trio.lowlevel.Abort.FAILED  # the call was begun, so the caller has to know its outcome
+def _write(fd: int, count: int) -> None:
+    os.write(fd, _TOLD.pack(count, time.monotonic()))

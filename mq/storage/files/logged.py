@@ -25,7 +25,7 @@ from mq.storage.files.barrier import Barrier, bring_in_order
 from mq.storage.files.batch import refusal, run_batch
 from mq.storage.files.calls import FileKind, is_transient
 from mq.storage.files.folders import Folders
-from mq.storage.files.hop import inline_hop
+from mq.storage.files.hop import EarlyResults, inline_hop
 from mq.storage.files.layout import Layout, Planned, encode_attributes, plan
 from mq.storage.files.log import (
     Forgotten,
@@ -63,14 +63,21 @@ def most_together(log: Log) -> tuple[int, int]:
     return half // _LINE_BYTES, half
 
 
-def commit(folders: Folders, records: Records, log: Log, operations: Sequence[AnyOperation]) -> list[Outcome]:
-    """Do a batch, by as few records as hold it. One outcome for each operation, in order."""
+def commit(
+    folders: Folders,
+    records: Records,
+    log: Log,
+    operations: Sequence[AnyOperation],
+    early: EarlyResults | None = None,
+) -> list[Outcome]:
+    """Do a batch, by as few records as hold it. One outcome for each operation, in order. If `early` is given, it is
+    told of the first ones on the way: their record is on the medium, and their file calls are made."""
     outcomes: list[Outcome] = []
     largest = log.largest_payload
     portions = _plain_portions(folders.layout, operations, largest)
     if portions is not None:
         for plain in portions:
-            outcomes += _commit_plain(folders, log, plain)
+            outcomes += _commit_plain(folders, log, plain, early)
         return outcomes
     units = [each.operations if isinstance(each, Group) else (each,) for each in operations]
     for portion in _portions([tuple(map(_encoding_once, unit)) for unit in units], largest):
@@ -215,13 +222,13 @@ def _plain_portions(
     return portions
 
 
-def _commit_plain(folders: Folders, log: Log, planned: Sequence[Planned]) -> list[Outcome]:
+def _commit_plain(folders: Folders, log: Log, planned: Sequence[Planned], early: EarlyResults | None) -> list[Outcome]:
     """Do what one record holds."""
     if folders.failure:
         return _failed(folders, planned)
     sayings = [_saying(folders.layout, each) for each in planned]
     flushes = any(each.operation.durable or isinstance(each.operation, Write) for each in planned)
-    done = _record_and_do(folders, log, sayings, partial(_DoingPlain, folders, planned), flushes=flushes)
+    done = _record_and_do(folders, log, sayings, partial(_DoingPlain, folders, planned, early), flushes=flushes)
     return _failed(folders, planned) if done is None else done.outcomes
 
 
@@ -230,9 +237,9 @@ class _DoingPlain:
 
     undoing: Sequence[Saying] = ()
 
-    def __init__(self, folders: Folders, planned: Sequence[Planned]) -> None:
+    def __init__(self, folders: Folders, planned: Sequence[Planned], early: EarlyResults | None) -> None:
         operations = [each.operation for each in planned]
-        self.outcomes = run_batch(folders, operations, planned)
+        self.outcomes = run_batch(folders, operations, planned, early)
         self.refused = [
             number
             for number, outcome in enumerate(self.outcomes)

@@ -34,7 +34,7 @@ from mq.storage.files.calls import (
 )
 from mq.storage.files.folders import Opened
 from mq.storage.files.format import need
-from mq.storage.files.hop import Hop, OwnThread, inline_hop
+from mq.storage.files.hop import EarlyResults, Hop, HopInParts, OwnThread, inline_hop
 from mq.storage.files.layout import flat_name
 from mq.storage.files.log import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.logged import commit, most_together, said
@@ -49,6 +49,7 @@ from mq.storage.interface import (
     Change,
     Description,
     Entry,
+    Hear,
     MessageColumns,
     Operation,
     Outcome,
@@ -94,7 +95,7 @@ def load_native() -> Native | None:
 
     It is compiled for one machine and need not be there. One that is older than this mq is left alone.
     """
-    return mq_native if hasattr(mq_native, "read_columns") else None
+    return mq_native if hasattr(mq_native, "do_steps_telling") else None
 
 
 class FolderStorage:
@@ -107,6 +108,8 @@ class FolderStorage:
         options: how it will be used.
         mount: tells the traits of the file system below.
         hop: how a call that may block is made; where not given, in threads.
+        hop_in_parts: with `hop`, how a call is made that tells of its first results before it ends; where not given,
+            none tells.
         syncfs: whether syncfs(2) may be used; where not given, when the file system and the kernel are fit for it.
         ids: names what has no id of its own.
         draw: random bytes, as many as asked for.
@@ -121,6 +124,7 @@ class FolderStorage:
         *,
         mount: Callable[[str], Mount],
         hop: Hop | None = None,
+        hop_in_parts: HopInParts | None = None,
         syncfs: bool | None = None,
         ids: MessageIds | None = None,
         draw: Callable[[int], bytes] = os.urandom,
@@ -137,6 +141,7 @@ class FolderStorage:
         self._hop = hop or trio.to_thread.run_sync
         self._committing = OwnThread("mq-commit") if hop is None else None
         self._reading = OwnThread("mq-read") if hop is None else None
+        self._hop_in_parts = hop_in_parts
         self._syncfs = syncfs
         self._draw = draw
         self._mount = Mount("unknown")
@@ -172,6 +177,7 @@ class FolderStorage:
             removes=(self._mount.ordered or log is not None) and self._mount.atomic_rename,
             groups=most,
             group_bytes=most_bytes,
+            tells=log is not None and (self._committing is not None or self._hop_in_parts is not None),
         )
 
     async def open(self) -> None:
@@ -280,21 +286,48 @@ class FolderStorage:
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do a batch in one hop: on a medium in the thread, in memory perhaps without one."""
         async with self._gate:
-            inline = self._fits_inline(operations)
-            hop = inline_hop if inline else self._hop_to(self._committing)
-            outcomes = Outcomes(await hop(self._run, operations))
-            if not inline and self._committing is not None:
-                outcomes.heard_late = self._committing.heard_late
+            return await self._commit(operations)
+
+    async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
+        """As :meth:`commit`; with a log, of the first operations is told before the last file calls are made."""
+        heard = 0
+
+        def counting(outcomes: Sequence[Outcome], late_seconds: float) -> None:
+            nonlocal heard
+            heard += len(outcomes)
+            hear(outcomes, late_seconds)
+
+        async with self._gate:
+            hop, thread = self._hop_in_parts, self._committing
+            if thread is not None and thread.is_free and thread.start():
+                hop = thread.hop_in_parts
+            if hop is None or not self.description.tells:
+                return await self._commit(operations)
+            outcomes = Outcomes(await hop(self._run_in_parts, operations, hear=counting))
+            if thread is not None:
+                outcomes.heard_late = thread.heard_late
+        del outcomes[:heard]
         return outcomes
 
-    def _run(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+    async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        inline = self._fits_inline(operations)
+        hop = inline_hop if inline else self._hop_to(self._committing)
+        outcomes = Outcomes(await hop(self._run, operations))
+        if not inline and self._committing is not None:
+            outcomes.heard_late = self._committing.heard_late
+        return outcomes
+
+    def _run_in_parts(self, early: EarlyResults, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        return self._run(operations, early)
+
+    def _run(self, operations: Sequence[AnyOperation], early: EarlyResults | None = None) -> list[Outcome]:
         opened = self._root_open
         folders, log = opened.folders, opened.folders.log
-        plain = cast("Sequence[Operation]", operations)  # without a log nothing else comes
-        outcomes = run_batch(folders, plain) if log is None else commit(folders, opened.records, log, operations)
         if folders.native_reads is not None:
-            self._read_ahead.fill(folders, operations, outcomes)
-        return outcomes
+            self._read_ahead.fill(folders, operations)
+        if log is not None:
+            return commit(folders, opened.records, log, operations, early)
+        return run_batch(folders, cast("Sequence[Operation]", operations))  # without a log nothing else comes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Open messages in one hop; in none where they were read ahead."""
@@ -376,7 +409,7 @@ class FolderStorage:
         return result
 
     def _hop_to(self, thread: OwnThread | None) -> Hop:
-        return thread.hop if thread is not None and thread.is_free else self._hop
+        return thread.hop if thread is not None and thread.is_free and thread.start() else self._hop
 
     async def _read_only(
         self, verb: Callable[..., _T], *args: object, thread: OwnThread | None = None, inline: bool = False

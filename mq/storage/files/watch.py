@@ -399,9 +399,15 @@ class _NotedNative:
         self.read_files, self.read_columns = inner.read_files, inner.read_columns
 
     def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
+        return self._noting(steps, lambda: self._inner.do_steps(steps, keep))
+
+    def do_steps_telling(self, steps: list[Step], fd: int, every: int, before: int, /) -> list[int]:
+        return self._noting(steps, lambda: self._inner.do_steps_telling(steps, fd, every, before))
+
+    def _noting(self, steps: list[Step], call: Callable[[], list[int]]) -> list[int]:
         changes = [_changes_of(step) for step in steps]
         self._own.note([change for each in changes for change in each])
-        results = self._inner.do_steps(steps, keep)
+        results = call()
         for each, result in zip(changes, results, strict=True):
             if result < 0:
                 self._own.withdraw(each)

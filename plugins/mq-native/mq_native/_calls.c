@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
 #define OPEN_NEW (O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW)
@@ -157,13 +158,20 @@ static PyObject *results_of(const step *steps, Py_ssize_t count)
     return results;
 }
 
-static PyObject *do_steps(PyObject *module, PyObject *args)
+/* Tells a reader of a pipe how many steps are done, and when that was. Fewer bytes than a pipe writes as one. */
+static void tell(int fd, long long count)
 {
-    PyObject *given, *results = NULL;
-    int keep;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!p:do_steps", &PyList_Type, &given, &keep))
-        return NULL;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    struct { int64_t count; double at; } said = {count, (double)now.tv_sec + (double)now.tv_nsec * 1e-9};
+    while (write(fd, &said, sizeof said) < 0 && errno == EINTR)
+        ;
+}
+
+/* Does the steps. After `every` so many, as long as none was refused, it tells of them, with `before` more. */
+static PyObject *do_all(PyObject *given, int keep, int fd, Py_ssize_t every, long long before)
+{
+    PyObject *results = NULL;
     /* A tuple of our own keeps every step, and so what it points at, alive and unchanged. */
     PyObject *kept = PyList_AsTuple(given);
     if (kept == NULL)
@@ -178,14 +186,41 @@ static PyObject *do_steps(PyObject *module, PyObject *args)
         if (parse(PyTuple_GetItem(kept, i), &steps[i]) < 0)
             goto done;
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (Py_ssize_t i = 0; i < count; i++) {
         do_step(&steps[i], keep);
+        if (steps[i].result < 0)
+            every = 0;
+        if (every > 0 && (i + 1) % every == 0 && i + 1 < count)
+            tell(fd, before + i + 1);
+    }
     Py_END_ALLOW_THREADS
     results = results_of(steps, count);
 done:
     PyMem_Free(steps);
     Py_DECREF(kept);
     return results;
+}
+
+static PyObject *do_steps(PyObject *module, PyObject *args)
+{
+    PyObject *given;
+    int keep;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!p:do_steps", &PyList_Type, &given, &keep))
+        return NULL;
+    return do_all(given, keep, -1, 0, 0);
+}
+
+static PyObject *do_steps_telling(PyObject *module, PyObject *args)
+{
+    PyObject *given;
+    int fd;
+    Py_ssize_t every;
+    long long before;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!inL:do_steps_telling", &PyList_Type, &given, &fd, &every, &before))
+        return NULL;
+    return do_all(given, 0, fd, every, before);
 }
 
 typedef struct {
@@ -593,6 +628,7 @@ done:
 
 static PyMethodDef methods[] = {
     {"do_steps", do_steps, METH_VARARGS, "Write, move and unlink files, in order, without Python's lock."},
+    {"do_steps_telling", do_steps_telling, METH_VARARGS, "As do_steps, telling on the way how many are done."},
     {"read_files", read_files, METH_VARARGS, "Read small files, without Python's lock."},
     {"read_columns", read_columns, METH_VARARGS, "Read messages of one folder, one behind another, without Python's lock."},
     {NULL, NULL, 0, NULL},

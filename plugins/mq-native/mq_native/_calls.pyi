@@ -9,6 +9,12 @@ def do_steps(steps: list[Step], keep: bool, /) -> list[int]:
         ValueError: a path has a NUL in it, or cannot be written as UTF-8. Nothing was done.
     """
 
+def do_steps_telling(steps: list[Step], fd: int, every: int, before: int, /) -> list[int]:
+    """As :func:`do_steps` without `keep`. After `every` so many steps, as long as none was refused, it writes to the
+    pipe `fd` how many are done, `before` more than that, and when that was: an integer of 8 bytes, and the seconds of
+    :func:`time.monotonic` as a float of 8, both in this machine's order. It waits while the pipe is full. The last
+    step is not told."""
+
 def read_files(paths: list[str], largest: int, /) -> list[tuple[bytes, bytes, bytes] | int]:
     """Read files of at most `largest` bytes: the bytes, the sum and the attributes (empty for none) of each; or the
     errno, EFBIG for a larger one or what is no plain file, ENODATA for one without a sum.

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import trio
+import trio.testing
 
 from mq.storage.interface import (
+    Description,
+    Hear,
     Move,
     Operation,
     Outcome,
@@ -98,3 +101,56 @@ class LeavesCancelledWritesHalf(MemoryStorage):
                 if isinstance(operation, Write):
                     self._write(operation._replace(body=b""))
             raise
+
+
+class Tells(MemoryStorage):
+    """A store that tells of all but the last of a batch."""
+
+    @property
+    def description(self) -> Description:
+        return super().description._replace(tells=True)
+
+    async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
+        first = [*await super().commit(operations[:-1])]
+        told = next((at for at, outcome in enumerate(first) if outcome.result is not Result.DONE), len(first))
+        hear(first[:told], 0.0)
+        return first[told:] + await super().commit(operations[-1:])
+
+
+@caught_by("what_is_told_early_is_so")
+class ReturnsWhatItHasTold(Tells):
+    async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
+        told: list[Outcome] = []
+
+        def note(outcomes: Sequence[Outcome], late_seconds: float) -> None:
+            told.extend(outcomes)
+            hear(outcomes, late_seconds)
+
+        return told + await super().commit_in_parts(operations, note)
+
+
+@caught_by("what_is_told_early_is_so")
+class TellsBeforeItIsSo(Tells):
+    async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
+        first = operations[0]
+        assert isinstance(first, Write)
+        hear([Outcome(Result.DONE, first.entry)], 0.0)
+        await trio.testing.wait_all_tasks_blocked()
+        return (await super().commit(operations))[1:]
+
+
+@caught_by("what_is_told_early_is_so")
+class TellsOfARefusalAsOfTheRest(Tells):
+    async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
+        def doing(outcome: Outcome, operation: Operation) -> Outcome:
+            return outcome if not isinstance(operation, Write) else Outcome(Result.DONE, operation.entry)
+
+        outcomes = await super().commit(operations)
+        hear([doing(*each) for each in zip(outcomes[:-1], operations, strict=False)], 0.0)
+        return outcomes[-1:]
+
+
+@caught_by("what_is_told_early_is_so")
+class TellsOfOutcomesThatWereNeverThere(Tells):
+    async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
+        return await super().commit_in_parts(operations, lambda outcomes, _: hear(outcomes, -1.0))
