@@ -19,7 +19,7 @@ Its files, in reading order:
   come together, as Spark writes them; ``peek``: reading only; ``columns``: likewise, very many messages at a time.
 * ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``calendar``: what is due in more than
   half a day; ``dead_letters``: where dead messages go; ``keys``: idempotency keys; ``ledger``: what both keep, small;
-  ``shared``: the watcher of a store that others change, too.
+  ``shared``: the watcher of a store that others change, too; ``second_names``: what a killed one leaves of messages.
 """
 
 from mq.broker.batch_consumers import LARGEST_CLAIM, ClaimedBatch, ConsumerPosition

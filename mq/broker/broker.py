@@ -31,6 +31,7 @@ from mq.broker.ledger import Ledger
 from mq.broker.peek import READY, Peek, Seen, SequenceBrowser
 from mq.broker.publishing import Draft, JobBatch, KeyedJobs, Published, Publisher, Upload
 from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, Queues, QueueStatus, Redriven
+from mq.broker.second_names import SecondNames
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
 from mq.broker.unacked import Unacked, UnackedMessage
@@ -523,7 +524,8 @@ class Wiring:
         sinks = DeadLetterSinks(storage)
         is_shared = config.sharing is Sharing.PEERS
         ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)
-        self._dead_letters = dead = DeadLetters(core, ledger, sinks, watcher.load_queues)
+        second_names = SecondNames(core, leases)
+        self._dead_letters = dead = DeadLetters(core, ledger, sinks, second_names, watcher.load_queues)
         recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
         self._deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
@@ -536,7 +538,7 @@ class Wiring:
         self._keyed = None if keys is None else KeyedJobs(core, keys)
         self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent)
         self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, dead, leases, recent)
-        remover = Remover(core)
+        remover = Remover(core, second_names)
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, unacked_deliverer, remover)
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)

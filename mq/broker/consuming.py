@@ -23,13 +23,14 @@ from mq.broker.dispatch import UnackedDeliverer
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob, removing
 from mq.broker.leases import Leases
+from mq.broker.second_names import SecondNames
 from mq.broker.settings import check_time
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch, StorageFull
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import Message, MessageId, shorten
-from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result, Unlink
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 
 
 class Removal(NamedTuple):
@@ -75,6 +76,7 @@ class Consumption:
         self._upkeep = upkeep
         self._dead_letters = dead_letters
         self._remover = remover
+        self._second_names = remover.second_names
         self._secure_keys = core.secure_keys
         self._leases = leases
         self._unacked_deliverer = unacked_deliverer
@@ -108,8 +110,9 @@ class Consumption:
         """As :meth:`fetch`, for a request that removes what it gets."""
         messages = await self.fetch(request, wait)
         try:
-            for message in messages if self.has_other_names else ():
-                await self._remove_other_names(request.index, message.id)
+            for message in messages if self._second_names.may_exist else ():
+                neighbours = self._dead_letters.neighbours(request.index, message.deaths)
+                await self._second_names.remove(message.queue, message.id, neighbours)
         except BaseException:
             await close(messages)
             raise
@@ -146,16 +149,19 @@ class Consumption:
             entry = await self._locate(index, id, removal.receipt)
             await self._remover.remove([entry], durable=True, strict=True).get()
             return
-        while not await self._removed(await self._locate(index, id, removal.receipt)):
-            pass
-        if self.has_other_names:
-            await self._remove_other_names(index, id)
+        while True:
+            entry = await self._locate(index, id, removal.receipt)
+            deaths = self._dead_letters.history(entry)  # the removal forgets them
+            if await self._removed(entry):
+                break
+        if self._second_names.may_exist:
+            await self._second_names.remove(index.name, id, self._dead_letters.neighbours(index, deaths))
 
     async def _removed(self, entry: Entry) -> bool:
         """Remove a message from where it is; False when a peer has moved it meanwhile."""
         with suppress(NoSuchMessage):
-            if self.has_other_names:
-                await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").future.get()
+            if self._second_names.may_exist:
+                await self._begin(self._second_names.removal(entry), Kind.REMOVE, "remove the message").future.get()
             else:
                 await self._remover.remove([entry], durable=True, strict=True).get()
             return True
@@ -310,11 +316,6 @@ class Consumption:
                 if not self._others_move:
                     raise
 
-    @property
-    def has_other_names(self) -> bool:
-        """Whether a message may have more than one name in the store: the others come back unless they go with it."""
-        return self._others_move and not self._storage.description.journaled
-
     # Implementation
 
     async def _take_back(self, request: FetchRequest) -> None:
@@ -362,34 +363,17 @@ class Consumption:
                 break
         return _checked(index, id, entry, receipt)
 
-    def _removal(self, entry: Entry) -> Move:
-        """The move to REMOVED."""
-        # Where a message may have more than one name, each needs one of its own in REMOVED.
-        receipt = self._leases.meta(entry, 0).receipt if self.has_other_names else None
-        return Move(entry, State.REMOVED, Meta(receipt=receipt))
-
-    async def _remove_other_names(self, index: QueueIndex, id: MessageId) -> None:
-        """Remove the message under its other names, too."""
-        # Where a move is a link and an unlink, a peer that died in between has left two names.
-        while True:
-            await self._catalog.locks.wait(id)
-            entry = await self._storage.find(index.name, id)
-            if id in self._catalog.locks:
-                continue
-            if entry is None:
-                return
-            with suppress(NoSuchMessage):
-                await self._begin(self._removal(entry), Kind.REMOVE, "remove the message").future.get()
-
 
 class Remover:
     """Removes messages that stand in the index.
 
     Args:
         core: what every part has.
+        second_names: removes the other names of removed messages, where the caller asks it to.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, second_names: SecondNames) -> None:
+        self.second_names = second_names
         self._catalog = core.catalog
         self._storage = core.storage
         self._reaps = core.config.joins_reaping

@@ -20,6 +20,7 @@ from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex, without_rank
 from mq.broker.ledger import Ledger
+from mq.broker.second_names import SecondNames
 from mq.errors import Conflict, MQError, NotServed, StorageError, StorageFailed, StorageFull, StorageUnsure
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message, MessageId, MessageIds
@@ -51,11 +52,17 @@ class DeadLetters:
         core: what every part has.
         ledger: keeps the histories.
         sinks: gets the messages that a door's sink takes.
+        second_names: removes the other names of messages that are removed.
         look_again: loads the queues and their settings, where others change them.
     """
 
     def __init__(
-        self, core: Core, ledger: Ledger[Any], sinks: DeadLetterSinks, look_again: Callable[[], Awaitable[None]]
+        self,
+        core: Core,
+        ledger: Ledger[Any],
+        sinks: DeadLetterSinks,
+        second_names: SecondNames,
+        look_again: Callable[[], Awaitable[None]],
     ) -> None:
         self._ledger = ledger
         self._catalog = core.catalog
@@ -63,6 +70,7 @@ class DeadLetters:
         self._ids = core.ids
         self._secure_keys = core.secure_keys
         self._sinks = sinks
+        self._second_names = second_names
         self._look_again = look_again
         self._clock_ns = core.clock_ns
         self._is_shared = core.config.sharing is Sharing.PEERS
@@ -125,6 +133,12 @@ class DeadLetters:
             found, target = target.find(id), self._target(target)
         return found
 
+    def neighbours(self, index: QueueIndex, deaths: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The queues to or from which a message of `index` was moved last, if it died: that where it died, and that
+        where those of `index` go."""
+        target = self._target(index)
+        return [death["queue"] for death in deaths[:1]] + ([] if target is None else [target.name])
+
     def is_expired(self, entry: Entry) -> bool:
         """Whether a message's time to live is over."""
         return entry.meta.expires_ms is not None and entry.meta.expires_ms <= self._clock_ns() // 1_000_000
@@ -138,28 +152,33 @@ class DeadLetters:
 
     async def run(self) -> None:
         """Move dead messages for ever."""
-        while True:
-            dead = [each for each in await self._dead.drain(_LARGEST_GROUP) if not self._is_reprieved(each)]
-            try:
-                await self._secure_keys([each.entry.id for each in dead])
-                await self._sinks.dead_letter([(each.entry, each.reason) for each in dead])
-                moves = await self._prepare(dead)
-            except (StorageFull, StorageFailed, StorageUnsure, NotServed) as error:
-                for each in dead:
-                    self._put_back(each, error)
-                await trio.sleep(RETRY_SECONDS)
-                continue
-            outcomes = await self._committer.commit(moves)
-            refused = [
-                outcome.reason
-                for each, move, outcome in zip(dead, moves, outcomes, strict=True)
-                if not self._end(each, move, outcome)
-            ]
-            if refused:
-                logger.warning("cannot move %d dead messages now: %s", len(refused), refused[0])
-                await trio.sleep(RETRY_SECONDS)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._move_some(nursery)
 
     # Implementation
+
+    async def _move_some(self, nursery: trio.Nursery) -> None:
+        """Move the dead messages that wait. What else has to be done for one is left to the nursery."""
+        dead = [each for each in await self._dead.drain(_LARGEST_GROUP) if not self._is_reprieved(each)]
+        try:
+            await self._secure_keys([each.entry.id for each in dead])
+            await self._sinks.dead_letter([(each.entry, each.reason) for each in dead])
+            moves = await self._prepare(dead)
+        except (StorageFull, StorageFailed, StorageUnsure, NotServed) as error:
+            for each in dead:
+                self._put_back(each, error)
+            await trio.sleep(RETRY_SECONDS)
+            return
+        outcomes = await self._committer.commit(moves)
+        refused = [
+            outcome.reason
+            for each, move, outcome in zip(dead, moves, outcomes, strict=True)
+            if not self._end(each, move, outcome, nursery)
+        ]
+        if refused:
+            logger.warning("cannot move %d dead messages now: %s", len(refused), refused[0])
+            await trio.sleep(RETRY_SECONDS)
 
     async def _prepare(self, dead: list[_Dead]) -> list[Move]:
         """The moves of dead messages; the histories of those that go to a dead-letter queue are durable."""
@@ -173,7 +192,7 @@ class DeadLetters:
         for entry, reason, *_ in dead:
             target = self._target_of(entry)
             if target is None:
-                moves.append(Move(entry, State.REMOVED))
+                moves.append(self._second_names.removal(entry))
             else:
                 meta = arriving(target, entry, self._ids, self._clock_ns)
                 histories[entry.id] = (meta.order or 0, self._longer_history(entry, reason))
@@ -202,16 +221,33 @@ class DeadLetters:
             else:
                 self._orders.setdefault(id, set()).add(order)
 
-    def _end(self, each: _Dead, move: Move, outcome: Outcome) -> bool:
+    def _end(self, each: _Dead, move: Move, outcome: Outcome, nursery: trio.Nursery) -> bool:
         """End the move of a dead message. False when it stays where it was, where it dies again and is tried again."""
         entry = each.entry
         if outcome.result is Result.DONE:
-            removal = Kind.REMOVE if each.reason in (REJECTED, LIMIT) else Kind.EXPIRE
-            self._catalog.end(entry, outcome.entry, removal if move.state is State.REMOVED else Kind.DIE)
-            each.future.set(None)
+            is_removed, is_refused = move.state is State.REMOVED, each.reason in (REJECTED, LIMIT)
+            deaths = self.history(entry)  # the removal forgets them
+            removal = Kind.REMOVE if is_refused else Kind.EXPIRE
+            self._catalog.end(entry, outcome.entry, removal if is_removed else Kind.DIE)
+            if is_removed and is_refused and self._second_names.may_exist:
+                # Other work on the same message may wait for this task: it cannot wait for that here.
+                nursery.start_soon(self._remove_second_names, each, deaths)
+            else:
+                each.future.set(None)  # what expires, or makes room, does so under another name, too
             return True
         self._put_back(each, error_of(outcome, "move the dead message"), is_gone=outcome.result is Result.GONE)
         return outcome.result is Result.GONE
+
+    async def _remove_second_names(self, each: _Dead, deaths: Sequence[Mapping[str, Any]]) -> None:
+        """Remove a rejected message under its other names, too, and answer then."""
+        entry, index = each.entry, self._catalog.queues.get(each.entry.queue)
+        try:
+            if index is not None:
+                await self._second_names.remove(entry.queue, entry.id, self.neighbours(index, deaths))
+        except MQError as error:
+            each.future.fail(error)
+        else:
+            each.future.set(None)
 
     def _put_back(self, each: _Dead, error: MQError, *, is_gone: bool = False) -> None:
         due = trio.current_time() + RETRY_SECONDS if each.is_lease_over else None

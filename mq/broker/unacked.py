@@ -122,7 +122,7 @@ class Unacked:
         in_memory, leased = _split(held)
         entries = list(dict.fromkeys(each.entry for each in in_memory if self._in_memory(each.entry)))
         future = self._remover.remove(entries, durable=durable)
-        if self._consuming.has_other_names:
+        if self._remover.second_names.may_exist:
             await self._remove_all_names(leased)
         else:
             await self._change(leased, lambda entry: self._remover.remove([entry], durable=durable))

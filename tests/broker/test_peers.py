@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,16 +17,16 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.broker.config import GLANCE_SECONDS, STRANDED_SECONDS
+from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.shared import do_every
 from mq.errors import NoSuchMessage, StorageFailed, StorageUnusable
-from mq.message import MessageIds
+from mq.message import MessageId, MessageIds
 from mq.storage.interface import QUEUE, Description, Entry, Move, Sharing, State, Unlink, Write
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock, leave
 from tests.broker.test_broker import take
-from tests.storage.disks import MOUNTS, open_disk
+from tests.storage.disks import MOUNTS, Disk, open_disk
 
 
 async def test_what_one_publishes_the_other_hands_out(disk_address: str, opened: Opener) -> None:
@@ -239,50 +240,102 @@ async def test_who_waits_hears_within_a_second_where_looks_are_slow(autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def remove_it(broker: Broker, id: str, leave_second_name: Callable[[], None]) -> None:
+Remove = Callable[[Broker, str, str, Callable[[], None]], Awaitable[None]]
+
+
+async def remove_it(broker: Broker, queue: str, id: str, leave_second_name: Callable[[], None]) -> None:
     leave_second_name()
-    await broker.remove("q", id)
+    await broker.remove(queue, id)
 
 
-async def hold_and_acknowledge(broker: Broker, id: str, leave_second_name: Callable[[], None]) -> None:
-    held = await broker.hold("q")
+async def hold_and_acknowledge(broker: Broker, queue: str, id: str, leave_second_name: Callable[[], None]) -> None:
+    held = await broker.hold(queue)
     leave_second_name()
     await broker.acknowledge(held, durable=True)
 
 
-async def take_it(broker: Broker, id: str, leave_second_name: Callable[[], None]) -> None:
+async def hold_and_reject(broker: Broker, queue: str, id: str, leave_second_name: Callable[[], None]) -> None:
+    held = await broker.hold(queue)
     leave_second_name()
-    assert await take_away(broker) == b"x"
+    await broker.reject(held)
 
 
-async def take_away(broker: Broker) -> bytes | None:
-    message = await broker.take("q")
-    return None if message is None else await message.body.read()
+async def take_it(broker: Broker, queue: str, id: str, leave_second_name: Callable[[], None]) -> None:
+    leave_second_name()
+    message = await broker.take(queue)
+    assert message is not None
+    assert await message.body.read() == b"x"
 
 
-@pytest.mark.parametrize("remove", [remove_it, hold_and_acknowledge, take_it])
-async def test_both_names_of_a_message_are_removed_before_either_is_reaped(
-    remove: Callable[[Broker, str, Callable[[], None]], Awaitable[None]],
-) -> None:
+REMOVALS: Final = [remove_it, hold_and_acknowledge, hold_and_reject, take_it]
+LEASED: Final = ",d99999999999999,r1,c0123456789abcdef"
+JOINED: Final = f",o{1 << 57}"
+
+
+def link_second(disk: Disk, queue: str, id: str, second: str) -> None:
+    """Give a message a second name, as a peer does that is killed before it has taken the first one away."""
+    entry = disk.folders.find(queue, MessageId(id))
+    assert entry is not None
+    disk.inner.link(disk.folders.layout.path(entry), f"{disk.root}/{second}")
+
+
+async def publish(disk: Disk, broker: Broker) -> str:
+    """Publish a message to q; it is READY on return."""
+    id = await broker.publish("q", b"x")
+    while not await disk.storage.scan(State.READY, "q"):
+        await trio.sleep(0.01)
+    return id
+
+
+@pytest.mark.parametrize("remove", REMOVALS)
+async def test_both_names_of_a_message_are_removed_before_either_is_reaped(remove: Remove) -> None:
     """A peer that is at work, or was killed, left the second."""
     async with (
         open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk,
         open_broker(disk.storage, BrokerConfig(peers=1, reaper=False)) as broker,
     ):
-        id = await broker.publish("q", b"x")
-        while not await disk.storage.scan(State.READY, "q"):
-            await trio.sleep(0.01)
-        second = f"{disk.root}/delay/q:{id},d99999999999999,r1,c0123456789abcdef"
-
-        def leave_second_name() -> None:
-            [path] = [disk.folders.layout.path(entry) for entry in [disk.folders.find("q", id)] if entry is not None]
-            disk.inner.link(path, second)
-
-        await remove(broker, id, leave_second_name)
-        assert await disk.storage.find("q", id) is None
+        id = await publish(disk, broker)
+        await remove(broker, "q", id, partial(link_second, disk, "q", id, f"delay/q:{id}{LEASED}"))
+        assert await disk.storage.find("q", MessageId(id)) is None
         assert len(await disk.storage.scan(State.REMOVED)) == 2
         for entry in await disk.storage.scan(State.REMOVED):
             await disk.storage.commit([Unlink(entry)])
+
+
+@pytest.mark.parametrize(
+    ("place", "remove"),
+    [
+        *[("source", remove) for remove in REMOVALS if remove is not hold_and_reject],
+        *[(place, remove) for place in ("target", "elsewhere") for remove in REMOVALS],
+    ],
+)
+async def test_a_message_that_a_killed_peer_left_in_two_queues_is_removed_from_both(
+    place: str, remove: Remove, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A removal from the source or the target of a death finds the other name at once; where the message was moved
+    otherwise, when the broker has heard of it."""
+    async with (
+        open_disk(MOUNTS["link"], queues=("q", "dead", "elsewhere"), sharing=Sharing.PEERS) as disk,
+        open_broker(disk.storage, BrokerConfig(peers=1)) as broker,
+    ):
+        await broker.change_settings("q", {"dead_letter_queue": "dead"})
+        id = await publish(disk, broker)
+        if place == "source":
+            await remove(broker, "q", id, partial(link_second, disk, "q", id, f"queues/dead/{id}{JOINED}"))
+        elif place == "target":
+            await broker.reject(await broker.hold("q"))
+            await remove(broker, "dead", id, partial(link_second, disk, "dead", id, f"delay/q:{id}{LEASED}"))
+        else:
+            await broker.redrive("q", to="elsewhere")
+            link_second(disk, "elsewhere", id, f"queues/q/{id}")
+            await trio.sleep(2 * POLL_SECONDS)
+            await remove(broker, "elsewhere", id, lambda: None)
+        for queue in ("q", "dead", "elsewhere"):
+            assert await disk.storage.find(queue, MessageId(id)) is None, queue
+        await trio.sleep(2 * POLL_SECONDS)
+        for queue in ("q", "dead", "elsewhere"):
+            status = await broker.status(queue)
+            assert (status.ready, status.leased, status.delayed) == (0, 0, 0), queue
 
 
 class Slow(MemoryStorage):
