@@ -109,7 +109,7 @@ class Catalog:
             entry: where it was made.
             size: of its body, in bytes.
             door: it came by.
-            is_there: whether it is to be found in its queue: it was dispatched to no request.
+            is_there: whether it is to be found there: it was dispatched to no request, and others have not moved it.
         """
         if is_there:
             self.place(entry, is_new=True)

@@ -143,6 +143,7 @@ class Publisher:
         self.direct = direct
         self.recent = recent
         self.is_placed = core.places
+        self.others_move = core.config.others_move
         self.ids = core.ids
         self._config = core.config
         self._clock_ns = core.clock_ns
@@ -596,6 +597,9 @@ class PublishJob:
         if is_there and isinstance(self._body, bytes):
             self._publisher.recent.keep(entry.id, self._body, self._attributes)
         born = entry._replace(state=State.NEW, meta=FRESH) if self._is_dispatched else entry  # its lease is told then
+        if is_there and self._publisher.others_move:
+            # Others may have moved it before this answer, and told of it: the index has a message in one place.
+            is_there = entry.id not in self._catalog.locks and self.index.find(entry.id) is None
         self._catalog.published(born, self._size, self._door, is_there=is_there)
         self._tell_landed(entry.id)
         if self.index.deleted:

@@ -45,6 +45,7 @@ class StoreWatcher:
         self._storage = core.storage
         self._ids = core.ids
         self._waiters = waiters
+        self._others_move = core.config.others_move
         self._sweep = core.config.sharing is Sharing.PEERS and core.config.mover
         self._stranded_since: dict[Entry, float] = {}
         self._loaded: Mapping[str, Mapping[str, Any]] | None = None
@@ -165,8 +166,10 @@ class StoreWatcher:
         for entry in entries:
             if entry.id in self._catalog.locks:
                 continue  # a peer has moved it since an earlier scan, and this broker is removing it
-            if entry.queue in self._catalog.queues or entry.state is State.REMOVED:
+            if entry.state is State.REMOVED:
                 self._catalog.place(entry)
+            elif entry.queue in self._catalog.queues:
+                self._place(self._catalog.queues[entry.queue], entry)
             elif entry.queue not in self._catalog.strangers:
                 self._catalog.strangers.add(entry.queue)
                 if entry.queue != WRITE_JOBS:
@@ -185,11 +188,18 @@ class StoreWatcher:
 
     def _appeared(self, entry: Entry) -> None:
         index = self._catalog.queues.get(entry.queue)
-        if index is None or entry.id in self._catalog.locks:
-            return
-        if index.find(entry.id) != entry:
+        if index is not None and entry.id not in self._catalog.locks:
+            self._place(index, entry)
+
+    def _place(self, index: QueueIndex, entry: Entry) -> None:
+        """Let the index have a message where it was found, and nowhere else."""
+        known = index.find(entry.id) if self._others_move else None
+        if known is not None:
+            # No message comes back to NEW: there lies what a killed peer has left of its move, or the look is old.
+            if known == entry or entry.state is State.NEW:
+                return
             index.discard(entry.id)
-            self._catalog.place(entry)
+        self._catalog.place(entry)
 
     def _vanished(self, entry: Entry) -> None:
         index = self._catalog.queues.get(entry.queue)

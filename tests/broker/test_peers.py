@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,18 @@ from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.shared import do_every
 from mq.errors import NoSuchMessage, StorageFailed, StorageUnusable
 from mq.message import MessageId, MessageIds
-from mq.storage.interface import QUEUE, Description, Entry, Move, Sharing, State, Unlink, Write
+from mq.storage.interface import (
+    QUEUE,
+    AnyOperation,
+    Description,
+    Entry,
+    Move,
+    Outcome,
+    Sharing,
+    State,
+    Unlink,
+    Write,
+)
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock, leave
@@ -338,6 +349,31 @@ async def test_a_message_that_a_killed_peer_left_in_two_queues_is_removed_from_b
             assert (status.ready, status.leased, status.delayed) == (0, 0, 0), queue
 
 
+@pytest.mark.parametrize(
+    "second",
+    ["queues/q/{}", "delay/q:{},d1700000004500", "delay/q:{},d1700000030000,r1,c0123456789abcdef"],
+    ids=["ready", "delayed", "leased"],
+)
+async def test_a_message_that_a_killed_peer_left_in_new_and_elsewhere_is_counted_once(
+    second: str, wall_clock: WallClock
+) -> None:
+    async with open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk:
+        id = MessageIds(wall_clock).new()
+        await disk.storage.commit([Write("q", id, b"x")])
+        link_second(disk, "q", id, second.format(id))
+        async with open_broker(disk.storage, BrokerConfig(peers=1), clock_ns=wall_clock) as broker:
+            for _ in range(4):
+                status = await broker.status("q")
+                assert status.ready + status.leased + status.delayed == 1
+                await trio.sleep(STRANDED_SECONDS)
+            message = await broker.fetch("q")
+            assert message is not None, "it is handed out in time"
+            await message.body.aclose()
+            await broker.remove("q", message.id)
+            status = await broker.status("q")
+            assert (status.ready, status.leased, status.delayed) == (0, 0, 0)
+
+
 class Slow(MemoryStorage):
     """Several brokers share it; whoever reads its records next hears what was there, but late."""
 
@@ -397,6 +433,48 @@ async def test_what_a_dead_peer_left_is_taken_over_though_its_clock_was_ahead(wa
         assert await broker.fetch("q") is None, "its writer may still be about to deliver it"
         await trio.sleep(3)
         assert await take(broker) == b"x"
+
+
+class LateAnswers(Slow):
+    """The next commit that writes a message is answered late, if a test says so."""
+
+    answer: trio.Event | None = None
+
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        """As in Storage."""
+        outcomes = await super().commit(operations)
+        if self.answer is not None and any(isinstance(operation, Write) for operation in operations):
+            answer, self.answer = self.answer, None
+            await answer.wait()
+        return outcomes
+
+
+@pytest.mark.parametrize("delay", [None, 4.5])
+async def test_a_publish_that_is_answered_after_a_peer_has_delivered_it_is_counted_once(
+    delay: float | None, wall_clock: WallClock
+) -> None:
+    """A peer that starts anew, as after a kill, delivers all that lies in NEW, also what a broker is about to."""
+    store = LateAnswers()
+    config = BrokerConfig(peers=1)
+    async with open_broker(store, config, clock_ns=wall_clock) as one, trio.open_nursery() as nursery:
+        await one.create_queue("q")
+        store.answer = answer = trio.Event()
+        nursery.start_soon(partial(one.publish, "q", b"x", delay=delay))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(await store.scan(State.NEW)) == 1
+        other = await nursery.start(_serve, store, config, wall_clock)
+        await trio.sleep(2 * POLL_SECONDS)
+        answer.set()
+        await trio.sleep(5)
+        status = await one.status("q")
+        assert (status.ready, status.leased, status.delayed) == (1, 0, 0)
+        message = await other.fetch("q")
+        assert message is not None
+        await other.remove("q", message.id)
+        await trio.sleep(2 * POLL_SECONDS)
+        status = await one.status("q")
+        assert (status.ready, status.leased, status.delayed) == (0, 0, 0)
+        nursery.cancel_scope.cancel()
 
 
 async def _serve(
