@@ -482,7 +482,7 @@ class Deliverer:
             else:
                 _log_damage(entry, found)
                 _pass_over(self.waiters, request.index, entry)
-            if request.takes:  # not before the body is open: the reaper unlinks it at once
+            if request.takes:  # not before the body is open: the reaper unlinks one that is in memory at once
                 self._catalog.end(left, entry, Kind.REMOVE, door=request.door)
 
     def _is_in_time(self, entry: Entry, request: FetchRequest, served: Fulfilment, now: float) -> bool:
@@ -499,10 +499,14 @@ class Deliverer:
         return False
 
     def _message(self, request: FetchRequest, left: Entry, entry: Entry, found: Stored) -> Message:
+        body = _watched(self.waiters, request.index, entry, found.body)
+        if request.takes and not isinstance(body, BytesBody):
+            # Its bytes may come from the store piece by piece, for as long as its reader takes.
+            body = WatchedBody(body, closed=self.upkeep.keep_until_read(entry))
         return Message(
             entry.queue,
             entry.id,
-            _watched(self.waiters, request.index, entry, found.body),
+            body,
             found.properties,
             left.meta.receives + 1,
             entry.meta.receipt or "",

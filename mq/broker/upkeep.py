@@ -10,6 +10,7 @@ import heapq
 import logging
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -129,6 +130,7 @@ class Upkeep(CatalogEvents):
         self._calendar = Calendar(core.catalog, core.ids, core.clock_ns, self._is_near)
         self._expiry = Expiry(self._expire, core.clock_ns, core.ids)
         self._reaper = Reaper(core.committer.commit, self._end_reap)
+        self._being_read: set[Entry] = set()
         self._stuck: dict[MessageId, tuple[Entry, QueueIndex | None]] = {}
         self._is_stuck = trio.Event()
         self._delivering: dict[MessageId, QueueIndex] = {}
@@ -275,9 +277,23 @@ class Upkeep(CatalogEvents):
         self._waiters.call(index)
 
     def removed(self, entry: Entry) -> None:
-        """Have the reaper unlink it."""
-        if self._config.reaper:
+        """Have the reaper unlink it, but for one whose body is being read: that is unlinked later."""
+        if self._config.reaper and not (self._being_read and entry in self._being_read):
             self._reaper.add(entry)
+
+    def keep_until_read(self, entry: Entry) -> Callable[[], None]:
+        """Let the reaper wait for the reader of a message that is about to be in REMOVED.
+
+        Returns:
+            What to call when the body is closed.
+        """
+        self._being_read.add(entry)
+        return partial(self._was_read, entry)
+
+    def _was_read(self, entry: Entry) -> None:
+        if entry in self._being_read:
+            self._being_read.discard(entry)
+            self.removed(entry)
 
     def departed(self, id: MessageId) -> None:
         """Forget its history and its timers."""

@@ -1,24 +1,30 @@
-"""A message's body as its reader gets it: damage that the reader finds is told to the broker."""
+"""A message's body as its reader gets it: damage that the reader finds, and its end, are told to the broker."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from mq.errors import CorruptMessage
 from mq.message import Body
 
 
+def _ignore() -> None:
+    """Do nothing: the caller wants to know of nothing."""
+
+
 class WatchedBody:
-    """A body whose damage is told when its reader finds it.
+    """A body of which is told what becomes of it.
 
     Args:
         body: the body itself.
         damaged: called when the bytes turn out not to be those that were published.
+        closed: called when it is closed.
     """
 
-    def __init__(self, body: Body, damaged: Callable[[], None]) -> None:
+    def __init__(self, body: Body, damaged: Callable[[], None] = _ignore, closed: Callable[[], None] = _ignore) -> None:
         self._body = body
         self._damaged = damaged
+        self._closed = closed
 
     @property
     def size(self) -> int:
@@ -35,13 +41,20 @@ class WatchedBody:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Chunk by chunk."""
+        chunks = aiter(self._body)
         try:
-            async for chunk in self._body:
+            async for chunk in chunks:
                 yield chunk
         except CorruptMessage:
             self._damaged()
             raise
+        finally:
+            if isinstance(chunks, AsyncGenerator):  # else one that is left in the middle waits for the collector
+                await chunks.aclose()
 
     async def aclose(self) -> None:
         """Give back what the body holds."""
-        await self._body.aclose()
+        try:
+            await self._body.aclose()
+        finally:
+            self._closed()

@@ -1,7 +1,8 @@
 """The storage between a master's broker and the cluster's store.
 
 * On opening, everything leased is READY again at once: the leases came from a master that is no more.
-* A removed message is unlinked only after a while. If its publisher got no answer, it asks the next master, which finds
+* A removed message is unlinked only after a while, and not before the broker asks for it: a client may be reading its
+  body, as long as that takes. If its publisher got no answer, it asks the next master, which finds
   the message among the removed ones and does not store it again.
 * After an unknown outcome, or a failed fence, the contents of the store are unknown. That is reported, and ends the
   mastership: the next master reads the store.
@@ -13,6 +14,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
+from itertools import islice
 from typing import Any, Final
 
 import trio
@@ -57,6 +59,7 @@ class GraceStorage:
         self._broken = broken
         self._kept_seconds = grace_seconds
         self._removed: OrderedDict[Entry, float] = OrderedDict()
+        self._asked: set[Entry] = set()
         self._ids: set[MessageId] = set()
 
     @property
@@ -75,6 +78,7 @@ class GraceStorage:
                     raise StorageFailed(f"cannot requeue what was leased: {outcome.reason or outcome.result.value}")
         for entry in await self._below.scan(State.REMOVED):
             self._keep(entry)
+            self._asked.add(entry)
 
     async def aclose(self) -> None:
         """Close the store below."""
@@ -88,9 +92,13 @@ class GraceStorage:
         """Unlink messages that were kept for long enough, for ever."""
         while True:
             now = trio.current_time()
-            due = [entry for entry, since in self._removed.items() if since + self._kept_seconds <= now]
+            due = [
+                entry
+                for entry, since in self._removed.items()
+                if since + self._kept_seconds <= now and entry in self._asked
+            ]
             excess = len(self._removed) - MOST_KEPT
-            await self._unlink(due if len(due) >= excess else list(self._removed)[:excess])
+            await self._unlink(due if len(due) >= excess else self._oldest(excess))
             await trio.sleep(1.0)
 
     # As they are
@@ -141,6 +149,7 @@ class GraceStorage:
             outcome = _DONE if isinstance(operation, Unlink) else next(found)
             if isinstance(operation, Unlink):
                 self._keep(operation.entry)
+                self._asked.add(operation.entry)
             elif outcome.entry is not None and outcome.entry.state is State.REMOVED:
                 self._keep(outcome.entry)
             outcomes.append(outcome)
@@ -152,7 +161,7 @@ class GraceStorage:
         with self._watching():
             outcomes = await self._below.commit(operations)
         if any(outcome.result is Result.FULL for outcome in outcomes):
-            await self._unlink(list(self._removed)[:_OPERATIONS_PER_BATCH])  # what is of no use may make room
+            await self._unlink(self._oldest(_OPERATIONS_PER_BATCH))  # what is of no use may make room
         for outcome in outcomes:
             if outcome.result in _ENDING:
                 self._broken(outcome.reason or f"an operation of the store is {outcome.result.value}")
@@ -170,6 +179,7 @@ class GraceStorage:
             for entry, outcome in zip(some, outcomes, strict=True):
                 if outcome.result in (Result.DONE, Result.GONE, Result.EXISTS):
                     self._removed.pop(entry, None)
+                    self._asked.discard(entry)
                     self._ids.discard(entry.id)
 
     async def _commit_unlinks(self, entries: Sequence[Entry]) -> list[Outcome]:
@@ -178,6 +188,10 @@ class GraceStorage:
         if any(outcome.result is Result.FENCED for outcome in outcomes):
             self._broken("somebody else is master")
         return outcomes
+
+    def _oldest(self, most: int) -> list[Entry]:
+        """The messages that were removed first, of those that may be unlinked."""
+        return list(islice((entry for entry in self._removed if entry in self._asked), most))
 
     def _keep(self, entry: Entry) -> None:
         self._removed.setdefault(entry, trio.current_time())

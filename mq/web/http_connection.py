@@ -37,6 +37,8 @@ SILENCE_SECONDS: Final = 2
 _LOOKS: Final = 100
 """How often the watch looks, at the most, in the time that a client may be silent."""
 _LARGEST_DROP: Final = 64 * 1024
+_FEW_BYTES: Final = 16 * 1024
+"""For which there is room, unless the client does not read."""
 _UNREAD_SECONDS: Final = 0.1
 """How long bytes are read before TLS's goodbye, which OpenSSL would else take back."""
 
@@ -69,6 +71,7 @@ class WatchedStream:
         self.idle_since: float | None = None
         self.idle = trio.CancelScope()
         self._put_back = b""
+        self._arrived: int | None = None  # bytes that had arrived at the last look, while some are being sent
 
     def leave_if_idle(self) -> None:
         """Cancel the scope if the connection waits for a request."""
@@ -116,7 +119,7 @@ class WatchedStream:
                 self.last_used = trio.current_time()
                 return
             data = data[sent:]
-        await self.send_all(data)
+        await self._send_slowly(data)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """As :meth:`trio.abc.ReceiveStream.receive_some`."""
@@ -130,8 +133,27 @@ class WatchedStream:
 
     async def send_all(self, data: bytes) -> None:
         """As :meth:`trio.abc.SendStream.send_all`."""
-        await self._stream.send_all(data)
+        if len(data) > _FEW_BYTES:
+            await self._send_slowly(data)
+        else:
+            await self._stream.send_all(data)
+            self.last_used = trio.current_time()
+
+    async def _send_slowly(self, data: bytes) -> None:
+        """Send what may be more than there is room for."""
+        self._arrived = _arrived(self.socket)
+        try:
+            await self._stream.send_all(data)
+        finally:
+            self._arrived = None
         self.last_used = trio.current_time()
+
+    def note_reading(self) -> None:
+        """Count it as use if more has arrived of what is being sent than at the last look, or at its beginning."""
+        # A send ends when the kernel has room for all of it: of that a slow reader frees a third before there is any.
+        arrived = None if self._arrived is None else _arrived(self.socket)
+        if self._arrived is not None and arrived is not None and arrived > self._arrived:
+            self._arrived, self.last_used = arrived, trio.current_time()
 
     async def send_eof(self) -> None:
         """As :meth:`trio.abc.HalfCloseableStream.send_eof`. TLS says goodbye when it is closed, and only then."""
@@ -224,6 +246,9 @@ class IdleWatch:
         for stream, scope in self._scopes.items():
             end = stream.silent_since + self._seconds
             if end <= now:
+                stream.note_reading()
+                end = stream.silent_since + self._seconds
+            if end <= now:
                 stream.socket.close()
                 scope.cancel()
                 continue
@@ -235,6 +260,12 @@ class IdleWatch:
                 else:
                     next_time = min(next_time, end)
         return max(next_time, now + self._seconds / _LOOKS)
+
+
+def _arrived(socket: trio.socket.SocketType) -> int | None:
+    """How many bytes of ours have arrived at the client; None where the kernel does not tell."""
+    traffic = traffic_of(socket)
+    return None if traffic is None else traffic.sent_bytes
 
 
 class Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
@@ -16,14 +16,17 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from mq.broker import Draft
 from mq.client.amqp.errors import ConsumeEnded
 from mq.cluster import cluster_broker, spool
+from mq.cluster.grace_storage import GRACE_SECONDS
 from mq.cluster.leadership import Holder, Leadership
 from mq.cluster.link_codec import Coming, encode
 from mq.cluster.link_sessions import VERSION, LinkSessions
 from mq.cluster.pieces import WHOLE_BYTES, Arrivals, OpenBodies, PiecewiseBody
-from mq.cluster.spool import PIECE_BYTES
+from mq.cluster.spool import PIECE_BYTES, pieces_of
 from mq.errors import CallerError, StorageError
 from mq.lifecycle import State
-from mq.message import BytesBody
+from mq.message import Body, BytesBody, MessageId
+from mq.storage.interface import Entry, Stored
+from mq.storage.memory import MemoryStorage
 from mq.web.exchange import Reply
 from tests.cluster.ground import FencedStorage
 from tests.cluster.nodes import Host, three_nodes
@@ -283,6 +286,66 @@ async def test_a_slow_reader_has_the_leader_wait(autojump_clock: MockClock, hold
         await reply.body.aclose()  # type: ignore[union-attr]
         await until_closed(holders)
         assert await all_in(c) == [b"small"]
+
+
+class ReadLate:
+    """A body whose bytes come from the store when they are read, as PostgreSQL's do."""
+
+    def __init__(self, store: MemoryStorage, id: MessageId, body: Body) -> None:
+        self.size = body.size
+        self._store = store
+        self._id = id
+        self._body = body
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self])
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in pieces_of(await self._body.read()):
+            if not any(self._id in messages for messages in self._store._places.values()):
+                raise StorageError("the message was removed while its body was read")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+@pytest.mark.parametrize("name", "ac")  # the leader, and a mirror
+@pytest.mark.parametrize("is_read", [True, False], ids=["is-read", "is-left"])
+async def test_a_slow_reader_gets_all_that_it_takes(
+    name: str, is_read: bool, autojump_clock: MockClock, holders: list[Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it takes longer than a removed message is kept. It is unlinked when its body is closed, as it is where the
+    door ends a client that reads nothing."""
+    real = FencedStorage.read
+
+    async def read(self: FencedStorage, entries: Sequence[Entry]) -> list[Stored | None]:
+        found = await real(self, entries)
+        return [
+            each and each._replace(body=ReadLate(self._store, entry.id, each.body))
+            for entry, each in zip(entries, found, strict=True)
+        ]
+
+    monkeypatch.setattr(FencedStorage, "read", read)
+    async with three_nodes() as cluster:
+        host, store = cluster.hosts[name], cluster.ground.store
+        await host.http("PUT", "/q?store=cluster")
+        assert (await host.http("POST", "/q/messages", BODY)).status == 201
+        body: Any = (await host.http("POST", "/q/take")).body
+        chunks, read_so_far = aiter(body), b""
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                read_so_far += chunk
+                await trio.sleep(GRACE_SECONDS / 4)
+                if not is_read:
+                    await trio.sleep(4 * GRACE_SECONDS)
+                    break
+        assert len(await store.scan(State.REMOVED)) == 1
+        await body.aclose()
+        assert not is_read or read_so_far == BODY
+        await until_closed(holders)
+        await trio.sleep(2)
+        assert await store.scan(State.REMOVED) == []
 
 
 async def test_a_slow_store_holds_a_few_pieces_and_nothing_else(

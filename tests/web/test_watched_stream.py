@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -92,6 +93,44 @@ async def test_bytes_keep_it_open(autojump_clock: MockClock, watch: IdleWatch, d
 
     await watch.serve(stream, chatter)
     assert trio.current_time() == 55
+
+
+@pytest.mark.parametrize("is_reading", [True, False], ids=["reads", "does-not-read"])
+async def test_a_client_that_reads_slowly_gets_all_and_one_that_does_not_is_ended(
+    is_reading: bool, autojump_clock: MockClock, watch: IdleWatch
+) -> None:
+    """Of a slow one the kernel tells for longer than the watch waits that there is no room to send."""
+    body = bytes(range(256)) * 2048
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 128 * 1024)
+    theirs = trio.socket.socket()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+    received = b""
+    async with listener:
+        await theirs.connect(listener.socket.getsockname())
+        stream = WatchedStream(await PromptListener(listener).accept())
+
+    async def read() -> None:
+        nonlocal received
+        while is_reading and len(received) < len(body):
+            await trio.sleep(2)
+            received += await theirs.recv(8 * 1024)
+
+    async def send() -> None:
+        with suppress(trio.ClosedResourceError):
+            await stream.send(body)
+
+    with theirs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await watch.serve(stream, send)
+            if is_reading:
+                assert trio.current_time() > 40
+            else:
+                assert stream.socket.fileno() == -1, "it was closed"
+                assert trio.current_time() <= 20
+        assert not is_reading or received == body
+    await stream.aclose()
 
 
 async def test_cancelling_it_closes_the_sockets(autojump_clock: MockClock, nursery: trio.Nursery) -> None:

@@ -72,6 +72,22 @@ async def test_nothing_is_left_of_bodies_that_left(place) -> None:
             await wait_until(lambda: admin.execute(f"SELECT {', '.join(tables)}".encode()).fetchone(), (0, 0, 0))
 
 
+async def test_a_large_message_that_is_taken_stays_until_it_is_read(place) -> None:
+    large = b"".join(number.to_bytes(8, "big") for number in range((5 << 20) // 16))
+    async with open_broker(place.address) as broker:
+        await broker.create_queue("orders")
+        await broker.publish("orders", large)
+        message = await broker.take("orders")
+        assert message is not None
+        await broker.publish("orders", b"next")
+        assert await broker.take("orders") is not None  # the reaper has been there since
+        assert await message.body.read() == large
+        await message.body.aclose()
+        with place.server.admin() as admin:
+            count = f"SELECT count(*) FROM {place.schema}.chunk".encode()
+            await wait_until(lambda: admin.execute(count).fetchone(), (0,))
+
+
 async def wait_until(ask, answer) -> None:
     """Ask until that is the answer."""
     found = None
