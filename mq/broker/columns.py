@@ -14,6 +14,10 @@ from mq.storage.interface import ColumnStorage, Entry, MessageColumns, reads_col
 LONGEST_COLUMNS: Final = 2000
 """Messages that are read at a time: while their names are gathered, the event loop does nothing else."""
 
+_TIME_BYTES: Final = 8
+_END_BYTES: Final = 4
+_ID_BYTES: Final = 36
+
 
 class BrowsedColumns(NamedTuple):
     """The first of the messages that were asked for, each of them whole.
@@ -88,7 +92,8 @@ class ColumnReader:
         columns = await self._storage.read_columns(queue, messages, base, most_bytes)
         if columns is None:
             return None
-        count = columns.length
+        count = _whole(sequences, columns.length)
+        columns = first_of(columns, count, base)
         receives = [each.meta.receives if isinstance(each, Entry) else 0 for each in messages[:count]]
         return BrowsedColumns(columns, sequences[:count], receives, count == len(messages) < most)
 
@@ -124,3 +129,29 @@ class ColumnReader:
         receives = [entry.meta.receives + 1 for entry in read]  # the claim's own is not in its name
         is_end = count == len(entries) and (count < most or start + count >= stop)
         return BrowsedColumns(columns, [entry.joined for entry in read], receives, is_end)
+
+
+def _whole(sequences: Sequence[int], count: int) -> int:
+    """How many of the first `count` there are without those whose sequence the next one has, too."""
+    if 0 < count < len(sequences):
+        following = sequences[count]
+        while count and sequences[count - 1] == following:
+            count -= 1
+    return count
+
+
+def first_of(columns: MessageColumns, count: int, base: int) -> MessageColumns:
+    """The first `count` of messages, of which `base` was added to the ends of their bodies."""
+    if count == columns.length:
+        return columns
+    ends = columns.ends[: count * _END_BYTES]
+    size = int.from_bytes(ends[-_END_BYTES:], "little") - base if count else 0
+    attributes = {place: each for place, each in columns.attributes.items() if place < count}
+    return MessageColumns(
+        count,
+        columns.times[: count * _TIME_BYTES],
+        ends,
+        columns.ids[: count * _ID_BYTES],
+        columns.bodies[:size],
+        attributes,
+    )

@@ -389,8 +389,9 @@ class QueueIndex:
         return [key >> _TAIL_BITS for key in self._keys() if key in self._ready]
 
     def between(self, after: int, up_to: int | None, count: int) -> tuple[list[int], list[Entry]]:
-        """The first `count` READY messages whose sequence is greater than `after` and at most `up_to`: their sequences,
-        and their entries. The first call after a message came out of order takes time in proportion to the queue."""
+        """The first `count` READY messages whose sequence is greater than `after` and at most `up_to`, and those that
+        have the last one's sequence, too: their sequences, and their entries. The first call after a message came out
+        of order takes time in proportion to the queue."""
         keys = self._between(after, up_to, count)
         return [key >> _TAIL_BITS for key in keys], [self._entry(key) for key in keys]
 
@@ -408,6 +409,10 @@ class QueueIndex:
             some = keys[start : min(stop, start + count - len(found))]
             found += [key for key in some if key in ready]
             start += len(some)
+        # Brokers may give two messages one sequence: what comes after the first would pass over the second.
+        while found and start < stop and keys[start] >> _TAIL_BITS == found[-1] >> _TAIL_BITS:
+            found += [key for key in keys[start : start + 1] if key in ready]
+            start += 1
         return found
 
     def in_order(self) -> Iterator[Entry]:

@@ -139,7 +139,7 @@ class SequenceBrowser:
             queue: the queue's name.
             after: their sequences are greater than this.
             up_to: their sequences are not greater than this.
-            most: how many at the most.
+            most: how many at the most, but for those that have the last one's sequence, too.
 
         Raises:
             NoSuchQueue: the queue does not exist.

@@ -173,19 +173,21 @@ class MessagePage:
         return count
 
     async def add(self, seen: Sequence[Seen]) -> Sequence[Seen]:
-        """Read the first messages that fit, one at the least, and return the others, closed. A damaged message is
-        passed over.
+        """Read the first messages that fit, one at the least, and return the others, closed. Of those that have one
+        sequence all fit, or none: the next page begins behind it. A damaged message is passed over.
 
         Raises:
             NoMemory: others have the memory for them; all are closed.
             BodyTooLarge: one takes more than all the memory there is; so are they.
             StorageError: they cannot be read; so are they.
         """
+        before: int | None = None
         for position, (message, state, sequence) in enumerate(seen):
             size, beside = message.body.size, _beside(message)
             self._left -= size
             self._left_beside -= beside
-            if (self._left < 0 or self._left_beside < 0) and (self.entries or self._blocks):
+            is_apart, before = sequence is None or sequence != before, sequence
+            if (self._left < 0 or self._left_beside < 0) and (self.entries or self._blocks) and is_apart:
                 self.is_full = True
                 rest = seen[position:]
                 await close([each.message for each in rest])

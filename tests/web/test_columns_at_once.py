@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,10 +18,13 @@ import trio
 
 from mq.broker import Broker, Draft, open_broker
 from mq.doors.budget import Budget
+from mq.lifecycle import State
+from mq.message import MessageId, MessageIds
 from mq.storage.files.calls import LinuxCalls, Native
 from mq.storage.files.posix import FolderStorage, load_native
-from mq.storage.interface import Entry, MessageColumns
+from mq.storage.interface import QUEUE, Entry, MessageColumns, Write
 from mq.storage.options import StorageOptions
+from mq.storage.registry import open_storage
 from mq.testing.calls import StepByStep
 from mq.web.columns import COLUMNS
 from mq.web.endpoints import Endpoints
@@ -239,3 +244,31 @@ async def test_what_cannot_be_read_natively_is_read_as_ever(temp_root: Path) -> 
         await broker.publish_many("q", [Draft(b"%d" % number) for number in range(40)])
         [page] = await pages(broker, "/q/browse?max=100")
     assert [body for *_, body in decoded(page)[0]] == [b"%d" % number for number in range(40)]
+
+
+@pytest.mark.parametrize("way", ["lines", *WAYS])
+@pytest.mark.parametrize(("most", "longest"), [(1, 100), (2, 100), (3, 100), (100, 5), (100, 10), (100, 100)])
+async def test_no_page_passes_over_one_of_two_with_one_sequence(
+    temp_root: Path, way: str, most: int, longest: int
+) -> None:
+    """Two brokers have published them within the same 100 ns."""
+    first = MessageIds().new()
+    keys = [first.key, *(key + place for key in (first.key + (1 << 64), first.key + (2 << 64)) for place in (0, 1, 2))]
+    ids = [MessageId.from_key(key) for key in keys]
+    assert len({id.time for id in ids}) == 3
+    async with open_storage(f"posix:{temp_root / 'mq'}") as storage:
+        await storage.put_record(QUEUE, "q", {"created": 0})
+        await storage.commit([Write("q", id, b"four", state=State.READY) for id in ids])
+    async with serving(temp_root / "mq", native_of(way)) as (broker, _):
+        endpoints, found, target = Endpoints(broker, longest), list[str](), f"/q/browse?max={most}"
+        while target:
+            reply = await get(endpoints, target, accept="*/*" if way == "lines" else COLUMNS)
+            body = await whole(reply)
+            found += (
+                [json.loads(line)["id"] for line in body.splitlines()]
+                if way == "lines"
+                else [row[3] for row in decoded(body)[0]]
+            )
+            link = re.fullmatch(r'<(.+)>; rel="next"', dict(reply.headers).get("link", ""))
+            target = link[1] if link else ""
+        assert found == ids
