@@ -33,6 +33,9 @@ UNKNOWN: Final = "is nothing that can be asked of"
 """What is said of a verb that is not known here, after its name. Neighbours of other releases know the refusal by it,
 so the words stay."""
 
+HOLD_BY_PRIORITY: Final = "hold_by_priority"
+"""Under a name of its own: a master that knew no priorities refuses that, and ended where `hold` had one argument more
+than it knew."""
 _VERB_OF: Final = {
     "publish": "publish_many",
     "declare": "declarations.create",
@@ -132,6 +135,7 @@ class Leadership:
             "delete_queue": self._delete_queue,
             "ready": self._ready,
             "hold": self._hold,
+            HOLD_BY_PRIORITY: self._hold,
             "exclude": self._exclude,
             "end_exclusion": self._end_exclusion,
             "acknowledge": self._acknowledge,

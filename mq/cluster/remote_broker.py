@@ -19,6 +19,7 @@ from mq.broker.bodies import close
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
+from mq.cluster.leadership import HOLD_BY_PRIORITY
 from mq.cluster.link_codec import Coming, Handed
 from mq.cluster.pieces import WHOLE_BYTES
 from mq.cluster.spool import GatheredBody, SpooledBody, pieces_of
@@ -31,6 +32,11 @@ _NO_BODY: Final = BytesBody(b"")
 _NO_PIECES: Final = (
     "the node that serves the highly available queues is of an earlier mq, which takes no message of more than "
     f"{WHOLE_BYTES} bytes from this one: try again once all nodes are upgraded"
+)
+
+_NO_PRIORITIES: Final = (
+    "the node that serves the highly available queues is of an earlier mq, which knows no priorities of consumers: "
+    "try again once all nodes are upgraded, or without x-priority"
 )
 
 
@@ -256,9 +262,11 @@ class RemoteBroker(Forwarding):
             if exclusion.leader is not leader:
                 raise NotServed(f"the queue {queue} is not this consumer's alone any more: its master has changed")
             alone = exclusion.number
-        # Left out where it is 0: a master of the release before does not know it.
-        named = {"priority": precedence.priority} if precedence is not None and precedence.priority else {}
-        handed: list[Handed] = await leader.call("hold", [queue, most, wait, alone], named)
+        handed: list[Handed] = await (
+            _hold_by_priority(leader, [queue, most, wait, alone, precedence.priority])
+            if precedence is not None and precedence.priority
+            else leader.call("hold", [queue, most, wait, alone], {})
+        )
         return [RemoteUnacked.of(each, leader) for each in handed]
 
     async def exclude(self, queue: str) -> Exclusion:
@@ -335,6 +343,14 @@ class RemoteBroker(Forwarding):
         except NotServed:
             if must_know:
                 raise
+
+
+async def _hold_by_priority(leader: Leader, args: Sequence[Any]) -> list[Handed]:
+    try:
+        handed: list[Handed] = await leader.call(HOLD_BY_PRIORITY, args, {})
+    except MasterTooOld:
+        raise MasterTooOld(_NO_PRIORITIES) from None
+    return handed
 
 
 def _goes_in_pieces(draft: Draft) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from pamqp import commands
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, Published, open_broker
@@ -18,12 +19,15 @@ from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed, Unavailable
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
+from mq.cluster.leadership import Holder, Leadership
 from mq.cluster.node import SILENT_LEASES
 from mq.cluster.peer_link import MovedNeighbors, PeerLink
+from mq.errors import CallerError
 from mq.lifecycle import State
 from mq.storage.interface import Move
 from mq.storage.memory import MemoryStorage
 from mq.web.exchange import Reply
+from tests.amqp.dialling import Client
 from tests.cluster.nodes import PORTS, Cluster, Host, config_of, three_nodes
 
 
@@ -93,6 +97,40 @@ async def test_over_amqp_too(autojump_clock: MockClock) -> None:
                 await consumer.ack(delivery.tag)
             await trio.sleep(1)
             assert await consumer.get("q") is None
+
+
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["this release", "an earlier one"])
+async def test_a_consumer_with_a_priority(
+    is_earlier: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that knows no priorities costs it its channel, which says why; others are served as ever."""
+    real = Leadership._call
+
+    async def call(self: Leadership, holder: Holder, method: str, *args: Any) -> Any:
+        assert method != "hold" or (len(args[0]), args[1]) == (4, {}), "a master that knows no more ends of it"
+        if is_earlier and method == "hold_by_priority":
+            raise CallerError(f"{method} is nothing that can be asked of a master")
+        return await real(self, holder, method, *args)
+
+    monkeypatch.setattr(Leadership, "_call", call)
+    async with three_nodes() as cluster:
+        await cluster.hosts["a"].http("PUT", "/q?store=cluster")
+        client = await Client(cluster.hosts["c"].accept()).open()
+        await client.open_channel(2)
+        await client.say(commands.Basic.Consume(queue="q", consumer_tag="plain"), channel=2)
+        assert (await client.hear_of())[0] == 2
+        await client.say(commands.Basic.Qos(prefetch_count=1), channel=1)
+        await client.say(commands.Basic.Consume(queue="q", consumer_tag="high", arguments={"x-priority": 5}))
+        assert [(await client.hear()).name for _ in range(2)] == ["Basic.QosOk", "Basic.ConsumeOk"]
+        if is_earlier:
+            closed = await client.hear()
+            assert (closed.name, closed.reply_code, closed.class_id) == ("Channel.Close", 406, 60)
+            assert "earlier mq, which knows no priorities of consumers: try again" in closed.reply_text
+            await client.say(commands.Channel.CloseOk())
+        await trio.sleep(1)
+        assert (await cluster.hosts["b"].http("POST", "/q/messages", b"x")).status == 201
+        channel, delivered = await client.hear_of()
+        assert (channel, delivered.name) == (2 if is_earlier else 1, "Basic.Deliver")
 
 
 async def test_the_oldest_is_promoted_and_has_everything(autojump_clock: MockClock) -> None:

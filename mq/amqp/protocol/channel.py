@@ -196,10 +196,10 @@ class Channel:
         if self.state is ChannelState.OPEN:
             self._publishes.give_back(message)
 
-    def lose(self, refusal: Refusal) -> None:
-        """Close the channel because messages that it published without confirms are not stored."""
+    def lose(self, refusal: Refusal, method: base.Frame) -> None:
+        """Close the channel for what came of an earlier method of its client: of a publish without confirms, say."""
         if self.state is ChannelState.OPEN:
-            self._fail(refusal, methods.Basic.Publish())
+            self._fail(refusal, method)
 
     def flush(self) -> None:
         """Send the confirms that are due."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Final
 
 import trio
+from pamqp import commands as methods
+from pamqp.base import Frame
 from trio_util import AsyncValue
 
 from mq.access.certificates import common_name
-from mq.amqp.protocol.commands import PublishedMessage, PublishMessages
+from mq.amqp.protocol.commands import ChannelKey, PublishedMessage, PublishMessages
 from mq.amqp.protocol.connection import Connection, ConnectionState
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.handlers import Handlers, give_back, refusal_of
@@ -23,7 +25,7 @@ from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PacedChunks
 from mq.doors.connections import Peer, shielded
 from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
-from mq.errors import MQError, NoSuchQueue, NotServed, QueueHeld
+from mq.errors import MasterTooOld, MQError, NoSuchQueue, NotServed, QueueHeld
 
 logger = logging.getLogger("mq.amqp")
 
@@ -335,11 +337,18 @@ class ServedConnection:
     def _close_channels(self, messages: list[PublishedMessage], why: str) -> None:
         """Close the channels of messages that are not stored where a nack would not help: the channel has no confirms,
         or the publisher would only send again a message that no queue can take."""
+        refusals = {}
         for key, count in Counter(message.channel for message in messages).items():
+            what = "1 message is" if count == 1 else f"{count} messages are"
+            refusals[key] = Refusal(Code.PRECONDITION_FAILED, f"{what} not stored: {why}")
+        self._lose(refusals, methods.Basic.Publish())
+
+    def _lose(self, refusals: Mapping[ChannelKey, Refusal], method: Frame) -> None:
+        """Close channels, as far as they are open, for what came of an earlier method of their clients."""
+        for key, refusal in refusals.items():
             channel = self._connection.channel(key)
             if channel is not None:
-                what = "1 message is" if count == 1 else f"{count} messages are"
-                channel.lose(Refusal(Code.PRECONDITION_FAILED, f"{what} not stored: {why}"))
+                channel.lose(refusal, method)
         if self._nursery is not None:
             self._nursery.start_soon(self._work_again)
 
@@ -355,6 +364,9 @@ class ServedConnection:
             await consumer.run()
         except (NoSuchQueue, QueueHeld):
             pass  # the queue was deleted: the client is told of that
+        except MasterTooOld as error:  # it stays so: a consumer that is told to begin anew would do so for ever
+            self._lose({consumer.channel: refusal_of(error)}, methods.Basic.Consume())
+            self._flush()
         except NotServed:
             self._state.failed_over([consumer.queue.key])
         except MQError as error:
