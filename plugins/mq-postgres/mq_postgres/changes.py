@@ -12,7 +12,8 @@ is changed it is withdrawn, and undone where it had landed: then what the broker
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -135,7 +136,7 @@ class Changes:
 
     def _send(self, number: int, statements: Sequence[Statement]) -> Refusals:
         with self._link.asking() as connection:
-            with connection.pipeline():
+            with _pipeline(connection):
                 connection.execute("BEGIN")
                 connection.execute(_BEGIN, (self._epoch, number))
                 given = [connection.execute(each.text, (number, *each.values)) for each in statements]
@@ -175,6 +176,22 @@ class Changes:
         if row[0]:
             self._link.landed.believe(number)
         return refusals if row[0] else None
+
+
+@contextmanager
+def _pipeline(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A pipeline for the length of the block. The first error counts."""
+    first: psycopg.Error | None = None
+    try:
+        with connection.pipeline():
+            try:
+                yield
+            except psycopg.Error as error:
+                first = error  # psycopg warns in the log of whatever ends a pipeline that ends with an error, too
+    except psycopg.Error as error:
+        raise first or error from None
+    if first is not None:
+        raise first
 
 
 def _fenced() -> StorageError:

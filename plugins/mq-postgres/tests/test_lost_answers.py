@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -43,6 +43,14 @@ SOON = "&deadline=0.4"
 def nobody_renews(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that each message on the wire belongs to the change."""
     monkeypatch.setattr(owner, "LEASE_SECONDS", 600.0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_said_by_the_driver(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A connection that is lost is mq's to tell of."""
+    yield
+    for when in ("setup", "call"):
+        assert [each.getMessage() for each in caplog.get_records(when) if each.name.startswith("psycopg")] == []
 
 
 @asynccontextmanager
