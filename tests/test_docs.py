@@ -74,6 +74,12 @@ def test_docstrings_and_comments_name_the_actor() -> None:
     assert {source: prose for source, prose in found.items() if prose} == {}
 
 
+def test_files_for_operators_name_the_actor() -> None:
+    texts = {file: file.read_text() for file in (TREE / "deploy").rglob("*.y*ml")}
+    assert len(texts) > 3
+    assert {file: HIDDEN_ACTOR.findall(text) for file, text in texts.items() if HIDDEN_ACTOR.search(text)} == {}
+
+
 def prose_of(source: str) -> list[str]:
     """The docstrings and comments of a module, and no other text: an error's is its user's."""
     statements = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
