@@ -521,7 +521,7 @@ class Wiring:
         self._keys = None if config.others_move else Keys(core)
         if self._keys is not None:
             core.secure_keys = self._keys.secure
-        sinks = DeadLetterSinks(storage)
+        sinks = DeadLetterSinks(storage, is_awaited=config.awaits_sink)
         is_shared = config.sharing is Sharing.PEERS
         ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)
         second_names = SecondNames(core, leases)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 import trio
+from trio_util import AsyncBool
 
 from mq.broker.commit import BatchChannel, Future, error_of
 from mq.broker.config import RETRY_SECONDS
@@ -152,6 +153,7 @@ class DeadLetters:
 
     async def run(self) -> None:
         """Move dead messages for ever."""
+        await self._sinks.wait_for_sink()
         async with trio.open_nursery() as nursery:
             while True:
                 await self._move_some(nursery)
@@ -324,14 +326,27 @@ class DeadLetterSinks:
 
     Args:
         storage: gives the bodies.
+        is_awaited: whether there will be a sink.
 
     Attributes:
         sink: the one sink; None without one.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, is_awaited: bool) -> None:
         self.sink: DeadLetterSink | None = None
         self._storage = storage
+        self._is_awaited = AsyncBool(is_awaited)
+
+    def set(self, sink: DeadLetterSink) -> None:
+        """Have a sink from now on."""
+        self.sink = sink
+        self._is_awaited.value = False
+
+    async def wait_for_sink(self) -> None:
+        """Wait for a sink that there will be. What died before, such as all that expired while no daemon ran, would be
+        removed without it."""
+        if self._is_awaited.value:
+            await self._is_awaited.wait_value(False)
 
     def take(self, queue: str) -> bool:
         """Whether the sink takes messages that die in a queue."""

@@ -572,7 +572,7 @@ class Declarations:
 
     def set_sink(self, sink: DeadLetterSink) -> None:
         """Set the sink that gets the dead letters of the door's queues."""
-        self._sinks.sink = sink
+        self._sinks.set(sink)
 
     async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
         """Put a record; durable on return.

@@ -93,6 +93,7 @@ def _broker_config(settings: Settings) -> BrokerConfig:
         reaper=not settings.no_reaper,
         max_body=settings.max_body,
         strict_seeds=settings.strict_seeds,
+        awaits_sink=settings.serves_amqp,
     )
 
 

@@ -14,7 +14,7 @@ from mq.amqp.model.names import SERVER_NAMED, encode, is_server_named
 from mq.amqp.model.topology import PREDECLARED
 from mq.broker import Broker
 from mq.broker.dead_letters import DeadLetterSink
-from mq.broker.queues import Record, TellShared
+from mq.broker.queues import Declarations, Record, TellShared
 from mq.cluster.link_sessions import LinkSessions
 from mq.cluster.name_space import Names
 from mq.cluster.remote_broker import RemoteBroker
@@ -50,7 +50,8 @@ class ClusterDeclarations:
         self._names = names
         self._sessions = sessions
         self._ready: dict[str, int] = {}
-        self.sink: DeadLetterSink | None = None
+        self._sink: DeadLetterSink | None = None
+        self._of_term: Declarations | None = None
 
     def knows(self, queue: str) -> bool:
         """Whether this node knows such a queue, or links use it."""
@@ -154,8 +155,16 @@ class ClusterDeclarations:
 
     def set_sink(self, sink: DeadLetterSink) -> None:
         """Set the sink that gets dead letters, of this node and, while it is master, of the cluster."""
-        self.sink = sink
+        self._sink = sink
         self._local.set_sink(sink)
+        if self._of_term is not None:
+            self._of_term.set_sink(sink)
+
+    def begin_term(self, of_term: Declarations) -> None:
+        """Have the sink get the dead letters of a term's broker, too: now, or once it is set."""
+        self._of_term = of_term
+        if self._sink is not None:
+            of_term.set_sink(self._sink)
 
     async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
         """Keep a record of this node's."""

@@ -506,8 +506,7 @@ class ClusterNode:
         keeper = RecordKeeper(broker)
         await keeper.load()
         leadership = Leadership(tenure.candidacy.number, broker, store, keeper, lambda: tenure.lasts)
-        if self._declarations.sink is not None:
-            broker.declarations.set_sink(self._declarations.sink)
+        self._declarations.begin_term(broker.declarations)
         leader, queues = LocalLeader(leadership), len(await broker.queues())
         self._leadership = leadership
         try:

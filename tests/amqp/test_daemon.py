@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,34 @@ def test_what_lasts_is_there_after_kill_and_restart(daemon: Daemon, free_port: i
             channel.queue_declare("passing", passive=True)
         with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
             connection.channel().exchange_declare("passing", passive=True)
+
+
+@pytest.mark.parametrize("end", [Daemon.kill, Daemon.stop])
+def test_what_expires_while_no_daemon_runs_goes_through_its_exchange(
+    daemon: Daemon, free_port: int, end: Callable[[Daemon], None]
+) -> None:
+    """A queue that waits, and sends on: most programs try again so. Real time: it goes on without a daemon. On a slow
+    machine some go on before."""
+    with connect(free_port) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.exchange_declare("again", "direct", durable=True)
+        channel.queue_declare("work", durable=True)
+        channel.queue_bind("work", "again", "work")
+        arguments = {"x-dead-letter-exchange": "again", "x-dead-letter-routing-key": "work", "x-message-ttl": 2000}
+        channel.queue_declare("wait", durable=True, arguments=arguments)
+        for n in range(20):
+            channel.basic_publish("", "wait", b"%d" % n, PERSISTENT)
+    end(daemon)
+    time.sleep(2)
+    daemon.start()
+    with connect(free_port) as connection:
+        found: set[bytes] = set()
+        for method, _, body in connection.channel().consume("work", auto_ack=True, inactivity_timeout=10):
+            found |= {body} if method is not None else set()
+            if method is None or len(found) == 20:
+                break
+        assert found == {b"%d" % n for n in range(20)}
 
 
 def test_what_is_acknowledged_stays_away_and_the_rest_comes_back(daemon: Daemon, free_port: int) -> None:

@@ -34,7 +34,7 @@ from tests.web.talking import stream
 
 MAX_BODY = 16 << 20
 PORTS = {"a": 1, "b": 2, "c": 3}
-CONFIG = BrokerConfig(workers=2)
+CONFIG = BrokerConfig(workers=2, awaits_sink=True)
 
 
 def config_of(name: str, password: str = "secret") -> ClusterConfig:

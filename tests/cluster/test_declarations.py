@@ -1,4 +1,4 @@
-"""How many messages a queue of the cluster has: what its master said last, for all who ask at a time."""
+"""How many messages a queue of the cluster has, as its master said last; and where dead letters of the cluster go."""
 
 from __future__ import annotations
 
@@ -26,3 +26,19 @@ async def test_of_two_who_ask_at_a_time_neither_is_told_that_a_queue_is_empty() 
     del queues["q"]
     await joint.look("other")
     assert joint._ready == {"other": 5}
+
+
+async def test_a_term_that_began_before_the_door_has_its_sink_too() -> None:
+    """Else what dies in that term is removed, though its exchange is there."""
+    told: list[tuple[str, object]] = []
+    local, first, second = (
+        SimpleNamespace(set_sink=lambda sink, name=name: told.append((name, sink))) for name in ("own", "1", "2")
+    )
+    joint = ClusterDeclarations(
+        "a", cast(Any, SimpleNamespace(declarations=local)), *(cast(Any, None) for _ in range(4))
+    )
+    joint.begin_term(cast(Any, first))
+    joint.set_sink(cast(Any, "sink"))
+    assert told == [("own", "sink"), ("1", "sink")]
+    joint.begin_term(cast(Any, second))
+    assert told[2:] == [("2", "sink")]
