@@ -517,14 +517,14 @@ class Wiring:
         jobs: Together[Job] = Together(self.committer)
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock_ns, random, writer)
         self.waiters = waiters = Waiters(config.workers)
-        self.watcher = watcher = StoreWatcher(core, waiters)
+        second_names = SecondNames(core, leases)
+        self.watcher = watcher = StoreWatcher(core, waiters, second_names)
         self._keys = None if config.others_move else Keys(core)
         if self._keys is not None:
             core.secure_keys = self._keys.secure
         sinks = DeadLetterSinks(storage, is_awaited=config.awaits_sink)
         is_shared = config.sharing is Sharing.PEERS
         ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)
-        second_names = SecondNames(core, leases)
         self._dead_letters = dead = DeadLetters(core, ledger, sinks, second_names, watcher.load_queues)
         recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)

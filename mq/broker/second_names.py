@@ -45,7 +45,7 @@ class SecondNames:
         return Move(entry, State.REMOVED, Meta(receipt=receipt))
 
     async def remove(self, queue: str, id: MessageId, neighbours: Iterable[str]) -> None:
-        """Remove a message under all the names that it still has.
+        """Remove a message under all the names that it still has. Does nothing where it has one name at the most.
 
         Args:
             queue: the queue from which it was removed.
@@ -55,6 +55,8 @@ class SecondNames:
         Raises:
             StorageError: some could not be removed.
         """
+        if not self.may_exist:
+            return
         # A list of every queue's folder would take too long: the index has them, but for what it has not heard of yet.
         known = [index.name for index in self._catalog.queues.values() if index.find(id) is not None]
         for name in dict.fromkeys([queue, *neighbours, *known]):

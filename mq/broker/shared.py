@@ -15,6 +15,7 @@ import trio
 from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex, incarnation_of, without_rank
+from mq.broker.second_names import SecondNames
 from mq.broker.settings import QueueSettings
 from mq.broker.waiters import Waiters
 from mq.errors import StorageError
@@ -38,13 +39,15 @@ class StoreWatcher:
     Args:
         core: what every part has.
         waiters: called for queues that others have changed or deleted.
+        second_names: removes what a peer has left of a removal.
     """
 
-    def __init__(self, core: Core, waiters: Waiters) -> None:
+    def __init__(self, core: Core, waiters: Waiters, second_names: SecondNames) -> None:
         self._catalog = core.catalog
         self._storage = core.storage
         self._ids = core.ids
         self._waiters = waiters
+        self._second_names = second_names
         self._others_move = core.config.others_move
         self._sweep = core.config.sharing is Sharing.PEERS and core.config.mover
         self._stranded_since: dict[Entry, float] = {}
@@ -148,8 +151,11 @@ class StoreWatcher:
                 continue
             if entry.state is State.NEW:
                 self._appeared(entry)
-            elif entry.id not in self._catalog.locks:
-                self._catalog.place(entry)
+            else:
+                # A peer may have been killed in the middle of the removal. What goes with the message would be gone.
+                await self._second_names.remove(entry.queue, entry.id, ())
+                if entry.id not in self._catalog.locks:
+                    self._catalog.place(entry)
 
     async def _apply(self, change: Change) -> None:
         entry = change.entry
@@ -167,7 +173,8 @@ class StoreWatcher:
             if entry.id in self._catalog.locks:
                 continue  # a peer has moved it since an earlier scan, and this broker is removing it
             if entry.state is State.REMOVED:
-                self._catalog.place(entry)
+                if not (self._sweep and self._second_names.may_exist):  # else it is taken over later
+                    self._catalog.place(entry)
             elif entry.queue in self._catalog.queues:
                 self._place(self._catalog.queues[entry.queue], entry)
             elif entry.queue not in self._catalog.strangers:

@@ -26,6 +26,7 @@ from mq.storage.interface import (
     AnyOperation,
     Description,
     Entry,
+    Meta,
     Move,
     Outcome,
     Sharing,
@@ -372,6 +373,28 @@ async def test_a_message_that_a_killed_peer_left_in_new_and_elsewhere_is_counted
             await broker.remove("q", message.id)
             status = await broker.status("q")
             assert (status.ready, status.leased, status.delayed) == (0, 0, 0)
+
+
+async def test_a_removal_that_a_killed_peer_began_is_finished_before_its_message_is_reaped(
+    wall_clock: WallClock,
+) -> None:
+    """Else its attributes were gone, and the message came back for ever without them."""
+    async with open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk:
+        id = MessageIds(wall_clock).new()
+        await disk.storage.commit([Write("q", id, b"x", {"n": 1})])
+        leased = Meta(deadline_ms=round(wall_clock() / 1e6) + 4000, receives=1, receipt="0123456789abcdef")
+        await disk.storage.commit([Move(Entry("q", id, State.NEW), State.DELAYED, leased)])
+        link_second(disk, "q", id, f"remove/q:{id},cfedcba9876543210")
+        async with open_broker(disk.storage, BrokerConfig(peers=1), clock_ns=wall_clock) as broker:
+            for _ in range(3):
+                await trio.sleep(STRANDED_SECONDS)
+                message = await broker.fetch("q")
+                if message is not None:
+                    assert (await message.body.read(), message.properties.attributes) == (b"x", {"n": 1})
+                    await broker.requeue("q", id, receipt=message.receipt)
+            status = await broker.status("q")
+            assert (status.ready, status.leased, status.delayed) == (0, 0, 0)
+        assert disk.files("new", "queues", "delay", "remove", "state/properties") == set()
 
 
 class Slow(MemoryStorage):
