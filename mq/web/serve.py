@@ -38,8 +38,8 @@ GRACE_SECONDS: Final = 10
 HEAD_SECONDS: Final = 30
 """How long the next request's line and headers may take, from the end of the last response on."""
 SILENT_SECONDS: Final = 120
-"""How long a connection may stay open without a byte in either direction, even while it waits for a message; up to
-twice as long while an answer is being sent."""
+"""How long a connection may stay open without a byte in either direction, but for the time in which a request waits
+for its answer; up to twice as long while an answer is being sent."""
 GOODBYE_SECONDS: Final = 1
 """How long the end of a connection may take: over TLS it is announced."""
 PROTOCOLS: Final = ("h2", "http/1.1")
