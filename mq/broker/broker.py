@@ -231,13 +231,21 @@ class Broker:
             raise outcome
         return outcome.id
 
-    async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
-        """Store messages with one barrier; a message or an error for each draft, in their order."""
+    async def publish_many(
+        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] = lambda: None
+    ) -> list[Published | MQError]:
+        """Store messages with one barrier; a message or an error for each draft, in their order.
+
+        Args:
+            queue: the queue's name.
+            drafts: the messages.
+            has_place: called when what is published there from then on comes behind them; perhaps never.
+        """
         began = trio.current_time()
         try:
             with self._in_flight:
                 index = self._known.get(queue) or await self._queues.get(queue)
-                outcomes = await self._publishing.publish(index, drafts)
+                outcomes = await self._publishing.publish(index, drafts, has_place)
             for took in self._publish_took:
                 took(trio.current_time() - began)
             return outcomes

@@ -159,8 +159,15 @@ class Publisher:
         with self._committer.noting_failure():
             return await stage(self._storage, chunks, self._longest)
 
-    async def publish(self, index: QueueIndex, drafts: Sequence[Draft]) -> list[Published | MQError]:
+    async def publish(
+        self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] = lambda: None
+    ) -> list[Published | MQError]:
         """Publish drafts in one batch; a message or an error for each, in their order.
+
+        Args:
+            index: the queue.
+            drafts: the messages.
+            has_place: called when what is published there from then on comes behind them; perhaps never.
 
         Raises:
             StorageError: the queue's bodies cannot be read; nothing was published.
@@ -179,6 +186,8 @@ class Publisher:
             ]
             if jobs:
                 self._jobs.put(jobs)
+            if not has_keys:
+                has_place()
         outcomes = [_answered(entry) or await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
             outcome = outcomes[number]

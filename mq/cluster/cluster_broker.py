@@ -196,8 +196,10 @@ class ClusterBroker(Forwarding):
                 return await spool(body, self._spool_folder)
             return await self._local.stage(body)
 
-    async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
-        """Store messages; what became of each, in their order."""
+    async def publish_many(
+        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] = lambda: None
+    ) -> list[Published | MQError]:
+        """Store messages; what became of each, in their order. `has_place` as the local broker calls it."""
         if self._sessions.owns(queue):
             return self._sessions.receive(drafts)
         if any(isinstance(draft.body, GatheredBody) for draft in drafts):
@@ -208,7 +210,7 @@ class ClusterBroker(Forwarding):
                 if any(isinstance(draft.body, SpooledBody) for draft in drafts):
                     drafts = [draft._replace(body=await self._local_body(draft.body)) for draft in drafts]
                 is_given = True
-                return await self._local.publish_many(queue, drafts)
+                return await self._local.publish_many(queue, drafts, has_place)
             if any(isinstance(draft.body, Upload) and not isinstance(draft.body, SpooledBody) for draft in drafts):
                 raise NotServed(f"queue {queue} became highly available while its message was on its way: try again")
             return await self._remote.publish_many(queue, drafts)

@@ -192,9 +192,12 @@ class RemoteBroker(Forwarding):
 
     # Publishing
 
-    async def publish_many(self, queue: str, drafts: Sequence[Draft]) -> list[Published | MQError]:
+    async def publish_many(
+        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] = lambda: None
+    ) -> list[Published | MQError]:
         """Store messages. Their ids are chosen here, so that the next leader knows them again. Bodies of more than
-        WHOLE_BYTES go there in pieces, and from their beginning to the next leader."""
+        WHOLE_BYTES go there in pieces, and from their beginning to the next leader. `has_place` is not called: two
+        requests may overtake each other on the way."""
         numbered = [
             draft if draft.key is not None else draft._replace(id=self._ids.new(draft.group)) for draft in drafts
         ]

@@ -727,9 +727,9 @@ async def test_a_mandatory_message_comes_back_from_a_queue_that_is_deleted_meanw
     await client.call(Confirm.Select())
     publish_many = house.broker.publish_many
 
-    async def deleted_first(queue: str, drafts: Any) -> Any:
+    async def deleted_first(queue: str, drafts: Any, has_place: Any) -> Any:
         await house.broker.delete_queue(queue)
-        return await publish_many(queue, drafts)
+        return await publish_many(queue, drafts, has_place)
 
     monkeypatch.setattr(house.broker, "publish_many", deleted_first)
     await client.publish("q", b"x", mandatory=True)
@@ -869,11 +869,11 @@ async def test_what_one_client_has_sent_is_stored_in_parts(
     sizes: list[int] = []
     store = Copies.store
 
-    async def count(copies: Copies, each: Sequence[Copy]) -> list[tuple[Copy, MQError | None]]:
+    async def count(copies: Copies, each: Sequence[Copy], *rest: Any) -> list[tuple[Copy, MQError | None]]:
         sizes.append(len(each))
         if len(sizes) == 1:
             await trio.sleep(1)  # meanwhile the client goes on
-        return await store(copies, each)
+        return await store(copies, each, *rest)
 
     monkeypatch.setattr(Copies, "store", count)
     await client.declare()

@@ -84,8 +84,14 @@ class Copies:
             return ()
         return tuple(found)
 
-    async def store(self, copies: Sequence[Copy]) -> list[tuple[Copy, MQError | None]]:
+    async def store(
+        self, copies: Sequence[Copy], has_place: Callable[[], object] = lambda: None
+    ) -> list[tuple[Copy, MQError | None]]:
         """Store copies under one barrier, those of each queue in their order.
+
+        Args:
+            copies: in order.
+            has_place: called when all that is stored from then on comes behind them; perhaps never.
 
         Returns:
             Each copy, and its error or None. Those of one queue keep their order.
@@ -95,24 +101,26 @@ class Copies:
             by_queue.setdefault(copy.queue.key, []).append(copy)
         found: list[tuple[Copy, MQError | None]] = []
 
-        async def store_in(queue: QueueName, its: list[Copy]) -> None:
-            found.extend(zip(its, await self._store_in(queue, its), strict=True))
+        async def store_in(queue: QueueName, its: list[Copy], has_place: Callable[[], object] = lambda: None) -> None:
+            found.extend(zip(its, await self._store_in(queue, its, has_place), strict=True))
 
         if len(by_queue) == 1:
-            await store_in(*by_queue.popitem())
+            await store_in(*by_queue.popitem(), has_place)
             return found
         async with trio.open_nursery() as nursery:
             for queue, its in by_queue.items():
                 nursery.start_soon(store_in, queue, its)
         return found
 
-    async def _store_in(self, queue: QueueName, copies: Sequence[Copy]) -> Sequence[MQError | None]:
+    async def _store_in(
+        self, queue: QueueName, copies: Sequence[Copy], has_place: Callable[[], object]
+    ) -> Sequence[MQError | None]:
         is_consumed = self._consumers.count(queue) > 0
         try:
             if any(copy.queue.is_unsure for copy in copies):
                 copies = await self._sure(queue, copies)
             drafts = [_draft_of(copy, is_consumed=is_consumed) for copy in copies]
-            outcomes = await self._broker.publish_many(queue, drafts)
+            outcomes = await self._broker.publish_many(queue, drafts, has_place)
         except MQError as error:
             return [error] * len(copies)
         return [None if isinstance(outcome, Published) else outcome for outcome in outcomes]

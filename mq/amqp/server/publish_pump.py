@@ -1,4 +1,4 @@
-"""Stores what a connection publishes: in order, and under one barrier what came together.
+"""Stores what a connection publishes, in order: while a portion of it is stored, the next ones are prepared.
 
 While the store has no room, publishers wait: a :class:`FullStoreAlarm` tells all connections.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
@@ -28,8 +28,10 @@ MOST_BYTES_WAITING: Final = 16 * 1024 * 1024
 """Of one connection, before nothing more is read from it."""
 MOST_BYTES_IN_ALL: Final = 256 * 1024 * 1024
 """Of all connections, before nothing more is read from those of which something waits."""
-MOST_TOGETHER: Final = 1024
-"""Messages of one connection that are stored together: preparing more would hold up other connections."""
+MOST_TOGETHER: Final = 128
+"""Messages of one connection that are stored and answered together. Preparing more would hold up other connections."""
+MOST_PORTIONS: Final = 16
+"""Times that many that are under way at once: while some are stored, the next ones are prepared."""
 RETRY_SECONDS: Final = 1.0
 """The pause before messages that found no room are tried again."""
 
@@ -84,6 +86,7 @@ class PublishPump:
         self._told = told
         self._waiting: deque[PublishedMessage] = deque()
         self._under_way = 0
+        self._stuck: AsyncValue[int] = AsyncValue(0)  # portions that wait for room
         self._bytes: AsyncValue[int] = AsyncValue(0)
         self._work = trio.Event()
         self._failure: MQError | None = None
@@ -138,14 +141,10 @@ class PublishPump:
             MQError: the store has failed, or the broker ends; what waited is not stored.
         """
         try:
-            while True:
-                await self._work.wait()
-                self._work = trio.Event()
-                while self._waiting:
-                    await self._store_waiting()
-        except MQError as error:
-            self._failure, self.why = error, str(error)
-            raise
+            async with trio.open_nursery() as nursery:
+                await self._begin_portions(nursery)
+            if self._failure is not None:
+                raise self._failure
         finally:
             self._alarm.clear(self)
             self._has_ended = True
@@ -163,15 +162,58 @@ class PublishPump:
         with self._awaited():
             return await self._store(messages)
 
-    async def _store(self, messages: Sequence[PublishedMessage]) -> Unstored:
-        """Store messages now, waiting for room if there is none. Returns those that are refused."""
+    async def _begin_portions(self, nursery: trio.Nursery) -> None:
+        """Begin to store what waits, one portion behind the other, for ever."""
+        room = trio.Semaphore(MOST_PORTIONS)
+        before = _Portion()
+        before.is_told.set()
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            while self._waiting:
+                await room.acquire()
+                await self._stuck.wait_value(0)
+                portion = _Portion(self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER)))
+                self._under_way += len(portion.messages)
+                nursery.start_soon(self._store_portion, portion, before.is_told, room, nursery.cancel_scope)
+                await portion.has_place.wait()
+                before = portion
+
+    async def _store_portion(
+        self, portion: _Portion, may_tell: trio.Event, room: trio.Semaphore, scope: trio.CancelScope
+    ) -> None:
+        """Store a portion, and tell of it after those before it."""
+        try:
+            unstored = await self._store(portion.messages, portion.has_place.set)
+        except MQError as error:
+            if self._failure is None:
+                self._failure, self.why = error, str(error)
+            scope.cancel()
+            return
+        portion.has_place.set()
+        await may_tell.wait()
+        self._under_way -= len(portion.messages)
+        self._told(portion.messages, unstored)
+        self._count(-sum(map(_size, portion.messages)))
+        portion.is_told.set()
+        room.release()
+
+    async def _store(
+        self, messages: Sequence[PublishedMessage], has_place: Callable[[], object] = lambda: None
+    ) -> Unstored:
+        """Store messages now, waiting for room if there is none. Returns those that are refused.
+
+        Args:
+            messages: in order.
+            has_place: called when all that is stored from then on comes behind them; perhaps only by the end.
+        """
         full, unfit, missing = set[int](), set[int](), Counter[int]()
         queues, reason = await self._route(messages)
         unserved = {id(message) for message in messages if id(message) not in queues}
         copies = [Copy(message, queue) for message in messages for queue in queues.get(id(message), ())]
         while copies:
             stuck, why = [], ""
-            for copy, error in await self._copies.store(copies):
+            for copy, error in await self._copies.store(copies, has_place):
                 if isinstance(error, StorageFull):
                     stuck.append(copy)
                     why = str(error)
@@ -190,11 +232,9 @@ class PublishPump:
                     raise error
             copies = stuck
             if stuck:
-                if self._is_left and self._backlog.value >= MOST_BYTES_IN_ALL:
-                    raise StorageFull(why)
-                self._alarm.raise_alarm(self, why)
-                await trio.sleep(RETRY_SECONDS)
-        self._alarm.clear(self)
+                await self._pause(why)
+        if not self._stuck.value:
+            self._alarm.clear(self)
         mandatory = [message for message in messages if message.mandatory and id(message) in queues]
         unrouted = [message for message in mandatory if missing[id(message)] == len(queues[id(message)])]
         if not (full or unserved or unfit or unrouted):
@@ -207,6 +247,17 @@ class PublishPump:
             unrouted,
         )
 
+    async def _pause(self, why: str) -> None:
+        """Wait before a portion is tried again that found no room. Meanwhile no other begins."""
+        if self._is_left and self._backlog.value >= MOST_BYTES_IN_ALL:
+            raise StorageFull(why)
+        self._alarm.raise_alarm(self, why)
+        self._stuck.value += 1
+        try:
+            await trio.sleep(RETRY_SECONDS)
+        finally:
+            self._stuck.value -= 1
+
     async def _route(self, messages: Sequence[PublishedMessage]) -> tuple[dict[int, tuple[Queue, ...]], str]:
         """The queues of messages, by the messages' `id`; and why some are not among them, whose queues cannot be found
         out just now."""
@@ -217,14 +268,6 @@ class PublishPump:
             return queues | await self._copies.routed(messages), ""
         except NotServed as error:
             return queues, str(error)
-
-    async def _store_waiting(self) -> None:
-        messages = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER))]
-        self._under_way = len(messages)
-        unstored = await self._store(messages)
-        self._under_way = 0
-        self._told(messages, unstored)
-        self._count(-sum(map(_size, messages)))
 
     async def _bury(self, copy: Copy) -> None:
         if copy.queue.arguments.get(OVERFLOW) == "reject-publish-dlx":
@@ -242,6 +285,21 @@ class PublishPump:
             yield
         finally:
             self._who_wait -= 1
+
+
+class _Portion:
+    """Messages that are stored and answered together.
+
+    Attributes:
+        messages: in order.
+        has_place: all that is stored from now on comes behind them.
+        is_told: the client has been told of them.
+    """
+
+    def __init__(self, messages: Iterable[PublishedMessage] = ()) -> None:
+        self.messages = list(messages)
+        self.has_place = trio.Event()
+        self.is_told = trio.Event()
 
 
 _ALL_STORED: Final = Unstored([], [], [], "", [])

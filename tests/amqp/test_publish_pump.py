@@ -1,0 +1,179 @@
+"""What a connection publishes is stored in portions, of which several are under way: in order, and told of in order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+from trio_util import AsyncValue
+
+from mq.amqp.model.declared import Queue
+from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
+from mq.amqp.server.copies import Copies, Copy
+from mq.amqp.server.dead_letters import DeadLetterRouter
+from mq.amqp.server.publish_pump import MOST_PORTIONS, MOST_TOGETHER, FullStoreAlarm, PublishPump, Unstored
+from mq.amqp.wire.properties import NONE
+from mq.errors import MQError, StorageFailed, StorageFull
+
+Q = Queue("/", "q", durable=True)
+
+
+class Stores:
+    """Stands for the queues. Each portion stays until it is let go; by its number, from 0.
+
+    Attributes:
+        begun: the first message of each portion that was given to the store, in order.
+        ends: by the number of a portion, how it ends: with an error, or well.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ends: dict[int, MQError | None] = {}
+        self.gives_place = True
+        self._changed = trio.Condition()
+
+    async def store(self, copies: Sequence[Copy], has_place: Callable[[], object]) -> list[tuple[Copy, MQError | None]]:
+        first = int(copies[0].publication.body)
+        self.begun.append(first)
+        if self.gives_place:
+            has_place()
+        while first // MOST_TOGETHER not in self.ends:
+            async with self._changed:
+                await self._changed.wait()
+        error = self.ends[first // MOST_TOGETHER]
+        return [(copy, error) for copy in copies]
+
+    async def end(self, number: int, error: MQError | None = None) -> None:
+        self.ends[number] = error
+        async with self._changed:
+            self._changed.notify_all()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+class Pump:
+    """A pump, and what it has told."""
+
+    def __init__(self) -> None:
+        self.stores = Stores()
+        self.told: list[int] = []
+        self.alarm = FullStoreAlarm(lambda: None)
+        self.pump = PublishPump(
+            cast("Copies", self.stores), self.alarm, cast("DeadLetterRouter", None), AsyncValue(0), self._tell
+        )
+
+    def _tell(self, messages: list[PublishedMessage], unstored: Unstored) -> None:
+        assert not unstored.full
+        self.told += [int(message.body) for message in messages]
+
+    async def put(self, portions: int) -> None:
+        channel = ChannelKey(1, 1)
+        self.pump.put(
+            [
+                PublishedMessage(channel, number, "", "q", (Q,), NONE, b"%d" % number, None)
+                for number in range(portions * MOST_TOGETHER)
+            ]
+        )
+        await trio.testing.wait_all_tasks_blocked()
+
+    def begun(self) -> list[int]:
+        """The numbers of the portions that were given to the store."""
+        return [first // MOST_TOGETHER for first in self.stores.begun]
+
+    def told_portions(self) -> list[int]:
+        """The numbers of the portions that were told of, each whole and in order."""
+        assert self.told == list(range(len(self.told)))
+        return list(range(len(self.told) // MOST_TOGETHER))
+
+
+@pytest.fixture
+async def pump(nursery: trio.Nursery) -> AsyncIterator[Pump]:
+    pump = Pump()
+    nursery.start_soon(pump.pump.run)
+    yield pump
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_portion_begins_once_the_one_before_has_its_place(pump: Pump) -> None:
+    await pump.put(3)
+    assert pump.begun() == [0, 1, 2]
+
+
+async def test_without_a_place_it_begins_once_the_one_before_is_stored(pump: Pump) -> None:
+    pump.stores.gives_place = False
+    await pump.put(3)
+    assert pump.begun() == [0]
+    await pump.stores.end(0)
+    assert pump.begun() == [0, 1]
+
+
+async def test_what_is_stored_first_is_told_of_in_its_turn(pump: Pump) -> None:
+    await pump.put(4)
+    await pump.stores.end(2)
+    await pump.stores.end(1)
+    assert pump.told_portions() == []
+    await pump.stores.end(0)
+    assert pump.told_portions() == [0, 1, 2]
+    await pump.stores.end(3)
+    assert pump.told_portions() == [0, 1, 2, 3]
+
+
+async def test_so_many_portions_are_under_way_and_no_more(pump: Pump) -> None:
+    await pump.put(MOST_PORTIONS + 2)
+    assert pump.begun() == list(range(MOST_PORTIONS))
+    await pump.stores.end(1)
+    assert len(pump.begun()) == MOST_PORTIONS
+    await pump.stores.end(0)
+    assert pump.begun() == list(range(MOST_PORTIONS + 2))
+
+
+async def test_while_one_waits_for_room_no_other_begins(autojump_clock: MockClock, pump: Pump) -> None:
+    pump.stores.gives_place = False
+    await pump.put(1)
+    await pump.stores.end(0, StorageFull("no room"))
+    assert pump.alarm.why == "no room"
+    pump.stores.gives_place = True
+    await pump.put(3)
+    await trio.sleep(10)
+    assert set(pump.begun()) == {0}
+    pump.stores.ends = {0: None}
+    await trio.sleep(2)
+    assert pump.begun()[-3:] == [0, 1, 2]
+    assert pump.alarm.why == ""
+
+
+async def test_the_alarm_stays_while_any_waits_for_room(autojump_clock: MockClock, pump: Pump) -> None:
+    await pump.put(3)
+    await pump.stores.end(0, StorageFull("no room"))
+    await pump.stores.end(1)
+    assert pump.alarm.why == "no room"
+    assert pump.told == []
+    pump.stores.ends[0] = None
+    await trio.sleep(2)
+    assert pump.alarm.why == ""
+    assert pump.told_portions() == [0, 1]
+
+
+async def test_what_is_under_way_when_the_store_fails_is_lost_with_what_waits(nursery: trio.Nursery) -> None:
+    pump = Pump()
+    raised: list[Any] = []
+
+    async def run() -> None:
+        try:
+            await pump.pump.run()
+        except MQError as error:
+            raised.append(error)
+
+    nursery.start_soon(run)
+    await pump.put(MOST_PORTIONS + 1)
+    await pump.stores.end(0)
+    failure = StorageFailed("what a pity")
+    await pump.stores.end(2, failure)
+    assert raised == [failure]
+    assert pump.told_portions() == [0]
+    assert (pump.pump.lost, pump.pump.why) == (MOST_PORTIONS * MOST_TOGETHER, "what a pity")
+    with pytest.raises(StorageFailed):
+        await pump.pump.wait_for_all()
