@@ -232,7 +232,7 @@ class Broker:
         return outcome.id
 
     async def publish_many(
-        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] = lambda: None
+        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] | None = None
     ) -> list[Published | MQError]:
         """Store messages with one barrier; a message or an error for each draft, in their order.
 

@@ -160,7 +160,7 @@ class Publisher:
             return await stage(self._storage, chunks, self._longest)
 
     async def publish(
-        self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] = lambda: None
+        self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None = None
     ) -> list[Published | MQError]:
         """Publish drafts in one batch; a message or an error for each, in their order.
 
@@ -186,7 +186,7 @@ class Publisher:
             ]
             if jobs:
                 self._jobs.put(jobs)
-            if not has_keys:
+            if has_place is not None and not has_keys:
                 has_place()
         outcomes = [_answered(entry) or await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):

@@ -197,7 +197,7 @@ class ClusterBroker(Forwarding):
             return await self._local.stage(body)
 
     async def publish_many(
-        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] = lambda: None
+        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] | None = None
     ) -> list[Published | MQError]:
         """Store messages; what became of each, in their order. `has_place` as the local broker calls it."""
         if self._sessions.owns(queue):

@@ -193,7 +193,7 @@ class RemoteBroker(Forwarding):
     # Publishing
 
     async def publish_many(
-        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] = lambda: None
+        self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] | None = None
     ) -> list[Published | MQError]:
         """Store messages. Their ids are chosen here, so that the next leader knows them again. Bodies of more than
         WHOLE_BYTES go there in pieces, and from their beginning to the next leader. `has_place` is not called: two

@@ -37,6 +37,7 @@ from mq.storage.interface import (
     Staged,
     Storage,
     Stored,
+    TellingStorage,
     Unlink,
     Write,
     reads_columns,
@@ -71,6 +72,7 @@ class LayeredStorage:
 
     def __init__(self, below: Storage, max_memory: int) -> None:
         self._below = below
+        self._telling: TellingStorage | None = None  # the same, where it tells of first outcomes
         self._above = MemoryStorage(max_memory)
         self._transient: set[str] = set()
         self._is_used = False  # memory may hold messages, or has held some
@@ -84,6 +86,7 @@ class LayeredStorage:
     async def open(self) -> None:
         """Open the store below; memory is empty."""
         await self._below.open()
+        self._telling = self._below if tells(self._below) else None
         await self._above.open()
         for name, value in (await self._below.records(QUEUE)).items():
             await self._above.put_record(QUEUE, name, value)
@@ -159,8 +162,8 @@ class LayeredStorage:
 
     async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
         """As :meth:`commit`; in parts where the store below can, and all of it is for that."""
-        if tells(self._below) and self._is_below(operations):
-            return await self._below.commit_in_parts(cast("Sequence[Operation]", operations), hear)
+        if self._telling is not None and self._is_below(operations):
+            return await self._telling.commit_in_parts(cast("Sequence[Operation]", operations), hear)
         return await self.commit(operations)
 
     async def _commit_below(self, operations: Sequence[AnyOperation]) -> list[Outcome]:

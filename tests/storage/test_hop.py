@@ -19,7 +19,7 @@ from mq.storage.files.hop import EarlyResults, OwnThread
 @pytest.fixture
 def own() -> Iterator[OwnThread]:
     own = OwnThread("own")
-    assert own.start()
+    own.start()
     yield own
     own.end()
 
@@ -106,9 +106,11 @@ async def test_without_a_handle_it_does_not_start(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "pipe2", refuse)
     own = OwnThread("own")
-    assert not own.start()
+    own.start()
+    assert not own.is_free
     monkeypatch.undo()
-    assert own.start()
+    own.start()
+    assert own.is_free
     own.end()
 
 
@@ -181,23 +183,31 @@ async def test_results_are_heard_once_and_in_order_however_often_they_are_told(o
 
 
 async def test_how_late_results_are_heard_of(own: OwnThread) -> None:
-    heard, told = Heard(), threading.Event()
+    begun, told, gate, times = threading.Event(), threading.Event(), threading.Event(), list[float]()
 
     def work(early: EarlyResults) -> None:
+        assert begun.wait(10), "no task has the loop"
         early.expected.append("a")
+        times.append(time.monotonic())
         early.tell(1)
         told.set()
-        time.sleep(0.5)
+        assert gate.wait(10), "what was told is not heard"
+
+    def hear(results: Sequence[str], late_seconds: float) -> None:
+        times.append(time.monotonic())
+        assert 0.1 < late_seconds <= times[1] - times[0]
+        gate.set()
 
     async with trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def _() -> None:
-            told.wait()  # somebody keeps the loop to himself
-            time.sleep(0.2)  # noqa: ASYNC251
+            begun.set()
+            told.wait()  # this task keeps the loop to itself
+            time.sleep(0.15)  # noqa: ASYNC251
 
-        await own.hop_in_parts(work, hear=heard)
-    assert 0.1 < heard.late_seconds[0] < 0.5
+        await own.hop_in_parts(work, hear=hear)
+    assert len(times) == 2
 
 
 async def test_an_error_of_who_hears_is_raised_when_the_call_has_ended(own: OwnThread) -> None:

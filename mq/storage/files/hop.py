@@ -116,19 +116,19 @@ class OwnThread:
     """A thread of a store's own, that makes one call at a time. A hop to it costs less than one to Trio's threads: its
     answer comes by a pipe, for which the caller waits itself.
 
-    Call :meth:`start` before a hop. It finishes what it has begun, also when the caller is cancelled meanwhile.
+    It finishes what it has begun, also when the caller is cancelled meanwhile.
 
     Args:
         name: the thread's.
 
     Attributes:
-        is_free: no call is under way. Ask for one only then.
+        is_free: it is started, and no call is under way. Ask for one only then.
         heard_late: seconds from the end of the last call until the event loop came to it. Look before anything else is
             awaited.
     """
 
     def __init__(self, name: str) -> None:
-        self.is_free = True
+        self.is_free = False
         self.heard_late = 0.0
         self._name = name
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -136,16 +136,17 @@ class OwnThread:
         self._hearing = self._telling = -1  # the two ends of the pipe
         self._told = 0  # so many results of the call that is under way
 
-    def start(self) -> bool:
-        """Start the thread, unless it has been. False where there are no handles for its pipe."""
-        if self._worker is None:
-            try:
-                self._hearing, self._telling = os.pipe2(os.O_CLOEXEC)
-            except OSError:
-                return False
-            self._worker = threading.Thread(target=self._work, args=(self._telling,), name=self._name, daemon=True)
-            self._worker.start()
-        return True
+    def start(self) -> None:
+        """Start the thread, unless it has been, or there are no handles for its pipe."""
+        if self._worker is not None:
+            return
+        try:
+            self._hearing, self._telling = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            return
+        self._worker = threading.Thread(target=self._work, args=(self._telling,), name=self._name, daemon=True)
+        self._worker.start()
+        self.is_free = True
 
     async def hop(self, verb: Callable[..., Any], *args: object) -> Any:
         """Make the call there. What it raises is raised here."""
@@ -164,10 +165,11 @@ class OwnThread:
             self._jobs.put(None)
             thread.join()
             if self.is_free:
+                self.is_free = False
                 self._close_pipe()
 
     async def _make(self, job: _Job, parts: _Parts | None = None) -> Any:
-        assert self.is_free, "one call at a time"
+        assert self.is_free, "start it, and ask for one call at a time"
         await trio.lowlevel.checkpoint_if_cancelled()
         self.is_free = False
         self._told = 0
@@ -176,9 +178,10 @@ class OwnThread:
             while not await self._has_ended():
                 if parts is not None:
                     parts.hear(self._told, self.heard_late)
-        self.is_free = True
-        if self._worker is None:
-            self._close_pipe()  # it was ended meanwhile
+        if self._worker is None:  # it was ended meanwhile
+            self._close_pipe()
+        else:
+            self.is_free = True
         for error in (job.error, None if parts is None else parts.error):
             if error is not None:
                 raise error

@@ -227,6 +227,9 @@ class FolderStorage:
 
     def _opened(self, opened: OpenRoot) -> None:
         self._open, self._described = opened, None
+        for thread in (self._committing, self._reading):
+            if thread is not None:
+                thread.start()
         if self._can_watch and self._options.sharing is not Sharing.ALONE:
             layout = opened.folders.layout
             self._queues = KeptLook(self._calls, [layout.queues, f"{layout.records}/{QUEUE}"])
@@ -299,9 +302,9 @@ class FolderStorage:
 
         async with self._gate:
             hop, thread = self._hop_in_parts, self._committing
-            if thread is not None and thread.is_free and thread.start():
+            if thread is not None and thread.is_free:
                 hop = thread.hop_in_parts
-            if hop is None or not self.description.tells:
+            if hop is None or self._root_open.folders.log is None:
                 return await self._commit(operations)
             outcomes = Outcomes(await hop(self._run_in_parts, operations, hear=counting))
             if thread is not None:
@@ -409,7 +412,7 @@ class FolderStorage:
         return result
 
     def _hop_to(self, thread: OwnThread | None) -> Hop:
-        return thread.hop if thread is not None and thread.is_free and thread.start() else self._hop
+        return thread.hop if thread is not None and thread.is_free else self._hop
 
     async def _read_only(
         self, verb: Callable[..., _T], *args: object, thread: OwnThread | None = None, inline: bool = False
