@@ -75,6 +75,8 @@ _STAGED_CHUNK: Final = 1024 * 1024
 _BUSY_TRIES: Final = 50
 _BUSY_PAUSE_SECONDS: Final = 0.1
 _READERS: Final = 4
+_LEAST_PORTIONS: Final = 3
+"""Of a smaller batch nothing is told before its end: its callers would miss the next one, which costs flushes."""
 _MOST_INLINE: Final = 4
 """Writes, moves or reads that in memory take as long as a hop to a thread and back."""
 _MOST_INLINE_BYTES: Final = 1 << 16
@@ -321,6 +323,7 @@ class FolderStorage:
         return outcomes
 
     def _run_in_parts(self, early: EarlyResults, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        early.is_over = len(operations) < _LEAST_PORTIONS * early.every
         return self._run(operations, early)
 
     def _run(self, operations: Sequence[AnyOperation], early: EarlyResults | None = None) -> list[Outcome]:
