@@ -69,14 +69,11 @@ class Pump:
         assert not unstored.full
         self.told += [int(message.body) for message in messages]
 
+    def message(self, number: int) -> PublishedMessage:
+        return PublishedMessage(ChannelKey(1, 1), number, "", "q", (Q,), NONE, b"%d" % number, None)
+
     async def put(self, portions: int) -> None:
-        channel = ChannelKey(1, 1)
-        self.pump.put(
-            [
-                PublishedMessage(channel, number, "", "q", (Q,), NONE, b"%d" % number, None)
-                for number in range(portions * MOST_TOGETHER)
-            ]
-        )
+        self.pump.put([self.message(number) for number in range(portions * MOST_TOGETHER)])
         await trio.testing.wait_all_tasks_blocked()
 
     def begun(self) -> list[int]:
@@ -177,3 +174,16 @@ async def test_what_is_under_way_when_the_store_fails_is_lost_with_what_waits(nu
     assert (pump.pump.lost, pump.pump.why) == (MOST_PORTIONS * MOST_TOGETHER, "what a pity")
     with pytest.raises(StorageFailed):
         await pump.pump.wait_for_all()
+
+
+async def test_what_is_less_than_a_portion_waits_while_enough_is_under_way(pump: Pump) -> None:
+    await pump.put(1)
+    assert pump.begun() == [0]
+    pump.pump.put([pump.message(number) for number in range(MOST_TOGETHER, MOST_TOGETHER + 5)])
+    await trio.testing.wait_all_tasks_blocked()
+    assert pump.begun() == [0]
+    await pump.stores.end(0)
+    assert pump.begun() == [0, 1]
+    pump.pump.put([pump.message(2 * MOST_TOGETHER)])
+    await trio.testing.wait_all_tasks_blocked()
+    assert pump.begun() == [0, 1, 2]

@@ -30,6 +30,8 @@ MOST_BYTES_IN_ALL: Final = 256 * 1024 * 1024
 """Of all connections, before nothing more is read from those of which something waits."""
 MOST_TOGETHER: Final = 128
 """Messages of one connection that are stored and answered together. Preparing more would hold up other connections."""
+LEAST_TOGETHER: Final = 16
+"""Fewer wait for others, or for the end of a portion, where as many as a portion has are under way."""
 MOST_PORTIONS: Final = 16
 """Times that many that are under way at once: while some are stored, the next ones are prepared."""
 RETRY_SECONDS: Final = 1.0
@@ -170,7 +172,7 @@ class PublishPump:
         while True:
             await self._work.wait()
             self._work = trio.Event()
-            while self._waiting:
+            while self._is_worth_a_portion():
                 await room.acquire()
                 await self._stuck.wait_value(0)
                 portion = _Portion(self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER)))
@@ -197,6 +199,11 @@ class PublishPump:
         self._count(-sum(map(_size, portion.messages)))
         portion.is_told.set()
         room.release()
+        self._work.set()
+
+    def _is_worth_a_portion(self) -> bool:
+        """Whether to begin one now: some messages, or what there is where little is under way. Small ones cost more."""
+        return len(self._waiting) >= LEAST_TOGETHER or (bool(self._waiting) and self._under_way < MOST_TOGETHER)
 
     async def _store(
         self, messages: Sequence[PublishedMessage], has_place: Callable[[], object] = lambda: None
