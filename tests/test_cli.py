@@ -166,7 +166,9 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
     flags += ["--group-writable", "--root-owner=4711", "--no-log", "--untested-fs"]
     assert run(*flags) == (2, "mq: that will do\n")
-    config = BrokerConfig(workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024)
+    config = BrokerConfig(
+        workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024, awaits_sink=True
+    )
     trust = {"group_writable": True, "root_owner": 4711, "log": False, "untested": True, "confirmed": None}
     options = {"sharing": Sharing.PEERS, "native": True, **trust}
     assert given == [options, "posix:/r", config]

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mq.broker.config import RETRY_SECONDS
+from mq.broker.config import RETRY_SECONDS, STRANDED_SECONDS
 from mq.storage.files.calls import FileKind
 from mq.storage.files.mount import Mount
 from mq.storage.interface import Sharing
@@ -90,15 +90,24 @@ async def live_and_look(world: World, variant: Variant, life: Life, fault: Fault
         Broken: a promise was.
     """
 
+    # What a dead peer left in remove/ is another's once it has lain there for long.
+    patience = 3 * STRANDED_SECONDS if variant.sharing is Sharing.PEERS else 0.0
+
+    async def find_on(client: Actor) -> None:
+        await _find_everything(client)
+        await trio.sleep(patience)
+        await wait_all_tasks_blocked()
+
     async def live_on(client: Actor) -> None:
         await life(client)
         await trio.sleep(RETRY_SECONDS)  # what goes on by itself tries again
+        await trio.sleep(patience)
         await wait_all_tasks_blocked()
 
     await live(world, variant, live_on, fault)
     if fault is None or fault.passes:
         _check_nothing_half_done(world.disk)
-    await live(world, variant, _find_everything, None)
+    await live(world, variant, find_on, None)
     left = _left(world.disk)
     if fault is not None and fault.kind is Kind.EIO:  # what cannot be read may be whole, and is kept
         left = [path for path in left if not world.torn or world.torn not in path]
