@@ -67,7 +67,7 @@ PLANS: Final = {
     "log keys": Plan(churners=0, has_log=True, has_keys=True),
     "log large": Plan(publishers=6, messages=8, consumers=1, churners=0, has_log=True, has_large=True),
     "log queues": Plan(publishers=1, consumers=0, churners=3, rounds=5, has_log=True),
-    "log crowd": Plan(publishers=32, messages=3, consumers=16, churners=0, has_log=True),
+    "log crowd": Plan(publishers=100, messages=3, consumers=16, churners=0, has_log=True),
 }
 
 

@@ -13,7 +13,9 @@ import pytest
 import trio
 import trio.testing
 
+from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.hop import EarlyResults, OwnThread
+from mq.testing.calls import StepByStep
 
 
 @pytest.fixture
@@ -230,9 +232,13 @@ async def test_an_error_of_who_hears_is_raised_when_the_call_has_ended(own: OwnT
     assert await own.hop(divmod, 7, 2) == (3, 1)
 
 
+@pytest.mark.parametrize("which", ["mq-native", "what stands in for it"])
 @pytest.mark.parametrize("every", [1, 3, 16])
-def test_mq_native_tells_as_a_thread_does(tmp_path: Path, every: int) -> None:
-    native = pytest.importorskip("mq_native", reason="mq-native is not installed")
+def test_mq_native_tells_as_a_thread_does(tmp_path: Path, every: int, which: str) -> None:
+    if which == "mq-native":
+        native = pytest.importorskip("mq_native", reason="mq-native is not installed")
+    else:
+        native = StepByStep(LinuxCalls())
     hearing, telling = os.pipe()
     early = EarlyResults(telling, every)
     names = [str(tmp_path / f"{number:03}") for number in range(20)]

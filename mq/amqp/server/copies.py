@@ -85,7 +85,7 @@ class Copies:
         return tuple(found)
 
     async def store(
-        self, copies: Sequence[Copy], has_place: Callable[[], object] = lambda: None
+        self, copies: Sequence[Copy], has_place: Callable[[], object] | None = None
     ) -> list[tuple[Copy, MQError | None]]:
         """Store copies under one barrier, those of each queue in their order.
 
@@ -101,7 +101,7 @@ class Copies:
             by_queue.setdefault(copy.queue.key, []).append(copy)
         found: list[tuple[Copy, MQError | None]] = []
 
-        async def store_in(queue: QueueName, its: list[Copy], has_place: Callable[[], object] = lambda: None) -> None:
+        async def store_in(queue: QueueName, its: list[Copy], has_place: Callable[[], object] | None = None) -> None:
             found.extend(zip(its, await self._store_in(queue, its, has_place), strict=True))
 
         if len(by_queue) == 1:
@@ -113,7 +113,7 @@ class Copies:
         return found
 
     async def _store_in(
-        self, queue: QueueName, copies: Sequence[Copy], has_place: Callable[[], object]
+        self, queue: QueueName, copies: Sequence[Copy], has_place: Callable[[], object] | None
     ) -> Sequence[MQError | None]:
         is_consumed = self._consumers.count(queue) > 0
         try:

@@ -206,7 +206,7 @@ class PublishPump:
         return len(self._waiting) >= LEAST_TOGETHER or (bool(self._waiting) and self._under_way < MOST_TOGETHER)
 
     async def _store(
-        self, messages: Sequence[PublishedMessage], has_place: Callable[[], object] = lambda: None
+        self, messages: Sequence[PublishedMessage], has_place: Callable[[], object] | None = None
     ) -> Unstored:
         """Store messages now, waiting for room if there is none. Returns those that are refused.
 
