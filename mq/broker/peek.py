@@ -28,11 +28,14 @@ class Seen(NamedTuple):
         message: close its body. Its receipt is that of the delivery holding it.
         state: ``ready``, ``leased`` or ``delayed``.
         sequence: its place in its queue; None in answers without sequences.
+        at_ms: when it can be fetched again: its delay, or the lease that holds it, ends then (milliseconds since 1970).
+            None where it is ready, or held without a lease.
     """
 
     message: Message
     state: str
     sequence: int | None = None
+    at_ms: int | None = None
 
 
 class Browsed(NamedTuple):
@@ -114,7 +117,7 @@ class Peek:
                 state = LEASED if index.is_out(id) else READY if place is State.READY else state_of(entry)
                 receives = meta.receives + (id in index.claimed)  # which its name does not say yet
                 message = Message(queue, id, body, properties, receives, meta.receipt or "", history(entry))
-                seen.append(Seen(message, state, sequence))
+                seen.append(Seen(message, state, sequence, None if place is State.READY else meta.deadline_ms))
         return seen
 
 

@@ -44,7 +44,8 @@ id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Only 
 def peek_command(remote: Remote, queue: str, id: str | None, limit: int, state: str, as_json: bool) -> None:
     """Show messages and leave them where they are.
 
-    With an ID the body of that message, as it is.
+    With an ID the body of that message, as it is. Of delayed and of leased ones it tells when they can be fetched
+    again, by this machine's clock and zone.
     """
     with remote.client() as client:
         if id is not None:
@@ -55,7 +56,8 @@ def peek_command(remote: Remote, queue: str, id: str | None, limit: int, state: 
         for message in messages:
             print_json(described(message, message.body))
     else:
-        print_table(("ID", "RECEIVES", "BYTES", "TYPE", "BODY"), map(_row, messages))
+        when = () if state == STATES[0] else ("AT",)
+        print_table(("ID", *when, "RECEIVES", "BYTES", "TYPE", "BODY"), (_row(each, bool(when)) for each in messages))
     sys.exit(0 if messages else EMPTY)
 
 
@@ -67,11 +69,13 @@ def _show(message: Received, *, as_json: bool) -> None:
         sys.stdout.buffer.flush()
 
 
-def _row(message: Received) -> tuple[str, ...]:
+def _row(message: Received, has_time: bool) -> tuple[str, ...]:
     beginning = message.body[: _SHOWN + 1].decode("utf-8", "replace")
     text = "".join(character if character.isprintable() else "." for character in beginning)
     shown = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-    return message.id, str(message.receives), str(len(message.body)), message.content_type, shown
+    at = "" if message.at is None else message.at.astimezone().isoformat(" ", "seconds")
+    when = (at,) if has_time else ()
+    return message.id, *when, str(message.receives), str(len(message.body)), message.content_type, shown
 
 
 @click.command("delete")

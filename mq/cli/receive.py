@@ -257,6 +257,8 @@ def described(message: Head, body: bytes) -> dict[str, Any]:
         shown["receipt"] = message.receipt
     if message.state:
         shown["state"] = message.state
+    if message.at is not None:
+        shown["at"] = message.at.isoformat()
     shown |= {"receives": message.receives, "content_type": message.content_type}
     if message.group is not None:
         shown["group"] = message.group

@@ -132,6 +132,7 @@ def head_of(queue: str, answer: Answer) -> Head:
             "content_type": headers.get("content-type"),
             "group": headers.get("x-message-group"),
             "state": headers.get("x-message-state", ""),
+            "at": headers.get("x-message-at"),
             "deaths": _json_list(headers.get("x-message-deaths", "[]")),
             "attributes": {
                 name.removeprefix(ATTRIBUTE): value for name, value in headers.items() if name.startswith(ATTRIBUTE)
@@ -160,6 +161,7 @@ def with_body(head: Head, body: bytes) -> Received:
         attributes=head.attributes,
         deaths=head.deaths,
         state=head.state,
+        at=head.at,
         body=body,
     )
 
@@ -242,7 +244,15 @@ def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
         attributes={str(name): str(value) for name, value in attributes.items()},
         deaths=tuple(_death(death) for death in line.get("deaths") or ()),
         state=str(line.get("state") or ""),
+        at=_instant(line.get("at")),
     )
+
+
+def _instant(text: object) -> datetime | None:
+    try:
+        return None if text is None else datetime.fromisoformat(str(text))
+    except ValueError as error:
+        raise NotUnderstood(f"a message cannot be read: its time is none: {error}") from error
 
 
 def _death(value: Mapping[str, Any]) -> Death:

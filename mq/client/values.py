@@ -43,6 +43,8 @@ class Head:
         attributes: as published; names in small letters.
         deaths: its way here through other queues, the latest first.
         state: "ready", "leased" or "delayed" where it was only looked at, else empty.
+        at: when it can be fetched again, where it is delayed or leased; None where it was not only looked at, or no
+            time is set, as where an AMQP consumer holds it.
     """
 
     queue: str
@@ -56,6 +58,7 @@ class Head:
     attributes: Mapping[str, str] = field(default_factory=dict)
     deaths: tuple[Death, ...] = ()
     state: str = ""
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

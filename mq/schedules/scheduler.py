@@ -410,9 +410,13 @@ def _draft_of(schedule: Schedule, instant_ms: int) -> Draft:
     )
 
 
+_LAST_DAY_MS: Final = 253_402_214_400_000
+"""9999-12-31: the last day that every calendar has, in all zones."""
+
+
 def shown_instant(instant_ms: int) -> str:
-    """An instant as people and programs read it (RFC 3339), in UTC."""
-    text = datetime.fromtimestamp(instant_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    """An instant as people and programs read it (RFC 3339), in UTC; one that no calendar has as the last day it has."""
+    text = datetime.fromtimestamp(min(instant_ms, _LAST_DAY_MS) / 1000, UTC).isoformat(timespec="milliseconds")
     return f"{text.removesuffix('+00:00').removesuffix('.000')}Z"
 
 

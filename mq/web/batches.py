@@ -23,6 +23,7 @@ from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value
 from mq.doors.budget import Room
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
 from mq.message import Message, MessageId
+from mq.schedules.scheduler import shown_instant
 from mq.web.exchange import Request
 from mq.web.json_lines import Array, Lines
 from mq.web.multipart import Part, Parts
@@ -45,6 +46,7 @@ from mq.web.parameters import (
     headers_of,
     make_attributes,
     read_header,
+    state_headers,
     texts_of,
     trace_of,
     with_group,
@@ -199,12 +201,14 @@ class BatchEntry(NamedTuple):
         body: its bytes.
         state: where it is, when it is only looked at.
         sequence: its place in its queue, where that matters.
+        at_ms: when it can be fetched again, in milliseconds since 1970; None where it can be, or nothing says when.
     """
 
     message: Message
     body: bytes
     state: str = ""
     sequence: int | None = None
+    at_ms: int | None = None
 
 
 def draft_entries(content_type: str) -> BatchParser[Draft]:
@@ -366,6 +370,8 @@ def said_of(entry: BatchEntry) -> dict[str, Any]:
         line["deaths"] = list(message.deaths)
     if entry.state:
         line["state"] = entry.state
+    if entry.at_ms is not None:
+        line["at"] = shown_instant(entry.at_ms)
     if entry.sequence is not None:
         line["sequence"] = entry.sequence
     return line
@@ -402,7 +408,7 @@ def part_headers(entry: BatchEntry) -> list[tuple[str, str]]:
     """The headers of a message's part."""
     headers = headers_of(entry.message)
     if entry.state:
-        headers.append(("x-message-state", entry.state))
+        headers += state_headers(entry.state, entry.at_ms)
     if entry.sequence is not None:
         headers.append(("x-message-sequence", str(entry.sequence)))
     return headers

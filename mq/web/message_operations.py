@@ -41,6 +41,7 @@ from mq.web.parameters import (
     in_trace,
     read_header,
     refuse_message_headers,
+    state_headers,
 )
 from mq.web.replies import MESSAGE_HEADERS, NOT_CACHED, MessagePage, message_reply, outcomes_reply
 from mq.web.request_body import LimitedBody, read_object
@@ -213,7 +214,7 @@ async def show(context: RequestContext) -> Reply:
     """A message, left where it is."""
     seen = await context.broker.show(QueueName(context.queue), MessageId(context.id))
     reply = await message_reply(seen.message)
-    return reply._replace(headers=(*reply.headers, ("x-message-state", seen.state)))
+    return reply._replace(headers=(*reply.headers, *state_headers(seen.state, seen.at_ms)))
 
 
 async def peek(context: RequestContext) -> Reply:
@@ -235,7 +236,10 @@ async def peek(context: RequestContext) -> Reply:
         return page.reply(accept, ("link", f'{following}; rel="next"'))
 
 
-_STATE: Final = {"X-Message-State": ("where it is", STATE.schema)}
+_STATE: Final = {
+    "X-Message-State": ("where it is", STATE.schema),
+    "X-Message-At": ("when its delay, or the lease that holds it, ends", TIME.schema),
+}
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (

@@ -60,6 +60,8 @@ async def _preview(seen: Seen) -> dict[str, Any]:
     }
     if (group := group_of(message.properties.attributes)) is not None:
         shown["group"] = group
+    if seen.at_ms is not None:
+        shown["at_ms"] = seen.at_ms
     try:
         beginning = await _beginning(message.body)
     except CorruptMessage as error:

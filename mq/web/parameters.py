@@ -17,6 +17,7 @@ from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value, c
 from mq.errors import InvalidId, InvalidRequest, MQError
 from mq.log_lines import LEVELS
 from mq.message import LONGEST_GROUP, MESSAGE_ID_PATTERN, Message, MessageId, SharedAttributes, shorten
+from mq.schedules.scheduler import shown_instant
 from mq.web.exchange import SharedHeaders
 from mq.web.operations import Parameter
 
@@ -334,6 +335,12 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
             if name in TRACE_NAMES:
                 headers.append((name, value))
     return headers
+
+
+def state_headers(state: str, at_ms: int | None) -> list[tuple[str, str]]:
+    """What is said of a message that is only looked at: its state, and when it can be fetched again."""
+    headers = [("x-message-state", state)]
+    return headers if at_ms is None else [*headers, ("x-message-at", shown_instant(at_ms))]
 
 
 def _from_header(value: str) -> str:

@@ -182,7 +182,7 @@ class MessagePage:
             StorageError: they cannot be read; so are they.
         """
         before: int | None = None
-        for position, (message, state, sequence) in enumerate(seen):
+        for position, (message, state, sequence, at_ms) in enumerate(seen):
             size, beside = message.body.size, _beside(message)
             self._left -= size
             self._left_beside -= beside
@@ -202,7 +202,7 @@ class MessagePage:
                 await close([each.message for each in seen[position:]])
                 raise
             else:
-                self.entries.append(BatchEntry(message, body, state, sequence))
+                self.entries.append(BatchEntry(message, body, state, sequence, at_ms))
         self._trim()
         return ()
 

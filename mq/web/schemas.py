@@ -245,6 +245,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "attributes": _TEXTS,
             "deaths": {"type": "array", "items": reference("Death")},
             "state": STATE.schema,
+            "at": TIME.schema,
             "sequence": COUNT,
         },
     )
@@ -389,7 +390,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "attributes": _TEXTS,
             "deaths": {"type": "array", "items": reference("Death")},
         },
-        {"text": TEXT, "base64": TEXT, "damage": TEXT, "group": GROUP.schema},
+        {"text": TEXT, "base64": TEXT, "damage": TEXT, "group": GROUP.schema, "at_ms": COUNT},
     ),
     "Stats": record(
         {

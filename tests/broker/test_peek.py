@@ -6,7 +6,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mq.broker import Broker, Draft, Seen
+from mq.broker import Broker, Draft, Published, Seen
+from mq.broker.config import MARGIN_SECONDS
 from mq.errors import NoSuchMessage, NoSuchQueue
 from mq.lifecycle import Kind
 from mq.message import MessageIds
@@ -94,6 +95,28 @@ async def test_what_is_shown_stays_as_it_is(broker: Broker) -> None:
     for unknown in (id, MessageIds().new()):
         with pytest.raises(NoSuchMessage):
             await broker.show("q", unknown)
+
+
+async def test_what_waits_or_is_leased_tells_when_it_can_be_fetched_again(broker: Broker) -> None:
+    waiting = await broker.publish("q", b"waits", delay=50)
+    [published] = await broker.publish_many("q", [Draft(b"far off", at_ms=START_NS // 10**6 + 86_400_000)])
+    assert isinstance(published, Published)
+    leased = await broker.publish("q", b"leased")
+    ready = await broker.publish("q", b"ready")
+    assert await broker.fetch("q", visibility=20) is not None
+    [held] = await broker.hold("q")
+    assert held.message.id == ready
+    await broker.publish("q", b"also ready")
+    await wait_all_tasks_blocked()
+    seen = [each for state in ("ready", "leased", "delayed") for each in await broker.peek("q", state=state)]
+    after = {each.message.id: None if each.at_ms is None else each.at_ms - START_NS // 10**6 for each in seen}
+    assert after.pop(leased) == (20 + MARGIN_SECONDS) * 1000
+    assert after.pop(waiting) == 50_000
+    assert after.pop(published.id) == 86_400_000
+    assert list(after.values()) == [None, None], "what is ready, and what a connection holds"
+    assert ready in after
+    assert (await broker.show("q", waiting)).at_ms == START_NS // 10**6 + 50_000
+    await broker.put_back([held])
 
 
 async def test_messages_are_shown_page_by_page_in_their_order(broker: Broker) -> None:

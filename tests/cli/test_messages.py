@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -206,7 +207,15 @@ def test_peeking_at_other_states(client: Client, mq: Mq) -> None:
     client.fetch("q")
     assert mq("peek", "q").status == 3
     assert [line["body"] for line in mq("peek", "q", "--state", "delayed", "--json").json] == ["later"]
+    (line,) = mq("peek", "q", "--state", "delayed", "--json").json
+    assert 0 < (datetime.fromisoformat(line["at"]) - datetime.now(UTC)).total_seconds() <= 100
+    (row,) = [row.split("\t") for row in mq("peek", "q", "--state", "delayed").lines]
+    shown, told = datetime.fromisoformat(row[1]), datetime.fromisoformat(line["at"])
+    assert shown == told.replace(microsecond=0)
+    assert shown.utcoffset() == told.astimezone().utcoffset(), "the time of this machine"
+    assert row[2:] == ["0", "5", "text/plain; charset=utf-8", "later"]
     (leased,) = mq("peek", "q", "--state", "leased", "--json").json
+    assert "at" in leased
     assert (leased["id"], leased["receives"]) == (held.id, 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 import httpx
@@ -257,6 +257,20 @@ CASES = {
         f"/q/peek?max=2&state=delayed&after={OTHER}",
         lambda: lines({"id": ID, "state": "delayed", "body": ""}, link='</q/peek?max=2&after=x>; rel="next"'),
         Page(messages=(Received(queue="q", id=ID, state="delayed"),), next="/q/peek?max=2&after=x"),
+    ),
+    "peek with a time": Case(
+        lambda c: c.peek("q", 1, state="leased"),
+        "GET",
+        "/q/peek?max=1&state=leased",
+        lambda: lines({"id": ID, "state": "leased", "at": "2030-05-01T09:00:00.5Z", "body": ""}),
+        Page(messages=(Received(queue="q", id=ID, state="leased", at=datetime(2030, 5, 1, 9, 0, 0, 500000, UTC)),)),
+    ),
+    "show with a time": Case(
+        lambda c: c.show("q", ID),
+        "GET",
+        f"/q/messages/{ID}",
+        lambda: message(x_message_state="delayed", x_message_at="2030-05-01T09:00:00Z"),
+        replace(HELLO, state="delayed", at=datetime(2030, 5, 1, 9, tzinfo=UTC)),
     ),
     "contains": Case(
         lambda c: c.contains("q", b"b"), "POST", "/q/contains", lambda: document({"contains": True, "id": ID}), ID

@@ -129,6 +129,29 @@ def test_messages_are_looked_into(hand: Hand) -> None:
     hand.click("button", "Close")
 
 
+def test_what_waits_or_is_leased_says_until_when(hand: Hand) -> None:
+    hand.ask("PUT", "/until")
+    hand.ask("POST", "/until/messages", "ready")
+    hand.open("#/queue/until")
+    hand.sees("ready")
+    until = hand.tab.get_by_role("columnheader", name="Until", exact=True)
+    assert until.count() == 0, "what is ready waits for nothing"
+    hand.ask("GET", "/until/messages?visibility=3600")
+    hand.ask("POST", "/until/messages", "far off", x_message_delay=str(40 * 86_400 + 60))
+    for state, text, left in (("Leased", "ready", "59 min|1 h"), ("Delayed", "far off", "40 d")):
+        hand.click("button", re.compile(f"^{state}"))
+        row = hand.row(text)
+        hand.until(lambda row=row, left=left: re.search(f", in ({left})$", row.locator("td").nth(3).inner_text()))
+        shown = row.locator("td").nth(3).inner_text().rsplit(", in ", 1)[0]
+        [message] = hand.ask("GET", f"/until/preview?state={state.lower()}")["messages"]
+        local = "(at) => [new Date(at).toLocaleString(), new Date(at).toLocaleTimeString()]"
+        assert shown in hand.tab.evaluate(local, message["at_ms"])
+        assert until.is_visible()
+        row.locator("button.look").click()
+        assert shown in hand.tab.locator("dialog").inner_text()
+        hand.click("button", "Close")
+
+
 def test_dead_letters_of_one_kind_are_redriven(hand: Hand) -> None:
     for name in ("kinds", "kinds.dead"):
         hand.ask("PUT", f"/{name}")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mq.errors import InvalidSetting
 from mq.schedules.schedule import CronLine, Every, Instants, Never
+from mq.schedules.scheduler import shown_instant
 
 BERLIN = "Europe/Berlin"
 
@@ -117,3 +118,9 @@ def test_what_is_no_zone_is_refused(zone: str) -> None:
 
 def test_a_schedule_that_cannot_be_read_never_fires() -> None:
     assert (Never().following(0), Never().latest(0, 1)) == (None, None)
+
+
+def test_an_instant_is_shown_in_every_year() -> None:
+    assert shown_instant(ms("2030-05-01T09:00+02:00")) == "2030-05-01T07:00:00Z"
+    assert shown_instant(1_500) == "1970-01-01T00:00:01.500Z"
+    assert shown_instant(10**18) == "9999-12-31T00:00:00Z", "a name on the disk may say anything"

@@ -333,6 +333,32 @@ async def test_a_message_is_published_for_a_time(endpoints: Endpoints) -> None:
 # Looking, and moving what is there
 
 
+async def test_what_waits_tells_until_when_and_waits_as_long_when_it_comes_in_again(endpoints: Endpoints) -> None:
+    at = (datetime.now(UTC) + timedelta(days=400)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    id = (await call(endpoints, "POST /q/messages", b"x", x_message_at=at))[1]["x-message-id"]
+    await publish(endpoints, "q", b"ready")
+    await wait_all_tasks_blocked()  # they are delivered
+
+    async def peeked(state: str, accept: str = "") -> Any:
+        request = Request("GET", b"/q/peek", f"state={state}".encode(), {"accept": accept}, stream(), None)
+        return await endpoints.handle(request)
+
+    [line] = (await peeked("delayed")).body.splitlines()
+    assert (json.loads(line)["id"], json.loads(line)["at"]) == (id, at)
+    [line] = (await peeked("ready")).body.splitlines()
+    assert "at" not in json.loads(line)
+    headers = (await call(endpoints, f"GET /q/messages/{id}"))[1]
+    assert headers["x-message-at"] == at
+    parts = await peeked("delayed", "multipart/mixed")
+    assert f"x-message-at: {at}\r\n".encode() in parts.body
+    as_it_came = {"content-type": dict(parts.headers)["content-type"]}
+    copied = await ask(endpoints, "POST", "/q/messages/batch", parts.body, headers=as_it_came)
+    assert json.loads(copied.body)["status"] == 201
+    await wait_all_tasks_blocked()
+    lines = (await peeked("delayed")).body.splitlines()
+    assert [json.loads(line)["at"] for line in lines] == [at, at]
+
+
 async def test_a_message_is_shown_and_left_where_it_is(endpoints: Endpoints) -> None:
     id = await publish(endpoints, "q", b"x" * MAX_BODY)
     status, headers = await call(endpoints, f"GET /q/messages/{id}")

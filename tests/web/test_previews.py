@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -61,6 +62,19 @@ async def test_damage_is_told() -> None:
     damaged = Message("q", MessageIds().new(), DamagedBody(3, "its checksum is wrong"), Properties(3, 0), 0, "")
     [shown] = await previews_of([Seen(damaged, "ready")])
     assert shown["damage"] == "its checksum is wrong"
+
+
+async def test_until_when_a_message_waits_or_is_leased(endpoints: Endpoints, broker: Broker) -> None:
+    await broker.create_queue("q")
+    before = time.time_ns() // 10**6
+    await broker.publish_many("q", [Draft(b"leased"), Draft(b"ready"), Draft(b"waits", at_ms=before + 10**10)])
+    assert await broker.fetch("q", visibility=600) is not None
+    [ready], [leased], [waiting] = [
+        (await asked(endpoints, "/q/preview", f"state={state}"))["messages"] for state in ("ready", "leased", "delayed")
+    ]
+    assert "at_ms" not in ready
+    assert 600_000 < leased["at_ms"] - before <= 660_000
+    assert waiting["at_ms"] == before + 10**10
 
 
 async def test_dead_letters_of_all_queues(endpoints: Endpoints, broker: Broker) -> None:

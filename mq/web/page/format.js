@@ -56,6 +56,13 @@ export function time(milliseconds) {
   return isToday ? at.toLocaleTimeString() : at.toLocaleString();
 }
 
+/** When something is to be, and in how long; nothing where that is not known. */
+export function until(milliseconds) {
+  if (milliseconds === undefined) return "";
+  const seconds = (milliseconds - Date.now()) / 1000;
+  return `${time(milliseconds)}, ${seconds >= 1 ? `in ${duration(seconds)}` : "now"}`;
+}
+
 /** Bytes from base64. */
 export function fromBase64(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));

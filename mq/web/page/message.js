@@ -3,7 +3,7 @@
 import { ask, path } from "./api.js";
 import { shown } from "./dialogs.js";
 import { button, h, setText } from "./dom.js";
-import { asHex, asJson, asText, bytes, fromBase64, time, why } from "./format.js";
+import { asHex, asJson, asText, bytes, fromBase64, time, until, why } from "./format.js";
 
 const MOST_BYTES = 256 * 1024;
 const HEX_BYTES = 16 * 1024;
@@ -52,6 +52,7 @@ function facts(message) {
     ["Id", h("code", {}, message.id)],
     ["Queue", message.queue],
     ["State", message.state],
+    ...(message.at_ms === undefined ? [] : [["Until", until(message.at_ms)]]),
     ["Published", time(message.published_ms)],
     ["Handed out", String(message.receives)],
     ["Size", bytes(message.size)],

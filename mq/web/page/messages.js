@@ -1,7 +1,7 @@
 // A table of messages that can be chosen, looked into, and have something done with them.
 
 import { arrange, button, h, say, setText, show } from "./dom.js";
-import { age, bytes, many, why } from "./format.js";
+import { age, bytes, many, until, why } from "./format.js";
 import { beginning, openMessage } from "./message.js";
 
 /** How a message died last; null for one that did not. Over AMQP a dead letter tells by its headers, and no time. */
@@ -16,6 +16,7 @@ function deathOf({ deaths, attributes }) {
  */
 export function messageTable({ queue, actions, onChange, isDead = false }) {
   const chosen = new Set();
+  const heads = titles().map((title) => h("th", { scope: "col" }, title));
   const all = h("input", { type: "checkbox", "aria-label": `Choose all shown of ${queue}`, on: { change: chooseAll } });
   const body = h("tbody");
   const bar = h("div", { class: "bar", role: "group", "aria-label": "With chosen messages" });
@@ -30,7 +31,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
         h(
           "tr", {},
           actions.length > 0 && h("td", {}, all),
-          titles().map((title) => h("th", { scope: "col" }, title)),
+          heads,
         ),
       ),
       body,
@@ -40,11 +41,13 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
   const buttons = actions.map(({ text, act }) => button(text, () => run(act)));
   bar.append(...buttons, count);
   const element = h("div", { class: isDead ? "deaths" : null }, bar, scroll, nothing);
+  const timed = isDead ? null : titles().indexOf("Until");
   let messages = [], rows = new Map();
   update();
 
   function titles() {
-    return isDead ? ["Message", "Died in", "Why", "Ago", "Size"] : ["Message", "Age", "Handed out", "Size", "Died"];
+    return isDead
+      ? ["Message", "Died in", "Why", "Ago", "Size"] : ["Message", "Age", "Until", "Handed out", "Size", "Died"];
   }
 
   function fill(found) {
@@ -52,7 +55,9 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
     // A message keeps its row: a click that was meant for a row must not be lost because the row was made anew under it.
     rows = new Map(messages.map((message) => [message.id, rows.get(message.id) ?? newRow(message)]));
     for (const id of chosen) if (!rows.has(id)) chosen.delete(id);
-    for (const message of messages) rows.get(message.id).tell(message);
+    const hasTimes = messages.some(({ at_ms }) => at_ms !== undefined);
+    if (!isDead) show(heads[timed], hasTimes);
+    for (const message of messages) rows.get(message.id).tell(message, hasTimes);
     arrange(body, [...rows.values()].map(({ element }) => element));
     update();
   }
@@ -72,18 +77,24 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
     const ageCell = shown[isDead ? 2 : 0];
     let since = null;
 
-    function tell(now) {
+    function tell(now, hasTimes) {
       message = now;
       choice.checked = chosen.has(message.id);
       const death = deathOf(message);
       since = isDead ? death?.time && death.time * 1000 : message.published_ms;
       const cells = isDead
         ? [death?.queue ?? "—", death ? why(death) : "unknown", age(since), bytes(message.size)]
-        : [age(since), String(message.receives), bytes(message.size), death ? why(death) : ""];
+        : [age(since), until(message.at_ms), String(message.receives), bytes(message.size), death ? why(death) : ""];
       cells.forEach((text, place) => setText(shown[place], text));
+      if (!isDead) show(shown[timed - 1], hasTimes);
     }
 
-    return { element: row, tell, tick: () => setText(ageCell, age(since)) };
+    function tick() {
+      setText(ageCell, age(since));
+      if (!isDead) setText(shown[timed - 1], until(message.at_ms));
+    }
+
+    return { element: row, tell, tick };
   }
 
   async function open(message) {
