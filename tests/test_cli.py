@@ -20,10 +20,11 @@ from click.testing import CliRunner
 import mq
 from mq import cli
 from mq.broker import BrokerConfig
-from mq.cli import serve
+from mq.cli import build, serve
 from mq.errors import StorageUnusable
 from mq.lifecycle import Observer
 from mq.settings import LINES, Settings
+from mq.storage.files.posix import load_native
 from mq.storage.interface import Sharing
 
 slow = pytest.mark.slow
@@ -137,8 +138,33 @@ def test_only_serving_loads_an_event_loop() -> None:
     assert not {"trio", "hypercorn", "quart"} & set(done.stdout.split())
 
 
-def test_version() -> None:
-    assert run("--version") == (0, f"mq, version {mq.__version__}\n")
+@pytest.mark.parametrize(
+    ("compiled", "native", "said"),
+    [
+        (False, None, ""),
+        (False, object(), " (with mq-native)"),
+        (True, None, " (compiled)"),
+        (True, object(), " (compiled, with mq-native)"),
+    ],
+)
+def test_version_says_what_of_it_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, native: object, said: str
+) -> None:
+    monkeypatch.setattr(build, "IS_COMPILED", compiled)
+    monkeypatch.setattr(build, "load_native", lambda: native)
+    assert run("--version") == (0, f"mq, version {mq.__version__}{said}\n")
+
+
+@slow
+@pytest.mark.skipif(load_native() is None, reason="mq-native is not compiled here: apt install gcc libc6-dev")
+@pytest.mark.parametrize(
+    ("arguments", "said"), [((), True), (("--no-native",), False), (("--storage=memory:",), False)]
+)
+def test_a_daemon_says_whether_it_works_with_mq_native(temp_root: Path, arguments: tuple[str, ...], said: bool) -> None:
+    with started("--port=0", "--amqp-port=0", *arguments, "--root", str(temp_root)) as process:
+        line = process.stderr.readline()
+    assert line.startswith(f"mq {mq.__version__} ")
+    assert ("with mq-native) serves " in line) is said
 
 
 def test_a_wrong_setting_is_one_line_and_2(given: list[Settings]) -> None:
@@ -199,7 +225,7 @@ def started(*args: str, program: tuple[str, ...] = ("-m", "mq")) -> Iterator[sub
 def address_of(process: subprocess.Popen[str]) -> tuple[str, int]:
     """Waits for the line that says where it listens."""
     line = process.stderr.readline()
-    found = re.fullmatch(r"mq (\S+) serves (\S+) \((durable|not durable)\) on (http://\S+)\n", line)
+    found = re.fullmatch(r"mq (\S+)(?: \([\w, -]+\))? serves (\S+) \((durable|not durable)\) on (http://\S+)\n", line)
     assert found, line + process.stderr.read()
     url = urlsplit(found[4])
     return url.hostname, url.port
@@ -314,7 +340,7 @@ def test_what_does_not_let_it_start_is_one_line_and_2(temp_root: Path, tmp_path:
 CRASHING = """
 import contextlib, trio
 from mq import cli
-from mq.cli import serve
+from mq.cli import build, serve
 from mq.broker import open_broker
 
 async def crash(asked):

@@ -6,9 +6,9 @@ context's ``obj``: text by field name, None for "not given". The files:
 
 * ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS).
 * ``programs``: how a program starts and stops, and what it tells a service manager.
-* ``commands``: how a verb says no, exit statuses, the flags of the settings. ``remote``: what the verbs share that
-  speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``, ``schedules``, ``archive`` (export, import),
-  ``top``, ``cluster``, ``daemon`` (connections, logging), ``bench``.
+* ``commands``: how a verb says no, exit statuses, the flags of the settings. ``build``: what of this mq is compiled.
+* ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,
+  ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, logging), ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.
 * ``mover``, ``reaper``: programs over a root. ``pipeline``: programs over the journal.
@@ -114,9 +114,23 @@ def load_verb(name: str) -> click.Command:
     return command
 
 
+def _tell_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        build = importlib.import_module("mq.cli.build")  # looks for mq-native, which no verb needs
+        click.echo(f"mq, version {__version__}{build.installed()}")
+        context.exit()
+
+
 @click.group("mq", cls=_Verbs, invoke_without_command=True)
 @settings_options
-@click.version_option(__version__, prog_name="mq")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def main(context: click.Context, /, **flags: str | None) -> None:
     """A durable message queue over HTTP and AMQP. Without a command it serves, and takes the options below.

@@ -21,6 +21,7 @@ from mq.amqp.server.exchanges import TopologyPublisher, declared
 from mq.amqp.server.listener import serve as serve_amqp
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
+from mq.cli import build
 from mq.cli.commands import CANNOT_START, settings_options
 from mq.cli.guards import Guards, make_guards, reloading
 from mq.cli.journal import journaling
@@ -222,8 +223,10 @@ async def _serve_root(
         if settings.socket:
             urls += await _open_socket(nursery, settings, handler, seen, until_stop)
         collect_seldom()
-        durable = "durable" if broker.description.durable else "not durable"
-        _say(settings, f"mq {__version__} serves {broker.description.name} ({durable}) on {' '.join(urls)}")
+        what = store.description
+        durable = "durable" if what.durable else "not durable"
+        which = f"{__version__}{build.told(native=what.native)}"
+        _say(settings, f"mq {which} serves {what.name} ({durable}) on {' '.join(urls)}")
         tell_manager(READY)
         for line in forgotten(store.description.name, durable=store.description.durable):
             _say(settings, f"mq: {line}")

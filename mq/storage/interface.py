@@ -318,6 +318,7 @@ class Description(NamedTuple):
         group_bytes: of the bodies, attributes and values in a Group at the most; None for no limit.
         counts_staged: among these are the bodies that were staged.
         tells: it tells of the first outcomes of a batch before it has them all (:class:`TellingStorage`).
+        native: mq-native makes its system calls, or at least those that read.
     """
 
     name: str
@@ -332,6 +333,7 @@ class Description(NamedTuple):
     group_bytes: int | None = None
     counts_staged: bool = False
     tells: bool = False
+    native: bool = False
 
 
 class Storage(Protocol):

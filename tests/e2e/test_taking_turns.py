@@ -55,7 +55,7 @@ def daemons_on(
 
 def is_served_by(daemon: Daemon) -> bool:
     """Whether this daemon has had its turn."""
-    return re.search(r"^mq \S+ serves ", daemon.log.read_text(), re.MULTILINE) is not None
+    return re.search(r"^mq \S+( \([\w, -]+\))? serves ", daemon.log.read_text(), re.MULTILINE) is not None
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

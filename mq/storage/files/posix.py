@@ -180,6 +180,7 @@ class FolderStorage:
             groups=most,
             group_bytes=most_bytes,
             tells=log is not None and (self._committing is not None or self._hop_in_parts is not None),
+            native=self._open is not None and self._open.folders.native_reads is not None,
         )
 
     async def open(self) -> None:
