@@ -306,13 +306,13 @@ OF_THE_LOG: Final = {
     ),
     "files are there before the log has them": Bug(
         "_record_and_do",
-        "log.record(sayings, flushes=flushes, flush=flush)",
-        "log.record(sayings, flushes=False)",
+        "log.record(payload, flushes=flushes, flush=flush)",
+        "log.record(payload, flushes=False)",
     ),
     "it is told of what is not on the medium yet": Bug(
         "_record_and_do",
-        "sequence = log.record(sayings, flushes=flushes, flush=flush)\ndone = do()",
-        "sequence = log.record(sayings, flushes=False)\ndone = do()\nlog.flush(flush)",
+        "sequence = log.record(payload, flushes=flushes, flush=flush)\ndone = do()",
+        "sequence = log.record(payload, flushes=False)\ndone = do()\nlog.flush(flush)",
     ),
     "what comes after a refusal is told as if it were the refused one": Bug(
         "_tell", "early.is_over or outcome.result is not Result.DONE", "False"

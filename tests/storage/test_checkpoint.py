@@ -10,6 +10,7 @@ import pytest
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
+from mq.storage.files.payload import encode
 from mq.storage.interface import Entry, Group, Move, Put, Result, Unlink, Write
 from mq.testing.faults import DiskFault, PowerCut
 from tests.storage.disks import new_id
@@ -195,6 +196,6 @@ async def test_a_root_with_an_empty_batch_in_its_log_is_opened() -> None:
     async with begun() as disk:
         entry = await disk.bring(State.READY, b"body")
         with disk.log.lock:
-            disk.log.record([], flushes=True)
+            disk.log.record(encode([]), flushes=True)
         await disk.cut()
         assert await disk.everything() == {entry}

@@ -30,10 +30,13 @@ from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.doctor import FindingKind, open_to_inspect, repair
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.layout import Layout
-from mq.storage.files.log import (
+from mq.storage.files.log import Log, read_log
+from mq.storage.files.logged import LARGEST_INLINE
+from mq.storage.files.mount import Mount, mount_of
+from mq.storage.files.opening import unrepaired
+from mq.storage.files.payload import (
     Forgotten,
     Kept,
-    Log,
     Moved,
     QueueRemoved,
     Refused,
@@ -42,11 +45,7 @@ from mq.storage.files.log import (
     Wrote,
     decode,
     encode,
-    read_log,
 )
-from mq.storage.files.logged import LARGEST_INLINE
-from mq.storage.files.mount import Mount, mount_of
-from mq.storage.files.opening import unrepaired
 from mq.storage.files.posix import FolderStorage
 from mq.storage.files.source import SourceFolder
 from mq.storage.interface import (

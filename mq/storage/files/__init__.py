@@ -10,7 +10,8 @@ In reading order, the verbs first:
 * ``batch``: one commit: writes, moves and unlinks, with mq-native where it is installed.
 * ``barrier``: which syncs make a batch durable, and what they cost here.
 * ``logged``: one commit by the log: a record, a flush, then the batch without any sync, groups as a whole.
-* ``log``: the log of a root: its two segments, its records and what they say.
+* ``log``: the log of a root: its two segments and its records. ``payload``: what a record says, and the file calls of
+  plain operations.
 * ``checkpoint``: what a segment says is brought to the medium, before it is used again.
 * ``format``: which versions may serve a root as it is: while its log is in use, only those that know it.
 * ``redo``: what the log says is done again, after a crash.

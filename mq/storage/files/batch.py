@@ -39,6 +39,7 @@ from mq.storage.files.layout import (
     parse_leaf,
     plan,
 )
+from mq.storage.files.payload import Plain
 from mq.storage.files.staging import StagedBody
 from mq.storage.interface import AnyOperation, Entry, Move, Operation, Outcome, Result, Unlink, Write
 
@@ -64,7 +65,6 @@ _GONE: Final = Outcome(Result.GONE)
 _EXISTS: Final = Outcome(Result.EXISTS)
 _NO_QUEUE: Final = Outcome(Result.NO_QUEUE)
 _MORE: Final = Outcome(Result.MORE)
-_REMOVED: Final = Outcome(Result.DONE)  # another one than _DONE, which is still to be done
 
 
 class _Link(NamedTuple):
@@ -82,14 +82,34 @@ class _Hidden(NamedTuple):
     target: str
 
 
-def run_batch(
-    folders: Folders,
-    operations: Sequence[Operation],
-    planned: Sequence[Planned] | None = None,
-    early: EarlyResults | None = None,
-) -> list[Outcome]:
+def run_batch(folders: Folders, operations: Sequence[Operation]) -> list[Outcome]:
     """Do a batch as :class:`Batch` does it. One outcome for each operation, in order."""
-    return Batch(folders, operations, planned, early).run()
+    return Batch(folders, [plan(folders.layout, each) for each in operations]).run()
+
+
+def run_plain(folders: Folders, plain: Plain, early: EarlyResults | None = None) -> list[Outcome]:
+    """The same, of what the log has said. If `early` is given, it is told of outcomes as they come."""
+    if early is not None and folders.has_side_files:
+        early.is_over = True  # a removal is more than one step
+    results = None if folders.failure else _do_at_once(folders, plain, early)
+    if results is not None and not folders.has_side_files and min(results) >= 0:
+        return plain.expected
+    return Batch(folders, [plan(folders.layout, each) for each in plain.operations], early).run(results)
+
+
+def _do_at_once(folders: Folders, plain: Plain, early: EarlyResults | None) -> list[int] | None:
+    """What mq-native says of all steps; None where it is not there, or the reserve is not."""
+    if folders.native is None:
+        return None
+    if plain.writes and not _has_room(folders):
+        if early is not None:
+            early.is_over = True  # the others are done first
+        return None
+    if early is None or early.is_over:
+        return folders.native.do_steps(plain.steps, False)
+    results = early.do(folders.native, plain.steps, plain.expected)
+    early.is_over = min(results) < 0
+    return results
 
 
 class Batch:
@@ -97,25 +117,18 @@ class Batch:
 
     Args:
         folders: of the root.
-        operations: in order.
-        planned: the same, worked out, where the log has done that.
+        planned: the operations, in order.
         early: is told of outcomes as they come, where they count without a barrier.
     """
 
-    def __init__(
-        self,
-        folders: Folders,
-        operations: Sequence[Operation],
-        planned: Sequence[Planned] | None = None,
-        early: EarlyResults | None = None,
-    ) -> None:
+    def __init__(self, folders: Folders, planned: Sequence[Planned], early: EarlyResults | None = None) -> None:
         self._folders = folders
         self._calls = folders.calls
         self._layout = folders.layout
-        self._operations = operations
-        self._planned = [plan(folders.layout, each) for each in operations] if planned is None else planned
-        self._outcomes = [_DONE] * len(operations)
-        self._early = None if early is None else self._telling(early)
+        self._planned = planned
+        self._operations = [each.operation for each in planned]
+        self._outcomes = [_DONE] * len(planned)
+        self._early = early
         self._is_atomic = folders.mount.atomic_rename
         # Without a journal only what fits into the inode, which the sum takes: a repair can ruin the block in which
         # other attributes stand, when it was a deleted file's before.
@@ -125,17 +138,21 @@ class Batch:
         self._written: set[MessageId] = set()
         self._must_flush = False
         self._side_files: dict[int, MessageId] = {}
-        self._barrier = self._new_barrier(sum(type(operation) is Write for operation in operations))
+        self._barrier = self._new_barrier(sum(isinstance(each, Write) for each in self._operations))
         self._no_room: OSError | None = None
 
-    def run(self) -> list[Outcome]:
-        """Do it all. One outcome for each operation, in order."""
+    def run(self, done: Sequence[int] | None = None) -> list[Outcome]:
+        """Do it all. One outcome for each operation, in order.
+
+        Args:
+            done: what mq-native says of the step of each, where that was done already.
+        """
         if not self._folders.failure:
             if self._folders.syncs.spare is not None:
                 self._folders.syncs.spare.keep()
             try:
                 self._write_sides()
-                self._write_and_move()
+                self._write_and_move(done)
                 self._unlink_removed()
                 return self._outcomes
             except OSError as error:
@@ -150,14 +167,6 @@ class Batch:
                     self._barrier.close()
                     close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
         return [Outcome(Result.FAILED, reason=self._folders.failure)] * len(self._operations)
-
-    def _telling(self, early: EarlyResults) -> EarlyResults | None:
-        """The same, where each operation is one step, and they are done in their order; else nothing is told."""
-        if self._folders.has_side_files or any(
-            isinstance(each, Unlink) and not _is_removal(each) for each in self._operations
-        ):
-            early.is_over = True
-        return None if early.is_over else early
 
     def _tell(self, early: EarlyResults, outcome: Outcome) -> None:
         """Tell of an operation that was not done natively, in its turn."""
@@ -176,8 +185,8 @@ class Batch:
                 with contextlib.suppress(OSError):
                     self._calls.unlink(self._layout.path(entry))
 
-    def _write_and_move(self) -> None:
-        durable = self._do_natively(self._folders.native) if self._folders.native is not None else False
+    def _write_and_move(self, done: Sequence[int] | None) -> None:
+        durable = self._do_natively(self._folders.native, done) if self._folders.native is not None else False
         for index, operation in enumerate(self._operations):
             if self._outcomes[index] is not _DONE:
                 continue  # done at once, or refused with its side file
@@ -207,42 +216,28 @@ class Batch:
         if self._links:
             self._finish_links()
 
-    def _do_natively(self, native: Native) -> bool:
-        """Do in one go what is plain, in order. Whether something was done that has to be durable.
+    def _do_natively(self, native: Native, done: Sequence[int] | None) -> bool:
+        """Do in one go what is plain, in order, unless it is done. Whether something was done that has to be durable.
 
         Raises:
             OSError: the medium has failed; everything that was done is noted.
         """
+        if done is not None:
+            return self._note_native(native, [(i, [(each.path,)]) for i, each in enumerate(self._planned)], done)
         keep = self._barrier is not None and self._barrier.wants_files
         chosen = list(self._native_steps())
-        if self._early is not None:
-            return self._do_telling(native, chosen, self._early)
         at_once = MOST_OPEN if keep else len(chosen)
         durable = False
         for begin in range(0, len(chosen), at_once or 1):
             durable |= self._do_some_natively(native, chosen[begin : begin + at_once], keep=keep)
         return durable
 
-    def _do_telling(self, native: Native, chosen: Sequence[tuple[int, Sequence[Step]]], early: EarlyResults) -> bool:
-        """Do all that is plain in one go. If all is, of the first ones is told before the last ones are done."""
-        steps = [step for _, [step] in chosen]
-        if len(steps) < len(self._operations):
-            early.is_over = True
-            return self._note_native(native, chosen, native.do_steps(steps, False), keep=False)
-        expected = [_expected(each) for each in self._planned]
-        results = early.do(native, steps, expected)
-        if min(results) < 0:
-            early.is_over = True
-            return self._note_native(native, chosen, results, keep=False)
-        self._outcomes = expected
-        return False  # there is no barrier
-
     def _do_some_natively(self, native: Native, chosen: Sequence[tuple[int, Sequence[Step]]], *, keep: bool) -> bool:
         results = native.do_steps([step for _, steps in chosen for step in steps], keep)
         return self._note_native(native, chosen, results, keep=keep)
 
     def _note_native(
-        self, native: Native, chosen: Sequence[tuple[int, Sequence[Step]]], done: Sequence[int], *, keep: bool
+        self, native: Native, chosen: Sequence[tuple[int, Sequence[Step]]], done: Sequence[int], *, keep: bool = False
     ) -> bool:
         """Note what became of steps of mq-native; their twins do again what was refused.
 
@@ -278,7 +273,7 @@ class Batch:
         folders = self._folders
         room: bool | None = None
         queues: dict[str, bool] = {}  # whether they are there: looked at once a batch
-        for index, (operation, entry, path, _, source, _, attributes, size, crc) in enumerate(self._planned):
+        for index, (operation, entry, path, source, attributes, size, crc) in enumerate(self._planned):
             if self._outcomes[index] is not _DONE or index in self._side_files:
                 continue
             if isinstance(operation, Move):
@@ -346,7 +341,7 @@ class Batch:
     # Writing
 
     def _write(self, operation: Write, planned: Planned, index: int) -> Outcome:
-        _, entry, target, _, _, _, attributes, size, crc = planned
+        _, entry, target, _, attributes, size, crc = planned
         if self._folders.published_whole and not self._queue_is_there(operation.queue):
             return _NO_QUEUE  # deleted by another broker
         self._need_room()
@@ -639,11 +634,6 @@ def refusal(error: OSError) -> Outcome:
     if is_transient(error):
         return Outcome(Result.FULL, reason=error.strerror or str(error))
     raise error
-
-
-def _expected(planned: Planned) -> Outcome:
-    """The outcome of an operation if nothing is in its way."""
-    return _REMOVED if isinstance(planned.operation, Unlink) else Outcome(Result.DONE, planned.entry)
 
 
 def _is_removal(operation: Operation) -> bool:

@@ -13,7 +13,8 @@ from typing import Final
 from mq.storage.files.barrier import bring_in_order, close_all, write_out
 from mq.storage.files.calls import OPEN_READ, SyncFailed
 from mq.storage.files.folders import Folders
-from mq.storage.files.log import Kept, Record, Saying, decode
+from mq.storage.files.log import Record
+from mq.storage.files.payload import Kept, Saying, decode
 from mq.storage.files.records import Records
 from mq.storage.files.redo import carried_out, fates_of, has_side, last_records
 

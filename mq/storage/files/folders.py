@@ -98,6 +98,8 @@ class Folders:
     ) -> None:
         self.calls = calls
         self.layout = layout
+        self.prefix = layout.above("")
+        """What the path of everything in the root begins with."""
         self.mount = mount
         self.syncs = Syncs(
             calls,

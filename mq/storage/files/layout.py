@@ -25,7 +25,7 @@ an entry has exactly one name. Whatever does not fit the grammar is not mq's. Th
 A side file ``state/properties/<id>`` takes the place of both where the file system has no extended attributes,
 and of the second where it would not fit. It is durable before the message's name appears.
 
-*Operations.* What the log's record and the file calls of one have in common (:func:`plan`).
+*Operations.* What the file calls of one need to know of it (:func:`plan`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _NOT_OURS: Final = (ValueError, OverflowError, RecursionError)
 _MOST_DIGITS: Final = 19
 _SUM = re.compile(rb"(0|[1-9][0-9]{0,18}):([0-9a-f]{8})(?::([af]))?")
 
-_FLAT: Final = {state.value: state for state in (State.NEW, State.DELAYED, State.REMOVED)}
+_FOLDERS: Final = {state: state.value for state in (State.NEW, State.DELAYED, State.REMOVED)}
+_FLAT: Final = {folder: state for state, folder in _FOLDERS.items()}
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
 _NUMBER = r"(0|[1-9][0-9]{0,%d})"
 _FIELDS: Final = (
@@ -189,15 +190,13 @@ class Layout(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """An operation, and what its record in the log and its file calls have in common, worked out once.
+    """An operation, and what its file calls need to know of it.
 
     Attributes:
         operation: what is asked for.
         entry: where its message is after it; of an Unlink, before it.
         path: of that entry.
-        place: the same, below the root.
         source: of a Move, the path before it.
-        left: the same, below the root.
         attributes: of a Write, as JSON; empty where there are none.
         size, checksum: of a Write's body.
     """
@@ -205,9 +204,7 @@ class Planned(NamedTuple):
     operation: Operation
     entry: Entry
     path: str
-    place: str
     source: str = ""
-    left: str = ""
     attributes: bytes = b""
     size: int = 0
     checksum: int = 0
@@ -219,15 +216,19 @@ def plan(layout: Layout, operation: Operation) -> Planned:
         queue, id, body, attributes, meta, _, _, state = operation
         entry = Entry(queue, id, state, meta)
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
-        encoded = encode_attributes(attributes) if attributes else b""
-        path = layout.path(entry)
-        return Planned(operation, entry, path, layout.below_root(path), "", "", encoded, size, crc)
+        encoded = encode_attributes(attributes)
+        return Planned(operation, entry, layout.path(entry), "", encoded, size, crc)
     if isinstance(operation, Move):
         entry = operation.target
-        path, source = layout.path(entry), layout.path(operation.entry)
-        return Planned(operation, entry, path, layout.below_root(path), source, layout.below_root(source))
-    path = layout.path(operation.entry)
-    return Planned(operation, operation.entry, path, layout.below_root(path))
+        return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
+    return Planned(operation, operation.entry, layout.path(operation.entry))
+
+
+def place_of(entry: Entry) -> str:
+    """The path of the entry's file below the root."""
+    queue, id, state, meta = entry
+    name = id if meta is FRESH else leaf_name(id, meta)
+    return f"queues/{queue}/{name}" if state is State.READY else f"{_FOLDERS[state]}/{queue}:{name}"
 
 
 def leaf_name(id: MessageId, meta: Meta = FRESH) -> str:
@@ -375,8 +376,8 @@ def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[byte
     if not attributes:
         return b"", b"%d:%08x" % (size, crc)
     if len(attributes) > largest:
-        return b"", Sum(size, crc, "f").encode()
-    return attributes, Sum(size, crc, "a").encode()
+        return b"", b"%d:%08x:f" % (size, crc)
+    return attributes, b"%d:%08x:a" % (size, crc)
 
 
 def decode_attributes(value: bytes | None) -> Mapping[str, Any]:

@@ -19,20 +19,7 @@ number of its first page, counted on through both segments, so an unreadable rec
 record can have it. *Flushed* is the newest sequence that was on the medium when the record was written: an unreadable
 record up to there is damage; any other one is the end of the log.
 
-A record's payload says what a batch does (:data:`Saying`): a text, one line an operation, with fields between tabs;
-behind it the bytes that go with some of the lines, in order::
-
-    length of the text, u32
-    w  path  size  crc32  bytes of attributes                     a message; attributes and body follow
-    s  path  size  crc32  bytes of attributes  staged path        a large one, whose bytes are in a file
-    m  old path  new path                                         a message is moved
-    u  path                                                       a message is taken away
-    p  kind  key  bytes of the value                              a record is kept; its JSON follows
-    d  kind  key                                                  a record is forgotten
-    q  queue  path                                                a queue's folder is moved to that path
-    v  sequence  numbers of operations                            these of an earlier record were refused
-
-Paths are below the root, keys are percent-encoded.
+What a payload says is in :mod:`mq.storage.files.payload`.
 
 A *checkpoint* brings the changes in a segment's records to the medium, and only then gives the segment a new epoch, and
 with it room. Commits go on in the other segment meanwhile. When both are full, a commit waits.
@@ -43,20 +30,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, NamedTuple
-from urllib.parse import quote, unquote
+from typing import Final, NamedTuple
 
 from mq.storage.files.barrier import close_all, sync_folder
 from mq.storage.files.calls import NO_ROOM, OPEN_READ, Calls, FileKind
-from mq.storage.files.layout import encode_attributes
 
 PAGE: Final = 4096
 SMALLEST: Final = 1 << 20
@@ -75,7 +59,6 @@ _HEADER: Final = struct.Struct(f"<8sQ{_KEY_BYTES}s{_LIFE_BYTES}sI")
 _RECORD: Final = struct.Struct(f"<4sIIQQ{_KEY_BYTES}sQ")
 _CHECKED: Final = 8
 """Bytes of a record before those of which it has the CRC."""
-_TEXT_LENGTH: Final = struct.Struct("<I")
 _ZEROS: Final = bytes(1 << 20)
 _LOOKS: Final = 100
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -308,19 +291,19 @@ class Log:
             self._thread = threading.Thread(target=self._work, name="mq-checkpoint", daemon=True)
             self._thread.start()
 
-    def record(self, sayings: Sequence[Saying], *, flushes: bool, flush: Callable[[int], object] | None = None) -> int:
+    def record(self, payload: bytes, *, flushes: bool, flush: Callable[[int], object] | None = None) -> int:
         """Write a record for file calls that come next; its sequence. Only with :attr:`lock`, and keep that until they
         are made: meanwhile no other record is written, and the log changes no segment.
 
         Args:
-            sayings: what the file calls do.
+            payload: says what the file calls do (:func:`encode`).
             flushes: the record is on the medium before this returns.
             flush: brings it there, as :meth:`flush` takes it.
 
         Raises:
             OSError: the medium has failed.
         """
-        sequence = self.append(encode(sayings))
+        sequence = self.append(payload)
         if flushes:
             self.flush(flush)
         return sequence
@@ -620,144 +603,3 @@ def _unique_mount_id(fd: int) -> int | None:
 def _write_zeros(calls: Calls, fd: int, begin: int, end: int) -> None:
     for at in range(begin, end, len(_ZEROS)):
         write_all_at(calls, fd, _ZEROS[: min(len(_ZEROS), end - at)], at)
-
-
-# What a record says
-
-
-class Wrote(NamedTuple):
-    """A message is written.
-
-    Attributes:
-        path: its file.
-        size, crc: of its body.
-        attributes: as JSON; empty where there are none.
-        body: its bytes; None where they are at `staged`.
-        staged: where a large one was staged.
-    """
-
-    path: str
-    size: int
-    crc: int
-    attributes: bytes
-    body: bytes | None
-    staged: str = ""
-
-
-class Moved(NamedTuple):
-    """A message is moved."""
-
-    old: str
-    new: str
-
-
-class Removed(NamedTuple):
-    """A message is taken away."""
-
-    path: str
-
-
-class Kept(NamedTuple):
-    """A record is kept."""
-
-    kind: str
-    key: str
-    value: Mapping[str, Any]
-
-
-class Forgotten(NamedTuple):
-    """A record is forgotten."""
-
-    kind: str
-    key: str
-
-
-class QueueRemoved(NamedTuple):
-    """A queue's folder is moved away, with all that is in it."""
-
-    queue: str
-    path: str
-
-
-class Refused(NamedTuple):
-    """Some of what an earlier record says was not done."""
-
-    sequence: int
-    numbers: tuple[int, ...]
-
-
-Saying = Wrote | Moved | Removed | Kept | Forgotten | QueueRemoved | Refused
-"""What one line of a payload says."""
-
-
-def encode(sayings: Sequence[Saying]) -> bytes:
-    """A record's payload."""
-    lines: list[str] = []
-    blobs: list[bytes] = []
-    for saying in sayings:
-        # Of the three that nearly all are the type is asked: a pattern takes as long as all the rest of their line.
-        if type(saying) is Wrote:
-            path, size, crc, attributes, body, staged = saying
-            kind, tail = ("w", "") if body is not None else ("s", f"\t{staged}")
-            lines.append(f"{kind}\t{path}\t{size}\t{crc:08x}\t{len(attributes)}{tail}")
-            blobs += (attributes, body or b"")
-            continue
-        if type(saying) is Moved:
-            lines.append(f"m\t{saying.old}\t{saying.new}")
-            continue
-        if type(saying) is Removed:
-            lines.append(f"u\t{saying.path}")
-            continue
-        match saying:
-            case Kept(kind, key, value):
-                blob = encode_attributes(value) or b"{}"
-                lines.append(f"p\t{kind}\t{_quoted(key)}\t{len(blob)}")
-                blobs.append(blob)
-            case Forgotten(kind, key):
-                lines.append(f"d\t{kind}\t{_quoted(key)}")
-            case QueueRemoved(queue, path):
-                lines.append(f"q\t{queue}\t{path}")
-            case Refused(sequence, numbers):
-                lines.append(f"v\t{sequence}\t{','.join(map(str, numbers))}")
-    text = "\n".join(lines).encode()
-    return b"".join((_TEXT_LENGTH.pack(len(text)), text, *blobs))
-
-
-def decode(payload: bytes) -> list[Saying]:
-    """What a payload says, in order."""
-    (length,) = _TEXT_LENGTH.unpack_from(payload)
-    at = _TEXT_LENGTH.size + length
-
-    def taken(size: int) -> bytes:
-        nonlocal at
-        at += size
-        return payload[at - size : at]
-
-    found: list[Saying] = []
-    if not length:  # an empty batch, as versions before this one wrote it down
-        return found
-    for line in payload[_TEXT_LENGTH.size : at].decode().split("\n"):
-        match line.split("\t"):
-            case ["w", path, size, crc, attributes]:
-                found.append(Wrote(path, int(size), int(crc, 16), taken(int(attributes)), taken(int(size))))
-            case ["s", path, size, crc, attributes, staged]:
-                found.append(Wrote(path, int(size), int(crc, 16), taken(int(attributes)), None, staged))
-            case ["m", old, new]:
-                found.append(Moved(old, new))
-            case ["u", path]:
-                found.append(Removed(path))
-            case ["p", kind, key, size]:
-                found.append(Kept(kind, unquote(key, errors="surrogatepass"), json.loads(taken(int(size)))))
-            case ["d", kind, key]:
-                found.append(Forgotten(kind, unquote(key, errors="surrogatepass")))
-            case ["q", queue, path]:
-                found.append(QueueRemoved(queue, path))
-            case ["v", sequence, numbers]:
-                found.append(Refused(int(sequence), tuple(map(int, numbers.split(",")))))
-            case _:
-                raise ValueError(f"a record of the log says what this version does not know: {line[:40]!r}")
-    return found
-
-
-def _quoted(key: str) -> str:
-    return quote(key, safe="", errors="surrogatepass")

@@ -22,30 +22,30 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from mq.lifecycle import State
 from mq.message import SharedAttributes
 from mq.storage.files.barrier import Barrier, bring_in_order
-from mq.storage.files.batch import refusal, run_batch
+from mq.storage.files.batch import Batch, refusal, run_plain
 from mq.storage.files.calls import FileKind, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults, inline_hop
 from mq.storage.files.layout import Layout, Planned, encode_attributes, plan
-from mq.storage.files.log import (
+from mq.storage.files.log import Log
+from mq.storage.files.payload import (
+    LARGEST_INLINE,
+    LINE_BYTES,
     Forgotten,
     Kept,
-    Log,
     Moved,
+    Plain,
     Refused,
     Removed,
     Saying,
     Wrote,
     encode,
+    plain_portions,
 )
 from mq.storage.files.records import Records
 from mq.storage.files.staging import StagedBody, StagedFile
 from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Outcome, Put, Result, Unlink, Write
 
-LARGEST_INLINE: Final = 1 << 16
-"""Bytes of a body that goes into the log. A larger one is brought to the medium by its own file."""
-_LINE_BYTES: Final = 600
-"""More than any line of an operation takes, but for a record's key."""
 _NOT_DONE: Final = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})
 """What a record said would be done, and was not."""
 _DONE: Final = Outcome(Result.DONE)
@@ -60,7 +60,7 @@ _Flush = Callable[[int], object]
 def most_together(log: Log) -> tuple[int, int]:
     """How many operations, and bytes besides their places, a group may have: one record holds it."""
     half = log.largest_payload // 2
-    return half // _LINE_BYTES, half
+    return half // LINE_BYTES, half
 
 
 def commit(
@@ -74,7 +74,7 @@ def commit(
     told of the first ones on the way: their record is on the medium, and their file calls are made."""
     outcomes: list[Outcome] = []
     largest = log.largest_payload
-    portions = _plain_portions(folders.layout, operations, largest)
+    portions = plain_portions(folders.prefix, operations, largest) if folders.xattrs else None
     if portions is not None:
         for plain in portions:
             outcomes += _commit_plain(folders, log, plain, early)
@@ -93,7 +93,7 @@ def said(log: Log, *sayings: Saying) -> Iterator[None]:
         OSError: the medium has failed.
     """
     with log.lock:
-        sequence = log.record(sayings, flushes=True)
+        sequence = log.record(encode(sayings), flushes=True)
         try:
             yield
         except OSError:
@@ -128,18 +128,16 @@ _D = TypeVar("_D", bound=_Done)
 def _record_and_do(
     folders: Folders,
     log: Log,
-    sayings: Sequence[Saying],
+    payload: bytes,
     do: Callable[[], _D],
     *,
     flushes: bool,
     flush: _Flush | None = None,
 ) -> _D | None:
     """Append a record of what `do` does, and then do that. None when the medium has failed."""
-    if not sayings:  # an empty batch or group
-        return do()
     try:
         with log.lock:
-            sequence = log.record(sayings, flushes=flushes, flush=flush)
+            sequence = log.record(payload, flushes=flushes, flush=flush)
             done = do()
             if done.refused:
                 log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
@@ -173,10 +171,10 @@ def _portions(units: Sequence[_Unit], largest: int) -> Iterator[list[_Unit]]:
 def _bytes(operation: AnyOperation, largest: int) -> int:
     """At least as many as an operation takes of a record."""
     if isinstance(operation, Write):
-        return _LINE_BYTES + len(encode_attributes(operation.attributes)) + (_inline_bytes(operation, largest) or 0)
+        return LINE_BYTES + len(encode_attributes(operation.attributes)) + (_inline_bytes(operation, largest) or 0)
     if isinstance(operation, Put):
-        return _LINE_BYTES + len(encode_attributes(operation.value)) + 3 * len(operation.key)
-    return _LINE_BYTES
+        return LINE_BYTES + len(encode_attributes(operation.value)) + 3 * len(operation.key)
+    return LINE_BYTES
 
 
 def _encoding_once(operation: AnyOperation) -> AnyOperation:
@@ -199,37 +197,13 @@ def _inline_bytes(operation: Write, largest: int) -> int | None:
 # Messages with small bodies, each by itself: nearly every batch
 
 
-def _plain_portions(
-    layout: Layout, operations: Sequence[AnyOperation], largest: int
-) -> Iterable[Sequence[Planned]] | None:
-    """The operations worked out, as many at a time as one record holds; None where not all of them are plain."""
-    portions: list[list[Planned]] = [[]]
-    size = 0
-    longest = min(LARGEST_INLINE, largest // 2)
-    for operation in operations:
-        if isinstance(operation, Write):
-            if not isinstance(operation.body, bytes) or len(operation.body) > longest:
-                return None
-        elif not isinstance(operation, Move | Unlink):
-            return None
-        planned = plan(layout, operation)
-        more = _LINE_BYTES + len(planned.attributes) + planned.size
-        if portions[-1] and size + more > largest:
-            portions.append([])
-            size = 0
-        portions[-1].append(planned)
-        size += more
-    return portions
-
-
-def _commit_plain(folders: Folders, log: Log, planned: Sequence[Planned], early: EarlyResults | None) -> list[Outcome]:
+def _commit_plain(folders: Folders, log: Log, plain: Plain, early: EarlyResults | None) -> list[Outcome]:
     """Do what one record holds."""
     if folders.failure:
-        return _failed(folders, planned)
-    sayings = [_saying(folders.layout, each) for each in planned]
-    flushes = any(each.operation.durable or isinstance(each.operation, Write) for each in planned)
-    done = _record_and_do(folders, log, sayings, partial(_DoingPlain, folders, planned, early), flushes=flushes)
-    return _failed(folders, planned) if done is None else done.outcomes
+        return _failed(folders, plain.operations)
+    do = partial(_DoingPlain, folders, plain, early)
+    done = _record_and_do(folders, log, plain.payload, do, flushes=plain.flushes)
+    return _failed(folders, plain.operations) if done is None else done.outcomes
 
 
 class _DoingPlain:
@@ -237,14 +211,15 @@ class _DoingPlain:
 
     undoing: Sequence[Saying] = ()
 
-    def __init__(self, folders: Folders, planned: Sequence[Planned], early: EarlyResults | None) -> None:
-        operations = [each.operation for each in planned]
-        self.outcomes = run_batch(folders, operations, planned, early)
-        self.refused = [
-            number
-            for number, outcome in enumerate(self.outcomes)
-            if outcome.result in _NOT_DONE and not _is_gone(operations[number], outcome)
-        ]
+    def __init__(self, folders: Folders, plain: Plain, early: EarlyResults | None) -> None:
+        self.outcomes = run_plain(folders, plain, early)
+        self.refused: list[int] = []
+        if self.outcomes is not plain.expected:
+            self.refused += (
+                number
+                for number, outcome in enumerate(self.outcomes)
+                if outcome.result in _NOT_DONE and not _is_gone(plain.operations[number], outcome)
+            )
 
     def undo(self) -> None:
         """Nothing is taken back."""
@@ -254,9 +229,10 @@ class _DoingPlain:
 
 
 def _saying(layout: Layout, planned: Planned) -> Saying:
-    operation, _, _, place, _, left, attributes, size, crc = planned
+    operation, _, path, source, attributes, size, crc = planned
+    place = layout.below_root(path)
     if isinstance(operation, Move):
-        return Moved(left, place)
+        return Moved(layout.below_root(source), place)
     if isinstance(operation, Unlink):
         return Removed(place)
     body = operation.body
@@ -307,10 +283,12 @@ def _commit_units(
         return [refused for refused in early if refused is not None]
     operations = [operation for unit in doing for operation in unit]
     planned = [_planned_of(folders.layout, operation) for operation in operations]
-    sayings = [_saying(folders.layout, each) if isinstance(each, Planned) else each for each in planned]
+    if not planned:  # empty groups
+        return [refused or _DONE for refused in early]
+    payload = encode(_saying(folders.layout, each) if isinstance(each, Planned) else each for each in planned)
     flushes = any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations)
     do = partial(_Doing, folders, records, doing, planned)
-    done = _record_and_do(folders, log, sayings, do, flushes=flushes, flush=flush)
+    done = _record_and_do(folders, log, payload, do, flushes=flushes, flush=flush)
     outcomes = iter(_failed(folders, doing) if done is None else done.outcomes)
     return [next(outcomes) if refused is None else refused for refused in early]
 
@@ -490,7 +468,7 @@ class _Doing:
             for each in islice(in_order, len(unit))
             if refused is None and isinstance(each, Planned)
         ]
-        done = iter(run_batch(folders, [each.operation for each in messages], messages) if messages else ())
+        done = iter(Batch(folders, messages).run() if messages else ())
         first = 0
         for unit, (steps, refused) in zip(units, kept, strict=True):
             self.outcomes.append(self._end(unit, first, steps, refused, done))

@@ -36,10 +36,10 @@ from mq.storage.files.folders import Opened
 from mq.storage.files.format import need
 from mq.storage.files.hop import EarlyResults, Hop, HopInParts, OwnThread, inline_hop
 from mq.storage.files.layout import flat_name
-from mq.storage.files.log import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.logged import commit, most_together, said
 from mq.storage.files.mount import Mount, mount_of_root, syncfs_reports_errors
 from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
+from mq.storage.files.payload import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
 from mq.storage.files.watch import KeptLook, NotedCalls, OwnChanges, watch_folders
 from mq.storage.interface import (

@@ -39,20 +39,8 @@ from mq.storage.files.layout import (
     parse_leaf,
     parse_path,
 )
-from mq.storage.files.log import (
-    Forgotten,
-    Kept,
-    LogDamaged,
-    Moved,
-    QueueRemoved,
-    Record,
-    Refused,
-    Removed,
-    Saying,
-    Wrote,
-    decode,
-    write_all_at,
-)
+from mq.storage.files.log import LogDamaged, Record, write_all_at
+from mq.storage.files.payload import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
 from mq.storage.files.records import Records
 from mq.storage.interface import QUEUE
 
