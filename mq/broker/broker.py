@@ -540,7 +540,7 @@ class Wiring:
         direct = DirectDispatch(core, waiters, leases, self._deliverers[0])
         jobs.begin = partial(JobBatch, direct)
         loader = BodyLoader(core)
-        self.queues = Queues(core, watcher, upkeep, dead, loader)
+        self.queues = Queues(core, watcher, upkeep, dead, loader, second_names)
         self.declarations = Declarations(core, self.queues, sinks)
         keys = self._keys
         self._keyed = None if keys is None else KeyedJobs(core, keys)

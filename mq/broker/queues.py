@@ -18,6 +18,7 @@ from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
 from mq.broker.index import QueueIndex, without_rank
 from mq.broker.jobs import MoveJob
+from mq.broker.second_names import SecondNames
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.broker.shared import StoreWatcher
 from mq.broker.upkeep import Upkeep
@@ -108,10 +109,17 @@ class Queues:
         upkeep: removes the messages of deleted queues.
         dead_letters: knows where a message died.
         loader: loads the body stats of queues.
+        second_names: removes the other names of purged messages.
     """
 
     def __init__(
-        self, core: Core, watcher: StoreWatcher, upkeep: Upkeep, dead_letters: DeadLetters, loader: BodyLoader
+        self,
+        core: Core,
+        watcher: StoreWatcher,
+        upkeep: Upkeep,
+        dead_letters: DeadLetters,
+        loader: BodyLoader,
+        second_names: SecondNames,
     ) -> None:
         self._storage = core.storage
         self._catalog = core.catalog
@@ -120,6 +128,7 @@ class Queues:
         self._upkeep = upkeep
         self._dead_letters = dead_letters
         self._loader = loader
+        self._second_names = second_names
         self._secure_keys = core.secure_keys
         self._jobs = core.jobs
         self._ids = core.ids
@@ -304,12 +313,24 @@ class Queues:
         """
         index = await self.get(queue)
         await self._upkeep.caught_up(index)
-        purged = 0
         entries = [entry for entry in index.entries() if entry.meta.receipt is None]
-        for start in range(0, len(entries), LARGEST_SLICE):
-            moves = [Move(entry, State.REMOVED) for entry in entries[start : start + LARGEST_SLICE]]
-            purged += await self._do(index, moves, Kind.REMOVE, "remove the message")
-        return purged
+        neighbours = await self._neighbours(index, entries) if self._second_names.may_exist else set()
+        purged: set[MessageId] = set()
+        try:
+            for start in range(0, len(entries), LARGEST_SLICE):
+                moves = [self._second_names.removal(entry) for entry in entries[start : start + LARGEST_SLICE]]
+                await self._do(index, moves, Kind.REMOVE, "remove the message", purged)
+        finally:
+            if self._second_names.may_exist:  # also of a purge that failed: no later one finds what is gone from here
+                await self._second_names.remove_many(queue, purged, neighbours)
+        return len(purged)
+
+    async def _neighbours(self, index: QueueIndex, entries: Sequence[Entry]) -> set[str]:
+        """The queues to or from which messages of `index` may have been moved last."""
+        with suppress(StorageError):  # at worst a second name is found where the index has it, or not
+            await self._dead_letters.learn(entries)
+        dead = self._dead_letters
+        return {name for entry in entries for name in dead.neighbours(index, dead.history(entry))}
 
     async def redrive(
         self, queue: str, to: str | None = None, most: int = LARGEST_SLICE, ids: Sequence[str] | None = None
@@ -339,8 +360,9 @@ class Queues:
                 moves.append(Move(entry, State.READY, meta, target.name))
             if len(moves) >= most:
                 break
-        moved = await self._do(index, moves, Kind.REROUTE, "move the message")
-        return Redriven(moved, index.ready)
+        moved: set[MessageId] = set()
+        await self._do(index, moves, Kind.REROUTE, "move the message", moved)
+        return Redriven(len(moved), index.ready)
 
     # Implementation
 
@@ -389,29 +411,28 @@ class Queues:
             return None
         return target
 
-    async def _do(self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str) -> int:
-        """Make those moves whose messages are still where they were, in one batch; how many were made."""
+    async def _do(self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str, done: set[MessageId]) -> None:
+        """Make those moves whose messages are still where they were, in one batch; their ids go to `done`."""
         await self._secure_keys([move.entry.id for move in moves])
         jobs = []
         for move in moves:
             id = move.entry.id
             if id not in self._catalog.locks and not index.is_out(id) and index.find(id) == move.entry:
                 self._catalog.begin(move.entry, is_leaving=True)
-                jobs.append(MoveJob(self._catalog, move, kind, what))
+                jobs.append((id, MoveJob(self._catalog, move, kind, what)))
         if jobs:
-            self._jobs.put(jobs)
-        done, failed = 0, None
-        for job in jobs:
+            self._jobs.put([job for _, job in jobs])
+        failed: MQError | None = None
+        for id, job in jobs:
             try:
                 await job.future.get()
-                done += 1
+                done.add(id)
             except NoSuchMessage:
                 pass  # another move was faster
             except MQError as error:
                 failed = error
         if failed is not None:
             raise failed
-        return done
 
     async def _regroup(self, index: QueueIndex) -> None:
         """Begin or end message groups. A long queue hands out nothing meanwhile; all else goes on."""

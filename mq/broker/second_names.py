@@ -6,10 +6,11 @@ on, nothing repairs the store. So a message that is removed has to go under all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import suppress
 
 from mq.broker.core import Core
+from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
 from mq.errors import NoSuchMessage
@@ -62,6 +63,17 @@ class SecondNames:
         for name in dict.fromkeys([queue, *neighbours, *known]):
             await self._remove_from(name, id)
 
+    async def remove_many(self, queue: str, ids: Set[MessageId], neighbours: Iterable[str]) -> None:
+        """As :meth:`remove`, for many messages. Each queue is listed once, not once for each message."""
+        if not self.may_exist or not ids:
+            return
+        known = [index.name for index in self._catalog.queues.values() if _has_one_of(index, ids)]
+        for name in dict.fromkeys([queue, *neighbours, *known]):
+            for state in (State.NEW, State.READY, State.DELAYED):
+                for entry in await self._storage.scan(state, name):
+                    if entry.id in ids:
+                        await self._remove_from(name, entry.id)
+
     async def _remove_from(self, queue: str, id: MessageId) -> None:
         while True:
             await self._catalog.locks.wait(id)
@@ -75,3 +87,9 @@ class SecondNames:
             self._jobs.put([job])
             with suppress(NoSuchMessage):
                 await job.future.get()
+
+
+def _has_one_of(index: QueueIndex, ids: Set[MessageId]) -> bool:
+    if len(ids) <= index.total:
+        return any(index.find(id) is not None for id in ids)
+    return any(entry.id in ids for entry in index.entries())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -16,10 +17,10 @@ from typing import Any, Final
 import pytest
 import trio
 
-from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker import Broker, BrokerConfig, open_broker, queues
 from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.shared import do_every
-from mq.errors import NoSuchMessage, StorageFailed, StorageUnusable
+from mq.errors import NoSuchMessage, StorageFailed, StorageFull, StorageUnusable
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import (
     QUEUE,
@@ -279,7 +280,12 @@ async def take_it(broker: Broker, queue: str, id: str, leave_second_name: Callab
     assert await message.body.read() == b"x"
 
 
-REMOVALS: Final = [remove_it, hold_and_acknowledge, hold_and_reject, take_it]
+async def purge_it(broker: Broker, queue: str, id: str, leave_second_name: Callable[[], None]) -> None:
+    leave_second_name()
+    assert await broker.purge(queue) == 1
+
+
+REMOVALS: Final = [remove_it, hold_and_acknowledge, hold_and_reject, take_it, purge_it]
 LEASED: Final = ",d99999999999999,r1,c0123456789abcdef"
 JOINED: Final = f",o{1 << 57}"
 
@@ -348,6 +354,29 @@ async def test_a_message_that_a_killed_peer_left_in_two_queues_is_removed_from_b
         for queue in ("q", "dead", "elsewhere"):
             status = await broker.status(queue)
             assert (status.ready, status.leased, status.delayed) == (0, 0, 0), queue
+
+
+async def test_a_purge_that_fails_half_way_removes_all_names_of_what_it_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No later one would: the queue does not have it any more."""
+    monkeypatch.setattr(queues, "LARGEST_SLICE", 1)
+    async with (
+        open_disk(MOUNTS["link"], queues=("q", "dead"), sharing=Sharing.PEERS) as disk,
+        open_broker(disk.storage, BrokerConfig(peers=1)) as broker,
+    ):
+        await broker.change_settings("q", {"dead_letter_queue": "dead"})
+        first, second = await publish(disk, broker), await broker.publish("q", b"stays")
+        while len(await disk.storage.scan(State.READY, "q")) < 2:
+            await trio.sleep(0.01)
+        link_second(disk, "q", first, f"queues/dead/{first}{JOINED}")
+        disk.calls.fail("link", errno.ENOSPC, path=f"*{second}*", times=None)
+        with pytest.raises(StorageFull):
+            await broker.purge("q")
+        disk.heal()
+        for queue in ("q", "dead"):
+            assert await disk.storage.find(queue, MessageId(first)) is None, queue
+        assert await disk.storage.find("q", MessageId(second)) is not None
 
 
 @pytest.mark.parametrize(
