@@ -117,7 +117,7 @@ def hunt(mutant: str, seed: int) -> Found:
 def _hunt_once(mutant: str, system: str, seed: int) -> Generator[Verdict]:
     """What every last moment of one recording shows."""
     with Bench() as bench:
-        recording = record(bench, FILE_SYSTEMS[system], PLANS["everything"], seed, mutant)
+        recording = record(bench, FILE_SYSTEMS[system], PLANS[MUTANTS[mutant].workload], seed, mutant)
         with planted(mutant):
             cuts = _here_and_there(last_moments(recording, recording.point("begin")), Random(seed))
             yield from cut_power(bench, FILE_SYSTEMS[system], recording, cuts)

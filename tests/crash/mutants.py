@@ -11,12 +11,15 @@ import pytest
 from mq.broker.catalog import Catalog
 from mq.lifecycle import State
 from mq.message import MessageIds
-from mq.storage.files import barrier, mount, posix, recovery
+from mq.storage.files import barrier, logged, mount, posix, recovery
 from mq.storage.files.barrier import Barrier
 from mq.storage.files.batch import Batch
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.folders import Folders
+from mq.storage.files.hop import EarlyResults
+from mq.storage.files.log import Log
 from mq.storage.files.mount import Mount
+from mq.storage.files.payload import Plain
 from mq.storage.interface import Entry, Move, Outcome, Result, Unlink, Write
 
 Patch = pytest.MonkeyPatch
@@ -28,12 +31,14 @@ class Mutant(NamedTuple):
     Attributes:
         plant: puts it in.
         system: the file system on which it shows.
-    fails: it shows when the disk fails, not when the power does.
+        fails: it shows when the disk fails, not when the power does.
+        workload: what the clients do when it shows.
     """
 
     plant: Callable[[Patch], None]
     system: str = "ext4"
     fails: bool = False
+    workload: str = "everything"
 
 
 def _flush_nothing(patch: Patch) -> None:
@@ -165,6 +170,22 @@ def _compare_clocks(patch: Patch) -> None:
     patch.setattr(MessageIds, "observe", lambda self, ticks: None)
 
 
+def _tell_before_the_flush(patch: Patch) -> None:
+    """The log is flushed behind the files of a batch, while the first of its clients hear that theirs are there."""
+    commit = logged._commit_plain
+
+    def lazily(folders: Folders, log: Log, plain: Plain, early: EarlyResults | None) -> list[Outcome]:
+        if early is None or early.is_over:
+            return commit(folders, log, plain, early)
+        plain.flushes = False
+        outcomes = commit(folders, log, plain, early)
+        with log.lock:
+            log.flush()
+        return outcomes
+
+    patch.setattr(logged, "_commit_plain", lazily)
+
+
 MUTANTS: Final = {
     "flush nothing": Mutant(_flush_nothing),
     "leave folders out": Mutant(_leave_folders_out),
@@ -179,6 +200,7 @@ MUTANTS: Final = {
     "rename without a journal": Mutant(_rename_everywhere, "ext4-nojournal"),
     "leave new folders unsynced": Mutant(_leave_new_folders_unsynced, "ext4-nojournal"),
     "syncfs without a journal": Mutant(_syncfs_everywhere, "ext4-nojournal"),
+    "tell before the flush": Mutant(_tell_before_the_flush, workload="log crowd"),
     "sync again": Mutant(_sync_again, fails=True),
 }
 """By name."""

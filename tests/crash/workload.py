@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ class Plan(NamedTuple):
         has_log: whether it makes changes durable by a log, of small segments.
         has_keys: whether each publish has an idempotency key, its content's digest.
         has_large: whether nearly all bodies are too large for the log.
+        lot: messages that a publisher sends in one request, in place of each; above 1 all of them are small.
     """
 
     publishers: int = 4
@@ -55,6 +57,7 @@ class Plan(NamedTuple):
     has_log: bool = False
     has_keys: bool = False
     has_large: bool = False
+    lot: int = 1
 
 
 PLANS: Final = {
@@ -67,7 +70,7 @@ PLANS: Final = {
     "log keys": Plan(churners=0, has_log=True, has_keys=True),
     "log large": Plan(publishers=6, messages=8, consumers=1, churners=0, has_log=True, has_large=True),
     "log queues": Plan(publishers=1, consumers=0, churners=3, rounds=5, has_log=True),
-    "log crowd": Plan(publishers=100, messages=3, consumers=16, churners=0, has_log=True),
+    "log crowd": Plan(publishers=10, messages=3, consumers=8, churners=0, has_log=True, lot=16),
 }
 
 
@@ -146,6 +149,18 @@ class Client:
         self._mark(f"published {reply.id} {queue} {content}")
         return reply.id
 
+    def publish_lot(self, queue: str, bodies: Sequence[str], type: str) -> None:
+        """Publish many with one request."""
+        contents = [digest(body.encode(), type) for body in bodies]
+        for content in contents:
+            self._mark(f"publishing {content}")
+        lines = "".join(json.dumps({"body": body, "content_type": type}) + "\n" for body in bodies)
+        reply = _expect(self.insist("POST", f"/{queue}/messages/batch", lines.encode(), "application/x-ndjson"), 200)
+        for content, line in zip(contents, reply.body.splitlines(), strict=True):
+            outcome = json.loads(line)
+            assert outcome["status"] == http.client.CREATED, outcome
+            self._mark(f"published {outcome['id']} {queue} {content}")
+
     def fetch(self, queue: str, wait_seconds: float = 0) -> str | None:
         """The id of a message that is leased now; None when there is none, and none comes in so many seconds."""
         asked_ns = time.time_ns()
@@ -207,7 +222,12 @@ class Workload:
     def _publish(self, client: Client, number: int, random: Random) -> None:
         for count in range(self._plan.messages):
             queue = KEPT if not self._plan.consumers or count % 3 == 0 else WORKED
-            client.publish(queue, *self._content(f"{number}.{count}", count + number, random))
+            name = f"{number}.{count}"
+            if self._plan.lot > 1:
+                bodies = [f"{name}.{place} {random.randbytes(40).hex()}" for place in range(self._plan.lot)]
+                client.publish_lot(queue, bodies, "text/plain")
+            else:
+                client.publish(queue, *self._content(name, count + number, random))
 
     def _content(self, name: str, turn: int, random: Random) -> tuple[bytes, str]:
         if self._plan.has_large and turn % 4:
