@@ -142,7 +142,7 @@ class Crowd:
         """
         most_handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         reserved = min(MOST_RESERVED_HANDLES, most_handles // 4)
-        if handle >= most_handles - reserved:
+        if most_handles != resource.RLIM_INFINITY and handle >= most_handles - reserved:
             self._no_handles.add(address, most_handles, reserved)
             yield False
             return

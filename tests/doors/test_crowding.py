@@ -75,6 +75,13 @@ async def test_open_files_are_kept_for_the_store(
     assert f"{reserved} are kept" in said
 
 
+async def test_open_files_without_a_limit_have_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Infinity is -1, which is less than any handle."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    with Crowd(0).room("127.0.0.1", 1_000_000) as has_room:
+        assert has_room
+
+
 @pytest.mark.parametrize("door", ["http", "amqp"])
 async def test_each_door_closes_what_is_too_much(
     door: str, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
