@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from mq.storage.files.calls import Native, Step
-from mq.storage.files.hop import EarlyResults, Hear
+from mq.storage.files.hop import EarlyResults, HearResults
 
 
 class SteppedThreads:
@@ -25,7 +25,7 @@ class SteppedThreads:
         self._every = every
         self._pause = pause
 
-    async def hop_in_parts(self, verb: Callable[..., Any], *args: object, hear: Hear) -> Any:
+    async def hop_in_parts(self, verb: Callable[..., Any], *args: object, hear: HearResults) -> Any:
         """Make a call to its end. What it raises is raised here."""
         call = _Call(self._every, verb, args)
         heard = 0

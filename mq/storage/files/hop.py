@@ -21,12 +21,13 @@ _T = TypeVar("_T")
 
 Hop = Callable[..., Awaitable[Any]]
 """How a synchronous verb is called: in a thread, or at once where nothing can block."""
-Hear = Callable[[Sequence[Any], float], None]
+HearResults = Callable[[Sequence[Any], float], None]
 """Called in the event loop with the next results of a call that has not ended, and with how many seconds ago they were
 there."""
 
 HopInParts = Callable[..., Awaitable[Any]]
-"""As a :data:`Hop`, for a verb that gets a :class:`EarlyResults` first. It takes a :data:`Hear`, `hear`, besides."""
+"""As a :data:`Hop`, for a verb that gets a :class:`EarlyResults` first. It takes `hear` besides, a
+:data:`HearResults`."""
 
 TOLD_TOGETHER: Final = 16
 """Results of a call that are told together. Waking the event loop costs about as much as two small files."""
@@ -96,7 +97,7 @@ class _Job:
 class _Parts:
     """What a caller hears of a call's results before it ends."""
 
-    def __init__(self, early: EarlyResults, hear: Hear) -> None:
+    def __init__(self, early: EarlyResults, hear: HearResults) -> None:
         self.error: Exception | None = None
         self._early = early
         self._hear = hear
@@ -152,7 +153,7 @@ class OwnThread:
         """Make the call there. What it raises is raised here."""
         return await self._make(_Job(verb, args))
 
-    async def hop_in_parts(self, verb: Callable[..., Any], *args: object, hear: Hear) -> Any:
+    async def hop_in_parts(self, verb: Callable[..., Any], *args: object, hear: HearResults) -> Any:
         """As :meth:`hop`, for a call that gets its :class:`EarlyResults` before its other arguments: `hear` is called
         with those of which it tells."""
         early = EarlyResults(self._telling)
