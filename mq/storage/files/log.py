@@ -224,7 +224,7 @@ class Log:
         self._clock = clock
         self._spare_room = spare_room
         self._changed = threading.Condition(self.lock)
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
         self._failure: OSError | None = None
         self._ends = False
         self._sequence = 0
@@ -288,8 +288,8 @@ class Log:
     def begin(self) -> None:
         """Take records from now on. It has none."""
         if self._in_thread:
-            self._thread = threading.Thread(target=self._work, name="mq-checkpoint", daemon=True)
-            self._thread.start()
+            self._worker = threading.Thread(target=self._work, name="mq-checkpoint", daemon=True)
+            self._worker.start()
 
     def record(self, payload: bytes, *, flushes: bool, flush: Callable[[int], object] | None = None) -> int:
         """Write a record for file calls that come next; its sequence. Only with :attr:`lock`, and keep that until they
@@ -376,9 +376,9 @@ class Log:
         with self.lock:
             self._ends = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._worker is not None:
+            self._worker.join()
+            self._worker = None
         segments, self._segments = self._segments, []
         close_all(self._calls, (segment.fd for segment in segments))
 
