@@ -47,7 +47,7 @@ VERBS: Final = {
     "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
     "peek": CliVerb("mq.cli.messages:peek_command", "Show messages and leave them where they are."),
     "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by their ids."),
-    "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change when a delayed message can be fetched."),
+    "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change when delayed messages can be fetched."),
     "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue that no client holds."),
     "queues": CliVerb("mq.cli.queues:queues_command", "List all queues and what is in them."),
     "queue": CliVerb("mq.cli.queues:queue_command", "Make, show, set and delete a queue; mq queues lists all."),

@@ -24,7 +24,7 @@ from mq.cli.remote import (
     yes_option,
 )
 from mq.cli.send import time_of
-from mq.client import Client, Head, Received
+from mq.client import Client, Conflict, Head, NotFound, Received
 from mq.client.requests import LONGEST_BATCH
 
 STATES: Final = ("ready", "leased", "delayed")
@@ -100,16 +100,27 @@ def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: st
 
 @click.command("reschedule")
 @queue_argument
-@click.argument("id")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @click.option("--delay", type=click.FloatRange(0, 315_576_000), metavar="SECONDS", help="From now; 0 for at once.")
 @click.option("--at", callback=time_of, metavar="TIME", help="The time, as 2030-05-01T09:00.")
 @remote
-def reschedule_command(remote: Remote, queue: str, id: str, delay: float | None, at: datetime | None) -> None:
-    """Change when a delayed message can be fetched."""
+def reschedule_command(
+    remote: Remote, queue: str, ids: tuple[str, ...], delay: float | None, at: datetime | None
+) -> None:
+    """Change when delayed messages can be fetched."""
     if (delay is None) == (at is None):
         raise click.UsageError("say either --delay SECONDS or --at TIME")
+    refused = False
     with remote.client() as client:
-        client.reschedule(queue, id, delay=delay, at=at)
+        for id in ids:
+            try:
+                client.reschedule(queue, id, delay=delay, at=at)
+            except (NotFound, Conflict) as error:
+                if len(ids) == 1:
+                    raise
+                warn(str(error))  # it names the message
+                refused = True
+    sys.exit(REFUSED if refused else 0)
 
 
 @click.command("purge")

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -259,6 +259,21 @@ def test_what_waits_gets_another_time(client: Client, mq: Mq) -> None:
     done = mq("reschedule", "q", waits, "--delay", 0)
     assert (done.status, "not delayed" in done.error) == (1, True)
     client.remove(held)  # the delivery was left alone
+
+
+def test_what_a_wrong_clock_put_off_is_seen_and_let_come(client: Client, mq: Mq) -> None:
+    """As docs/on-disk.md says it."""
+    far_off = [client.publish("q", "in years", delay=9 * 365 * 86_400).id for _ in range(2)]
+    client.publish("q", "soon", delay=3600)
+    rows = [row.split("\t") for row in mq("peek", "q", "--state", "delayed", "-n", 1000).lines]
+    limit = str((datetime.now(UTC) + timedelta(days=2 * 365)).year)
+    found = [row[0] for row in rows if row[1] > limit]
+    assert found == far_off
+    held = client.publish("q", "ready").id
+    done = mq("reschedule", "q", "--delay", 0, far_off[0], held, far_off[1])
+    assert (done.status, done.error.count(held), "not delayed" in done.error) == (1, 1, True)
+    assert {message.id for message in client.browse("q")} == {*far_off, held}
+    assert len(list(client.browse("q", state="delayed"))) == 1
 
 
 def test_redriving(client: Client, mq: Mq) -> None:
