@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -17,12 +18,15 @@ import pytest
 import yaml
 
 from mq.settings import LINES
-from tests.shell import write_program
+from tests.test_dist import INTERPRETERS
 
 TREE = Path(__file__).resolve().parent.parent
 FOLDER = TREE / "deploy" / "docker"
-TEXT = (FOLDER / "Dockerfile").read_text()
+TEXT = (FOLDER / "Dockerfile").read_text().replace("\\\n", "")
+BUILD, FINAL = TEXT.split("\n\nFROM ")
 PATIENCE_SECONDS = 60
+COMPILER = re.compile(r"^RUN apt-get update && apt-get install .* gcc libc6-dev$", re.MULTILINE)
+"""The one step that is not made here."""
 LARGEST_BYTES = 60 << 20
 """What the image may add to its base."""
 
@@ -43,9 +47,8 @@ def image_environment() -> dict[str, str]:
 
 
 def test_it_is_not_root_and_its_root_is_a_volume() -> None:
-    last = TEXT.rpartition("\nFROM ")[2]
-    assert "\nUSER mq\n" in last
-    assert "\nVOLUME /var/lib/mq\n" in last
+    assert "\nUSER mq\n" in FINAL
+    assert "\nVOLUME /var/lib/mq\n" in FINAL
     assert image_environment()["MQ_ROOT"] == "/var/lib/mq"
     assert "queues:/var/lib/mq" in service()["volumes"]
 
@@ -72,10 +75,22 @@ def test_what_the_steps_read_is_let_in() -> None:
     assert {"mq", "mq-client", "pyspark_mq", "pyproject.toml", "README.md", "LICENSE", "tools"} <= let_in
 
 
+def test_the_compiler_stays_in_its_stage_and_both_are_of_one_system() -> None:
+    """What is compiled in one has to fit the Python and the C library of the other."""
+    assert COMPILER.search(BUILD)
+    assert "apt-get" not in FINAL
+    assert [line for line in FINAL.splitlines() if line.startswith("COPY ")] == ["COPY --from=build /opt/mq /opt/mq"]
+    first, last = (re.search(r"(python:\S+)", stage) for stage in (BUILD, FINAL))
+    assert first is not None
+    assert last is not None
+    assert first[1] == last[1]
+
+
 @pytest.mark.proof
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_its_steps_build_install_and_serve(tmp_path: Path, free_port: int) -> None:
-    """All but the user, whom this machine is not given, and the address, which is this machine's own."""
+    """All but the user, whom this machine is not given, the compiler, and the address, which is this machine's own."""
+    python = the_images_python()
     installed = tmp_path / "opt"
     source = tmp_path / "src"
     let_in = [line[2:] for line in (FOLDER / "Dockerfile.dockerignore").read_text().splitlines() if line[:2] == "!/"]
@@ -90,25 +105,24 @@ def test_its_steps_build_install_and_serve(tmp_path: Path, free_port: int) -> No
             text = text.replace(path, other)
         return text
 
-    steps = instructions("RUN")[:3]
-    assert "compileall" in steps[-1]
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    write_program(programs / "pip", f'exec {sys.executable} -m pip "$@"')
-    write_program(programs / "python", f'exec {sys.executable} "$@"')
-    for step in steps:
-        path = f"{programs}:{os.environ['PATH']}"
-        subprocess.run(["sh", "-ec", moved(step)], env={**os.environ, "PATH": path}, check=True, timeout=300)
+    subprocess.run([python, "-m", "venv", tmp_path / "stage"], check=True, timeout=PATIENCE_SECONDS)
+    stage = {**os.environ, "PATH": f"{tmp_path}/stage/bin:{os.environ['PATH']}", "MQ_COMPILED_LEVEL": "0"}
+    for step in re.findall(r"^RUN (.+)$", COMPILER.sub("", BUILD), re.MULTILINE):
+        subprocess.run(["sh", "-ec", moved(step)], env=stage, cwd=tmp_path, check=True, timeout=600)
     assert sum(path.stat().st_size for path in installed.rglob("*") if path.is_file()) < LARGEST_BYTES
 
     environment = {name: moved(value) for name, value in image_environment().items()} | service()["environment"]
     environment |= {"MQ_PORT": str(free_port), "MQ_AMQP_PORT": "0", "MQ_ADDRESS": "127.0.0.1", "PATH": "/usr/bin:/bin"}
     (entry,) = instructions("ENTRYPOINT")
     (check,) = re.findall(r"^HEALTHCHECK .* CMD (.+)$", TEXT, re.MULTILINE)
-    bare = [sys._base_executable, "-S"]
+    bare = [python, "-S"]
     healthy = [*bare, *json.loads(check.replace("8080", str(free_port)))[1:]]
     assert subprocess.run(healthy, env=environment, capture_output=True).returncode != 0
-    with subprocess.Popen([*bare, *json.loads(entry)[1:]], env=environment, cwd=tmp_path) as daemon:
+    log = tmp_path / "log"
+    with (
+        log.open("w") as said,
+        subprocess.Popen([*bare, *json.loads(entry)[1:]], env=environment, cwd=tmp_path, stderr=said) as daemon,
+    ):
         try:
             deadline = time.monotonic() + PATIENCE_SECONDS  # real time: another process starts
             while subprocess.run(healthy, env=environment, capture_output=True).returncode and daemon.poll() is None:
@@ -116,9 +130,24 @@ def test_its_steps_build_install_and_serve(tmp_path: Path, free_port: int) -> No
                 time.sleep(0.05)
             assert told(free_port, "mq") == 201
             assert told(free_port, "evil.example") == 421
+            mapped = Path(f"/proc/{daemon.pid}/maps").read_text()
+            assert f"{installed}/mq_native/_calls.abi3.so" in mapped
+            assert f"{installed}/mq_broker__mypyc.cpython-" in mapped
         finally:
             daemon.terminate()
     assert daemon.returncode == 0
+    assert " (compiled, with mq-native) serves posix:" in log.read_text()
+
+
+def the_images_python() -> str:
+    """The interpreter of the image's version, where this machine has it, else the tests' own; one that can compile."""
+    (version,) = set(re.findall(r"python:(3\.\d+)", TEXT))
+    python = INTERPRETERS.get(version, sys._base_executable)
+    asked = "import sysconfig; print(sysconfig.get_path('include'))"
+    include = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+    if shutil.which("gcc") is None or not Path(include, "Python.h").exists():
+        pytest.skip("nothing can be compiled here: apt install gcc libc6-dev python3-dev")
+    return python
 
 
 def told(port: int, host: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 TREE: Final = Path(__file__).resolve().parent.parent
 LOCKED: Final = TREE / "locked"
-PAGES: Final = ("dist.txt", "dev.txt")
+PAGES: Final = ("build.txt", "dist.txt", "dev.txt")
 
 pytestmark = pytest.mark.skipif(not (TREE / "constraints.txt").exists(), reason="only the project's own tree has pins")
 
@@ -54,6 +54,7 @@ def test_all_that_mq_needs_is_written_down() -> None:
     extras = [need for name in ("test", "bench", "dev") for need in project["optional-dependencies"][name]]
     more = {folded(re.split(r"[<>=\[; ]", need)[0]) for need in extras} - {"mq"}
     assert needed <= locked("dist.txt").keys(), "make locked"
+    assert {"hatchling", "mypy", "setuptools"} <= locked("build.txt").keys(), "make locked"
     assert needed | more <= locked("dev.txt").keys(), "make locked"
 
 

@@ -1,9 +1,11 @@
-"""Writes down which files dist and CI install, each by its SHA-256: nothing else is taken, whatever an index offers.
+"""Writes down which files dist, the image and CI install, each by its SHA-256: nothing else is taken, whatever an index
+offers.
 
 Usage: python tools/lock.py
 
-``locked/dist.txt`` has what mq needs on every Python and machine of the one-file program. ``locked/dev.txt`` has what
-developers and CI need on the Python and the machine that ran this. Versions are those of constraints.txt.
+``locked/dist.txt`` has what mq needs on every Python and machine of the one-file program, ``locked/build.txt`` what the
+image's build stage builds and compiles it with there. ``locked/dev.txt`` has what developers and CI need on the Python
+and the machine that ran this. Versions are those of constraints.txt.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +26,13 @@ from tqdm import tqdm
 TREE: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = TREE / "locked"
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
-PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64")
+MACHINES: Final = ("x86_64", "aarch64")
+TAGS: Final = ("manylinux_2_28", "manylinux2014")
+"""For which systems wheels may be, in front of the machine's name: what mypy needs has the older one alone."""
 BUILDS: Final = ("editables", "hatchling", "pip", "setuptools")
 """What an editable install is built with, which has to be there before: then nothing is downloaded for it."""
+COMPILES: Final = ("hatchling", "mypy", "setuptools")
+"""What mq and mq-native are built and compiled with: the mypyc that the tests of the compiled mq have run with."""
 
 Locked = dict[str, set[str]]
 """``name==version`` -> the SHA-256 of each of its files."""
@@ -37,17 +44,13 @@ def main() -> None:
     needed = [*mq["dependencies"], *project(TREE / "mq-client")["dependencies"]]
     packed = [need for name in PACKED_PLUGINS for need in project(TREE / "plugins" / name)["dependencies"]]
     in_one_file = [*needed, *(need for need in packed if not need.startswith("mq"))]
-    dist: Locked = defaultdict(set)
-    for python in tqdm(PYTHONS, desc="dist", disable=None):
-        for machine in PLATFORMS:
-            flags = ["--only-binary=:all:", "--python-version", python, "--platform", machine, "--target", "unused"]
-            for pin, hashes in resolve(in_one_file, *flags).items():
-                dist[pin] |= hashes
+    everywhere = "any Python from 3.11 to 3.14, on Linux"
     write(
         FOLDER / "dist.txt",
-        dist,
-        "mq and the plugins of the one-file program on any Python from 3.11 to 3.14, on Linux",
+        resolve_everywhere(in_one_file),
+        f"mq and the plugins of the one-file program on {everywhere}",
     )
+    write(FOLDER / "build.txt", resolve_everywhere(COMPILES), f"building and compiling mq on {everywhere}")
     plugins = [need for each in sorted(TREE.glob("plugins/*")) for need in project(each)["dependencies"]]
     others = [need for need in plugins if not need.startswith("mq")]
     dev = resolve([*needed, *extra(mq, "dev"), *others, *BUILDS])
@@ -72,7 +75,19 @@ def extra(mq: dict[str, list[str]], name: str) -> list[str]:
     return found
 
 
-def resolve(needed: list[str], *flags: str) -> Locked:
+def resolve_everywhere(needed: Iterable[str]) -> Locked:
+    """What pip would install on each Python and machine, all in one."""
+    found: Locked = defaultdict(set)
+    for python in tqdm(PYTHONS, disable=None):
+        for machine in MACHINES:
+            platforms = [flag for tag in TAGS for flag in ("--platform", f"{tag}_{machine}")]
+            flags = ["--only-binary=:all:", "--python-version", python, *platforms, "--target", "unused"]
+            for pin, hashes in resolve(needed, *flags).items():
+                found[pin] |= hashes
+    return found
+
+
+def resolve(needed: Iterable[str], *flags: str) -> Locked:
     """What pip would install, by what it downloads.
 
     Raises:
