@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -15,6 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+import mq
+from mq.storage.files.posix import load_native
 
 TREE = Path(__file__).resolve().parent.parent
 MINORS = range(11, 20)
@@ -125,6 +129,17 @@ def test_one_file_serves_with_nothing_but_python(
 def test_one_file_tells_its_version(bare: Callable[..., subprocess.Popen[str]]) -> None:
     process = bare(sys._base_executable, "--version")
     assert process.communicate(timeout=PATIENCE_SECONDS)[0].strip().endswith("0.1.0")
+
+
+@pytest.mark.skipif(load_native() is None, reason="mq-native is not compiled here: apt install gcc libc6-dev")
+@pytest.mark.parametrize("version", sorted(INTERPRETERS))
+def test_one_file_takes_mq_native_from_its_python(one_file: Path, tmp_path: Path, version: str) -> None:
+    """It brings none: it is for every machine."""
+    shutil.copytree(Path(str(importlib.import_module("mq_native").__file__)).parent, tmp_path / "site" / "mq_native")
+    environment = {"HOME": str(tmp_path), "SHIV_ROOT": str(tmp_path / "unpacked"), "PYTHONPATH": str(tmp_path / "site")}
+    command = [INTERPRETERS[version], "-S", str(one_file), "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.stdout == f"mq, version {mq.__version__} (with mq-native)\n", done.stderr
 
 
 @pytest.mark.parametrize(

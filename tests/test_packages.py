@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,11 @@ from pathlib import Path
 import click
 import pytest
 
+import mq
 from mq.cli import VERBS, load_verb
 from mq.settings import LINES
+from mq.storage.files.posix import load_native
+from tests.test_dist import INTERPRETERS
 
 TREE = Path(__file__).resolve().parent.parent
 PATIENCE_SECONDS = 60
@@ -85,12 +89,28 @@ def test_bash_completes_by_the_script(share: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("debian")
-    subprocess.run([sys.executable, TREE / "tools" / "debian.py", folder], check=True, timeout=300)
-    (package,) = folder.glob("mq_*_all.deb")
-    return package
+    return packed(tmp_path_factory.mktemp("debian"))[0]
 
 
+def packed(folder: Path, **environment: str) -> tuple[Path, str]:
+    """The package, and what its tool has said."""
+    command = [sys.executable, TREE / "tools" / "debian.py", folder]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=300
+    )
+    (package,) = folder.glob("mq_*.deb")
+    return package, done.stdout
+
+
+def field(package: Path, name: str) -> str:
+    """What its control file says of it."""
+    done = subprocess.run(["dpkg-deb", "--field", package, name], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+needs_compiler = pytest.mark.skipif(
+    load_native() is None, reason="mq-native is not compiled here: apt install gcc libc6-dev"
+)
 needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
 
 
@@ -105,7 +125,8 @@ def test_the_debian_package_serves_with_nothing_but_python(
     python, program = sys._base_executable, tmp_path / "usr" / "bin" / "mq"
     command = [python, "-I", program]
     arguments = ["--port", str(free_port), "--amqp-port=0", "--root", str(temp_root)]
-    with subprocess.Popen([*command, *arguments], env=environment) as daemon:
+    log = tmp_path / "log"
+    with log.open("w") as said, subprocess.Popen([*command, *arguments], env=environment, stderr=said) as daemon:
         try:
             until_served(free_port, daemon)
             for verb in ("queue create q", "send q --quiet --message hello", "receive q"):
@@ -119,6 +140,39 @@ def test_the_debian_package_serves_with_nothing_but_python(
         finally:
             daemon.terminate()
     assert daemon.returncode == 0
+    assert (" (with mq-native) serves " in log.read_text()) is (field(package, "Architecture") != "all")
+
+
+@pytest.mark.proof
+@needs_dpkg
+@needs_compiler
+@pytest.mark.timeout(600)
+def test_the_debian_package_has_mq_native_for_each_python_of_this_architecture(package: Path, tmp_path: Path) -> None:
+    here = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
+    assert field(package, "Architecture") == here
+    assert package.name == f"mq_{mq.__version__}_{here}.deb"
+    assert re.fullmatch(r"python3 \(>= 3\.11\), libc6 \(>= 2\.\d+\)", field(package, "Depends"))
+    subprocess.run(["dpkg-deb", "--extract", package, tmp_path], check=True)
+    (module,) = (tmp_path / "usr" / "lib" / "mq").rglob("*.so")
+    assert module.name == "_calls.abi3.so"
+    assert str(Path.home()).encode() not in module.read_bytes(), "it says where it was made"
+    for python in INTERPRETERS.values():
+        command = [python, "-I", tmp_path / "usr" / "bin" / "mq", "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        assert done.stdout == f"mq, version {mq.__version__} (with mq-native)\n", python
+
+
+@pytest.mark.proof
+@needs_dpkg
+@pytest.mark.timeout(600)
+def test_without_a_compiler_the_debian_package_is_for_all_machines(tmp_path: Path) -> None:
+    package, said = packed(tmp_path, CC="no-such-compiler")
+    assert "without mq-native, as nothing can be compiled here: apt install gcc" in said
+    assert package.name == f"mq_{mq.__version__}_all.deb"
+    assert (field(package, "Architecture"), field(package, "Depends")) == ("all", "python3 (>= 3.11)")
+    listed = subprocess.run(["dpkg-deb", "--contents", package], capture_output=True, text=True, check=True).stdout
+    assert "/mq_native/" not in listed
+    assert ".so" not in listed
 
 
 def until_served(port: int, daemon: subprocess.Popen[bytes]) -> None:
@@ -137,7 +191,7 @@ def until_served(port: int, daemon: subprocess.Popen[bytes]) -> None:
 @needs_dpkg
 @pytest.mark.timeout(600)
 def test_the_debian_package_is_reproducible_and_its_scripts_are_shell(package: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, TREE / "tools" / "debian.py", tmp_path], check=True, timeout=300)
+    packed(tmp_path)
     assert (tmp_path / package.name).read_bytes() == package.read_bytes()
     subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
     for name in ("postinst", "prerm", "postrm"):
@@ -176,4 +230,5 @@ def test_the_debian_package_is_installed_and_purged(package: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     user, version, page, left = done.stdout.splitlines()
     assert (user, page, left) == ("1", "/usr/share/man/man1/mq-send.1.gz", "0")
-    assert version.startswith("mq, version ")
+    assert version.startswith(f"mq, version {mq.__version__}")
+    assert ("with mq-native" in version) is (field(package, "Architecture") != "all")

@@ -2,18 +2,25 @@
 
 Usage: python tools/debian.py FOLDER
 
-It holds nothing that is compiled, so one package is for every machine; Python is the distribution's own. The package
-is the same, byte for byte, wherever it is built from the same tree and pins.
+Python is the distribution's own, of any version from 3.11 on. mq-native is in the package, compiled by this machine's C
+compiler for its architecture; it fits each of these Pythons (abi3). Where nothing can be compiled the package goes
+without it, says so, and is for all architectures. It is the same, byte for byte, wherever it is built from the same
+tree and pins, by the same compiler if there is one.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import zipfile
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import dist
 import manual
@@ -23,9 +30,9 @@ import mq
 CONTROL = """\
 Package: mq
 Version: {version}
-Architecture: all
+Architecture: {architecture}
 Maintainer: mq contributors <mq@localhost>
-Depends: python3 (>= 3.11)
+Depends: {depends}
 Recommends: openssl
 Suggests: bash-completion
 Section: net
@@ -35,6 +42,16 @@ Description: durable message queue, as plain as files
  A queue is a folder, and a message a file in it. HTTP and AMQP 0-9-1 in front.
  What mq has answered with success survives the loss of power.
 """
+
+
+class Fit(NamedTuple):
+    """Where a package runs: its architecture and what it depends on, as dpkg writes them."""
+
+    architecture: str
+    depends: str
+
+
+ANY_MACHINE: Final = Fit("all", "python3 (>= 3.11)")
 
 PROGRAM = """\
 #!/usr/bin/python3 -I
@@ -88,14 +105,50 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
-        dist.gather(Path(scratch) / "wheels", root / "usr" / "lib" / "mq")
-        furnish(root)
-        package = folder / f"mq_{mq.__version__}_all.deb"
+        packages = root / "usr" / "lib" / "mq"
+        dist.gather(Path(scratch) / "wheels", packages)
+        fit = add_native(Path(scratch) / "native", packages) if can_compile() else ANY_MACHINE
+        furnish(root, fit)
+        package = folder / f"mq_{mq.__version__}_{fit.architecture}.deb"
         subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, package], check=True, capture_output=True)
+    if fit is ANY_MACHINE:
+        print("without mq-native, as nothing can be compiled here: apt install gcc libc6-dev python3-dev")
     print(f"{package}: {package.stat().st_size:,} bytes")
 
 
-def furnish(root: Path) -> None:
+def can_compile() -> bool:
+    """Whether there are a C compiler and the headers of this Python."""
+    return shutil.which(compiler()) is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+
+
+def compiler() -> str:
+    """The C compiler that Python would take."""
+    command: str = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    return shlex.split(command)[0]
+
+
+def add_native(scratch: Path, packages: Path) -> Fit:
+    """Compile mq-native into `packages`, from a copy: in its tree may be what was compiled with other flags.
+
+    Returns:
+        Where it runs.
+    """
+    tree = dist.TREE / "plugins" / "mq-native"
+    shutil.copytree(tree, scratch / "tree", ignore=shutil.ignore_patterns("build", "*.egg-info", "*.so", "tests"))
+    # Python's own would write down where this machine's Python is (-rpath) and the sources are (debug information).
+    os.environ["LDSHARED"] = f"{compiler()} -shared -s"
+    wheel = dist.build_wheel(scratch, scratch / "tree", "--no-isolation")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    dist.forget_machine(packages)
+    (module,) = packages.glob("mq_native/*.abi3.so")
+    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", module.read_bytes())
+    major, minor = max((int(major), int(minor)) for major, minor in versions)
+    asked = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True)
+    return Fit(asked.stdout.strip(), f"{ANY_MACHINE.depends}, libc6 (>= {major}.{minor})")
+
+
+def furnish(root: Path, fit: Fit) -> None:
     """Put all but the packages themselves below `root`: programs, unit, manual, and what dpkg reads."""
     for name, module in PROGRAMS.items():
         put(root / "usr" / "bin" / name, PROGRAM.format(name=name, module=module), 0o755)
@@ -107,7 +160,7 @@ def furnish(root: Path) -> None:
     put(root / "usr" / "share" / "doc" / "mq" / "copyright", (dist.TREE / "LICENSE").read_text())
     control = root / "DEBIAN"
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
-    put(control / "control", CONTROL.format(version=mq.__version__, size=size))
+    put(control / "control", CONTROL.format(version=mq.__version__, size=size, **fit._asdict()))
     put(control / "conffiles", "/etc/default/mq\n")
     for name, text in SCRIPTS.items():
         put(control / name, text, 0o755)

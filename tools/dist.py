@@ -22,7 +22,7 @@ ENTRY_POINT = "mq.cli:main"
 SHEBANG = b"#!/usr/bin/env python3\n"
 
 PACKED_PLUGINS = ("mq-etcd", "mq-memcached")
-"""mq-native fits one machine, mq-template is there to be copied."""
+"""mq-native fits one kind of processor and one C library, mq-template is there to be copied."""
 
 PURE_FALLBACK = {"markupsafe/_speedups"}
 """Compiled modules that their package works without. They fit one version of Python, so they stay out."""
@@ -68,15 +68,20 @@ def gather(folder: Path, packages: Path) -> list[Path]:
     install = ["install", "--quiet", "--no-compile", "--no-deps", "--target", str(packages)]
     run("pip", *install, "--require-hashes", "--requirement", str(TREE / "locked" / "dist.txt"))
     run("pip", *install, *map(str, (*halves, *plugins)))  # at once: --target replaces a folder that is there
-    for pattern in MACHINE_NOTES:
-        for path in packages.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    forget_machine(packages)
     for path in packages.rglob("*.so"):
         module = str(path.relative_to(packages)).partition(".")[0]
         if module not in PURE_FALLBACK:
             raise SystemExit(f"{module} is compiled: one file cannot serve several Pythons with it")
         path.unlink()
     return halves
+
+
+def forget_machine(packages: Path) -> None:
+    """Take away what tells of this machine."""
+    for pattern in MACHINE_NOTES:
+        for path in packages.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def normalise(raw: Path, target: Path) -> None:
