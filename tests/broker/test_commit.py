@@ -63,6 +63,7 @@ def writes(count: int) -> list[Operation]:
 async def serve(disk: Disk, nursery: trio.Nursery) -> Committer:
     committer = Committer(disk)
     nursery.start_soon(SaveWorker(committer).run)
+    await trio.testing.wait_all_tasks_blocked()  # else it may begin between the first callers, whose order is drawn
     return committer
 
 
