@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -364,6 +364,11 @@ class Consumption:
         return _checked(index, id, entry, receipt)
 
 
+_ANSWERS: Final = 4
+"""How many answers of a store (:attr:`Committer.together`) are a part of a removal. What is done for one part is done
+while the store removes the next."""
+
+
 class Remover:
     """Removes messages that stand in the index.
 
@@ -377,6 +382,7 @@ class Remover:
         self._catalog = core.catalog
         self._storage = core.storage
         self._reaps = core.config.joins_reaping
+        self._most_answered = _ANSWERS * core.committer.together
         self._batches: Together[_RemovalBatch] = Together(core.committer)
         self._batches.begin = partial(_Removals, core.catalog)
 
@@ -391,21 +397,23 @@ class Remover:
         Returns:
             The answer; an error where a message could not be removed and stays where it was.
         """
-        batch = self._batch(entries, durable=durable, strict=strict)
-        if entries:
-            self._batches.put([batch], len(entries))
-        else:
-            batch.future.set(None)
-        return batch.future
+        most = self._most_answered
+        answer = _Answer(Future(), -(-len(entries) // most))
+        for begin in range(0, len(entries), most):
+            some = entries[begin : begin + most]
+            self._batches.put([self._batch(some, answer, durable=durable, strict=strict)], len(some))
+        if not entries:
+            answer.future.set(None)
+        return answer.future
 
     def remove_each(self, entries: Sequence[Entry]) -> list[Future[None]]:
         """Remove messages under one barrier, durably and strictly; an answer for each."""
-        batches = [self._batch([entry], durable=True, strict=True) for entry in entries]
+        batches = [self._batch([entry], _Answer(Future(), 1), durable=True, strict=True) for entry in entries]
         if batches:
             self._batches.put(batches)
-        return [batch.future for batch in batches]
+        return [batch.answer.future for batch in batches]
 
-    def _batch(self, entries: Sequence[Entry], *, durable: bool, strict: bool) -> _RemovalBatch:
+    def _batch(self, entries: Sequence[Entry], answer: _Answer, *, durable: bool, strict: bool) -> _RemovalBatch:
         for entry in entries:
             self._catalog.begin(entry, is_leaving=True)
         operations: list[Operation]
@@ -413,7 +421,7 @@ class Remover:
             operations = removing(self._storage, entries, durable=durable)
         else:
             operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        return _RemovalBatch(entries, operations, strict, DOOR.get(), Future())
+        return _RemovalBatch(entries, operations, strict, DOOR.get(), answer)
 
 
 class _Removals:
@@ -427,11 +435,7 @@ class _Removals:
     def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
         each = iter(outcomes)
         for batch in self._batches:
-            error = self._end(batch, list(islice(each, len(batch.operations))))
-            if error is None:
-                batch.future.set(None)
-            else:
-                batch.future.fail(error)
+            batch.answer.part(self._end(batch, list(islice(each, len(batch.operations)))))
 
     def _end(self, batch: _RemovalBatch, outcomes: Sequence[Outcome]) -> MQError | None:
         """End the moves of a batch in the catalog; the error of the last message that could not be removed."""
@@ -452,6 +456,33 @@ class _Removals:
         return error
 
 
+class _Answer:
+    """The answer to one caller, once all parts of what it asked for are done.
+
+    Args:
+        future: has it.
+        parts: how many there are.
+    """
+
+    __slots__ = ("_error", "_left", "future")
+
+    def __init__(self, future: Future[None], parts: int) -> None:
+        self.future = future
+        self._left = parts
+        self._error: MQError | None = None
+
+    def part(self, error: MQError | None) -> None:
+        """One more is done; its error, if it has one."""
+        self._error = error or self._error
+        self._left -= 1
+        if self._left:
+            return
+        if self._error is None:
+            self.future.set(None)
+        else:
+            self.future.fail(self._error)
+
+
 class _RemovalBatch(NamedTuple):
     """Messages that leave together.
 
@@ -460,14 +491,14 @@ class _RemovalBatch(NamedTuple):
         operations: one for each, in their order; and behind these perhaps an unlink for each.
         strict: whether one that is gone is an error.
         door: from which they are removed.
-        future: has the answer.
+        answer: to their caller, who may wait for others, too.
     """
 
     entries: Sequence[Entry]
     operations: list[Operation]
     strict: bool
     door: str
-    future: Future[None]
+    answer: _Answer
 
 
 def _checked(index: QueueIndex, id: MessageId, entry: Entry | None, receipt: str | None) -> Entry:

@@ -42,6 +42,9 @@ BUGS: Final = {
         "[next(from_above if in_memory else from_below) for in_memory in is_above]",
         "[(await self._above.read([e]))[0] if self._above.holds(e) else next(from_below) for e in entries]",
     ),
+    "a command is dropped that waits for acknowledgements as its client goes": Bug(
+        "ServedConnection._work", "with trio.CancelScope(shield=True): ...", "await self._acknowledged(0)"
+    ),
     "a goodbye is answered before everything is stored": Bug(
         "Handlers._leave", "await self._publish_pump.wait_for_all()", "pass"
     ),

@@ -16,6 +16,7 @@ from trio.testing import MockClock
 
 from mq.amqp.model import declared
 from mq.amqp.model.declared import Queue as Declared
+from mq.amqp.server import served_connection
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.publish_pump import MOST_TOGETHER
@@ -24,7 +25,7 @@ from mq.broker import Draft, UnackedMessage
 from mq.doors.budget import PATIENCE_SECONDS as SLOW_SECONDS
 from mq.doors.budget import Budget
 from mq.doors.connections import PATIENCE_SECONDS
-from mq.errors import MQError, NotServed, QueueHeld
+from mq.errors import MQError, NotServed, QueueHeld, StorageFull
 from mq.message import QueueName
 from mq.storage.interface import Operation, Outcome, Result
 from mq.storage.memory import MemoryStorage
@@ -258,6 +259,91 @@ async def test_an_acknowledged_message_is_gone(autojump_clock: MockClock, house:
     await trio.sleep(1)
     other = await house.connect()
     assert await other.count() == 0
+
+
+class SlowToAcknowledge:
+    """Lets acknowledgements take so many seconds; notes when each began and ended."""
+
+    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+        acknowledge = house.broker.acknowledge
+
+        async def slowly(held: Sequence[UnackedMessage], **options: Any) -> None:
+            self.begun.append(len(held))
+            await trio.sleep(seconds)
+            await acknowledge(held, **options)
+            self.ended.append(len(held))
+
+        monkeypatch.setattr(house.broker, "acknowledge", slowly)
+
+
+async def test_messages_follow_while_acknowledged_ones_are_being_removed(
+    autojump_clock: MockClock, house: House, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.declare()
+    await client.publish("q", b"0", b"1")
+    await client.call(Basic.Qos(prefetch_count=1))
+    await client.consume()
+    await client.delivery()
+    slow = SlowToAcknowledge(house, monkeypatch, 10)
+    await client.say(Basic.Ack(1))
+    assert (await client.delivery())[2] == b"1"
+    assert (slow.begun, slow.ended) == ([1], [])
+
+
+async def test_what_follows_acknowledgements_waits_until_they_are_done(
+    autojump_clock: MockClock, house: House, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may count what they remove."""
+    await client.declare()
+    await client.publish("q", b"0", b"1")
+    await client.consume()
+    await client.delivery()
+    await client.delivery()
+    slow = SlowToAcknowledge(house, monkeypatch, 10)
+    await client.say(Basic.Ack(1), Basic.Nack(2, requeue=False))
+    assert await client.count() == 0
+    assert slow.ended == [1]
+
+
+async def test_a_client_that_acknowledges_faster_than_the_store_is_not_read_meanwhile(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is no heartbeat that it missed."""
+    monkeypatch.setattr(served_connection, "MOST_ACKNOWLEDGING", 2)
+    async with open_house() as house:
+        client = await house.connect(heartbeat=5)
+        await client.declare()
+        await client.publish("q", *[b"%d" % number for number in range(5)])
+        await client.consume()
+        for _ in range(5):
+            await client.delivery()
+        slow = SlowToAcknowledge(house, monkeypatch, 18)
+        for tag in range(1, 6):
+            await client.say(Basic.Ack(tag))
+            await trio.sleep(0.1)
+        await trio.sleep(17)
+        assert slow.begun == [1, 1, 1]
+        await trio.sleep(1)
+        assert slow.begun == [1, 1, 1, 2]
+        assert await client.count() == 0
+
+
+async def test_a_failed_acknowledgement_ends_the_connection(
+    autojump_clock: MockClock, house: House, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(held: Sequence[UnackedMessage], **options: Any) -> None:
+        raise StorageFull("no room")
+
+    await client.declare()
+    await client.publish("q", b"0")
+    await client.consume()
+    await client.delivery()
+    monkeypatch.setattr(house.broker, "acknowledge", fail)
+    await client.say(Basic.Ack(1))
+    closed = await client.hear()
+    assert (closed.name, closed.reply_code, closed.reply_text) == ("Connection.Close", 506, "RESOURCE_ERROR - no room")
 
 
 async def test_what_is_not_settled_goes_back_to_its_place_when_the_channel_closes(

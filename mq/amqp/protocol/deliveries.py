@@ -135,7 +135,7 @@ class Deliveries:
         for consumer in self.consumers.values():
             if consumer.is_starved and self._credit(consumer):
                 consumer.is_starved = False
-                self._session.outbox.put(Credit(self._key, consumer.tag))
+                self._session.outbox.feed(Credit(self._key, consumer.tag))
 
     # Deliveries
 

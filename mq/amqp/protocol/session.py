@@ -15,7 +15,15 @@ from pamqp import base
 from mq.access import Right, User
 from mq.amqp.model.names import DEFAULT_VHOST, encode
 from mq.amqp.model.topology import Topology
-from mq.amqp.protocol.commands import Command, PublishedMessage, PublishMessages, Settle, Settlement, UnsettledDelivery
+from mq.amqp.protocol.commands import (
+    Command,
+    Credit,
+    PublishedMessage,
+    PublishMessages,
+    Settle,
+    Settlement,
+    UnsettledDelivery,
+)
 from mq.amqp.wire.errors import Code, Refusal
 from mq.amqp.wire.frames import SMALLEST_FRAME_MAX, encode_content, encode_method
 from mq.doors.budget import Budget, Room
@@ -92,6 +100,16 @@ class Outbox:
         if len(self._deliveries) >= MOST_TOGETHER:
             self._close()
 
+    def feed(self, command: Credit) -> None:
+        """A consumer has credit again. It goes ahead of the acknowledgements that gave it: what they remove is out of
+        its queue already, so the next messages can be sent while the store removes it."""
+        if self._messages or self._outcome is not Settlement.ACKNOWLEDGED:
+            self._close()
+        at = len(self.whole)
+        while at and is_acknowledgement(self.whole[at - 1]):
+            at -= 1
+        self.whole.insert(at, command)
+
     def put(self, command: Command) -> None:
         """Any other command."""
         self._close()
@@ -109,6 +127,11 @@ class Outbox:
         elif self._deliveries:
             self.whole.append(Settle(self._outcome, tuple(self._deliveries)))
         self._messages, self._deliveries, self._bytes = [], [], 0
+
+
+def is_acknowledgement(command: Command) -> bool:
+    """Whether it settles deliveries by acknowledging them."""
+    return isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED
 
 
 @dataclass

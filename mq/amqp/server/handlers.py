@@ -47,6 +47,7 @@ class Handlers:
         room: returns once the client has read most of what was sent.
         sent: called after something was sent.
         start: starts a consumer.
+        acknowledge: begins to remove acknowledged messages, and returns where the connection may read on.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Handlers:
         room: Callable[..., Awaitable[None]],
         sent: Callable[[], None],
         start: Callable[[ConsumerPump], None],
+        acknowledge: Callable[[Sequence[UnackedMessage]], Awaitable[None]],
     ) -> None:
         self._state = state
         self._broker = state.broker
@@ -65,6 +67,7 @@ class Handlers:
         self._room = room
         self._sent = sent
         self._start = start
+        self._acknowledge = acknowledge
         self._consumers: dict[tuple[ChannelKey, str], ConsumerPump] = {}
         self._is_disconnected = False
 
@@ -82,7 +85,9 @@ class Handlers:
         Raises:
             MQError: a command that is not answered failed.
         """
-        if isinstance(command, Settle):
+        if isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED:
+            await self._acknowledge(_held(command.deliveries))
+        elif isinstance(command, Settle):
             with shielded():
                 await settle(self._state, command.outcome, command.deliveries)
         elif isinstance(command, Credit):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -14,13 +14,15 @@ from pamqp.base import Frame
 from trio_util import AsyncValue
 
 from mq.access.certificates import common_name
-from mq.amqp.protocol.commands import ChannelKey, PublishedMessage, PublishMessages
+from mq.amqp.protocol.commands import ChannelKey, Credit, PublishedMessage, PublishMessages
 from mq.amqp.protocol.connection import Connection, ConnectionState
+from mq.amqp.protocol.session import is_acknowledgement
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.handlers import Handlers, give_back, refusal_of
 from mq.amqp.server.publish_pump import PublishPump, Unstored
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
+from mq.broker import UnackedMessage
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PacedChunks
 from mq.doors.connections import Peer, shielded
 from mq.doors.listeners import TLSStream
@@ -37,6 +39,8 @@ PIECE_BYTES: Final = 64 * 1024
 """What is sent at once, at the most."""
 STALLED_SECONDS: Final = 120
 """A client that takes no piece for so long is dropped, whatever its heartbeat."""
+MOST_ACKNOWLEDGING: Final = 2000
+"""Messages of one connection that are being removed while it reads on."""
 LINGER_SECONDS: Final = 5
 """How long a connection that has ended keeps its socket, for the store to finish and its client to read the answers.
 What it published is stored even if that takes longer."""
@@ -70,8 +74,16 @@ class ServedConnection:
             self._connection.session.certificate = common_name(stream.getpeercert())
         self._publish_pump = PublishPump(state.copies, state.alarm, state.dead_letters, state.backlog, self._stored)
         self._handlers = Handlers(
-            state, self._connection, self._publish_pump, self._room_to_send, self._flush, self._start_consumer
+            state,
+            self._connection,
+            self._publish_pump,
+            self._room_to_send,
+            self._flush,
+            self._start_consumer,
+            self._acknowledge,
         )
+        self._acknowledging: AsyncValue[int] = AsyncValue(0)  # messages
+        self._is_acknowledgement_awaited = False
         self._working = trio.Lock()
         self._outgoing: deque[bytes] = deque()
         self._unsent: AsyncValue[int] = AsyncValue(0)
@@ -114,6 +126,7 @@ class ServedConnection:
         :data:`LINGER_SECONDS`."""
         self._publish_pump.leave()
         await self._release(self._handlers.give_back)
+        await self._acknowledged(0)
         with trio.move_on_after(LINGER_SECONDS):
             await self._store_all()
             self._flush()
@@ -220,6 +233,9 @@ class ServedConnection:
         """Carry out all commands that are there."""
         try:
             while (command := self._connection.next_command()) is not None:
+                if not is_acknowledgement(command) and not isinstance(command, Credit):
+                    with trio.CancelScope(shield=True):  # a command that was taken is carried out
+                        await self._acknowledged(0)  # it may count what they remove
                 if isinstance(command, PublishMessages):
                     self._publish_pump.put(command.messages)
                 else:
@@ -305,7 +321,7 @@ class ServedConnection:
         while not self._connection.is_over:
             with trio.CancelScope(deadline=self._connection.wake_at()) as self._sleep:
                 await trio.sleep_forever()
-            if self._publish_pump.is_awaited:
+            if self._publish_pump.is_awaited or self._is_acknowledgement_awaited:
                 self._connection.receive(b"")  # it is our doing that nothing is read: not a missed heartbeat
             self._connection.tick()
             self._flush()
@@ -351,6 +367,33 @@ class ServedConnection:
                 channel.lose(refusal, method)
         if self._nursery is not None:
             self._nursery.start_soon(self._work_again)
+
+    # Acknowledging
+
+    async def _acknowledge(self, held: Sequence[UnackedMessage]) -> None:
+        """Remove messages while the connection reads on, but for a client that is faster than the store."""
+        self._acknowledging.value += len(held)
+        if self._nursery is None:
+            await self._remove(held)
+        else:
+            self._nursery.start_soon(self._remove, held)
+            await self._acknowledged(MOST_ACKNOWLEDGING)
+
+    async def _remove(self, held: Sequence[UnackedMessage]) -> None:
+        try:
+            with shielded():
+                await self._state.broker.acknowledge(held)
+        except MQError as error:
+            self._fail(refusal_of(error))
+        finally:
+            self._acknowledging.value -= len(held)
+
+    async def _acknowledged(self, most: int) -> None:
+        """Wait until no more than so many messages are being removed."""
+        if self._acknowledging.value > most:
+            self._is_acknowledgement_awaited = True
+            await self._acknowledging.wait_value(lambda count: count <= most)
+            self._is_acknowledgement_awaited = False
 
     # Consuming
 
