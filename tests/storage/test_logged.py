@@ -331,6 +331,41 @@ async def test_outcomes_are_told_as_their_file_calls_are_made(natively: bool) ->
         assert told.portions in ([2, 2, 2], [2, 2, 2, 2])
 
 
+@pytest.mark.parametrize("with_native", [False, True])
+async def test_what_a_reaper_takes_away_comes_in_the_same_batch(
+    with_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages, a message that is gone, and a deleted queue with a message in it: each has its own outcome."""
+    if with_native:
+        monkeypatch.setattr(FaultyCalls, "native", property(StepByStep))
+    async with begun(told_together=2) as disk:
+        told = Told()
+        removed = [await disk.bring(State.REMOVED) for _ in range(2)]
+        await disk.storage.put_record("queue", "other", {})
+        await disk.bring(State.READY, queue="other")
+        await disk.storage.drop_record("queue", "other")
+        [folder] = [entry for entry in await disk.storage.scan(State.REMOVED) if entry not in removed]
+        gone = removed[0]._replace(id=new_id())
+        writes = [Write("q", new_id(), b"body", state=State.READY) for _ in range(4)]
+        batch = [
+            writes[0],
+            Unlink(removed[0]),
+            Unlink(gone),
+            writes[1],
+            Unlink(folder),
+            Unlink(removed[1]),
+            *writes[2:],
+        ]
+        returned = await disk.storage.commit_in_parts(batch, told.hear)
+        outcomes = told.outcomes + returned
+        results = [each.result for each in outcomes]
+        assert results[2] is Result.GONE
+        assert results[:2] + results[3:] == [Result.DONE] * 7
+        assert len(told.outcomes) in (0, 2)  # nothing from the one that is gone on
+        assert await disk.storage.scan(State.REMOVED) == []
+        assert set(await disk.storage.scan(State.READY, "q")) == {write.entry for write in writes}
+
+
 @pytest.mark.parametrize(("size", "told_of"), [(1, 0), (5, 0), (6, 4)])
 async def test_of_a_small_batch_nothing_is_told_before_its_end(natively: bool, size: int, told_of: int) -> None:
     async with begun(told_together=2) as disk:

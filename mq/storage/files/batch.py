@@ -94,6 +94,8 @@ def run_plain(folders: Folders, plain: Plain, early: EarlyResults | None = None)
     results = None if folders.failure else _do_at_once(folders, plain, early)
     if results is not None and not folders.has_side_files and min(results) >= 0:
         return plain.expected
+    if early is not None and any(isinstance(each, Unlink) and not _is_removal(each) for each in plain.operations):
+        early.is_over = True  # these come last
     return Batch(folders, [plan(folders.layout, each) for each in plain.operations], early).run(results)
 
 
@@ -600,7 +602,7 @@ class Batch:
         unlinks = [
             (index, operation)
             for index, operation in enumerate(self._operations)
-            if isinstance(operation, Unlink) and not _is_removal(operation)
+            if isinstance(operation, Unlink) and not _is_removal(operation) and self._outcomes[index] is _DONE
         ]
         if not unlinks:
             return

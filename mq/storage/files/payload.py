@@ -28,7 +28,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from mq.lifecycle import State
 from mq.message import checksum
 from mq.storage.files.calls import Step
 from mq.storage.files.layout import LARGEST_ATTRIBUTES, encode_attributes, noted_of, place_of
@@ -301,7 +300,7 @@ def plain_portions(prefix: str, operations: Sequence[AnyOperation], largest: int
             plain.write(operation, body, attributes)
         elif isinstance(operation, Move):
             plain.move(operation)
-        elif isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED:  # there it may be a folder
+        elif isinstance(operation, Unlink):
             plain.remove(operation)
         else:
             return None
