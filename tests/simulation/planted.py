@@ -133,7 +133,9 @@ BUGS: Final = {
     ),
     "a death that is refused is forgotten": Bug("DeadLetters._put_back", "None if is_gone else each.entry", "None"),
     "a purge is not durable": Bug(
-        "Queues.purge", "Move(entry, State.REMOVED)", "Move(entry, State.REMOVED, durable=False)"
+        "SecondNames.removal",
+        "Move(entry, State.REMOVED, Meta(receipt=receipt))",
+        "Move(entry, State.REMOVED, Meta(receipt=receipt), durable=False)",
     ),
     "a receipt is not compared": Bug("_checked", "entry.meta.receipt != receipt", "entry.meta.receipt is None"),
     "what has expired is handed out": Bug(
