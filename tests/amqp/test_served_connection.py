@@ -357,6 +357,28 @@ async def test_a_failed_acknowledgement_ends_the_connection(
     assert (closed.name, closed.reply_code, closed.reply_text) == ("Connection.Close", 506, "RESOURCE_ERROR - no room")
 
 
+async def test_an_acknowledgement_that_fails_once_its_client_has_gone_is_logged(
+    autojump_clock: MockClock,
+    house: House,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(held: Sequence[UnackedMessage], **options: Any) -> None:
+        await trio.sleep(1)
+        raise StorageFull("no room")
+
+    await client.declare()
+    await client.publish("q", b"0")
+    await client.consume()
+    await client.delivery()
+    monkeypatch.setattr(house.door, "broker", OtherwiseAcknowledging(house, fail))
+    await client.say(Basic.Ack(1))
+    await client.stream.aclose()
+    await trio.sleep(2)
+    assert "left something behind: no room" in caplog.text
+
+
 async def test_what_is_not_settled_goes_back_to_its_place_when_the_channel_closes(
     autojump_clock: MockClock, client: Client
 ) -> None:

@@ -384,6 +384,8 @@ class ServedConnection:
             with shielded():
                 await self._state.broker.acknowledge(held)
         except MQError as error:
+            if self._connection.is_over:  # nobody is there to be told
+                self._log_left(error)
             self._fail(refusal_of(error))
         finally:
             self._acknowledging.value -= len(held)
@@ -392,8 +394,10 @@ class ServedConnection:
         """Wait until no more than so many messages are being removed."""
         if self._acknowledging.value > most:
             self._is_acknowledgement_awaited = True
-            await self._acknowledging.wait_value(lambda count: count <= most)
-            self._is_acknowledgement_awaited = False
+            try:
+                await self._acknowledging.wait_value(lambda count: count <= most)
+            finally:
+                self._is_acknowledgement_awaited = False
 
     # Consuming
 
@@ -424,7 +428,10 @@ class ServedConnection:
             with shielded():
                 await part()
         except MQError as error:
-            logger.warning("AMQP client %s left something behind: %s", self._peer, error)
+            self._log_left(error)
+
+    def _log_left(self, error: MQError) -> None:
+        logger.warning("AMQP client %s left something behind: %s", self._peer, error)
 
 
 class _Received:
