@@ -384,7 +384,7 @@ class ServedConnection:
             with shielded():
                 await self._state.broker.acknowledge(held)
         except MQError as error:
-            if self._connection.is_over:  # nobody is there to be told
+            if self._connection.is_over:  # its client hears of nothing any more
                 self._log_left(error)
             self._fail(refusal_of(error))
         finally:
