@@ -19,6 +19,8 @@ TREE = Path(__file__).resolve().parent.parent
 IN_VAIN: Final = re.compile(r"usefixtures\([^)]*_clock\b")
 
 DOMAIN: Final = ("mq.errors", "mq.message", "mq.lifecycle")
+TURNS: Final = "mq.turns"
+"""Of the domain's level, but with an event loop."""
 
 MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq": ("mq.errors", "mq.message"),
@@ -26,6 +28,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.message": ("mq.errors",),
     "mq.lifecycle": ("mq.message",),
     "mq.log_lines": (),
+    "mq.turns": (),
     "mq.access": ("mq.errors", "mq.message", "mq.access"),
     "mq.vsqs": (*DOMAIN, "mq.vsqs", "mq.storage.files.calls", "mq.storage.files.mount"),
     "mq.spark": (
@@ -36,6 +39,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.spark.pipelines": (*DOMAIN, "mq.spark", "mq.observers.journal_rows", "mq.observers.journal_segments"),
     "mq.storage": (
         *DOMAIN,
+        TURNS,
         *(
             f"mq.storage.{waist}"
             for waist in ("checks", "confirmed", "groups", "interface", "memory", "options", "outcomes", "registry")
@@ -44,18 +48,35 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.storage.interface": DOMAIN,
     "mq.storage.files": (
         *DOMAIN,
+        TURNS,
         "mq.storage.files",
         *(f"mq.storage.{waist}" for waist in ("interface", "options", "outcomes")),
     ),
-    "mq.broker": (*DOMAIN, "mq.broker", *(f"mq.storage.{waist}" for waist in ("interface", "outcomes", "groups"))),
-    "mq.broker.lifetime": (*DOMAIN, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
-    "mq.schedules": (*DOMAIN, "mq.schedules", "mq.broker"),
-    "mq.observers": (*DOMAIN, "mq.observers"),
-    "mq.testing": (*DOMAIN, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
-    "mq.doors": (*DOMAIN, "mq.doors", "mq.access", "mq.log_lines"),
-    "mq.web": (*DOMAIN, "mq.web", "mq.doors", "mq.observers", "mq.access", "mq.broker", "mq.log_lines", "mq.schedules"),
+    "mq.broker": (
+        *DOMAIN,
+        TURNS,
+        "mq.broker",
+        *(f"mq.storage.{waist}" for waist in ("interface", "outcomes", "groups")),
+    ),
+    "mq.broker.lifetime": (*DOMAIN, TURNS, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
+    "mq.schedules": (*DOMAIN, TURNS, "mq.schedules", "mq.broker"),
+    "mq.observers": (*DOMAIN, TURNS, "mq.observers"),
+    "mq.testing": (*DOMAIN, TURNS, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
+    "mq.doors": (*DOMAIN, TURNS, "mq.doors", "mq.access", "mq.log_lines"),
+    "mq.web": (
+        *DOMAIN,
+        TURNS,
+        "mq.web",
+        "mq.doors",
+        "mq.observers",
+        "mq.access",
+        "mq.broker",
+        "mq.log_lines",
+        "mq.schedules",
+    ),
     "mq.sqs": (
         *DOMAIN,
+        TURNS,
         "mq.sqs",
         "mq.doors",
         "mq.access",
@@ -71,9 +92,10 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "mq.doors.budget",
         "mq.access",
     ),
-    "mq.amqp.server": (*DOMAIN, "mq.amqp", "mq.doors", "mq.access", "mq.broker"),
+    "mq.amqp.server": (*DOMAIN, TURNS, "mq.amqp", "mq.doors", "mq.access", "mq.broker"),
     "mq.cluster": (
         *DOMAIN,
+        TURNS,
         "mq.cluster",
         "mq.broker",
         "mq.storage.interface",

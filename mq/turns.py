@@ -1,0 +1,266 @@
+"""Turns: how much work a task does before the other tasks run.
+
+Every loop over messages, frames or bytes that a client can make long spends its work here: with :func:`in_turns` or
+:func:`slices` around the loop, or :func:`spend` inside it. A step of the event loop that has used up its turn ends, and
+other tasks run before the loop goes on. Where several tasks use up their turns at once, one of them continues in each
+pass of the event loop, so that many long jobs delay a short request no more than one.
+
+The same object, a Trio instrument, measures the steps: ``mq_event_loop_step_seconds``, and a log line for a step that
+took too long.
+
+This module knows nothing of the rest of mq.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+logger = logging.getLogger("mq.turns")
+
+# A request takes up to twenty passes of the event loop, and each may hold one turn: a turn of 5 ms of processor time
+# keeps it below 100 ms. On a machine three times as slow the turn stays below the 20 ms that a step may take.
+TURN: Final = 1 << 18
+"""Units of work in a turn, of some 20 ns each: about 5 ms of processor time, 15 ms on a slow machine."""
+BYTE: Final = 1
+"""Units for a byte that Python parses or writes as text: 256 KiB a turn."""
+FRAME: Final = 1 << 10
+"""Units for a frame, a header line or a row, of about 10 to 20 µs: 256 a turn."""
+MESSAGE: Final = 1 << 12
+"""Units for a message that is moved, published or delivered, of up to 80 µs: 64 a turn."""
+
+MESSAGES_A_TURN: Final = TURN // MESSAGE
+FRAMES_A_TURN: Final = TURN // FRAME
+BYTES_A_TURN: Final = TURN // BYTE
+
+STEP_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Seconds: the upper bounds of the histogram of steps."""
+LONG_STEP_SECONDS: Final = 0.1
+"""A longer step is logged with the name of its task."""
+_QUIET_SECONDS: Final = 10.0
+"""After a log line about a long step, until the next."""
+
+
+class LoopTurns(trio.abc.Instrument):
+    """The turns of one event loop. Get it by :func:`of_run`, once before a loop.
+
+    Attributes:
+        left: units of work that the present step may still do. Count down what is done, and await :meth:`end` once it
+            is 0 or less.
+        steps: of all tasks so far.
+        long_steps: those of more than a millisecond, up to each of :data:`STEP_BOUNDS`, and at last longer ones.
+            Durations are of the wall clock, as the other tasks see them.
+        long_seconds: their sum.
+    """
+
+    def __init__(self) -> None:
+        self.left = TURN
+        self.steps = 0
+        self.long_steps = [0] * (len(STEP_BOUNDS) + 1)
+        self.long_seconds = 0.0
+        self._passes = 0  # of the event loop
+        self._ended_in = -1  # the pass in which a task used up its turn last
+        self._line = trio.lowlevel.ParkingLot()
+        self._is_pacing = False
+        self._task: trio.lowlevel.Task | None = None
+        self._began = 0.0  # the present step
+        self._processor_seconds = 0.0  # of this thread, at the begin of the present pass
+        self._silent_until = float("-inf")
+        self._unlogged = 0
+
+    def spend(self, units: int) -> bool:
+        """Count work that is about to be done. True if the turn is used up: await :meth:`end` then."""
+        self.left -= units
+        return self.left <= 0
+
+    async def end(self) -> None:
+        """Let other tasks run, and begin a new turn. Not cancelled in between: a loop over messages ends with all of
+        them done."""
+        is_alone = self._ended_in != self._passes and not self._is_pacing
+        self._ended_in = self._passes
+        if is_alone:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            if not self._is_pacing:
+                self._is_pacing = True
+                trio.lowlevel.spawn_system_task(self._pace)
+            with trio.CancelScope(shield=True):
+                await self._line.park()
+        self.left = TURN
+
+    async def _pace(self) -> None:
+        """Let one task of those whose turn is used up go on in each pass of the event loop."""
+        while self._line:
+            self._line.unpark()
+            await trio.lowlevel.checkpoint()
+        self._is_pacing = False
+
+    # The instrument. One hook a step, and as little in it as possible: it runs for every step of every task.
+
+    def before_task_step(self, task: trio.lowlevel.Task, now: Callable[[], float] = time.perf_counter) -> None:
+        """End the measurement of the step before, and begin that of this one."""
+        began = now()
+        if began - self._began > STEP_BOUNDS[0] and self._task is not None:
+            self._note_long(began)
+        self.steps += 1
+        self._began, self._task, self.left = began, task, TURN
+
+    def before_io_wait(self, timeout: float) -> None:
+        """End the measurement of the last step of a pass."""
+        ended = time.perf_counter()
+        if ended - self._began > STEP_BOUNDS[0] and self._task is not None:
+            self._note_long(ended)
+        self._task = None
+        self._passes += 1
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Note the processor time at the begin of a pass, for a long step in it."""
+        self._processor_seconds = time.thread_time()
+
+    def _note_long(self, ended: float) -> None:
+        """Count a step of more than a millisecond."""
+        took = ended - self._began
+        self.long_steps[bisect_left(STEP_BOUNDS, took)] += 1
+        self.long_seconds += took
+        if took <= LONG_STEP_SECONDS or self._task is None:
+            return
+        self._unlogged += 1
+        if self._began >= self._silent_until:
+            # Less processor time than the step took: the machine was busy, or memory was swapped.
+            used = min(took, time.thread_time() - self._processor_seconds)
+            text = "a step of task %s took %.0f ms (processor time up to %.0f ms); %d such steps since the last line"
+            logger.warning(text, self._task.name, took * 1000, used * 1000, self._unlogged)
+            self._unlogged, self._silent_until = 0, self._began + _QUIET_SECONDS
+
+
+_TURNS: Final[trio.lowlevel.RunVar[LoopTurns]] = trio.lowlevel.RunVar("turns")
+
+
+def of_run() -> LoopTurns:
+    """The turns of the event loop that runs here."""
+    try:
+        return _TURNS.get()
+    except LookupError:
+        turns = LoopTurns()
+        _TURNS.set(turns)
+        trio.lowlevel.add_instrument(turns)
+        return turns
+
+
+async def spend(*, messages: int = 0, frames: int = 0, size: int = 0) -> None:
+    """Count work that was just done, and let other tasks run if the turn is used up.
+
+    Args:
+        messages: moved, published or delivered.
+        frames: and other small parts, such as rows or lines.
+        size: bytes that were parsed or written as text.
+    """
+    turns = of_run()
+    turns.left -= messages * MESSAGE + frames * FRAME + size * BYTE
+    if turns.left <= 0:
+        await turns.end()
+
+
+def in_turns(items: Iterable[T], units: int = MESSAGE) -> AsyncIterator[T]:
+    """Iterate over items, and let other tasks run whenever a turn is used up.
+
+    ``async for message in in_turns(messages): ...``
+
+    Args:
+        items: each is one unit of the caller's work.
+        units: for each item.
+    """
+    return _InTurns(items, units)
+
+
+def slices(items: Sequence[T], units: int = MESSAGE) -> AsyncIterator[Sequence[T]]:
+    """Iterate over parts of a sequence, each of which is one turn's work. Costs nothing an item.
+
+    ``async for some in slices(messages): ...``
+
+    Args:
+        items: in order.
+        units: for each item.
+    """
+    return _Slices(items, units)
+
+
+class _InTurns(Generic[T]):
+    __slots__ = ("_items", "_turns", "_units")
+
+    def __init__(self, items: Iterable[T], units: int) -> None:
+        self._items = iter(items)
+        self._units = units
+        self._turns = of_run()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        turns = self._turns
+        if turns.left <= 0:
+            await turns.end()
+        turns.left -= self._units
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+class _Slices(Generic[T]):
+    __slots__ = ("_at", "_items", "_most", "_turns", "_units")
+
+    def __init__(self, items: Sequence[T], units: int) -> None:
+        self._items = items
+        self._units = units
+        self._most = max(1, TURN // units)
+        self._at = 0
+        self._turns = of_run()
+
+    def __aiter__(self) -> AsyncIterator[Sequence[T]]:
+        return self
+
+    async def __anext__(self) -> Sequence[T]:
+        if self._at >= len(self._items):
+            raise StopAsyncIteration
+        turns = self._turns
+        some = self._items if len(self._items) <= self._most else self._items[self._at : self._at + self._most]
+        self._at += len(some)
+        units = len(some) * self._units
+        if turns.left < units < TURN or turns.left <= 0:
+            await turns.end()
+        turns.left -= units
+        return some
+
+
+def parts(items: Sequence[T], most: int = MESSAGES_A_TURN) -> Iterator[Sequence[T]]:
+    """The items in parts of at most `most`, for a caller whose own work on each part ends its step."""
+    if len(items) <= most:
+        if items:
+            yield items
+        return
+    for at in range(0, len(items), most):
+        yield items[at : at + most]
+
+
+async def apart(size: int, function: Callable[[], T]) -> T:
+    """Call a function here, or in a thread if its input is larger than a turn.
+
+    It is for work in one piece, such as parsing one JSON value. Python runs one thread at a time, and changes threads
+    every 5 ms only between its own instructions: a parser in C still holds the others up, so bound its input as well.
+
+    Args:
+        size: bytes of the input, or of what is written.
+        function: without side effects, as the caller may be cancelled meanwhile.
+    """
+    if size <= BYTES_A_TURN:
+        await spend(size=size)
+        return function()
+    return await trio.to_thread.run_sync(function)

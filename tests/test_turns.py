@@ -1,0 +1,156 @@
+"""Turns: a long loop ends its step, and long jobs share the event loop with short requests and with each other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from mq import turns
+
+LONG = 10 * turns.MESSAGES_A_TURN
+
+Loop = Callable[[Callable[[], None]], Awaitable[None]]
+
+
+async def by_in_turns(work: Callable[[], None]) -> None:
+    async for _ in turns.in_turns(range(LONG)):
+        work()
+
+
+async def by_slices(work: Callable[[], None]) -> None:
+    async for some in turns.slices(range(LONG)):
+        for _ in some:
+            work()
+
+
+async def by_spend(work: Callable[[], None]) -> None:
+    for _ in range(LONG):
+        work()
+        await turns.spend(messages=1)
+
+
+async def by_bytes(work: Callable[[], None]) -> None:
+    for _ in range(LONG):
+        work()
+        await turns.spend(size=turns.BYTES_A_TURN // turns.MESSAGES_A_TURN)
+
+
+class PerStep(trio.abc.Instrument):
+    """Counts calls of :meth:`work` in each step of the event loop."""
+
+    def __init__(self) -> None:
+        self.most = self.now = 0
+
+    def work(self) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.now = 0
+
+
+@pytest.mark.parametrize("loop", [by_in_turns, by_slices, by_spend, by_bytes])
+async def test_loop_works_off_at_most_one_turn_in_a_step(loop: Loop) -> None:
+    counted = PerStep()
+    trio.lowlevel.add_instrument(counted)
+    await loop(counted.work)
+    assert turns.MESSAGES_A_TURN - 1 <= counted.most <= turns.MESSAGES_A_TURN
+
+
+async def test_loops_of_one_step_share_its_turn() -> None:
+    counted = PerStep()
+    trio.lowlevel.add_instrument(counted)
+    for _ in range(100):
+        async for some in turns.slices(range(turns.MESSAGES_A_TURN // 3)):
+            for _ in some:
+                counted.work()
+    assert counted.most <= turns.MESSAGES_A_TURN
+
+
+async def test_short_loop_is_no_checkpoint() -> None:
+    await trio.lowlevel.checkpoint()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async for _ in turns.in_turns(range(turns.MESSAGES_A_TURN)):
+            pass
+    assert not scope.cancelled_caught
+
+
+async def test_cancelled_loop_goes_on_to_its_end() -> None:
+    done = 0
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async for _ in turns.in_turns(range(LONG)):
+            done += 1
+    assert done == LONG
+
+
+async def test_long_jobs_run_one_turn_in_each_pass() -> None:
+    """A short request meets one turn of all long jobs together in each pass of the event loop."""
+    done = 0
+    per_pass = []
+
+    async def job() -> None:
+        nonlocal done
+        async for _ in turns.in_turns(range(LONG)):
+            done += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(job)
+        await trio.lowlevel.checkpoint()  # the first step of each job comes before it is known to be long
+        await trio.lowlevel.checkpoint()
+        while done < 5 * LONG:
+            before = done
+            await trio.lowlevel.checkpoint()
+            per_pass.append(done - before)
+    assert max(per_pass) <= 2 * turns.MESSAGES_A_TURN  # one step before this task's, and in the next pass one after it
+    # Each job is known to be long only after its first step, so five of them may share a pass once.
+    assert sum(per_pass) <= (len(per_pass) + 5) * turns.MESSAGES_A_TURN
+
+
+async def test_each_long_job_gets_its_turn() -> None:
+    ended = []
+
+    async def job(number: int) -> None:
+        async for _ in turns.in_turns(range(LONG)):
+            pass
+        ended.append((number, trio.lowlevel.current_task()._schedule_points))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(job, number)
+    assert len({points for _, points in ended}) == 1
+
+
+async def test_steps_are_counted() -> None:
+    counted = turns.of_run()
+    await trio.lowlevel.checkpoint()
+    before = counted.steps
+    for _ in range(10):
+        await trio.lowlevel.checkpoint()
+    assert counted.steps == before + 10
+
+
+async def test_long_step_is_logged_once_with_its_task(caplog: pytest.LogCaptureFixture) -> None:
+    counted = turns.of_run()
+    caplog.set_level(logging.WARNING, "mq.turns")
+    for _ in range(3):
+        await trio.lowlevel.checkpoint()
+        until = time.perf_counter() + turns.LONG_STEP_SECONDS * 1.1
+        while time.perf_counter() < until:  # by the real clock, as the instrument measures
+            pass
+    await trio.lowlevel.checkpoint()
+    assert sum(counted.long_steps) >= 3
+    [line] = caplog.messages
+    assert test_long_step_is_logged_once_with_its_task.__name__ in line
+
+
+async def test_large_work_is_done_in_a_thread() -> None:
+    assert await turns.apart(10, threading.get_ident) == threading.get_ident()
+    assert await turns.apart(turns.BYTES_A_TURN + 1, threading.get_ident) != threading.get_ident()
