@@ -10,8 +10,9 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -22,8 +23,11 @@ from mq.errors import InvalidRequest
 
 LASTS_SECONDS: Final = 12 * 3600
 """How long a session lasts, used or not: a working day."""
+SESSIONS_PER_USER: Final = 16
+"""For one more login of a user, the user's oldest session ends."""
 MOST_SESSIONS: Final = 1024
-"""The one that began first goes for one more."""
+"""For one more session, the oldest one of a user with the most sessions ends: many logins of one user, or of a few,
+end no session of a user with one."""
 CSRF_HEADER: Final = "x-csrf-token"
 
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -61,7 +65,11 @@ class Sessions:
 
     def __init__(self, access: UserDirectory) -> None:
         self._access = access
-        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
+        self._sessions: dict[bytes, LoginSession] = {}
+        self._by_user: dict[str, deque[bytes]] = {}  # the keys of each user's sessions, the oldest first
+
+    def __len__(self) -> int:
+        return len(self._sessions)
 
     def begin(self, user: User, secret: str) -> tuple[str, LoginSession]:
         """A new session, and its secret.
@@ -74,9 +82,13 @@ class Sessions:
         token = secret if token_hash(secret) is not None else None
         ends = trio.current_time() + LASTS_SECONDS
         session = LoginSession(user, secrets.token_urlsafe(32), ends, token, self._access.stamp(user))
+        self._drop_expired()
+        if len(self._by_user.get(user.name, ())) >= SESSIONS_PER_USER:
+            self._drop(self._by_user[user.name][0])
+        if len(self._sessions) >= MOST_SESSIONS:
+            self._drop(max(self._by_user.values(), key=len)[0])
         self._sessions[_key(cookie)] = session
-        if len(self._sessions) > MOST_SESSIONS:
-            self._sessions.popitem(last=False)
+        self._by_user.setdefault(user.name, deque()).append(_key(cookie))
         return cookie, session
 
     def find(self, cookie: str) -> LoginSession | None:
@@ -92,7 +104,21 @@ class Sessions:
 
     def end(self, cookie: str) -> None:
         """End a session, if there is one."""
-        self._sessions.pop(_key(cookie), None)
+        self._drop(_key(cookie))
+
+    def _drop_expired(self) -> None:
+        now = trio.current_time()
+        expired = takewhile(lambda item: item[1].ends <= now, self._sessions.items())  # all last equally long
+        for key in [key for key, _ in expired]:
+            self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            keys = self._by_user[session.user.name]
+            keys.remove(key)
+            if not keys:
+                del self._by_user[session.user.name]
 
     def _user(self, session: LoginSession) -> User | None:
         if session.token is None:

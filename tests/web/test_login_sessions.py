@@ -11,12 +11,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from mq.access import Right, UserDirectory
+from mq.access import Right, User, UserDirectory
 from mq.doors.logins import Logins
 from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Handler, Reply
-from mq.web.login_sessions import LASTS_SECONDS, MOST_SESSIONS, Sessions
+from mq.web.login_sessions import LASTS_SECONDS, MOST_SESSIONS, SESSIONS_PER_USER, Sessions
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.web.talking import ask, detail
 
@@ -246,12 +246,54 @@ async def test_when_its_token_expires(endpoints: Endpoints, path: Path) -> None:
     assert (await log_in(gate, secret=TOKEN)).status == 401
 
 
-async def test_the_first_goes_for_one_too_many(access: UserDirectory) -> None:
+def users_of(path: Path, *names: str) -> list[User]:
+    """Users who may do nothing, as their sessions know them."""
+    directory = UserDirectory(write_users(path, "".join(f'[users.{name}]\npassword = "PASSWORD"\n' for name in names)))
+    return [directory._book.accounts[name].user for name in names]
+
+
+async def test_oldest_session_of_a_user_ends_when_the_user_has_too_many(access: UserDirectory) -> None:
     sessions = Sessions(access)
     user = access.by_token(OTHER_TOKEN)
     assert user is not None
-    made = [sessions.begin(user, OTHER_TOKEN)[0] for _ in range(MOST_SESSIONS + 1)]
-    assert [sessions.find(cookie) is not None for cookie in made] == [False] + [True] * MOST_SESSIONS
+    made = [sessions.begin(user, OTHER_TOKEN)[0] for _ in range(SESSIONS_PER_USER + 1)]
+    assert [sessions.find(cookie) is not None for cookie in made] == [False] + [True] * SESSIONS_PER_USER
+    await trio.lowlevel.checkpoint()
+
+
+async def test_logins_of_one_user_end_no_session_of_another(access: UserDirectory) -> None:
+    sessions = Sessions(access)
+    boss, flood = access.by_token(OTHER_TOKEN), access.by_token(TOKEN)
+    assert boss is not None
+    assert flood is not None
+    cookie, _ = sessions.begin(boss, OTHER_TOKEN)
+    for _ in range(MOST_SESSIONS + 1):
+        sessions.begin(flood, TOKEN)
+    assert sessions.find(cookie) is not None
+    await trio.lowlevel.checkpoint()
+
+
+async def test_many_users_with_many_sessions_end_no_session_of_a_user_with_one(tmp_path: Path) -> None:
+    boss, *crowd = users_of(tmp_path / "users.toml", "boss", *(f"u{number}" for number in range(100)))
+    sessions = Sessions(UserDirectory(str(tmp_path / "users.toml")))
+    cookie, _ = sessions.begin(boss, PASSWORD)
+    for _ in range(SESSIONS_PER_USER):
+        for user in crowd:
+            sessions.begin(user, PASSWORD)
+    assert sessions.find(cookie) is not None
+    assert len(sessions) == MOST_SESSIONS
+    await trio.lowlevel.checkpoint()
+
+
+async def test_expired_sessions_make_room(access: UserDirectory, mock_clock: MockClock) -> None:
+    sessions = Sessions(access)
+    user = access.by_token(OTHER_TOKEN)
+    assert user is not None
+    for _ in range(SESSIONS_PER_USER):
+        sessions.begin(user, OTHER_TOKEN)
+    mock_clock.jump(LASTS_SECONDS)
+    sessions.begin(user, OTHER_TOKEN)
+    assert len(sessions) == 1
     await trio.lowlevel.checkpoint()
 
 
