@@ -66,6 +66,10 @@ class ReceiptMismatch(CallerError):
     """Another delivery than the one named holds the message, or none does any more."""
 
 
+class NotAllowed(CallerError):
+    """The user may not do this. Nothing was changed."""
+
+
 class QueueHeld(CallerError):
     """One consumer alone has the messages of the queue, for as long as it is connected."""
 

@@ -47,6 +47,7 @@ from mq.errors import (
     InvalidSetting,
     MQError,
     NoSuchQueue,
+    NotAllowed,
     PublishPaused,
     QueueFull,
     StorageError,
@@ -63,6 +64,8 @@ KEEP_SECONDS: Final = 86_400.0
 """How long an open job may be without a sign of life, and how long an ended one is remembered."""
 MOST_JOBS: Final = 10_000
 """Jobs that are known at a time."""
+JOBS_PER_USER: Final = 1000
+"""Of one user."""
 MOST_PARTS: Final = 10_000
 """Parts that a commit may name."""
 LARGEST_CHUNK: Final = 4 << 20
@@ -149,7 +152,7 @@ class WriteJobs:
     async def _load(self, keys: Keys) -> None:
         storage = self._core.storage
         for name, record in (await storage.records(KIND)).items():
-            job = self._jobs[name] = _Job(name, self._loaded_since(record))
+            job = self._jobs[name] = _Job(name, self._loaded_since(record), record.get("owner"))
             job.take(record)
         entries = await storage.scan(State.NEW, WRITE_JOBS)
         for start in range(0, len(entries), _CHUNKS_AT_ONCE):
@@ -231,7 +234,7 @@ class WriteJobs:
         return [each for each in found if queue in each.queues and each.state in ("open", "committed")]
 
     async def add(
-        self, index: QueueIndex, name: str, part: str, number: int, drafts: Sequence[Draft]
+        self, index: QueueIndex, name: str, part: str, number: int, drafts: Sequence[Draft], user: str | None = None
     ) -> list[MQError | None]:
         """Hold messages back for a job, durably; for each, in their order, None or why it is refused. What has the same
         part and number as something before is the same, sent again.
@@ -242,10 +245,13 @@ class WriteJobs:
             part: names a task, or one run of it. A commit names the parts that count.
             number: of the request in its part; the rows come in this order.
             drafts: the messages, in memory.
+            user: who asks, and owns a job that begins with this; None for an administrator, or where there are no
+                users.
 
         Raises:
-            Conflict: the job has ended; or there are too many.
+            Conflict: the job has ended; or there are too many; or its part has other rows under this number.
             InvalidSetting: not a name.
+            NotAllowed: the job is another user's.
             StorageError: none is held.
         """
         await self._loaded()
@@ -254,14 +260,18 @@ class WriteJobs:
         good = [draft for draft, error in zip(drafts, refused, strict=True) if error is None]
         if not good:
             return refused
-        job = await self._begun(name)
+        job = await self._begun(name, user)
         async with job.locks.setdefault(part, trio.Lock()):
-            if (part, number) not in job.parts:
+            if (part, number) in job.parts:
+                job.check_same(part, number, index, good)
+            else:
                 await self._hold(job, index, part, number, good)
         job.since = trio.current_time()
         return refused
 
-    async def commit(self, queue: str, name: str, parts: Sequence[str], rows: int) -> WriteJobStatus:
+    async def commit(
+        self, queue: str, name: str, parts: Sequence[str], rows: int, user: str | None = None
+    ) -> WriteJobStatus:
         """Let all rows of these parts come into their queues, or none; then those of others are taken away. On return
         they are there. Asked for again, the same.
 
@@ -270,9 +280,11 @@ class WriteJobs:
             name: the job.
             parts: those that count, in the order in which their rows come.
             rows: how many rows they have together.
+            user: who asks, as for :meth:`add`.
 
         Raises:
             InvalidSetting: not a name.
+            NotAllowed: the job is another user's.
             Conflict: the job is not there, was aborted, or has another number of rows; a queue was deleted meanwhile.
             QueueFull: a queue has no room for them, or is paused.
             StorageUnsure, StorageFailed: it may be committed, or not; asking again tells.
@@ -285,6 +297,7 @@ class WriteJobs:
             if rows == 0:
                 return WriteJobStatus(name, JobState.DONE.value, [], 0, 0)
             raise Conflict(f"write job {shorten(name)} is not there: it was ended or abandoned. Write its rows anew")
+        job.check_owner(user)
         async with job.ending:
             _check_has(job, queue)
             if job.state is JobState.ABORTED:
@@ -301,15 +314,17 @@ class WriteJobs:
                     self._changed.set()  # what is left, if anything, is _run's: where the caller has gone, at once
             return job.status()
 
-    async def abort(self, queue: str, name: str) -> None:
+    async def abort(self, queue: str, name: str, user: str | None = None) -> None:
         """End a job, so that none of its rows comes; forget one that is done.
 
         Args:
             queue: one of those for which it has rows.
             name: the job.
+            user: who asks, as for :meth:`add`.
 
         Raises:
             InvalidSetting: not a name.
+            NotAllowed: the job is another user's.
             Conflict: it is committed.
             StorageError: it is not ended yet.
         """
@@ -317,6 +332,7 @@ class WriteJobs:
         _check_names(name)
         job = self._jobs.get(name)
         if job is not None:
+            job.check_owner(user)
             _check_has(job, queue)
             await self._abort(job)
 
@@ -334,19 +350,30 @@ class WriteJobs:
             return error
         return None
 
-    async def _begun(self, name: str) -> _Job:
-        """The open job of that name, with its record."""
+    async def _begun(self, name: str, user: str | None) -> _Job:
+        """The open job of that name, with its record.
+
+        Raises:
+            NotAllowed: it is another user's.
+        """
         job = self._jobs.get(name)
         if job is None:
-            if len(self._jobs) >= MOST_JOBS:
-                raise Conflict(f"{MOST_JOBS} write jobs are there: end some, or wait until the abandoned end")
-            job = self._jobs[name] = _Job(name, trio.current_time())
+            self._check_number(user)
+            job = self._jobs[name] = _Job(name, trio.current_time(), user)
+        job.check_owner(user)
         if not job.is_noted:
             async with job.ending:
                 if not job.is_noted:
                     await self._note(job, JobState.OPEN)
         _check_open(job)
         return job
+
+    def _check_number(self, user: str | None) -> None:
+        """Refuse a new job of a user if there are too many."""
+        if len(self._jobs) >= MOST_JOBS:
+            raise Conflict(f"{MOST_JOBS} write jobs are there: end some, or wait until the abandoned end")
+        if user is not None and sum(job.owner == user for job in self._jobs.values()) >= JOBS_PER_USER:
+            raise Conflict(f"user {user} has {JOBS_PER_USER} write jobs: end some, or wait until the abandoned end")
 
     async def _hold(self, job: _Job, index: QueueIndex, part: str, number: int, drafts: Sequence[Draft]) -> None:
         groups = list(_cut(drafts, self._core.storage.description.max_body))
@@ -364,7 +391,7 @@ class WriteJobs:
                     "place": place,
                     "of": len(groups),
                     "rows": len(group),
-                    "bytes": sum(len(_body_of(draft)) for draft in group),
+                    "bytes": _size_of(group),
                 },
             )
             for place, group in enumerate(groups)
@@ -530,6 +557,8 @@ class WriteJobs:
     async def _note(self, job: _Job, state: JobState, **more: Any) -> None:
         """Put the record of a job; durable on return, and only then is that its state."""
         record = {"state": state.value, "at_ms": self._core.clock_ns() // 1_000_000, **more}
+        if job.owner is not None:
+            record["owner"] = job.owner
         with trio.CancelScope(shield=True), self._core.committer.noting_failure():
             await self._core.storage.put_record(KIND, job.name, record)
             job.take(record)
@@ -601,10 +630,12 @@ class _Job:
         retry_at: not before this anything is tried again.
         filling: the queues whose readers wait for its rows.
         frozen: the queues whose keys must not end before it is done: after a crash its rows may be published again.
+        owner: the user who began it; None for an administrator, or where there are no users.
     """
 
-    def __init__(self, name: str, since: float) -> None:
+    def __init__(self, name: str, since: float, owner: str | None = None) -> None:
         self.name = name
+        self.owner = owner
         self.since = since
         self.state = JobState.OPEN
         self.is_noted = False
@@ -617,6 +648,35 @@ class _Job:
         self.retry_at = 0.0
         self.filling = set[QueueIndex]()
         self.frozen = set[QueueIndex]()
+
+    def check_owner(self, user: str | None) -> None:
+        """Refuse every user but the owner and administrators: rows of others would keep the owner from committing, for
+        it knows neither their number nor perhaps their queue.
+
+        Raises:
+            NotAllowed: it is another user's.
+        """
+        if user is not None and user != self.owner:
+            raise NotAllowed(f"write job {self.name} is another user's: choose another name for yours")
+
+    def check_same(self, part: str, number: int, index: QueueIndex, drafts: Sequence[Draft]) -> None:
+        """Refuse rows under a number that has others, which would be dropped.
+
+        Raises:
+            Conflict: the number has rows for another queue, or others for this one.
+        """
+        held = self.parts[part, number]
+        queue, incarnation = held[0].queue, held[0].incarnation
+        if (queue, incarnation) != (index.name, index.incarnation):
+            whose = f"queue {queue}" if queue != index.name else f"the queue {queue} that was deleted"
+        elif sum(chunk.rows for chunk in held) != len(drafts) or sum(chunk.bytes for chunk in held) != _size_of(drafts):
+            whose = "an earlier request"
+        else:
+            return
+        raise Conflict(
+            f"part {part} of write job {self.name} has rows of {whose} under number {number}: give each request of a "
+            "part a number of its own"
+        )
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Be what the record says."""
@@ -697,20 +757,24 @@ class Writes:
         """The jobs with rows for a queue that have not ended, by name."""
         return await self._jobs.of((await self._look_up(queue)).name)
 
-    async def add(self, queue: str, job: str, part: str, number: int, drafts: Sequence[Draft]) -> list[MQError | None]:
+    async def add(
+        self, queue: str, job: str, part: str, number: int, drafts: Sequence[Draft], user: str | None = None
+    ) -> list[MQError | None]:
         """As :meth:`WriteJobs.add`."""
         with self._in_flight:
-            return await self._jobs.add(await self._look_up(queue), job, part, number, drafts)
+            return await self._jobs.add(await self._look_up(queue), job, part, number, drafts, user)
 
-    async def commit(self, queue: str, job: str, parts: Sequence[str], rows: int) -> WriteJobStatus:
+    async def commit(
+        self, queue: str, job: str, parts: Sequence[str], rows: int, user: str | None = None
+    ) -> WriteJobStatus:
         """As :meth:`WriteJobs.commit`, for a job that has rows for this queue, or none."""
         with self._in_flight:
-            return await self._jobs.commit((await self._look_up(queue)).name, job, parts, rows)
+            return await self._jobs.commit((await self._look_up(queue)).name, job, parts, rows, user)
 
-    async def abort(self, queue: str, job: str) -> None:
+    async def abort(self, queue: str, job: str, user: str | None = None) -> None:
         """As :meth:`WriteJobs.abort`, for a job that has rows for this queue, or none."""
         with self._in_flight:
-            await self._jobs.abort((await self._look_up(queue)).name, job)
+            await self._jobs.abort((await self._look_up(queue)).name, job, user)
 
 
 def _check_names(*names: str) -> None:
@@ -792,6 +856,10 @@ def _decoded(data: bytes, name: str) -> Iterator[Draft]:
         draft = Draft(data[at : at + size], *said)._replace(is_decided=True)
         at += size
         yield draft if draft.key is not None else draft._replace(key=f"write-job/{name}/{row}")
+
+
+def _size_of(drafts: Iterable[Draft]) -> int:
+    return sum(len(_body_of(draft)) for draft in drafts)
 
 
 def _body_of(draft: Draft) -> bytes:

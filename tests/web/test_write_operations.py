@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mq.access import UserDirectory
+from mq.access import User, UserDirectory
+from mq.broker import write_jobs
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
 from tests.access.files import write_users
@@ -83,8 +84,8 @@ async def test_a_job_with_rows_for_a_queue_of_others_is_not_ones_own(
     for method, body in (("PUT", b'{"parts": ["0"], "rows": 2}'), ("DELETE", b"")):
         request = Request(method, b"/q/writes/job", b"", {}, stream(body), len(body))._replace(user=some)
         reply = await endpoints.handle(request)
-        assert reply.status == 404
-        assert "to which you may not publish" in detail(reply)
+        assert reply.status == 403
+        assert "another user's" in detail(reply)
     assert (await ask(endpoints, "PUT", q, b'{"parts": ["0"], "rows": 2}')).status == 200
 
 
@@ -92,3 +93,92 @@ async def test_no_queue_no_job(endpoints: Endpoints) -> None:
     for method, body in (("POST", lines("a")), ("PUT", b'{"parts": [], "rows": 0}'), ("DELETE", b"")):
         target = "/nowhere/writes/job" + ("?part=0&number=0" if method == "POST" else "")
         assert (await ask(endpoints, method, target, body)).status == 404
+
+
+# Whose a job is
+
+USERS = """
+[users.owner]
+password = "PASSWORD"
+publish = ["q", "r"]
+[users.other]
+password = "PASSWORD"
+publish = ["*"]
+[users.boss]
+password = "PASSWORD"
+administer = ["*"]
+"""
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> dict[str, User]:
+    directory = UserDirectory(write_users(tmp_path / "users.toml", USERS))
+    return {name: directory._book.accounts[name].user for name in ("owner", "other", "boss")}
+
+
+async def ask_as(user: User, endpoints: Endpoints, method: str, target: str, body: bytes = b"") -> Reply:
+    path, _, query = target.partition("?")
+    request = Request(method, path.encode(), query.encode(), {}, stream(body), len(body))
+    return await endpoints.handle(request._replace(user=user))
+
+
+COMMIT = b'{"parts": ["0"], "rows": 1}'
+
+
+async def test_another_publisher_neither_joins_commits_nor_aborts_a_job(
+    endpoints: Endpoints, q: str, users: dict[str, User]
+) -> None:
+    await ask(endpoints, "PUT", "/r")
+    await ask_as(users["owner"], endpoints, "POST", f"{q}?part=0&number=0", lines("a"))
+    for method, target, body in (
+        ("POST", f"{q}?part=1&number=0", lines("b")),
+        ("POST", "/r/writes/job?part=0&number=1", lines("b")),
+        ("PUT", q, COMMIT),
+        ("DELETE", q, b""),
+    ):
+        reply = await ask_as(users["other"], endpoints, method, target, body)
+        assert reply.status == 403
+        assert "another user's" in detail(reply)
+    assert (await ask_as(users["owner"], endpoints, "PUT", q, COMMIT)).status == 200
+
+
+async def test_an_administrator_joins_a_job_and_its_owner_still_ends_it(
+    endpoints: Endpoints, q: str, users: dict[str, User]
+) -> None:
+    """Rows of an administrator for a queue that the owner may not use do not lock the owner out."""
+    await ask(endpoints, "PUT", "/hidden")
+    await ask_as(users["owner"], endpoints, "POST", f"{q}?part=0&number=0", lines("a"))
+    reply = await ask_as(users["boss"], endpoints, "POST", "/hidden/writes/job?part=1&number=0", lines("b"))
+    assert told(reply) == [202]
+    assert (await ask_as(users["owner"], endpoints, "PUT", q, COMMIT)).status == 200
+
+
+async def test_an_administrator_aborts_a_job(endpoints: Endpoints, q: str, users: dict[str, User]) -> None:
+    await ask_as(users["owner"], endpoints, "POST", f"{q}?part=0&number=0", lines("a"))
+    assert (await ask_as(users["boss"], endpoints, "DELETE", q)).status == 200
+    assert (await ask_as(users["owner"], endpoints, "PUT", q, COMMIT)).status == 409
+
+
+async def test_one_user_leaves_others_room_for_their_jobs(
+    endpoints: Endpoints, q: str, users: dict[str, User], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_jobs, "JOBS_PER_USER", 2)
+    for number, status in enumerate((200, 200, 409)):
+        target = f"/q/writes/job{number}?part=0&number=0"
+        assert (await ask_as(users["other"], endpoints, "POST", target, lines("a"))).status == status
+    assert (await ask_as(users["owner"], endpoints, "POST", "/q/writes/mine?part=0&number=0", lines("a"))).status == 200
+
+
+async def test_a_number_of_a_part_is_refused_for_a_second_queue(endpoints: Endpoints, q: str) -> None:
+    await ask(endpoints, "PUT", "/r")
+    await ask(endpoints, "POST", f"{q}?part=0&number=0", lines("a"))
+    reply = await ask(endpoints, "POST", "/r/writes/job?part=0&number=0", lines("a"))
+    assert reply.status == 409
+    assert "number of its own" in detail(reply)
+
+
+async def test_a_number_of_a_part_is_refused_for_other_rows(endpoints: Endpoints, q: str) -> None:
+    await ask(endpoints, "POST", f"{q}?part=0&number=0", lines("a"))
+    for body in (lines("a", "b"), lines("ab")):
+        assert (await ask(endpoints, "POST", f"{q}?part=0&number=0", body)).status == 409
+    assert told(await ask(endpoints, "POST", f"{q}?part=0&number=0", lines("a"))) == [202]
