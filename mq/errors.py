@@ -66,8 +66,8 @@ class ReceiptMismatch(CallerError):
     """Another delivery than the one named holds the message, or none does any more."""
 
 
-class NotAllowed(CallerError):
-    """The user may not do this. Nothing was changed."""
+class NotYours(CallerError):
+    """It belongs to another user. Nothing was changed."""
 
 
 class QueueHeld(CallerError):

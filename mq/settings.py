@@ -61,6 +61,10 @@ def _whole(low: int, high: int) -> ValueKind:
 
 
 def _seconds(low: float, high: int) -> ValueKind:
+    return _number(low, high, "a number of seconds")
+
+
+def _number(low: float, high: int, what: str) -> ValueKind:
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
@@ -69,7 +73,7 @@ def _seconds(low: float, high: int) -> ValueKind:
             raise ValueError
         return number
 
-    return ValueKind(parse, f"a number of seconds from {low} to {high}")
+    return ValueKind(parse, f"{what} from {low} to {high}")
 
 
 def _size(high: int) -> ValueKind:
@@ -212,6 +216,13 @@ class Settings:
     audit: str = _line("", _TEXT, "file for the audit log: logins, and who has changed which queue", "the log")
     connections_per_address: int = _line(
         1024, _whole(0, 1_000_000), "connections that one address may have, this machine's aside; 0 is no limit"
+    )
+    schedules_per_user: int = _line(100, _whole(0, 10_000), "schedules that one user may have; 0 is no limit")
+    schedules_rate: float = _line(
+        10.0,
+        _number(0, 10_000, "a number"),
+        "messages a second that the schedules of one user may publish together; 0 is no limit",
+        "10",
     )
     journal: str = _line("", _TEXT, "folder in which to write down every transition of every message", "none")
     journal_bytes: int = _line(1 << 30, _size(LARGEST_JOURNAL), "how much of the journal to keep", "1GiB")

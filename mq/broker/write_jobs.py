@@ -47,7 +47,7 @@ from mq.errors import (
     InvalidSetting,
     MQError,
     NoSuchQueue,
-    NotAllowed,
+    NotYours,
     PublishPaused,
     QueueFull,
     StorageError,
@@ -251,7 +251,7 @@ class WriteJobs:
         Raises:
             Conflict: the job has ended; or there are too many; or its part has other rows under this number.
             InvalidSetting: not a name.
-            NotAllowed: the job is another user's.
+            NotYours: the job is another user's.
             StorageError: none is held.
         """
         await self._loaded()
@@ -284,7 +284,7 @@ class WriteJobs:
 
         Raises:
             InvalidSetting: not a name.
-            NotAllowed: the job is another user's.
+            NotYours: the job is another user's.
             Conflict: the job is not there, was aborted, or has another number of rows; a queue was deleted meanwhile.
             QueueFull: a queue has no room for them, or is paused.
             StorageUnsure, StorageFailed: it may be committed, or not; asking again tells.
@@ -324,7 +324,7 @@ class WriteJobs:
 
         Raises:
             InvalidSetting: not a name.
-            NotAllowed: the job is another user's.
+            NotYours: the job is another user's.
             Conflict: it is committed.
             StorageError: it is not ended yet.
         """
@@ -354,7 +354,7 @@ class WriteJobs:
         """The open job of that name, with its record.
 
         Raises:
-            NotAllowed: it is another user's.
+            NotYours: it is another user's.
         """
         job = self._jobs.get(name)
         if job is None:
@@ -654,10 +654,10 @@ class _Job:
         it knows neither their number nor perhaps their queue.
 
         Raises:
-            NotAllowed: it is another user's.
+            NotYours: it is another user's.
         """
         if user is not None and user != self.owner:
-            raise NotAllowed(f"write job {self.name} is another user's: choose another name for yours")
+            raise NotYours(f"write job {self.name} is another user's: choose another name for yours")
 
     def check_same(self, part: str, number: int, index: QueueIndex, drafts: Sequence[Draft]) -> None:
         """Refuse rows under a number that has others, which would be dropped.

@@ -40,7 +40,7 @@ from mq.lifecycle import DOOR
 from mq.message import shorten
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
-from mq.schedules.scheduler import Scheduler
+from mq.schedules.scheduler import ScheduleLimits, Scheduler
 from mq.settings import AMQP_PORT, Settings, load_settings
 from mq.sqs.door import SqsDoor
 from mq.storage.confirmed import ConfirmedFile
@@ -148,7 +148,8 @@ async def _serve_root(
 ) -> None:
     config = _broker_config(settings)
     metrics = Metrics(folder=settings.folder, version=__version__)
-    shared_schedules = ClusterSchedules()
+    schedule_limits = ScheduleLimits(settings.schedules_per_user, settings.schedules_rate)
+    shared_schedules = ClusterSchedules(limits=schedule_limits)
     users = None if guards.logins is None else guards.logins.access
     async with (
         journaling(settings) as journal,
@@ -163,7 +164,7 @@ async def _serve_root(
         budget = Budget(settings.memory)
         seen = OpenConnections()
         exchanges = Exchanges()
-        scheduler = Scheduler(local, refusal=_no_schedules(config, is_node=cluster is not None))
+        scheduler = Scheduler(local, refusal=_no_schedules(config, is_node=cluster is not None), limits=schedule_limits)
         if not settings.strict_seeds:
             await scheduler.load()
         schedules = scheduler if cluster is None else shared_schedules

@@ -19,7 +19,7 @@ from mq.broker.api import BrokerAPI
 from mq.errors import CallerError, Conflict, NoSuchQueue
 from mq.message import shorten
 from mq.schedules.schedule import Schedule
-from mq.schedules.scheduler import Fate, NoSuchSchedule, Scheduler, ScheduleStatus
+from mq.schedules.scheduler import DEFAULT_LIMITS, Fate, NoSuchSchedule, ScheduleLimits, Scheduler, ScheduleStatus
 
 PUT: Final = "put"
 DROP: Final = "drop"
@@ -64,6 +64,7 @@ class ClusterSchedules:
 
     Args:
         clock_ns: wall clock, nanoseconds since 1970.
+        limits: of each user, while this node leads.
 
     Attributes:
         ask: asks the leader; set before anything else is called.
@@ -71,11 +72,12 @@ class ClusterSchedules:
         fates: how many firings there were at this node since its start, by their fate.
     """
 
-    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns, limits: ScheduleLimits = DEFAULT_LIMITS) -> None:
         self.ask: Ask
         self.has_own: Callable[[str], bool]
         self.fates: Counter[Fate] = Counter()
         self._clock_ns = clock_ns
+        self._limits = limits
         self._leading: Scheduler | None = None
         self._seen: dict[str, ScheduleStatus] = {}
 
@@ -90,7 +92,7 @@ class ClusterSchedules:
         Raises:
             StorageError: they cannot be read.
         """
-        scheduler = Scheduler(broker, self._clock_ns)
+        scheduler = Scheduler(broker, self._clock_ns, limits=self._limits)
         scheduler.fates = self.fates
         await scheduler.load()
         self._leading = scheduler

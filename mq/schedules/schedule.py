@@ -24,6 +24,7 @@ LONGEST_LINE: Final = 200
 """Characters of a cron line."""
 SHORTEST_SECONDS: Final = 1.0
 """Between two instants."""
+MINUTE_SECONDS: Final = 60
 UTC_NAME: Final = "UTC"
 _FIELDS: Final = 5
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}")
@@ -177,6 +178,7 @@ class Schedule(NamedTuple):
         unless_waiting: whether nothing is published while the last message is still in the queue.
         start_ms: the instant from which `every` is counted, in milliseconds since 1970.
         changed_ms: when it was made or changed: it does not fire for earlier instants.
+        owner: the user who made or changed it last; empty where there are no users.
     """
 
     name: QueueName
@@ -188,6 +190,12 @@ class Schedule(NamedTuple):
     unless_waiting: bool = False
     start_ms: int = 0
     changed_ms: int = 0
+    owner: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Messages a second at most. A cron line fires once a minute at most."""
+        return 1 / (MINUTE_SECONDS if self.every is None else self.every)
 
     def instants(self) -> Instants:
         """The instants at which it fires.
@@ -208,7 +216,10 @@ class Schedule(NamedTuple):
             "ttl": draft.ttl,
             "priority": draft.priority,
         }
-        return {**self._asdict(), "draft": message}
+        record = {**self._asdict(), "draft": message}
+        if not self.owner:
+            del record["owner"]
+        return record
 
     @classmethod
     def stored(cls, record: Mapping[str, Any]) -> Schedule:

@@ -26,6 +26,7 @@ from mq.errors import Conflict, MQError, NoSuchMessage, NoSuchQueue
 from mq.message import no_such_queue, shorten
 from mq.schedules.schedule import KIND, Instants, Never, Schedule, check_schedule
 
+_ROUNDING: Final = 1e-9
 LOOK_SECONDS: Final = 60.0
 """How often the clock is looked at. The scheduler notices as late that it was set."""
 RETRY_SECONDS: Final = 10.0
@@ -33,6 +34,10 @@ RETRY_SECONDS: Final = 10.0
 BACKWARDS_MS: Final = 86_400_000
 """The most that a last firing can be ahead; a later one was noted by a wrong clock."""
 MOST_SCHEDULES: Final = 10_000
+"""Of all users together."""
+SCHEDULES_PER_USER: Final = 100
+MESSAGES_PER_SECOND: Final = 10.0
+"""That the schedules of one user publish together."""
 MOST_TOGETHER: Final = 1000
 """Firings of one batch."""
 SCHEDULE: Final = "mq-schedule"
@@ -76,6 +81,45 @@ class NoSuchSchedule(NoSuchQueue):
     """There is no schedule of that name."""
 
 
+class ScheduleLimits(NamedTuple):
+    """The limits of one user; 0 is no limit.
+
+    Attributes:
+        schedules: how many the user may own.
+        rate: messages a second that they publish together.
+    """
+
+    schedules: int = SCHEDULES_PER_USER
+    rate: float = MESSAGES_PER_SECOND
+
+    def check(self, schedule: Schedule, others: Sequence[Schedule], before: float) -> None:
+        """Check a schedule that its owner is about to make or change.
+
+        Args:
+            schedule: as it will be.
+            others: of the same owner.
+            before: messages a second of the schedule that it takes the place of, if that is the owner's, too; else 0.
+
+        Raises:
+            Conflict: the owner has too many, or they publish too much.
+        """
+        owner = schedule.owner
+        if self.schedules and not before and len(others) >= self.schedules:
+            raise Conflict(
+                f"user {owner} has {len(others)} schedules, the most that one user may have: delete one first, or "
+                "start mq with a greater --schedules-per-user"
+            )
+        rate = schedule.rate + sum(other.rate for other in others)
+        if self.rate and rate > self.rate + _ROUNDING and schedule.rate > before:
+            raise Conflict(
+                f"the schedules of user {owner} would publish {rate:.4g} messages a second, and may publish "
+                f"{self.rate:g}: let them fire less often, or start mq with a greater --schedules-rate"
+            )
+
+
+DEFAULT_LIMITS: Final = ScheduleLimits()
+
+
 class _Plan:
     """A schedule in memory."""
 
@@ -113,13 +157,21 @@ class Scheduler:
         broker: keeps the records, and takes the messages.
         clock_ns: wall clock, nanoseconds since 1970.
         refusal: why no schedules can be kept here; empty where they can.
+        limits: of each user.
 
     Attributes:
         fates: how many firings there were since the start, by their fate.
     """
 
-    def __init__(self, broker: BrokerAPI, clock_ns: Callable[[], int] = time.time_ns, refusal: str = "") -> None:
+    def __init__(
+        self,
+        broker: BrokerAPI,
+        clock_ns: Callable[[], int] = time.time_ns,
+        refusal: str = "",
+        limits: ScheduleLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.fates: Counter[Fate] = Counter()
+        self._limits = limits
         self._broker = broker
         self._clock_ns = clock_ns
         self._refusal = refusal
@@ -168,7 +220,7 @@ class Scheduler:
             InvalidSetting: when it fires makes no sense.
             BodyTooLarge: its message is too long.
             NoSuchQueue: there is no queue for its messages.
-            Conflict: none are kept here, or there are too many.
+            Conflict: none are kept here, or there are too many, or those of its owner publish too much.
             StorageError: it cannot be kept now.
         """
         if self._refusal:
@@ -180,6 +232,7 @@ class Scheduler:
             old = self._plans.get(schedule.name)
             if old is None and len(self._plans) >= MOST_SCHEDULES:
                 raise Conflict(f"there are {MOST_SCHEDULES} schedules, the most there may be: delete one first")
+            self._check_limits(schedule, None if old is None else old.schedule)
             now_ms = self._now_ms()
             is_same = old is not None and old.schedule.every == schedule.every
             start_ms = old.schedule.start_ms if old is not None and is_same else now_ms
@@ -234,6 +287,13 @@ class Scheduler:
                     await self._has_changed.wait()
 
     # Implementation
+
+    def _check_limits(self, schedule: Schedule, old: Schedule | None) -> None:
+        if not schedule.owner:
+            return
+        own = [plan.schedule for plan in self._plans.values() if plan.schedule.owner == schedule.owner]
+        others = [other for other in own if other.name != schedule.name]
+        self._limits.check(schedule, others, old.rate if old is not None and old.owner == schedule.owner else 0.0)
 
     def _plan(self, name: str) -> _Plan:
         plan = self._plans.get(name)

@@ -20,7 +20,7 @@ from mq.errors import (
     NoMemory,
     NoSuchMessage,
     NoSuchQueue,
-    NotAllowed,
+    NotYours,
     QueueFull,
     QueueHeld,
     ReceiptMismatch,
@@ -33,7 +33,7 @@ RETRY_AFTER_SECONDS: Final = 10
 
 _STATUS: Final[tuple[tuple[type[MQError], int], ...]] = (
     (Conflict, 409),
-    (NotAllowed, 403),
+    (NotYours, 403),
     (NoSuchQueue, 404),
     (NoSuchMessage, 404),
     (InvalidId, 404),

@@ -31,7 +31,8 @@ async def put_schedule(context: RequestContext) -> Reply:
     name, refusal = _named(context)
     if refusal is not None:
         return refusal
-    schedule = _schedule_of(name, await read_object(context.request))
+    user = context.request.user
+    schedule = _schedule_of(name, await read_object(context.request))._replace(owner="" if user is None else user.name)
     if not context.may(Right.PUBLISH, schedule.queue):
         return _forbidden(Right.PUBLISH, f"queue {schedule.queue}")
     is_new = await context.schedules.put(schedule)

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
 from mq.broker.write_jobs import KEEP_SECONDS
-from mq.errors import Conflict, InvalidName, InvalidSetting, MQError, NoSuchQueue, NotAllowed, QueueFull
+from mq.errors import Conflict, InvalidName, InvalidSetting, MQError, NoSuchQueue, NotYours, QueueFull
 from mq.message import QueueName
 from mq.storage.conformance import check_whole
 from mq.storage.files.hop import inline_hop
@@ -564,8 +564,8 @@ async def test_the_owner_of_a_job_is_known_after_a_restart(disk_address: str, op
         await broker.create_queue("q")
         await broker.writes.add("q", "job", "0", 0, [Draft(b"a")], "anna")
     async with opened(disk_address) as broker:
-        with pytest.raises(NotAllowed):
+        with pytest.raises(NotYours):
             await broker.writes.add("q", "job", "0", 1, [Draft(b"b")], "ben")
-        with pytest.raises(NotAllowed):
+        with pytest.raises(NotYours):
             await broker.writes.abort("q", "job", "ben")
         assert (await broker.writes.commit("q", "job", ["0"], 1, "anna")).state == "done"

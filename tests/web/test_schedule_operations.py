@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from mq.access import Right, User
 from mq.broker import Broker, open_broker
-from mq.schedules.scheduler import Scheduler
+from mq.schedules.scheduler import DEFAULT_LIMITS, MESSAGES_PER_SECOND, SCHEDULES_PER_USER, ScheduleLimits, Scheduler
 from mq.web.authorizer import Auditor
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
@@ -25,9 +25,9 @@ EVERY: Final = {"every": 60, "queue": "q", "message": {"body": "hello"}}
 class Door:
     """An HTTP door over a broker with the queue ``q``, and a scheduler at work."""
 
-    def __init__(self, broker: Broker, refusal: str = "") -> None:
+    def __init__(self, broker: Broker, refusal: str = "", limits: ScheduleLimits = DEFAULT_LIMITS) -> None:
         self.broker = broker
-        self.scheduler = Scheduler(broker, lambda: round((1_700_000_000 + trio.current_time()) * 1e9), refusal)
+        self.scheduler = Scheduler(broker, lambda: round((1_700_000_000 + trio.current_time()) * 1e9), refusal, limits)
         self.endpoints = Endpoints(broker, 1 << 20, schedules=self.scheduler)
 
     async def ask(self, line: str, value: Any = None, user: User | None = None) -> tuple[int, Any]:
@@ -196,3 +196,59 @@ async def test_the_audit_log_has_them(door: Door, caplog: pytest.LogCaptureFixtu
         f"event=schedule-{what}" for what in ("created", "changed", "deleted")
     ]
     assert all('schedule="s"' in line for line in lines)
+
+
+# Limits of a user
+
+ANNA: Final = User("anna", {Right.CONFIGURE: ("*",), Right.PUBLISH: ("*",)})
+BEN: Final = User("ben", ANNA.rights)
+
+
+async def test_a_user_gets_409_for_one_schedule_too_many_and_others_do_not(door: Door) -> None:
+    for number in range(SCHEDULES_PER_USER):
+        assert (await door.ask(f"PUT /-/schedules/s{number}", NIGHTLY, ANNA))[0] == 201
+    status, said = await door.ask("PUT /-/schedules/more", NIGHTLY, ANNA)
+    assert status == 409
+    assert "user anna has 100 schedules" in said["detail"]
+    assert (await door.ask("PUT /-/schedules/s0", EVERY, ANNA))[0] == 200
+    assert (await door.ask("PUT /-/schedules/more", NIGHTLY, BEN))[0] == 201
+
+
+async def test_schedules_of_a_user_publish_no_more_than_their_rate(door: Door) -> None:
+    every_second = {**EVERY, "every": 1}
+    for number in range(int(MESSAGES_PER_SECOND)):
+        assert (await door.ask(f"PUT /-/schedules/s{number}", every_second, ANNA))[0] == 201
+    for value in (every_second, EVERY, NIGHTLY):
+        status, said = await door.ask("PUT /-/schedules/more", value, ANNA)
+        assert status == 409
+        assert "messages a second" in said["detail"]
+    assert (await door.ask("PUT /-/schedules/more", every_second, BEN))[0] == 201
+    assert (await door.ask("PUT /-/schedules/s0", EVERY, ANNA))[0] == 200
+    assert (await door.ask("PUT /-/schedules/mine", EVERY, ANNA))[0] == 201
+
+
+async def test_a_schedule_counts_for_the_user_who_changed_it_last(door: Door) -> None:
+    await door.ask("PUT /-/schedules/s", {**EVERY, "every": 1}, ANNA)
+    await door.ask("PUT /-/schedules/s", {**EVERY, "every": 2}, BEN)
+    assert door.scheduler.status("s").schedule.owner == "ben"
+
+
+async def test_limits_of_zero_are_none() -> None:
+    async with open_broker("memory:") as broker:
+        await broker.create_queue("q")
+        door = Door(broker, limits=ScheduleLimits(0, 0))
+        for number in range(SCHEDULES_PER_USER + 1):
+            assert (await door.ask(f"PUT /-/schedules/s{number}", {**EVERY, "every": 1}, ANNA))[0] == 201
+
+
+async def test_owners_of_schedules_are_known_after_a_restart(door: Door) -> None:
+    await door.ask("PUT /-/schedules/s", EVERY, ANNA)
+    again = Scheduler(door.broker)
+    await again.load()
+    assert again.status("s").schedule.owner == "anna"
+
+
+async def test_without_users_schedules_have_no_owner_and_no_limit_of_one(door: Door) -> None:
+    for number in range(SCHEDULES_PER_USER + 1):
+        assert (await door.ask(f"PUT /-/schedules/s{number}", {**EVERY, "every": 1}))[0] == 201
+    assert "owner" not in door.scheduler.status("s0").schedule.record()
