@@ -10,6 +10,7 @@ twice as large, so less than half of the quota is for messages.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Final
 
 import trio
@@ -26,6 +27,8 @@ LAG_SECONDS: Final = 0.25
 """What etcd says of its size may be older than that by a tenth of a second."""
 COMPACT_SECONDS: Final = 60.0
 MEND_SECONDS: Final = 5.0
+LONGEST_MEND_SECONDS: Final = 300.0
+"""Between two times that etcd is defragmented, where its alarm comes again and again."""
 
 
 class Room:
@@ -44,10 +47,11 @@ class Room:
         self._used = 0
         self._written = 0
         self._lagging = 0
-        self._looked = -1e9
+        self._looked = -math.inf
         self._compacted = trio.current_time()
         self._old_revision = 0
-        self._mended = -1e9
+        self._mended = -math.inf
+        self._mend_pause = MEND_SECONDS
 
     async def refusal(self, size: int) -> str:
         """Why there is no room for `size` bytes more; empty where there is."""
@@ -60,17 +64,24 @@ class Room:
         return f"etcd holds {self._used} bytes, and mq keeps below {self._limit}: {SHARE:.0%} of its quota"
 
     async def mend(self) -> None:
-        """After etcd itself has said that it is full: see whether it need be."""
+        """Make room, and end the alarm, after etcd itself has refused a change because it is full."""
         now = trio.current_time()
-        if now - self._mended < MEND_SECONDS:
+        since = now - self._mended
+        if since < self._mend_pause:
             return
-        self._mended = now
+        # Each member stands still while it is defragmented: where that does not help for long, it is done less often.
+        self._mend_pause = (
+            MEND_SECONDS if since > LONGEST_MEND_SECONDS else min(2 * self._mend_pause, LONGEST_MEND_SECONDS)
+        )
+        self._mended, self._looked = now, -math.inf
+        logger.warning("etcd has raised its NOSPACE alarm: compacting and defragmenting it, and ending the alarm")
         try:
             await self._compact((await self._client.status()).revision)
-            if (await self._client.status()).used < self._limit:
-                logger.warning("etcd is full of what is no longer used: defragmenting it")
-                await self._client.defragment()
-                await self._client.disarm()
+            # etcd counts the pages that a compaction frees at its next write, which the alarm refuses. A defragmented
+            # file has none. What is in use is not asked for: without the alarm messages can be removed, however many
+            # there are, and refusal() still keeps new ones out.
+            await self._client.defragment()
+            await self._client.disarm()
         except EtcdError as error:
             logger.warning("cannot make room in etcd: %s", error)
 
