@@ -6,6 +6,7 @@ for a store may do both in one step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,6 +32,8 @@ from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMisma
 from mq.lifecycle import DOOR, Kind, State
 from mq.message import Message, MessageId, shorten
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
+
+logger = logging.getLogger("mq.broker")
 
 
 class Removal(NamedTuple):
@@ -443,9 +446,13 @@ class _Removals:
         is_reaped = isinstance(batch.operations[-1], Unlink)
         unlinked = outcomes[-len(batch.entries) :]  # the same where each is removed by one operation
         for left, outcome, last in zip(batch.entries, outcomes, unlinked, strict=False):
-            if outcome.result is Result.GONE:
+            if outcome.result is Result.EXISTS:
+                # A second copy of a message that is in REMOVED already. One such message must not fail the others that
+                # its consumer acknowledges.
+                logger.error("message %s of queue %s is stored twice: one copy is removed already", left.id, left.queue)
+            if outcome.result in (Result.GONE, Result.EXISTS):
                 self._catalog.end(left, None, Kind.REMOVE)
-                error = error_of(outcome, "remove the message") if batch.strict else error
+                error = error_of(outcome._replace(result=Result.GONE), "remove it") if batch.strict else error
             elif outcome.result is not Result.DONE:
                 self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "remove the message")

@@ -512,6 +512,7 @@ class PublishJob:
         "_digest",
         "_door",
         "_group",
+        "_has_callers_id",
         "_is_dispatched",
         "_is_writing",
         "_landed",
@@ -545,6 +546,7 @@ class PublishJob:
         self._meta = meta
         self._landed = landed
         self._transient = draft.transient
+        self._has_callers_id = draft.id is not None
         self._is_dispatched = self._is_writing = False
         self._door = DOOR.get()
         self._size = len(body) if isinstance(body, bytes) else body.size
@@ -591,6 +593,12 @@ class PublishJob:
     def done(self, outcome: Outcome, barrier: BatchTimes) -> None:
         """Answer with the id."""
         entry = outcome.entry
+        if outcome.result is Result.EXISTS and self._has_callers_id and self.id is not None:
+            # The caller publishes again: its first try was stored, and the message may have been removed since.
+            self._release()
+            self._tell_landed(self.id)
+            self.future.set(self.id)
+            return
         if outcome.result is not Result.DONE or entry is None:
             self.give_up(error_of(outcome, "store the message"))
             return

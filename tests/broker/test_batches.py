@@ -111,3 +111,13 @@ async def test_a_batch_that_is_given_up_in_any_step_leaves_the_counts_right(brok
     assert index.leased == sum(entry.meta.receipt is not None for entry in index.entries())
     await trio.sleep(100)
     assert len(await broker.fetch_many("q", 100)) == index.total
+
+
+async def test_publish_of_an_id_that_the_store_has_answers_with_that_message(wall_clock: WallClock) -> None:
+    ids = MessageIds()
+    async with open_broker(MemoryStorage(), clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        draft = Draft(b"once", id=ids.new())
+        for _ in range(2):
+            assert await broker.publish_many("q", [draft]) == [Published(draft.id)]
+        assert len(await broker.fetch_many("q", 2)) == 1
